@@ -52,9 +52,8 @@ class AnswerLog:
         self._file = 1 + max([*numbers, *(int(path.stem) for path in self._files())], default=0)
         self._end = self._synced = 0  # bytes of this file
         self._handle: BinaryIO | None = None  # one that is forgotten closes itself
-        self._reader: tuple[int, BinaryIO] | None = (
-            None  # the file that was read last, as it mostly is read again
-        )
+        # The file that was read last, as it mostly is read again.
+        self._reader: tuple[int, BinaryIO] | None = None
         self._reading = threading.Lock()
 
     def append(self, device: str, body: bytes | bytearray, name: bytes = b"") -> bytes:
@@ -155,12 +154,9 @@ class AnswerLog:
         while True:
             try:
                 handle = os.open(self._path(self._file), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            except (
-                FileExistsError
-            ):  # a coordinator was started on this folder after us: the index will say so
+                return os.fdopen(handle, "r+b", buffering=0)
+            except FileExistsError:  # of a coordinator that was started here after us: the index will say so
                 self._file += 1
-                continue
-            return os.fdopen(handle, "r+b", buffering=0)
 
     def _files(self) -> list[Path]:
         return [path for path in self.folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()]
@@ -193,10 +189,8 @@ class DeviceAnswers(ObjectStore):
         content = replace(manifest, key=b"")
         if self._small is None or not self._small.is_in_memory or self._small.manifest != content:
             self.forget_unfinished()
-            put, in_file = (
-                partial(self.put_bytes, name=manifest.object),
-                partial(self._blocks_in_file, content),
-            )
+            put = partial(self.put_bytes, name=manifest.object)
+            in_file = partial(self._blocks_in_file, content)
             self._small = SmallBlocks(content, self._answers.memory, put, in_file)
         return Partial(manifest, self._small.have, self._small)
 

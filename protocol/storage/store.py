@@ -31,9 +31,8 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 log = logging.getLogger("protofleet")
 
 BODY, PART, SPARE = ".body", ".part", ".spare"  # end the names of what is whole, half here, half linked
-SMALL: Final = (
-    1 << 20
-)  # an object that is put together in memory: its pieces take longer one by one than to copy
+# Bytes of an object that is put together in memory: its pieces take longer one by one than to copy.
+SMALL: Final = 1 << 20
 
 
 class DamagedError(ValueError):
