@@ -106,7 +106,7 @@ class CommandQueue:
         try:
             half(command)
         except Exception as error:
-            if is_full(error, self._spool.folder) or is_locked(error):
+            if is_full(error) or is_locked(error):
                 self._wait(error, now)
                 return False
             if isinstance(error, (RunMismatchError, *OURS)):
@@ -124,7 +124,8 @@ class CommandQueue:
         if is_locked(why):
             self._warn_of_lock(str(why))
         else:
-            self.full_disk.found_full(", ".join(filter(None, (str(why), shortage(self._spool.folder)))))
+            short = shortage(self._spool.folder)
+            self.full_disk.found_full(f"{why}, {short}" if short not in str(why) else str(why))
         self.wake_at = now + RETRY_SECONDS
 
     def _warn_of_lock(self, why: str) -> None:

@@ -188,7 +188,7 @@ class Run:
         try:
             write()
         except Exception as error:
-            if not (is_full(error, self.spool.folder) and self._link.has_unfinished):
+            if not (is_full(error) and self._link.has_unfinished):
                 raise
             self._link.abandon()  # what is half here is offered again, and what is written now the round stands on
             write()

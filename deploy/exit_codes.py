@@ -27,19 +27,21 @@ def exit_code(error: Exception) -> int | None:
             return FAILED
         case DivergedError():
             return DIVERGED
-        case OSError() if is_full(error):
-            error.args = (
-                f"the disk is full: {error.filename or error.strerror}; make room and run it again",
-            )
-            return FAILED
-        case _ if is_full(error):  # SQLite says so in its message
-            return FAILED
-        case _ if is_locked(error):
-            error.args = (
-                f"the run's database is held by another program ({error}): end it, as a shell or a backup, or let "
-                "it finish; and run it again",
-            )
+        case _ if is_full(error) or is_locked(error):
             return FAILED
         case PermissionError() | IsADirectoryError() | NotADirectoryError():
             return FAILED
     return None
+
+
+def message(error: Exception) -> str:
+    """What is said of one that has an exit code."""
+    if is_locked(error):
+        return (
+            f"the run's database is held by another program ({error}): end it, as a shell or a backup, or let it "
+            "finish; and run it again"
+        )
+    if is_full(error):
+        where = (error.filename or error.strerror) if isinstance(error, OSError) else error
+        return f"the disk is full: {where}; make room and run it again"
+    return str(error)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from protofleet.coordinator.spool.epochs import epochs_to_keep, next_epoch
 from protofleet.coordinator.spool.log_base import LogBase, log_beside, memory_beside, put_foreign_log_aside
-from protofleet.protocol.storage.disk import Disk, is_full, is_locked
+from protofleet.protocol.storage.disk import Disk, is_full, is_locked, name_full
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 
 log = logging.getLogger("protofleet.coordinator")
@@ -66,14 +66,23 @@ class FencedError(RunMismatchError):
     """Another coordinator has taken over the run."""
 
 
-class WaitingConnection(sqlite3.Connection):
-    """Reads wait while another program holds the lock: their caller is in the middle of a frame or a step.
+class Connection(sqlite3.Connection):
+    """What it raises says by itself whether the disk is full.
 
+    Reads wait while another program holds the lock: their caller is in the middle of a frame or a step.
     Writes raise: a command began them, and it can wait and be carried out again. `keep_waiting` is asked after each
     5 s without the lock; if it says no, a read raises too.
     """
 
     keep_waiting: Callable[[], bool] = staticmethod(lambda: True)
+
+    def __init__(self, path: Path) -> None:
+        self._folder = path.parent
+        try:
+            super().__init__(path, isolation_level=None, check_same_thread=False)
+        except sqlite3.OperationalError as error:
+            name_full(error, self._folder)
+            raise
 
     def execute(self, statement: str, values: Any = (), /) -> sqlite3.Cursor:
         logged = False
@@ -81,6 +90,7 @@ class WaitingConnection(sqlite3.Connection):
             try:
                 cursor = super().execute(statement, values)
             except sqlite3.OperationalError as error:
+                name_full(error, self._folder)
                 if not (is_locked(error) and self.keep_waiting()):
                     raise
                 if self.in_transaction or not statement.startswith("SELECT"):
@@ -233,7 +243,7 @@ class Index:
         try:
             self.disk.merge_log(self.db, self.path)
         except sqlite3.OperationalError as error:
-            if not (is_full(error, self.folder) or is_locked(error)):
+            if not (is_full(error) or is_locked(error)):
                 raise
         log_file = log_beside(self.path)
         if not log_file.exists() or log_file.stat().st_size == 0:
@@ -246,7 +256,7 @@ class Index:
     def close(self) -> None:
         self.db.close()
 
-    def _open(self) -> WaitingConnection:
+    def _open(self) -> Connection:
         fresh = not self.path.exists() or self.path.stat().st_size == 0
         if fresh and not self._copy.exists() and not any((self.folder / "snapshots").glob("*.body")):
             return self._connect()
@@ -274,10 +284,8 @@ class Index:
         except sqlite3.DatabaseError:
             return True
 
-    def _connect(self) -> WaitingConnection:
-        db = sqlite3.connect(
-            self.path, isolation_level=None, check_same_thread=False, factory=WaitingConnection
-        )
+    def _connect(self) -> Connection:
+        db = Connection(self.path)
         try:
             db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file
             self._has_log = (
@@ -290,7 +298,7 @@ class Index:
             check_integrity(db)
         except sqlite3.DatabaseError as error:
             db.close()
-            if is_full(error, self.folder) or is_locked(error):
+            if is_full(error) or is_locked(error):
                 raise  # no damage
             raise DamagedError(str(error)) from None
         except BaseException:
@@ -360,11 +368,13 @@ class Index:
     def _copy_checked(self, fresh: Path, fault: DamagedError) -> None:
         try:
             shutil.copyfile(self._copy, fresh)
-            with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as db:
+            with contextlib.closing(Connection(fresh)) as db:
                 check_integrity(db)
         except FileNotFoundError:
             reason = f"{self.path} is damaged ({fault}), and there is no {self._copy.name}"
         except (DamagedError, sqlite3.DatabaseError) as error:
+            if is_full(error):
+                raise
             reason = f"{self.path} is damaged ({fault}), and so is {self._copy.name} ({error})"
         else:
             return
@@ -409,6 +419,6 @@ def check_integrity(db: sqlite3.Connection) -> None:
                 if row_checksum(table, *values) != checksum:
                     raise DamagedError(f"a row of {table} is not what was written")
     except (sqlite3.OperationalError, UnicodeDecodeError) as error:
-        if is_locked(error):
+        if is_full(error) or is_locked(error):
             raise
         raise DamagedError(str(error)[:200]) from None

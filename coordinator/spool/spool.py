@@ -304,7 +304,7 @@ class Spool:
             with self._transaction(self.index.undurable_transaction):
                 self._save_traffic()
         except sqlite3.OperationalError as error:
-            if not (is_full(error, self.folder) or is_locked(error)):
+            if not (is_full(error) or is_locked(error)):
                 raise
 
     def _save_traffic(self) -> None:

@@ -35,13 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except SettingsError as error:
-        return print_error(error, MISUSED)
+        return print_error(str(error), MISUSED)
     except Exception as error:
-        from protofleet.deploy.exit_codes import exit_code
+        from protofleet.deploy.exit_codes import exit_code, message
 
         if (exit_status := exit_code(error)) is None:
             raise  # a bug of ours keeps its traceback
-        return print_error(error, exit_status)
+        return print_error(message(error), exit_status)
     return code
 
 
@@ -63,8 +63,8 @@ def exit_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def print_error(error: Exception, code: int) -> int:
-    print("\n".join(map(printable, f"protofleet: {error}".splitlines())), file=sys.stderr)
+def print_error(problem: str, code: int) -> int:
+    print("\n".join(map(printable, f"protofleet: {problem}".splitlines())), file=sys.stderr)
     return code
 
 

@@ -232,17 +232,25 @@ def _remove_left_over(target: Path) -> None:
             path.unlink()
 
 
-def is_full(error: BaseException, folder: Path | None = None) -> bool:
-    """Whether it says that there is no room. SQLite names some of its errors so only where one looks at the disk."""
+def is_full(error: BaseException) -> bool:
+    """Whether it says that there is no room."""
     match error:
         case OSError():
             return error.errno in FULL
         case sqlite3.OperationalError():
-            vague = _is(error, CANTOPEN, "unable to open") or _is(error, IOERR, "disk I/O error")
-            return _is(error, SQLITE_FULL, "full") or (
-                vague and folder is not None and shortage(folder) != ""
-            )
+            return _is(error, SQLITE_FULL, "full")
     return False
+
+
+def name_full(error: sqlite3.OperationalError, folder: Path) -> None:
+    """Let an error of a database in that folder say that it is the full disk, where SQLite names it only vaguely.
+
+    For whoever holds the database: further up nobody knows which disk to look at.
+    """
+    vague = _is(error, CANTOPEN, "unable to open") or _is(error, IOERR, "disk I/O error")
+    if vague and (short := shortage(folder)):
+        error.args = (f"{error}, {short}",)
+        vars(error)["sqlite_errorcode"] = SQLITE_FULL
 
 
 def is_locked(error: BaseException) -> bool:

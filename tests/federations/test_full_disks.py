@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.disk import Disk, name_full
 from protofleet.protocol.wire.reasons import Reason
 from tests.support.small_federation import assert_same, once_each, simulation
 
@@ -82,7 +82,9 @@ class Failing(Disk):
     def before_step(self, step, what):
         if step == "commit" and 1.4 <= self.clock() < 30.0:
             self.met += 1
-            raise sqlite3.OperationalError(self.words)
+            error = sqlite3.OperationalError(self.words)
+            name_full(error, what.parent)  # as the index's connection does
+            raise error
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from protofleet.protocol.storage.disk import is_full, is_locked, shortage
+from protofleet.protocol.storage.disk import is_full, is_locked, name_full, shortage
 
 
 def error_of(code, words):
@@ -27,17 +27,19 @@ def test_a_lock_is_held_and_not_full(tmp_path):
         one.execute("BEGIN EXCLUSIVE")
         with pytest.raises(sqlite3.OperationalError) as caught:
             other.execute("BEGIN IMMEDIATE")
-    assert is_locked(caught.value) and not is_full(caught.value, tmp_path)
+    assert is_locked(caught.value) and not is_full(caught.value)
 
 
 @pytest.mark.parametrize("code", [14, 10, 10 | 4 << 8])
 @pytest.mark.parametrize("free", [0, 7])
-def test_a_file_that_cannot_be_opened_is_a_full_disk_where_no_inode_is_free(monkeypatch, code, free):
+def test_a_file_that_cannot_be_opened_is_named_a_full_disk_where_no_inode_is_free(monkeypatch, code, free):
     found = SimpleNamespace(f_files=9, f_favail=free, f_bavail=1 << 30, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda folder: found)
     fault = error_of(code, "unable to open database file")
-    assert is_full(fault, "somewhere") == (free == 0) and not is_locked(fault)
-    assert not is_full(fault), "where nobody looks at the disk it is what it was"
+    assert not is_full(fault), "nobody has looked at the disk"
+    name_full(fault, "somewhere")
+    assert is_full(fault) == (free == 0) and not is_locked(fault)
+    assert str(fault) == "unable to open database file" + (", no inode is free" if free == 0 else "")
     assert shortage("somewhere") == ("" if free else "no inode is free")
 
 
