@@ -90,12 +90,20 @@ class Federation:
 
     def run(self):
         self.start(*self.coordinator())
+        self.wait_until_the_coordinator_listens()
         for i, name in enumerate(DEVICES):
             self.start(*self.device(name, i))
         for thread in self.threads:
             thread.join(60)
             assert not thread.is_alive(), "the federation did not come to its end"
         return self
+
+    def wait_until_the_coordinator_listens(self, seconds=30.0):
+        """What devices say before is said to nobody, and the meters of both ends differ by it."""
+        deadline = time.monotonic() + seconds
+        while not self.service.link.hears_own_messages:
+            assert time.monotonic() < deadline, "the coordinator does not hear its own birth"
+            time.sleep(0.01)
 
     def close(self):
         for party in (self.service, *self.agents.values()):
