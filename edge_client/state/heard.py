@@ -22,6 +22,8 @@ from protofleet.protocol.storage.disk import Disk, is_full
 from protofleet.protocol.wire.names import COORDINATOR
 
 NAME: Final = "heard.json"
+# Of the file, filled up with spaces, so that the next note fits into the place of this one.
+BYTES: Final = 512
 
 log = logging.getLogger("protofleet.device")
 
@@ -68,11 +70,23 @@ class HeardFile:
             self._last_time = int(self.clock.now())
         table, seen = asdict(last), {"seal": checksum(self._last_time), "time": self._last_time}
         text = json.dumps({"seal": checksum(table), "heard": table, "seen": seen})
+        data = text.encode().ljust(BYTES)
         try:
-            self._disk.replace(self._path, text.encode(), durable=durable)
+            if durable or not self._has_taken_the_place(data):
+                self._disk.replace(self._path, data, durable=durable)
         except OSError as error:  # it is only needed when the device is started again
             if not is_full(error):
                 raise
+
+    def _has_taken_the_place(self, data: bytes) -> bool:
+        """After each receipt: a new file, with a name and a lock, is most of what that costs."""
+        try:
+            if self._path.stat().st_size != len(data):
+                return False  # an earlier version's
+            self._disk.overwrite(self._path, data)
+        except FileNotFoundError:
+            return False
+        return True
 
     def _read(self) -> LastHeard:
         try:

@@ -36,6 +36,7 @@ class Disk:
     make      a folder appears, and its name survives
     rename    a whole file takes the place of the target
     link      a file gets a second name, in the place of what had it; the first name stays in any case
+    overwrite new bytes take the place of as many old ones, in the file itself
     remove    a file goes, if it is there
     commit    an SQLite transaction is over: all of it counts and survives, or none
     merge     what SQLite's log holds is in its main file, and the log is empty
@@ -136,6 +137,18 @@ class Disk:
             if self.durable:
                 sync(spare)
         spare.replace(target)
+
+    def overwrite(self, path: Path, data: bytes) -> None:
+        """A third of the work of `replace`. After a kill all of it is there or none; after a power cut maybe some.
+
+        For what is checked when it is read and can be done without. `data` has as many bytes as the file.
+        """
+        self.before_step("overwrite", path)
+        handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(handle, data, 0)
+        finally:
+            os.close(handle)
 
     def remove(self, path: Path) -> None:
         self.before_step("remove", path)
