@@ -44,6 +44,7 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
 
 BUDGET: Final = 256  # blocks in flight from all devices together: 16 MiB, below any broker's queue limit
+MOST_CREDIT: Final = BUDGET // 2  # of them asked for in advance
 
 Stores = Callable[[str], ObjectStore]  # the spool of one device
 
@@ -124,6 +125,9 @@ class CoordinatorLink(Link):
         self.hears_own_messages = False  # so it would receive those of a later coordinator too
         self.device_forms: dict[str, frozenset[str]] = {}  # forms of messages that each device understands
         self._may_follow = True  # the open broadcast
+        # Devices of which the one block of their answer was asked for with the task, and that have not answered.
+        self._credited: set[str] = set()
+        self._gives_credit = False
         self._followers: list[str] = []  # to whom the open broadcast goes unasked, behind their tasks
 
     @property
@@ -172,6 +176,8 @@ class CoordinatorLink(Link):
         # All devices hear what follows: a large one is not for a few of them.
         few = 2 * len(cohort) < len(self.device_forms)
         self._may_follow = manifest.size <= blocks.DEFAULT_BLOCK or not few
+        # What stands on a small broadcast is most often small itself, and comes inside its message.
+        self._credited, self._gives_credit = set(), manifest.size > INLINE and len(cohort) <= MOST_CREDIT
         for broadcast in self._broadcasts.values():
             sent_unasked = {device for device in cohort if self._follows(device, broadcast.manifest)}
             broadcast.expect(cohort, holding | sent_unasked)
@@ -199,9 +205,16 @@ class CoordinatorLink(Link):
         """Send a task; its broadcast follows, where it is so small that the device does not request it."""
         offer = task.broadcast
         follows = isinstance(offer, Manifest) and self._follows(device, offer)
-        self.send(device, replace(task, follows=follows))
+        credit = self._credit_for(device) if offer else 0
+        self.send(device, replace(task, follows=follows, credit=credit))
         if follows and not holds:
             self._followers.append(device)
+
+    def _credit_for(self, device: str) -> int:
+        if not self._gives_credit or forms.CREDIT not in self.device_forms.get(device, ()):
+            return 0
+        self._credited.add(device)
+        return 1
 
     def flush(self, now: float) -> None:
         """After the tasks of one turn: the broadcast that follows them, once for all devices."""
@@ -331,6 +344,7 @@ class CoordinatorLink(Link):
 
     def abandon(self, device: str | None = None, for_good: bool = False) -> None:
         """Stop fetching: the round is over, or the device has gone, and the received part of its answer is kept."""
+        self._credited -= self._credited if device is None else {device}
         for name in list(self.fetches) if device is None else [device]:
             if held := self.fetches.pop(name, None):
                 self._retry_seconds[name] = held[0].retry
@@ -383,6 +397,10 @@ class CoordinatorLink(Link):
         self, received: Received, update: Update, attachment: InlineAnswer | Offer | None, now: float
     ) -> list[Received]:
         assert attachment is not None
+        if update.follows and isinstance(attachment, Manifest):  # no fault, if the answer is not admitted
+            self._recently_completed.append(_name_of_blocks(received.sender, attachment))
+        was_asked_for = received.sender in self._credited
+        self._credited.discard(received.sender)
         if received.run != self.run:
             return []  # of another run; its device has been told of this one by now
         name = attachment.name if isinstance(attachment, InlineAnswer) else attachment.object
@@ -395,7 +413,7 @@ class CoordinatorLink(Link):
                 return [replace(received, message=replace(update, arrays=attachment.arrays), object=name)]
             if store.has(name):
                 return self._complete(received, update, name)
-            return self._fetch(received, attachment, store, now)
+            return self._fetch(received, attachment, store, now, comes=update.follows and was_asked_for)
         return []
 
     @contextlib.contextmanager
@@ -409,15 +427,17 @@ class CoordinatorLink(Link):
                 raise
             self.admission_controller.unusable(update, fault)
 
-    def _fetch(self, received: Received, offer: Offer, store: ObjectStore, now: float) -> list[Received]:
-        """The answer's blocks, after those of its manifest where that is an object."""
+    def _fetch(
+        self, received: Received, offer: Offer, store: ObjectStore, now: float, comes: bool = False
+    ) -> list[Received]:
+        """The answer's blocks, after those of its manifest where that is one. `comes`: the only block, by itself."""
         if isinstance(offer, IndirectManifest):
             self._indirect_offers[received.sender] = offer
             is_here = store.has(offer.manifest.object)
             offer = indirect_manifest.load(offer, store) if is_here else offer.manifest
         attachment, device = offer, received.sender
         held = self.fetches.get(device)
-        if held and held[0].rekeyed(attachment):
+        if held and (held[0].rekeyed(attachment) or held[0].awaits(attachment)):
             self.fetches[device] = (held[0], received)
         else:
             self.abandon(device)
@@ -425,6 +445,9 @@ class CoordinatorLink(Link):
             partial = store.begin(attachment)
             fetch = Fetch(partial, lambda request: self.send(device, request), self._response_time, retry)
             self.fetches[device] = (fetch, received)
+            if comes:
+                fetch.await_unasked(now)
+                self.fetches = {device: (fetch, received), **self.fetches}  # before all that wait
             # An earlier process had received it all, and died before it was stored.
             if fetch.partial.complete:
                 return self._completed(device, now)
@@ -497,7 +520,7 @@ class CoordinatorLink(Link):
     def _completed(self, device: str, now: float) -> list[Received]:
         """All blocks are here: give the object its name, and pass on the answer that it belongs to."""
         fetch, received = self.fetches.pop(device)
-        self._recently_completed.append(device.encode() + fetch.manifest.wire_name[: codec.SHORT_HASH])
+        self._recently_completed.append(_name_of_blocks(device, fetch.manifest))
         self._share_budget(now)
         assert isinstance(received.message, Update)
         with self._reject_if_unusable(received.message):
@@ -525,7 +548,7 @@ class CoordinatorLink(Link):
                 in_flight += fetch.in_flight(now) - before
 
     def _in_flight(self, now: float) -> int:
-        return sum(fetch.in_flight(now) for _, fetch in self._begun())
+        return len(self._credited) + sum(fetch.in_flight(now) for _, fetch in self._begun())
 
     def _begun(self) -> Iterator[tuple[str, Fetch]]:
         """All others came later, and wait for their share of the budget."""
@@ -568,6 +591,10 @@ class CoordinatorLink(Link):
                 f"the clock that is wrong; if it was the device's, `protofleet enrol renew {header.sender}` and "
                 "install let it count anew",
             )
+
+
+def _name_of_blocks(device: str, manifest: Manifest) -> bytes:
+    return device.encode() + manifest.wire_name[: codec.SHORT_HASH]
 
 
 def _blocks_allowed(own: int, in_flight: int) -> int:

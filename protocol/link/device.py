@@ -47,6 +47,8 @@ class DeviceLink(Link):
         self._served: dict[bytes, Manifest] = {}
         self._sent: dict[bytes, bytearray] = {}
         self._inlined: tuple[int, str, bytes] | None = None  # the inline answer that was sent last
+        # Round and phase of the last task, and blocks of its answer that were asked for with it.
+        self._credit = (0, "", 0)
         self._fetch: Fetch | None = None
         self._waiting: Received | None = None
         self._response_time = ResponseTime()
@@ -88,8 +90,21 @@ class DeviceLink(Link):
             return
         if not self._can_still_offer(name):
             self.forget(name)
-            self.offered[name] = self._offer(self.with_new_key(self.store.manifest(name, self.block)))
+            offer = self._offer(self.with_new_key(self.store.manifest(name, self.block)))
+            self.offered[name] = offer
+            if isinstance(offer, Manifest) and self._was_asked_for(update, len(offer.hashes)):
+                self.publish(self._up, replace(update, follows=True), COORDINATOR, offer)
+                self._send_blocks(BlockRequest(name, ((0, 1),)))
+                return
         self.publish(self._up, update, COORDINATOR, self.offered[name])
+
+    def _was_asked_for(self, update: Update, blocks: int) -> bool:
+        """Once, with its task: whoever says an answer again waits until its block is asked for."""
+        round, phase, credit = self._credit
+        asked = (update.round, update.phase) == (round, phase) and blocks == 1 <= credit
+        if asked:
+            self._credit = (0, "", 0)
+        return asked
 
     def _can_still_offer(self, name: bytes) -> bool:
         """As before, that is: a broker may have come back with a smaller limit."""
@@ -191,6 +206,8 @@ class DeviceLink(Link):
 
     def _message(self, header: Header, message: Message, now: float) -> list[Received]:
         received = Received(header.sender, message, header.run, header.epoch)
+        if isinstance(message, Task):
+            self._credit = (message.round, message.phase, message.credit)
         match message:
             case BlockRequest():
                 self._send_blocks(message)

@@ -86,6 +86,11 @@ class Fetch:
         self.partial.manifest = manifest
         return True
 
+    def awaits(self, manifest: Manifest) -> bool:
+        """Whether this manifest's only block is the one that comes here, whichever way it was told of."""
+        one_block = len(manifest.hashes) == len(self.partial.have) == 1
+        return one_block and manifest.wire_name == self.manifest.wire_name
+
     def is_named(self, prefix: bytes) -> bool:
         """Whether blocks that call their object this are ours."""
         return self.manifest.wire_name[: len(prefix)] == prefix

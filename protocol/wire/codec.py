@@ -108,15 +108,18 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
                 **_said(can=list(message.can), names=list(message.names), names_hash=message.names_hash),
             }
         case Task():
-            wants = _said(wants=tables.wanted_rows(message.wants))
+            more = _said(wants=tables.wanted_rows(message.wants), credit=message.credit)
             if message.follows and isinstance(message.broadcast, Manifest):
-                return {**_following(message.broadcast), "seconds": _short(message.seconds), **wants}
-            return {**_offered("broadcast", message.broadcast), "seconds": message.seconds, **wants}
+                following = _following("broadcast", message.broadcast)
+                return {**following, "seconds": _short(message.seconds), **more}
+            return {**_offered("broadcast", message.broadcast), "seconds": message.seconds, **more}
         case Update():
             said: Fields = {"examples": message.examples, **_measured(message.metrics, metrics)}
-            return said | (
-                {"arrays": attachment} if isinstance(attachment, bytes) else _offered("arrays", attachment)
-            )
+            if isinstance(attachment, bytes):
+                return said | {"arrays": attachment}
+            if message.follows and isinstance(attachment, Manifest):
+                return said | _following("arrays", attachment)
+            return said | _offered("arrays", attachment)
         case Welcome(plan, about):
             return {"plan": plan, **_said(about=tables.about_fields(about))}
         case Receipt():
@@ -151,9 +154,9 @@ def _offered(key: str, what: Offer | None) -> Fields:
     return {key: None if what is None else manifest_fields(what)}
 
 
-def _following(one: Manifest) -> Fields:
+def _following(key: str, one: Manifest) -> Fields:
     """A manifest of one block: its hash is the object's, and its parts are in the body."""
-    return {"broadcast": None, "follows": [one.object, one.size, *([one.key] if one.key else [])]}
+    return {key: None, "follows": [one.object, one.size, *([one.key] if one.key else [])]}
 
 
 def _short(value: float) -> float:
@@ -255,9 +258,9 @@ def _task(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachme
     follows = fields.get("follows")
     manifest = _indirect(fields) or _manifest(fields["broadcast"]) if follows is None else _follower(follows)
     wants = tables.read_wanted(fields.get("wants", []))
-    return Task(
-        place.round, place.phase, manifest, number(fields["seconds"]), wants, follows is not None
-    ), None
+    credit = whole(fields.get("credit", 0))
+    seconds = number(fields["seconds"])
+    return Task(place.round, place.phase, manifest, seconds, wants, follows is not None, credit), None
 
 
 def _follower(value: object) -> Manifest:
@@ -270,11 +273,12 @@ def _follower(value: object) -> Manifest:
 
 def _update(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     metrics = {typed(k, str): number(v) for k, v in typed(fields["metrics"], dict).items()}
-    attachment: Attachment = _indirect(fields)
+    examples, follows = whole(fields["examples"]), fields.get("follows")
+    attachment: Attachment = _indirect(fields) if follows is None else _follower(follows)
     if attachment is None:
         attachment = body if isinstance(body := fields["arrays"], bytes) else _manifest(body)
-    examples = whole(fields["examples"])
-    return Update(sender, place.round, place.phase, examples, place.base, {}, metrics), attachment
+    place_and_size = sender, place.round, place.phase, examples, place.base
+    return Update(*place_and_size, {}, metrics, follows is not None), attachment
 
 
 def _receipt(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:

@@ -134,6 +134,7 @@ class Task:
     seconds: float = 0.0  # until the deadline; a hint, the coordinator decides
     wants: tuple[ArraySpec, ...] = ()  # what the answer must hold, only for a device that asks to be told
     follows: bool = False  # the broadcast is of one block, which comes without being asked for
+    credit: int = 0  # blocks of the answer that are asked for in advance, if it has no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ class Update:
     base: bytes = b""  # SHA-256 of the broadcast it was computed from
     arrays: Arrays = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    follows: bool = False  # the arrays are of one block, which comes without being asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,3 +313,23 @@ CASES |= {
     "hello, sealed with a known ephemeral key": KNOWN,
     "the seal of that hello": KNOWN.sealing(head_of(KNOWN)),
 }
+
+# The one block of an answer, asked for with the task.
+OWN_BLOCK = manifest(UP, len(UP.encode()))
+UNASKED = replace(OWN_BLOCK, parts=(), key=bytes(range(96, 128)))
+CASES |= {
+    "hello, of one that may send an answer's block unasked": says(
+        "board-7", 21, replace(HELLO, can=("credit", *CAN))
+    ),
+    "task, that asks for the answer's block in advance": says(
+        "coordinator", 27, Task(1, "train", replace(FOLLOWS, key=b""), 60.0, follows=True, credit=1)
+    ),
+    "update, whose block follows": says(
+        "board-7", 22, replace(ANSWER, follows=True), replace(UNASKED, key=b"")
+    ),
+    "block of the answer, unasked": Block(UNASKED.object, 0, UP.encode()),
+    "update, whose block follows, sealed": sealed(
+        says("board-7", 23, replace(ANSWER, follows=True), UNASKED)
+    ),
+    "sealed block of the answer, unasked": Block(UNASKED.object, 0, UP.encode(), UNASKED.key),
+}

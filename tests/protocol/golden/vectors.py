@@ -36,6 +36,7 @@ from protofleet.protocol.wire.messages import (
     RoundStatus,
     State,
     Task,
+    Update,
     Welcome,
 )
 from tests.protocol import hpke
@@ -291,7 +292,8 @@ ADDED: dict[type, dict[str, Any]] = {
     Hello: {"can": (), "names": (), "names_hash": b""},
     Welcome: {"about": About()},
     About: {"counts": False},
-    Task: {"wants": (), "follows": False},
+    Task: {"wants": (), "follows": False, "credit": 0},
+    Update: {"follows": False},
     State: {"who": "", "now": None},
     BlockRequest: {"more": ()},
     Refusal: {"answers": ()},

@@ -63,9 +63,11 @@ TOWARDS = {  # key -> who is told it, and a message with it
     "task.wants": ("wants", (replace(TASK, wants=(ROW,)),)),
     "task.follows": ("inline", (replace(TASK, follows=True),)),
     "task.manifest": ("manifest", (replace(TASK, broadcast=BOX),)),
+    "task.credit": ("credit", (replace(TASK, credit=1),)),
     "want.more": ("many", (replace(WANT, more=((HASH, ((1, 2),)),)),)),
     "update.numbers": ("wants", (UPDATE, b"x", ("accuracy.test.global",))),
     "update.manifest": ("manifest", (UPDATE, BOX)),
+    "update.follows": ("credit", (replace(UPDATE, follows=True), ONE)),
     "refusal.answers": ("answers", (Refusal("x", answers=(7, 3)),)),
 }
 

@@ -62,8 +62,8 @@ FIELDS = {
 LATER = {
     "hello": {"can": {list}, "names": {list}, "names_hash": {bytes}},
     "welcome": {"about": {dict}},
-    "task": {"wants": {list}, "follows": {list, type(None)}, "manifest": {list, type(None)}},
-    "update": {"numbers": {dict}, "manifest": {list, type(None)}},
+    "task": {"wants": {list}, "follows": {list, type(None)}, "manifest": {list, type(None)}, "credit": {int}},
+    "update": {"numbers": {dict}, "follows": {list, type(None)}, "manifest": {list, type(None)}},
     "want": {"more": {list}},
     "refusal": {"answers": {list}},
     "state": {"who": {str}, "now": {dict}},

@@ -1,0 +1,217 @@
+"""An answer of one block, asked for with its task: it comes behind its update, and nothing is said twice for it."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.protocol.link import coordinator as coordinator_link
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.transport.address import LARGEST_BLOCK
+from protofleet.protocol.wire import forms
+from protofleet.protocol.wire.messages import Task, Update
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.reasons import Reason
+from tests.protocol.ends import TOPICS, Ends, weights
+
+PACKET = 1 << 21
+MODEL = 50_000  # numbers, 200 kB: one block of the largest size
+SMALL = 1_000
+BAD_NETWORKS = [
+    NetworkConditions(jitter=0.2, loss=0.2, repeat=0.2),
+    NetworkConditions(loss=0.5),
+    NetworkConditions(jitter=2.0, repeat=0.9),
+]
+
+
+def asked(folder, devices="a", model=MODEL, can=(forms.INLINE, forms.CREDIT), conditions=NetworkConditions()):
+    """Devices that have a task, whose answers of one block the coordinator may have asked for with it."""
+    ends = Ends(folder, devices, conditions)
+    for link in ends.links.values():
+        link.most_block = LARGEST_BLOCK
+        link.adapt(PACKET)
+    ends.coordinator.device_forms.update({device: frozenset(can) for device in devices})
+    ask(ends, devices, model)
+    return ends
+
+
+def ask(ends, devices, model=MODEL, round=1):
+    coordinator = ends.coordinator
+    store = ObjectStore(ends.folder / "broadcasts", durable=False)
+    offer = coordinator.offer(store.put(weights(model), coordinator.block), store, list(devices), set())
+    for device in devices:
+        coordinator.task(device, Task(round, "train", offer), holds=False)
+    coordinator.flush(ends.clock.now)
+    ends.run()
+
+
+def requests(ends, device="a"):
+    """Wants that the device has heard."""
+    return sum(n for (kind, _), n in ends.results(device, "down").items() if kind == "want")
+
+
+def blocks(ends, result="accepted"):
+    return ends.results(COORDINATOR, "up")["block", result]
+
+
+def heard_updates(ends):
+    return ends.results(COORDINATOR, "up").get(("update", "accepted"), 0)
+
+
+def answers(ends):
+    return [r for r in ends.heard[COORDINATOR] if isinstance(r.message, Update)]
+
+
+@contextlib.contextmanager
+def held_back(link):
+    """Blocks that it sends meanwhile, as what sends them now."""
+    held, send = [], link.send_block
+    link.send_block = lambda *what, **how: held.append(lambda: send(*what, **how))
+    yield held
+    link.send_block = send
+
+
+def test_an_answer_of_one_block_comes_without_being_asked_for(tmp_path):
+    ends = asked(tmp_path)
+    name = ends.update("a", weights(MODEL, 1))
+    ends.run()
+    (answer,) = answers(ends)
+    assert answer.object == name and requests(ends) == 0 and not ends.rejected[COORDINATOR]
+    np.testing.assert_array_equal(answer.message.arrays["weights.w"], weights(MODEL, 1)["weights.w"])
+    up = ends.coordinator.meter.payload
+    assert sum(n for key, n in up.items() if "weights" in key and "up" in key) == 4 * MODEL
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ({"can": (forms.INLINE,)}, MODEL),  # it does not know credit
+        ({"model": SMALL}, MODEL),  # what stands on a small broadcast is most often small
+        ({}, 2 * MODEL),  # two blocks
+    ],
+)
+def test_any_other_answer_is_asked_for(tmp_path, given, answer):
+    ends = asked(tmp_path, **given)
+    ends.update("a", weights(answer, 1))
+    ends.run()
+    assert len(answers(ends)) == 1 and requests(ends) == 1 and not ends.rejected[COORDINATOR]
+
+
+def test_a_block_that_is_lost_is_asked_for_though_the_answer_is_not_said_again(tmp_path):
+    ends = asked(tmp_path)
+    with held_back(ends.links["a"]):
+        ends.update("a", weights(MODEL, 1))
+        ends.run(until=lambda: heard_updates(ends) == 1)
+    assert not answers(ends) and requests(ends) == 0
+    ends.run()
+    assert len(answers(ends)) == 1 and requests(ends) == 1
+
+
+def test_an_answer_that_is_said_again_while_its_block_is_on_the_way_is_not_asked_for(tmp_path):
+    ends, arrays = asked(tmp_path), weights(MODEL, 1)
+    with held_back(ends.links["a"]) as blocks_on_the_way:
+        for said in (1, 2, 3):
+            ends.update("a", arrays)
+            ends.run(until=lambda said=said: heard_updates(ends) == said)
+    for arrives in blocks_on_the_way:
+        arrives()
+    ends.run()
+    assert len(answers(ends)) == 1 and requests(ends) == 0 and blocks(ends) == 1
+
+
+def test_a_block_that_overtakes_its_answer_is_asked_for_and_the_answer_is_taken(tmp_path):
+    ends, sent = asked(tmp_path), []
+    publish, transport = ends.links["a"].transport.publish, ends.links["a"].transport
+    transport.publish = lambda *what, **how: sent.append((what, how))
+    ends.update("a", weights(MODEL, 1))
+    transport.publish = publish
+    assert len(sent) == 2
+    for what, how in reversed(sent):
+        publish(*what, **how)
+    ends.run()
+    assert [f.reason for f in ends.rejected[COORDINATOR]] == [Reason.UNKNOWN_OBJECT]
+    assert len(answers(ends)) == 1 and requests(ends) == 1
+
+
+def test_the_block_of_an_answer_that_is_not_wanted_is_no_fault(tmp_path):
+    ends = asked(tmp_path)
+    ends.gate.open = False
+    ends.update("a", weights(MODEL, 1))
+    ends.run()
+    assert not answers(ends) and not ends.rejected[COORDINATOR] and blocks(ends, "duplicate") == 1
+
+
+def test_who_sends_a_block_that_was_not_asked_for_waits_its_turn_like_others(tmp_path):
+    ends = asked(tmp_path, can=(forms.INLINE,))
+    link = ends.links["a"]
+    name = link.store.put(weights(MODEL, 1)).object
+    offer = link.with_new_key(link.store.manifest(name, link.block))
+    update = Update("a", 1, "train", 10, follows=True)
+    link.publish(TOPICS.up("a"), update, COORDINATOR, offer)
+    ends.run(0.1)
+    assert requests(ends) == 1
+    link.send_block(TOPICS.up("a"), link.store, offer, 0, fresh=True)
+    ends.run()
+    assert [a.object for a in answers(ends)] == [name]
+
+
+def test_credit_is_given_to_so_many_devices_that_half_of_the_budget_stays_and_to_no_larger_cohort(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(coordinator_link, "MOST_CREDIT", 2)
+    ends = asked(tmp_path, "abc")
+    assert {r.message.credit for d in "abc" for r in ends.heard[d]} == {0}
+    ask(ends, "ab", round=2)
+    assert {r.message.credit for d in "ab" for r in ends.heard[d] if r.message.round == 2} == {1}
+
+
+def test_blocks_that_were_asked_for_with_their_tasks_are_part_of_the_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr(coordinator_link, "BUDGET", 40)
+    ends, most = asked(tmp_path, "abcde"), []
+    ends.links["e"].most_block = 1024
+    ends.links["e"].adapt(PACKET)
+    ends.update("e", weights(MODEL, 5))  # 196 blocks
+
+    def in_flight():
+        most.append(sum(len(fetch.asked) for fetch, _ in ends.coordinator.fetches.values()))
+
+    ends.run(5.0, in_flight)
+    assert len(answers(ends)) == 1 and max(most) == 40 - 4, "four devices have not answered"
+
+
+def test_a_lost_block_is_asked_for_again_while_an_earlier_answer_waits_for_the_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr(coordinator_link, "BUDGET", 20)
+    ends = asked(tmp_path, "ae")
+    ends.links["e"].most_block = 1024
+    ends.links["e"].adapt(PACKET)
+    ends.update("e", weights(MODEL, 5))  # a window of which has no room in this budget
+    ends.run(until=lambda: heard_updates(ends) == 1)
+    with held_back(ends.links["a"]):
+        ends.update("a", weights(MODEL, 1))
+        ends.run(until=lambda: heard_updates(ends) == 2)
+    ends.run(10.0)
+    assert [a.sender for a in answers(ends)] == ["a"] and requests(ends) == 1
+
+
+@pytest.mark.parametrize("conditions", BAD_NETWORKS)
+def test_answers_get_through_any_network(tmp_path, conditions):
+    devices = "abcd"
+    ends = asked(tmp_path, devices, conditions=conditions)
+    for _ in range(20):
+        for device in devices:
+            ends.update(device, weights(MODEL, ord(device)))
+        ends.run(20)
+    for device in devices:
+        arrays = next(a.message.arrays for a in answers(ends) if a.sender == device)
+        np.testing.assert_array_equal(arrays["weights.w"], weights(MODEL, ord(device))["weights.w"])
+
+
+def test_a_later_coordinator_asks_for_what_the_one_before_was_sent(tmp_path):
+    ends = asked(tmp_path)
+    with held_back(ends.links["a"]):
+        ends.update("a", weights(MODEL, 1))
+    ends.boot_coordinator(epoch=2)
+    ends.update("a", weights(MODEL, 1))
+    ends.run()
+    assert len(answers(ends)) == 1 and requests(ends) == 1
