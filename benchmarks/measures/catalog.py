@@ -50,11 +50,11 @@ TRAINING = Program(
 )
 
 
-def hosted_round(epochs: int) -> Program:
+def hosted_round(name: str, where: str, epochs: int, processes: int) -> Program:
     return Program(
-        f"round-hosted-{epochs}",
-        f"a round of 10 devices in one process x 600 samples x {epochs} epoch{'s' * (epochs > 1)} x 53,002 "
-        "parameters, all in, beside a plain PyTorch loop",
+        f"{name}-{epochs}",
+        f"a round of 10 devices in {where} x 600 samples x {epochs} epoch{'s' * (epochs > 1)} x 53,002 parameters, "
+        "all in, beside a plain PyTorch loop in one process",
         "hosted_round",
         {
             "cpu over bare": ratio(),
@@ -63,10 +63,12 @@ def hosted_round(epochs: int) -> Program:
             "seconds": Figure("s"),
             "bare cpu a device": Figure("ms"),
         },
-        {"epochs": epochs},
+        {"epochs": epochs, "processes": processes},
     )
 
 
+IN_ONE = ("round-hosted", "one process")
+AS_RUN = ("round-run", "a process a core, as in `protofleet run`,")
 ROUNDS = Program(
     "rounds",
     "what a round costs beside the training: ten device processes, ten rounds",
@@ -188,7 +190,8 @@ BY_NAME: tuple[Measure, ...] = (
     TRANSFER_QOS_0, TRANSFER_LOADED, TRANSFER_LOADED_QOS_0, ROUNDS, MEMORY,
     LARGE, LARGE_DEVICE, THIN_LINE, hosted(10),
     Run(process_each=True), RunMemory(Run()), RunMemory(Run(process_each=True)),
-    hosted(100), hosted(1000, processes=2), hosted_round(1), hosted_round(10), Flower(),
+    hosted(100), hosted(1000, processes=2), hosted_round(*IN_ONE, 1, 1), hosted_round(*IN_ONE, 10, 1),
+    hosted_round(*AS_RUN, 1, 0), hosted_round(*AS_RUN, 10, 0), Flower(),
     FlowerSimulation(), FlowerSimulation(10), *map(of_size, SIZES), Stack(),
 )  # fmt: skip
 ALL = {measure.name: measure for measure in (*USUAL, *BY_NAME)}

@@ -7,6 +7,7 @@ for the federation: devices, coordinator and broker, sealed messages, everything
 
 from __future__ import annotations
 
+import os
 import statistics
 
 from benchmarks.programs import bare, hosted
@@ -17,8 +18,9 @@ ROUNDS = 10
 
 
 def measure(epochs: int = 1, processes: int = 1, rounds: int = ROUNDS) -> dict[str, float]:
+    """`processes`: 0 is one a core."""
     before = bare.measure(DEVICES, EXAMPLES, epochs=epochs)
-    found = hosted.measure(DEVICES, processes, rounds, epochs)
+    found = hosted.measure(DEVICES, processes or os.cpu_count() or 1, rounds, epochs)
     after = bare.measure(DEVICES, EXAMPLES, epochs=epochs)
     loop = {name: statistics.mean((before[name], after[name])) for name in before}
     cpu = found["CPU a device's round"] * DEVICES / 1000
