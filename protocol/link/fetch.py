@@ -16,6 +16,7 @@ from protofleet.protocol.wire.arrays import Body
 from protofleet.protocol.wire.blocks import decrypted, kinds_in
 from protofleet.protocol.wire.codec import MAX_RANGES
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
+from protofleet.protocol.wire.reasons import Rejected
 
 RETRY_SECONDS: Final = 1.0  # without progress, before asking again; doubles up to the longest
 LONGEST_RETRY_SECONDS: Final = 20.0
@@ -100,7 +101,7 @@ class Fetch:
         plain = decrypted(self.manifest, index, data)
         fresh = self.store(index, plain, now)
         if not self.manifest.parts:  # one block, which is the whole body
-            return Body(lambda first, stop: plain[first:stop], len(plain)).kinds, fresh
+            return _kinds_in_body(plain), fresh
         start = index * self.manifest.block
         return kinds_in(self.manifest, start, start + len(plain)), fresh
 
@@ -187,6 +188,14 @@ class Fetch:
 
     def _request(self, indices: list[int], again: bool) -> None:
         self._send(BlockRequest(self.object, ranges(indices), again))
+
+
+def _kinds_in_body(data: memoryview) -> dict[str, int]:
+    """None of one that cannot be read: whoever finishes the object finds that, and says it of the whole."""
+    try:
+        return Body(lambda first, stop: data[first:stop], len(data)).kinds
+    except Rejected:
+        return {}
 
 
 def ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -264,8 +264,12 @@ def _task(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachme
 
 
 def _follower(value: object) -> Manifest:
-    name, size, *key = typed(value, list)
+    if len(told := typed(value, list)) < 2:
+        raise TypeError("follows is not an array of a SHA-256, a size and a key")
+    name, size, *key = told
     name, size = _hash(name), whole(size)
+    if key and len(typed(key[0], bytes)) != HASH:
+        raise TypeError(f"a key of {len(key[0])} bytes, not of {HASH}")
     if not 0 < size <= MAX_BLOCK:
         raise Rejected(Reason.MALFORMED, f"a block of {size} bytes follows, not 1 to {MAX_BLOCK}")
     return Manifest(name, size, size, (name[:SHORT_HASH],), (), _hash(key[0]) if key else b"")

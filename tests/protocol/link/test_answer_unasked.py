@@ -1,6 +1,7 @@
 """An answer of one block, asked for with its task: it comes behind its update, and nothing is said twice for it."""
 
 import contextlib
+import hashlib
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from protofleet.protocol.link import coordinator as coordinator_link
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import LARGEST_BLOCK
 from protofleet.protocol.wire import forms
-from protofleet.protocol.wire.messages import Task, Update
+from protofleet.protocol.wire.arrays import encode
+from protofleet.protocol.wire.blocks import pack
+from protofleet.protocol.wire.messages import Manifest, Task, Update
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.reasons import Reason
 from tests.protocol.ends import TOPICS, Ends, weights
@@ -140,6 +143,27 @@ def test_the_block_of_an_answer_that_is_not_wanted_is_no_fault(tmp_path):
     ends.update("a", weights(MODEL, 1))
     ends.run()
     assert not answers(ends) and not ends.rejected[COORDINATOR] and blocks(ends, "duplicate") == 1
+
+
+BROKEN = {
+    "no table": bytes(range(256)) * 300,
+    "a table that is no msgpack": b"\x04\0\0\0\xc1\xc1\xc1\xc1" + bytes(70_000),
+    "cut short": b"".join(encode(weights(MODEL)))[:-8],
+    "one byte": b"x",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("can", [(forms.INLINE, forms.CREDIT), ()], ids=["credit", "none"])
+def test_a_block_that_makes_no_body_is_refused_like_any_answer_that_makes_none(tmp_path, broken, can):
+    ends, data = asked(tmp_path, can=can), BROKEN[broken]
+    link, name = ends.links["a"], hashlib.sha256(data).digest()
+    offer = link.with_new_key(Manifest(name, len(data), len(data), (name[:16],), ()))
+    link.publish(TOPICS.up("a"), Update("a", 1, "train", 10, follows=True), COORDINATOR, offer)
+    link.transport.publish(TOPICS.up("a"), pack(offer, 0, data))
+    ends.run()
+    assert [fault.reason for fault in ends.gate.faults] == [Reason.BAD_BODY]
+    assert not answers(ends) and requests(ends) == (not can) and not ends.coordinator.fetches
 
 
 def test_who_sends_a_block_that_was_not_asked_for_waits_its_turn_like_others(tmp_path):
