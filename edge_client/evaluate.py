@@ -1,4 +1,4 @@
-"""Accuracy and loss, the same for every method, through `predict`."""
+"""Accuracy and loss, the same for every method, through its rules."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Final, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from protofleet.methods.contract.base import ClientHalf, Predict, Samples
+from protofleet.methods.contract.base import ClientHalf, Samples
 
 BATCH: Final = 256  # whose losses are summed at once
 # Fewer pass the network at once, as what its layers make would be most of a small device's memory: 25 MB of cnn23's.
@@ -38,28 +39,29 @@ class Splits(Protocol):
 def evaluate(half: ClientHalf, data: Splits, view: str) -> dict[str, float]:
     """`accuracy.<split>.<view>` and `loss.<split>.<view>` of what the half predicts now.
 
-    The half's other predictors are views of their own: "personal-classifier" beside "personal".
+    The half's other rules are views of their own: "personal-classifier" beside "personal".
     """
-    others = {f"{view}-{name}": predict for name, predict in half.other_predictors().items()}
-    predictors = {view: half.predict, **others}
+    others = {f"{view}-{name}": rule for name, rule in half.other_rules().items()}
+    rules = {view: half.rule(), **others}
     found: dict[str, float] = {"samples.test": float(len(data.test.y))}
     for split, samples in {"test": data.test, "validation": data.validation}.items():
         if not len(samples.y):
             continue
-        for name, predict in predictors.items():
-            accuracy, loss = measure(half, predict, samples)
+        for name, rule in rules.items():
+            accuracy, loss = measure(half, rule, samples)
             found[f"accuracy.{split}.{name}"], found[f"loss.{split}.{name}"] = accuracy, loss
     return found
 
 
 @torch.no_grad()
-def measure(half: ClientHalf, predict: Predict, samples: Samples) -> tuple[float, float]:
+def measure(half: ClientHalf, rule: nn.Module, samples: Samples) -> tuple[float, float]:
     mode = half.model.training
     half.model.eval()
     right, loss = 0, 0.0
     for start in range(0, len(samples.y), BATCH):
         x, y = samples.x[start : start + BATCH], samples.y[start : start + BATCH]
-        scores = torch.cat([predict(piece.contiguous()) for piece in x.tensor_split(max(1, len(x) // PIECE))])
+        pieces = x.tensor_split(max(1, len(x) // PIECE))
+        scores = torch.cat([half.scores(piece.contiguous(), rule) for piece in pieces])
         right += int((scores.argmax(1) == y).sum())
         loss += float(F.cross_entropy(scores, y, reduction="sum"))
     half.model.train(mode)

@@ -36,7 +36,6 @@ from protofleet.methods import singleset
 from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, ServerHalf, seeded
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.wants import TensorSpec
-from protofleet.methods.maths.geometry import distances
 from protofleet.methods.maths.means import ClassMeans
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.hyperspheres import (
@@ -49,6 +48,7 @@ from protofleet.methods.parts.hyperspheres import (
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, sgd, train
 from protofleet.methods.parts.optimizers import Adam
 from protofleet.methods.parts.prototypes import LARGEST_NUMBER, margin_figures
+from protofleet.methods.parts.rules import Nearest
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
 from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Momentum, Rate, Weight, Within
@@ -197,8 +197,9 @@ class Client(singleset.Client):
         drift = cosine_distance(self.anchors, self.prototypes, reduction=self.hyper.lh_reduction)
         return loss + self.hyper.lam * drift
 
-    def predict(self, x: Tensor) -> Tensor:
-        return -distances(self.model.embed(x), self.prototypes)
+    def rule(self) -> nn.Module:
+        every = torch.arange(self.model.classes, device=self.prototypes.device)
+        return Nearest(self.prototypes, every, self.model.classes, "euclidean")
 
     def state(self) -> Payload:
         anchors = {} if self.anchors is None else {"anchors": self.anchors}

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods import fedavg
-from protofleet.methods.contract.base import Method, Payload, Predict, Round, Samples, seeded
+from protofleet.methods.contract.base import Method, Payload, Round, Samples, seeded
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.maths.anchors import anchor_cross_entropy, compactness, separation
 from protofleet.methods.maths.geometry import unit
@@ -37,6 +37,7 @@ from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.parts.local import LocalHyper, demand_one_of
 from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.prototypes import margin_figures
+from protofleet.methods.parts.rules import Classifier, Nearest
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import load_weights, weights_of
 from protofleet.protocol.settings.bounds import Epochs, Rate, Temperature, Weight
@@ -148,16 +149,14 @@ class Client(fedavg.Client):
             return loss
         return loss + self.hyper.lam * COM[self.hyper.com](h, y, self.anchors, self.hyper.tau)
 
-    def predict(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.model.head(self.sphere(x))
-        return scores
+    def rule(self) -> nn.Module:
+        return Classifier(self.model.head, sphere=True)
 
-    def other_predictors(self) -> Mapping[str, Predict]:
-        return {} if self.anchors is None else {"anchor": self.nearest}
-
-    def nearest(self, x: Tensor) -> Tensor:
-        assert self.anchors is not None
-        return self.sphere(x) @ self.anchors.T
+    def other_rules(self) -> Mapping[str, nn.Module]:
+        if self.anchors is None:
+            return {}
+        every = torch.arange(self.model.classes, device=self.anchors.device)
+        return {"anchor": Nearest(self.anchors, every, self.model.classes, "cosine")}
 
     def embedding(self, x: Tensor) -> Tensor:
         return self.sphere(x)
@@ -187,4 +186,4 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up={"weights": sizes.weights}, down={"weights": sizes.weights, "anchors": anchors})
 
 
-METHOD = Method("Fu et al., AAAI 2025", Hyper, Server, Client, other_predictors=("anchor",), cost=cost)
+METHOD = Method("Fu et al., AAAI 2025", Hyper, Server, Client, other_rules=("anchor",), cost=cost)

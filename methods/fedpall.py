@@ -27,7 +27,6 @@ the number of outputs. The server's optimiser is the code's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -43,7 +42,6 @@ from protofleet.methods.contract.base import (
     Ask,
     Method,
     Payload,
-    Predict,
     Reply,
     Round,
     Samples,
@@ -67,6 +65,7 @@ from protofleet.methods.parts.prototypes import (
     known_rows,
     table_of,
 )
+from protofleet.methods.parts.rules import nearest_known
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
 from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
 from protofleet.protocol.settings.bounds import (
@@ -256,13 +255,11 @@ class Client(singleset.Client):
             return embed(self.model, self.data.x)
         return embed_as_trained(self.model, self.data.x, self.hyper.batch)
 
-    def other_predictors(self) -> Mapping[str, Predict]:
-        return {"prototype": self.nearest} if self.known.any() else {}
-
-    def nearest(self, x: Tensor) -> Tensor:
+    def other_rules(self) -> Mapping[str, nn.Module]:
         """By the cosine of L_InfoNCE."""
-        scores = unit(self.model.embed(x)) @ unit(self.prototypes).T  # [B, K]
-        return scores.masked_fill(~self.known, -math.inf)
+        if not self.known.any():
+            return {}
+        return {"prototype": nearest_known(unit(self.prototypes), self.known, "cosine")}
 
     def state(self) -> Payload:
         own = {**weights_of(self.model), "prototypes": self.prototypes, "known": self.known}
@@ -309,5 +306,5 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "arXiv:2507.04781", Hyper, Server, Client,
-    reports="personal", mixed_networks=True, other_predictors=("prototype",), cost=cost,
+    reports="personal", mixed_networks=True, other_rules=("prototype",), cost=cost,
 )  # fmt: skip

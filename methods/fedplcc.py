@@ -29,10 +29,10 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofleet.methods import fedavg
-from protofleet.methods.contract.base import Ask, Method, Payload, Predict, Round, Samples
+from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.contrast import corrected, own_mean, sparse_similarity, weighted_contrast
@@ -42,6 +42,7 @@ from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
 from protofleet.methods.parts.prototypes import LARGEST_NUMBER
+from protofleet.methods.parts.rules import Nearest
 from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, PositiveShare, Temperature, Weight
 
@@ -176,16 +177,11 @@ class Client(fedavg.Client):
             loss = loss + hyper.weight_of_corr * own_mean(corrected(s, y, labels, W, hyper.phi))
         return loss
 
-    def other_predictors(self) -> Mapping[str, Predict]:
-        return {} if self.table is None else {"prototype": self.nearest}
-
-    def nearest(self, x: Tensor) -> Tensor:
-        """A class's score is the cosine of its nearest prototype; a class without one is never predicted."""
-        assert self.table is not None
+    def other_rules(self) -> Mapping[str, nn.Module]:
+        if self.table is None:
+            return {}
         G, labels, _ = self.table
-        cosines = unit(self.model.embed(x)) @ unit(G).T
-        scores = cosines.new_full((len(x), self.model.classes), -2.0)
-        return scores.scatter_reduce(1, labels.expand(len(x), -1), cosines, "amax")
+        return {"prototype": Nearest(unit(G), labels, self.model.classes, "cosine", missing=-2.0)}
 
 
 def table_of(payload: Payload, weights: str) -> Table:
@@ -210,4 +206,4 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": G, "shares": G})
 
 
-METHOD = Method("Kuang et al.: FedPLCC", Hyper, Server, Client, other_predictors=("prototype",), cost=cost)
+METHOD = Method("Kuang et al.: FedPLCC", Hyper, Server, Client, other_rules=("prototype",), cost=cost)

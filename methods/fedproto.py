@@ -26,10 +26,10 @@ from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofleet.methods import singleset
-from protofleet.methods.contract.base import Ask, Method, Payload, Predict, Round, Samples, ServerHalf
+from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, ServerHalf
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.means import (
@@ -45,12 +45,12 @@ from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, tra
 from protofleet.methods.parts.prototypes import (
     SeenFeatures,
     class_means_in,
-    distance_scores,
     held_row_wants,
     held_rows,
     known_rows,
     table_of,
 )
+from protofleet.methods.parts.rules import nearest_known
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Weight
@@ -151,17 +151,17 @@ class Client(singleset.Client):
             return class_means(embed(self.model, self.data.x), self.data.y, self.model.classes)
         return self.seen.means().to(self.prototypes.dtype), self.seen.counts
 
-    def predict(self, x: Tensor) -> Tensor:
-        return self.nearest(x) if self.hyper.inference == "prototype" else super().predict(x)
+    def rule(self) -> nn.Module:
+        return self.nearest() if self.hyper.inference == "prototype" else self.model.head
 
-    def other_predictors(self) -> Mapping[str, Predict]:
-        both = {"prototype": self.nearest, "classifier": super().predict}
-        return {name: predict for name, predict in both.items() if name != self.hyper.inference}
+    def other_rules(self) -> Mapping[str, nn.Module]:
+        both = {"prototype": self.nearest(), "classifier": self.model.head}
+        return {name: rule for name, rule in both.items() if name != self.hyper.inference}
 
-    def nearest(self, x: Tensor) -> Tensor:
+    def nearest(self) -> nn.Module:
         if not self.known.any():
-            return super().predict(x)
-        return distance_scores(self.model.embed(x), self.prototypes, self.known)
+            return self.model.head
+        return nearest_known(self.prototypes, self.known, "squared")
 
 
 def cost(sizes: Sizes) -> Cost:
@@ -185,5 +185,5 @@ def variant(hyper: Hyper) -> Method:
 
 METHOD = Method(
     "arXiv:2105.00243", Hyper, Server, Client,
-    reports="personal", mixed_networks=True, other_predictors=("prototype", "classifier"), cost=cost, variant=variant,
+    reports="personal", mixed_networks=True, other_rules=("prototype", "classifier"), cost=cost, variant=variant,
 )  # fmt: skip

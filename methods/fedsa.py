@@ -44,7 +44,6 @@ from protofleet.methods.contract.base import (
     Ask,
     Method,
     Payload,
-    Predict,
     Round,
     Samples,
     ServerHalf,
@@ -70,13 +69,13 @@ from protofleet.methods.parts.prototypes import (
     LARGEST_NUMBER,
     SeenFeatures,
     class_means_in,
-    distance_scores,
     held_row_wants,
     held_rows,
     known_rows,
     margin_figures,
     table_of,
 )
+from protofleet.methods.parts.rules import nearest_known
 from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, Share, Weight
 
@@ -240,19 +239,19 @@ class Client(singleset.Client):
         means = self.seen.means().to(self.anchors.dtype)
         return means, self.seen.counts // self.hyper.epochs  # every epoch sees every sample
 
-    def predict(self, x: Tensor) -> Tensor:
-        return self.nearest(x) if self.hyper.inference == "prototype" else super().predict(x)
+    def rule(self) -> nn.Module:
+        return self.nearest() if self.hyper.inference == "prototype" else self.model.head
 
-    def other_predictors(self) -> Mapping[str, Predict]:
+    def other_rules(self) -> Mapping[str, nn.Module]:
         if not self.hyper.send_prototypes:
             return {}
-        both = {"prototype": self.nearest, "classifier": super().predict}
-        return {name: predict for name, predict in both.items() if name != self.hyper.inference}
+        both = {"prototype": self.nearest(), "classifier": self.model.head}
+        return {name: rule for name, rule in both.items() if name != self.hyper.inference}
 
-    def nearest(self, x: Tensor) -> Tensor:
+    def nearest(self) -> nn.Module:
         if not self.known.any():
-            return super().predict(x)
-        return distance_scores(self.model.embed(x), self.prototypes, self.known)
+            return self.model.head
+        return nearest_known(self.prototypes, self.known, "squared")
 
     def state(self) -> Payload:
         return {**super().state(), "own": self.own}
@@ -272,5 +271,5 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "Zhou et al., AAAI 2025", Hyper, Server, Client,
-    reports="personal", mixed_networks=True, other_predictors=("prototype", "classifier"), cost=cost,
+    reports="personal", mixed_networks=True, other_rules=("prototype", "classifier"), cost=cost,
 )  # fmt: skip

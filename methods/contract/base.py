@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.wants import TensorSpec, problem_with
@@ -21,7 +21,6 @@ from protofleet.methods.nets.base import Net
 from protofleet.protocol.wire.reasons import Problem
 
 Payload: TypeAlias = Mapping[str, Tensor]
-Predict: TypeAlias = Callable[[Tensor], Tensor]  # x [B, ...] -> class scores [B, C]
 
 
 class Samples(Protocol):
@@ -134,14 +133,21 @@ class ClientHalf(ABC):
     def run(self, ask: Ask) -> Payload:
         """Do the phase's work and return what the server half's `wants` demand."""
 
+    def rule(self) -> nn.Module:
+        """How this model predicts now: embeddings [B, D] to class scores [B, C]."""
+        return self.model.head
+
+    def other_rules(self) -> Mapping[str, nn.Module]:
+        """Measured beside it: {"classifier": ...}."""
+        return {}
+
     def predict(self, x: Tensor) -> Tensor:
         """Class scores [B, C]."""
-        scores: Tensor = self.model(x)
-        return scores
+        return self.scores(x, self.rule())
 
-    def other_predictors(self) -> Mapping[str, Predict]:
-        """Measured beside `predict`: {"classifier": ...}."""
-        return {}
+    def scores(self, x: Tensor, rule: nn.Module) -> Tensor:
+        found: Tensor = rule(self.model.embed(x))
+        return found
 
     def embedding(self, x: Tensor) -> Tensor:
         """[B, D]: the space of the method's prototypes or anchors, as the feature pictures show it."""
@@ -167,7 +173,7 @@ class Method:
     reports: str = "global"  # which model's accuracy the paper reports: "global" or "personal"
     needs_counts: bool = False  # devices state samples per class when they join
     mixed_networks: bool = False  # devices may run different networks of one embedding size
-    other_predictors: tuple[str, ...] = ()  # all that its client half's `other_predictors` can name
+    other_rules: tuple[str, ...] = ()  # all that its client half's `other_rules` can name
     cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
     variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings
 
@@ -175,9 +181,9 @@ class Method:
 
     @property
     def views(self) -> frozenset[str]:
-        """What its devices measure: of each model `predict`, and its other predictors behind the model's name."""
+        """What its devices measure: of each model `rule`, and its other rules behind the model's name."""
         models = self.VIEWS if self.reports == "global" else ("personal",)
-        others = [f"-{name}" for name in self.other_predictors]
+        others = [f"-{name}" for name in self.other_rules]
         return frozenset(model + other for model in models for other in ("", *others))
 
     def under(self, hyper: Any) -> Method:

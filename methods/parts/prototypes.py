@@ -6,7 +6,6 @@ with the counts [J] of the samples behind them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from protofleet.methods.contract.base import Payload
 from protofleet.methods.contract.wants import TensorSpec
-from protofleet.methods.maths.geometry import margins, squared_distances
+from protofleet.methods.maths.geometry import margins
 from protofleet.methods.maths.means import ClassMeans, class_means, class_sums, means_of
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.weights import torch_device_of
@@ -61,11 +60,6 @@ def held_row_wants(model: Net, largest: float | None = None) -> Mapping[str, Ten
 def class_means_in(payload: Payload, classes: int) -> ClassMeans:
     """A device's rows as a table. A class that it names twice is pooled, so that it counts once."""
     return class_means(payload["prototypes"], payload["labels"], classes, payload["counts"])
-
-
-def distance_scores(z: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """[B, C]: minus the squared distance to each prototype; a class without one is never predicted."""
-    return (-squared_distances(z, prototypes)).masked_fill(~known, -math.inf)
 
 
 def margin_figures(points: Tensor) -> Mapping[str, float]:

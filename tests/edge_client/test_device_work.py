@@ -65,8 +65,8 @@ def test_few_samples_pass_the_network_at_once_and_its_measures_are_those_of_larg
     blocks = list(zip(more.test.x.split(256), more.test.y.split(256), strict=True))
     with torch.no_grad():
         losses = [float(F.cross_entropy(half.predict(x), y, reduction="sum")) for x, y in blocks]
-    predict, sizes = half.predict, []
-    half.predict = lambda x: (sizes.append(len(x)), predict(x))[1]
+    score, sizes = half.scores, []
+    half.scores = lambda x, rule: (sizes.append(len(x)), score(x, rule))[1]
     found = evaluate(
         half, replace(more, validation=Part(*(part[:0] for part in (data.test.x, data.test.y)))), "own"
     )
@@ -76,8 +76,8 @@ def test_few_samples_pass_the_network_at_once_and_its_measures_are_those_of_larg
 
 def test_other_ways_to_predict_are_views_of_their_own():
     half, data = half_of("singleset")
-    half.other_predictors = lambda: {
-        "constant": lambda x: torch.eye(CLASSES)[torch.zeros(len(x), dtype=torch.int64)]
+    half.other_rules = lambda: {
+        "constant": lambda z: torch.eye(CLASSES)[torch.zeros(len(z), dtype=torch.int64)]
     }
     found = evaluate(half, data, "personal")
     assert found["accuracy.test.personal-constant"] == pytest.approx(1 / 3)

@@ -253,9 +253,9 @@ def test_impossible_settings_name_value_and_limit(setting, value, limit):
 
 def test_nearest_anchor_is_measured_beside_the_classifier():
     client = clients_of(fedlsa.METHOD, fedlsa.Hyper())["device-0"]
-    assert client.other_predictors() == {}
+    assert client.other_rules() == {}
     client.receive({"anchors": unit(normal(CLASSES, 6).float())})
-    h, scores = client.embedding(client.data.x), client.other_predictors()["anchor"](client.data.x)
+    h, scores = client.embedding(client.data.x), client.scores(client.data.x, client.other_rules()["anchor"])
     assert_close(h.norm(dim=1), torch.ones(len(h)))
     gaps = torch.cdist(h, client.anchors)
     assert torch.equal(scores.argmax(1), gaps.argmin(1))

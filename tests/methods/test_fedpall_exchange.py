@@ -102,12 +102,15 @@ def test_the_last_evaluation_brings_prototypes_and_leaves_a_devices_classifier_a
     server, clients = halves()
     play(server, clients, 1)
     client = clients["device-0"]
-    scores, way = client.predict(client.data.x), client.other_predictors()["prototype"](client.data.x)
+    scores, way = (
+        client.predict(client.data.x),
+        client.scores(client.data.x, client.other_rules()["prototype"]),
+    )
     client.receive(snapshot(server.payload()))
     client.after_last_round()
     assert floats(server.payload()) == {"prototypes": 3 * D, "labels": 3}
     assert torch.equal(scores, client.predict(client.data.x))
-    assert torch.equal(way, client.other_predictors()["prototype"](client.data.x))
+    assert torch.equal(way, client.scores(client.data.x, client.other_rules()["prototype"]))
 
 
 # The device's classifier

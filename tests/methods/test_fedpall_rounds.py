@@ -128,7 +128,7 @@ def test_a_cohort_of_one_device_and_a_cohort_without_samples_are_rounds_too():
     assert all(v.isfinite().all() for v in server.state().values())
     alone, nobody = server_of(fedpall.METHOD, HYPER), client_of("device-9", empty["device-9"].data)
     play(alone, {"device-9": nobody}, 1)
-    assert alone.payload() == {} and nobody.other_predictors() == {}
+    assert alone.payload() == {} and nobody.other_rules() == {}
 
 
 def test_devices_of_different_networks_learn_together():
@@ -158,10 +158,10 @@ def test_without_both_losses_and_the_global_classifier_every_device_learns_alone
 
 def test_the_other_way_to_predict_is_the_nearest_prototype_by_angle():
     client = client_of()
-    assert client.other_predictors() == {}
+    assert client.other_rules() == {}
     told(client, torch.stack([5 * rows()[0], rows()[2]]), (0, 2))
     z = client.model.embed(client.data.x).detach()
-    scores = client.other_predictors()["prototype"](client.data.x)
+    scores = client.scores(client.data.x, client.other_rules()["prototype"])
     for i, row in enumerate((rows()[0], None, rows()[2])):
         if row is None:
             assert (scores[:, i] == -math.inf).all()

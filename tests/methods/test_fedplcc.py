@@ -91,7 +91,7 @@ def test_a_class_that_nobody_ever_held_has_no_rows_and_is_never_predicted():
     client = clients["device-0"]
     client.receive(server.payload())
     assert set(server.table[1].tolist()) == {0, 1}
-    assert not (client.other_predictors()["prototype"](client.data.x).argmax(1) == 2).any()
+    assert not (client.scores(client.data.x, client.other_rules()["prototype"]).argmax(1) == 2).any()
     assert client.objective(client.data.x, client.data.y).isfinite()
 
 

@@ -60,7 +60,7 @@ def test_defaults_are_the_papers():
 
 def test_a_class_is_as_near_as_the_nearest_of_its_prototypes():
     client = client_with(labels=torch.tensor([0, 0, 0, 1, 1]))
-    scores = client.other_predictors()["prototype"](client.data.x)
+    scores = client.scores(client.data.x, client.other_rules()["prototype"])
     for z, row in zip(client.model.embed(client.data.x), scores, strict=True):
         cosines = F.cosine_similarity(z.unsqueeze(0), client.table[0])
         assert_close(row[:2], torch.stack([cosines[:3].max(), cosines[3:].max()]))
@@ -71,7 +71,7 @@ def test_an_opposite_prototype_is_nearer_than_none():
     client = client_with(labels=torch.tensor([0]), shares=torch.ones(1), G=torch.ones(1, 6))
     with torch.no_grad():
         client.table = (-client.model.embed(client.data.x)[:1], *client.table[1:])
-        assert client.other_predictors()["prototype"](client.data.x)[0].argmax() == 0
+        assert client.scores(client.data.x, client.other_rules()["prototype"])[0].argmax() == 0
 
 
 @pytest.mark.parametrize("weighted", [False, True])

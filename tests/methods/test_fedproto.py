@@ -153,7 +153,7 @@ def test_fedproto_measures_the_other_inference_beside_its_own(inference, other):
     for client in (one, two):
         client.receive(table)
     x = one.data.x
-    assert list(one.other_predictors()) == [other] and torch.equal(
-        one.other_predictors()[other](x), two.predict(x)
+    assert list(one.other_rules()) == [other] and torch.equal(
+        one.scores(x, one.other_rules()[other]), two.predict(x)
     )
     assert not torch.equal(one.predict(x), two.predict(x))

@@ -158,20 +158,22 @@ def test_the_prediction_is_the_nearest_known_prototype_and_the_head_is_beside_it
     assert torch.equal(client.predict(x), client.model(x))  # no prototypes yet
     rows = client.model.embed(x[[0, 2]]).detach()  # of class 0 and 2
     client.receive({"anchors": single(3, 6), "prototypes": rows, "labels": torch.tensor([0, 2])})
-    scores, others = client.predict(x), client.other_predictors()
+    scores, others = client.predict(x), client.other_rules()
     assert_close(scores[:, [0, 2]], -torch.cdist(client.model.embed(x), rows).square(), rtol=1e-4, atol=1e-4)
     assert (scores[:, 1] == -math.inf).all() and scores[[0, 2]].argmax(1).tolist() == [0, 2]
-    assert list(others) == ["classifier"] and torch.equal(others["classifier"](x), client.model(x))
+    assert list(others) == ["classifier"] and torch.equal(
+        client.scores(x, others["classifier"]), client.model(x)
+    )
     client.hyper = replace(client.hyper, inference="classifier")
-    assert list(client.other_predictors()) == ["prototype"] and torch.equal(
-        client.other_predictors()["prototype"](x), scores
+    assert list(client.other_rules()) == ["prototype"] and torch.equal(
+        client.scores(x, client.other_rules()["prototype"]), scores
     )
     assert torch.equal(client.predict(x), client.model(x))
 
 
 def test_without_test_prototypes_there_is_one_way_to_predict():
     client = client_with(send_prototypes=False, inference="classifier")
-    assert client.other_predictors() == {} and torch.equal(
+    assert client.other_rules() == {} and torch.equal(
         client.predict(client.data.x), client.model(client.data.x)
     )
 
@@ -182,8 +184,8 @@ def test_both_ways_learn():
         play(server, clients, number)
     for client in clients.values():
         client.receive(server.payload())
-        for predict in (client.predict, *client.other_predictors().values()):
-            assert (predict(client.data.x).argmax(1) == client.data.y).float().mean() > 0.9
+        for rule in (client.rule(), *client.other_rules().values()):
+            assert (client.scores(client.data.x, rule).argmax(1) == client.data.y).float().mean() > 0.9
 
 
 # Networks

@@ -9,7 +9,6 @@ from protofleet.methods.contract.wants import problem_with
 from protofleet.methods.nets.catalog import build
 from protofleet.methods.parts.prototypes import (
     SeenFeatures,
-    distance_scores,
     held_row_wants,
     held_rows,
     known_rows,
@@ -60,14 +59,6 @@ def test_a_table_goes_through_its_rows_and_back(model):
     assert torch.equal(mask, known) and torch.equal(back[known], prototypes[known])
     assert known_rows(prototypes, torch.zeros(CLASSES, dtype=torch.bool)) == {}
     assert not table_of({}, model)[1].any()
-
-
-def test_the_nearest_known_prototype_has_the_highest_score(features):
-    prototypes, known = torch.randn(CLASSES, SIZE), torch.tensor([True, False, True, True])
-    scores = distance_scores(features.z, prototypes, known)
-    for z, row in zip(features.z, scores, strict=True):
-        distances = {c: float((z - prototypes[c]).square().sum()) for c in (0, 2, 3)}
-        assert int(row.argmax()) == min(distances, key=distances.get)
 
 
 def test_margins_are_told_of_each_class_and_on_average():

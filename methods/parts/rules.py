@@ -1,0 +1,72 @@
+"""How a model predicts, as a module: embeddings [B, D] in, class scores [B, C] out.
+
+A module is data: it can be stored, looked at, and run where no method is. A rule holds what it was made with; a
+method makes a new one when it has learned something.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from protofleet.methods.maths.geometry import distances, squared_distances, unit
+
+Metric: TypeAlias = Literal["squared", "euclidean", "cosine"]
+
+NEARNESS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {  # [B, D], [G, D] -> [B, G]
+    "squared": lambda z, rows: -squared_distances(z, rows),
+    "euclidean": lambda z, rows: -distances(z, rows),
+    "cosine": lambda z, rows: unit(z) @ rows.T,
+}
+
+
+class Classifier(nn.Module):
+    """The network's head; `sphere`: of embeddings of length 1."""
+
+    def __init__(self, head: nn.Module, *, sphere: bool = False) -> None:
+        super().__init__()
+        self.head, self.sphere = head, sphere
+
+    def forward(self, z: Tensor) -> Tensor:
+        scores: Tensor = self.head(unit(z) if self.sphere else z)
+        return scores
+
+
+class Nearest(nn.Module):
+    """A class's score is the nearness of its nearest row; a class without rows has `missing`, and is never chosen."""
+
+    rows: Tensor  # [G, D]; of length 1 where the metric is the cosine
+    places: Tensor  # [C, K]: each class's rows among the G; G where there are fewer than K
+
+    def __init__(
+        self, rows: Tensor, labels: Tensor, classes: int, metric: Metric, *, missing: float = -math.inf
+    ) -> None:
+        super().__init__()
+        self.metric, self.missing = metric, missing
+        self.register_buffer("rows", rows.detach())
+        self.register_buffer("places", places_of(labels, classes))
+
+    def forward(self, z: Tensor) -> Tensor:
+        near = NEARNESS[self.metric](z, self.rows)  # [B, G]
+        near = torch.cat([near, near.new_full((len(z), 1), self.missing)], dim=1)
+        by_class = near.index_select(1, self.places.reshape(-1)).reshape(len(z), *self.places.shape)
+        return by_class.amax(dim=2)
+
+
+def places_of(labels: Tensor, classes: int) -> Tensor:
+    """[C, K]: where each class's labels stand among them, filled up with their number."""
+    places = [(labels == label).nonzero().squeeze(1) for label in range(classes)]
+    longest = max(1, *map(len, places))
+    table = labels.new_full((classes, longest), len(labels))
+    for label, found in enumerate(places):
+        table[label, : len(found)] = found
+    return table
+
+
+def nearest_known(prototypes: Tensor, known: Tensor, metric: Metric) -> Nearest:
+    """Of a table [C, D] with the classes of it that are known [C]."""
+    return Nearest(prototypes[known], known.nonzero().squeeze(1), len(known), metric)

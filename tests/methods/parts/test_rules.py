@@ -1,0 +1,79 @@
+"""A rule is what a method predicts by, and a module like any other."""
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from protofleet.methods.maths.geometry import unit
+from protofleet.methods.parts.rules import Classifier, Nearest, nearest_known, places_of
+
+CLASSES, SIZE = 4, 6
+Z = torch.randn(7, SIZE, generator=torch.Generator().manual_seed(1))
+ROWS = torch.randn(5, SIZE, generator=torch.Generator().manual_seed(2))
+LABELS = torch.tensor([2, 0, 2, 3, 2])  # nobody holds class 1
+BY_HAND = {
+    "squared": lambda z, row: -float((z - row).square().sum()),
+    "euclidean": lambda z, row: -float((z - row).norm()),
+    "cosine": lambda z, row: float(torch.cosine_similarity(z, row, dim=0)),
+}
+
+
+@pytest.mark.parametrize("metric", BY_HAND)
+def test_a_class_is_as_near_as_the_nearest_of_its_rows(metric):
+    rows = unit(ROWS) if metric == "cosine" else ROWS
+    scores = Nearest(rows, LABELS, CLASSES, metric)(Z)
+    for z, found in zip(Z, scores.tolist(), strict=True):
+        near = [BY_HAND[metric](z, row) for row in rows]
+        assert found == pytest.approx([near[1], -math.inf, max(near[0], near[2], near[4]), near[3]], rel=1e-5)
+
+
+def test_a_class_without_rows_is_never_chosen_and_its_score_may_be_finite():
+    scores = Nearest(unit(ROWS), LABELS, CLASSES, "cosine", missing=-2.0)(Z)
+    assert (scores[:, 1] == -2.0).all() and not (scores.argmax(1) == 1).any()
+    nothing = Nearest(ROWS[:0], LABELS[:0], CLASSES, "cosine")(Z)
+    assert nothing.shape == (7, CLASSES) and (nothing == -math.inf).all()
+
+
+def test_of_a_table_the_classes_that_are_known_are_near():
+    table, known = torch.randn(CLASSES, SIZE), torch.tensor([True, False, True, True])
+    scores = nearest_known(table, known, "squared")(Z)
+    for z, found in zip(Z, scores, strict=True):
+        distances = {c: float((z - table[c]).square().sum()) for c in (0, 2, 3)}
+        assert int(found.argmax()) == min(distances, key=distances.get) and found[1] == -math.inf
+
+
+def test_a_classifier_sees_embeddings_or_their_directions():
+    head = nn.Linear(SIZE, CLASSES)
+    assert torch.equal(Classifier(head)(Z), head(Z))
+    assert torch.allclose(Classifier(head, sphere=True)(3 * Z), head(unit(Z)))
+
+
+def test_a_rule_holds_what_it_was_made_with():
+    rows = ROWS.clone()
+    rule = nearest_known(rows, torch.ones(5, dtype=torch.bool), "squared")
+    before = rule(Z)
+    rows.zero_()
+    assert torch.equal(rule(Z), before)
+
+
+@pytest.mark.parametrize(
+    "rule", [Nearest(ROWS, LABELS, CLASSES, "euclidean"), Classifier(nn.Linear(SIZE, CLASSES), sphere=True)]
+)
+def test_a_rule_is_stored_and_loaded_like_any_module(rule):
+    file = io.BytesIO()
+    torch.save(rule.state_dict(), file)
+    other = copy.deepcopy(rule)
+    for value in other.state_dict().values():
+        value.zero_()
+    assert not torch.equal(other(Z), rule(Z))
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(other(Z), rule(Z))
+
+
+def test_places_are_filled_up_with_one_behind_the_last():
+    assert places_of(LABELS, CLASSES).tolist() == [[1, 5, 5], [5, 5, 5], [0, 2, 4], [3, 5, 5]]
