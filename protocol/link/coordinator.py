@@ -397,10 +397,10 @@ class CoordinatorLink(Link):
         self, received: Received, update: Update, attachment: InlineAnswer | Offer | None, now: float
     ) -> list[Received]:
         assert attachment is not None
-        if update.follows and isinstance(attachment, Manifest):  # no fault, if the answer is not admitted
-            self._recently_completed.append(_name_of_blocks(received.sender, attachment))
-        was_asked_for = received.sender in self._credited
+        comes = update.follows and received.sender in self._credited
         self._credited.discard(received.sender)
+        if comes and isinstance(attachment, Manifest):  # no fault, if the answer is not admitted
+            self._recently_completed.append(_name_of_blocks(received.sender, attachment))
         if received.run != self.run:
             return []  # of another run; its device has been told of this one by now
         name = attachment.name if isinstance(attachment, InlineAnswer) else attachment.object
@@ -413,7 +413,7 @@ class CoordinatorLink(Link):
                 return [replace(received, message=replace(update, arrays=attachment.arrays), object=name)]
             if store.has(name):
                 return self._complete(received, update, name)
-            return self._fetch(received, attachment, store, now, comes=update.follows and was_asked_for)
+            return self._fetch(received, attachment, store, now, comes)
         return []
 
     @contextlib.contextmanager

@@ -137,12 +137,19 @@ def test_a_block_that_overtakes_its_answer_is_asked_for_and_the_answer_is_taken(
     assert len(answers(ends)) == 1 and requests(ends) == 1
 
 
-def test_the_block_of_an_answer_that_is_not_wanted_is_no_fault(tmp_path):
+def test_the_block_of_an_answer_that_is_not_wanted_is_no_fault_where_it_was_asked_for(tmp_path):
     ends = asked(tmp_path)
     ends.gate.open = False
     ends.update("a", weights(MODEL, 1))
     ends.run()
     assert not answers(ends) and not ends.rejected[COORDINATOR] and blocks(ends, "duplicate") == 1
+    link = ends.links["a"]
+    name = link.store.put(weights(MODEL, 2)).object
+    offer = link.with_new_key(link.store.manifest(name, link.block))
+    link.publish(TOPICS.up("a"), Update("a", 1, "train", 10, follows=True), COORDINATOR, offer)
+    link.send_block(TOPICS.up("a"), link.store, offer, 0, fresh=True)
+    ends.run()
+    assert [fault.reason for fault in ends.rejected[COORDINATOR]] == [Reason.UNKNOWN_OBJECT]
 
 
 BROKEN = {
