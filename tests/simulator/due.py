@@ -83,7 +83,7 @@ class Due:
             self._owed.discard(name)
 
     def _answered(self, question: Question, now: float) -> None:
-        if question == self._answer:
+        if question == self._answer and self._waits:  # after its receipt it is another answer to the same
             self._pause = min(2 * self._pause, LONGEST)
         else:
             self._first_said_at = now

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protofleet.protocol.wire.messages import Hello, Task
+from protofleet.protocol.wire.messages import Hello, Receipt, Task, Update, Welcome
 from tests.simulator.due import Due
 from tests.simulator.promises import BrokenPromise
 
@@ -23,3 +23,15 @@ def test_a_coordinator_that_waits_for_a_device_owes_a_word_to_its_hello(coordina
 
 def test_a_task_that_was_said_after_its_phase_had_ended_is_owed_to_nobody(coordinator):
     coordinator.look(1.0, 1, {"e"})
+
+
+def test_an_answer_after_the_receipt_of_one_before_is_owed_as_late_as_that_receipt_took():
+    device, answer = Due("d"), Update("d", 1, "train", 5)
+    device.heard("coordinator", Welcome(b"{}"), 1, 0.0)
+    for now in (0.0, 5.0, 15.0):
+        device.said("coordinator", answer, now)
+    device.heard("coordinator", Receipt(1, "train", "late"), 1, 16.0)
+    device.said("coordinator", answer, 40.0)  # the round has begun again
+    device.look(99.0, 1, ())
+    with pytest.raises(BrokenPromise, match="has no receipt, and was said 64.0 s ago"):
+        device.look(104.0, 1, ())
