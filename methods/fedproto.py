@@ -50,7 +50,7 @@ from protofleet.methods.parts.prototypes import (
     known_rows,
     table_of,
 )
-from protofleet.methods.parts.rules import nearest_known
+from protofleet.methods.parts.rules import both_ways
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Weight
@@ -152,16 +152,11 @@ class Client(singleset.Client):
         return self.seen.means().to(self.prototypes.dtype), self.seen.counts
 
     def rule(self) -> nn.Module:
-        return self.nearest() if self.hyper.inference == "prototype" else self.model.head
+        return both_ways(self.model.head, self.prototypes, self.known)[self.hyper.inference]
 
     def other_rules(self) -> Mapping[str, nn.Module]:
-        both = {"prototype": self.nearest(), "classifier": self.model.head}
+        both = both_ways(self.model.head, self.prototypes, self.known)
         return {name: rule for name, rule in both.items() if name != self.hyper.inference}
-
-    def nearest(self) -> nn.Module:
-        if not self.known.any():
-            return self.model.head
-        return nearest_known(self.prototypes, self.known, "squared")
 
 
 def cost(sizes: Sizes) -> Cost:

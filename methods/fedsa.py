@@ -75,7 +75,7 @@ from protofleet.methods.parts.prototypes import (
     margin_figures,
     table_of,
 )
-from protofleet.methods.parts.rules import nearest_known
+from protofleet.methods.parts.rules import both_ways
 from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, Share, Weight
 
@@ -240,18 +240,13 @@ class Client(singleset.Client):
         return means, self.seen.counts // self.hyper.epochs  # every epoch sees every sample
 
     def rule(self) -> nn.Module:
-        return self.nearest() if self.hyper.inference == "prototype" else self.model.head
+        return both_ways(self.model.head, self.prototypes, self.known)[self.hyper.inference]
 
     def other_rules(self) -> Mapping[str, nn.Module]:
         if not self.hyper.send_prototypes:
             return {}
-        both = {"prototype": self.nearest(), "classifier": self.model.head}
+        both = both_ways(self.model.head, self.prototypes, self.known)
         return {name: rule for name, rule in both.items() if name != self.hyper.inference}
-
-    def nearest(self) -> nn.Module:
-        if not self.known.any():
-            return self.model.head
-        return nearest_known(self.prototypes, self.known, "squared")
 
     def state(self) -> Payload:
         return {**super().state(), "own": self.own}

@@ -52,6 +52,7 @@ LIMITS: Final = (
     ("bytes left free in a packet", "protofleet.protocol.link.base.FRAME_OVERHEAD"),
     ("blocks of one object in flight", "protofleet.protocol.link.base.WINDOW"),
     ("blocks in flight to the coordinator", "protofleet.protocol.link.coordinator.BUDGET"),
+    ("devices with credit", "protofleet.protocol.link.coordinator.MOST_CREDIT"),
     ("seconds before blocks are asked for again", "protofleet.protocol.link.fetch.RETRY_SECONDS"),
     ("and at most", "protofleet.protocol.link.fetch.LONGEST_RETRY_SECONDS"),
     ("longest gap between blocks that is doubled", "protofleet.protocol.link.fetch.LONGEST_GAP_SECONDS"),

@@ -344,7 +344,7 @@ class CoordinatorLink(Link):
 
     def abandon(self, device: str | None = None, for_good: bool = False) -> None:
         """Stop fetching: the round is over, or the device has gone, and the received part of its answer is kept."""
-        self._credited -= self._credited if device is None else {device}
+        self._credited = set() if device is None else self._credited - {device}
         for name in list(self.fetches) if device is None else [device]:
             if held := self.fetches.pop(name, None):
                 self._retry_seconds[name] = held[0].retry

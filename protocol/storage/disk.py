@@ -139,7 +139,7 @@ class Disk:
         spare.replace(target)
 
     def overwrite(self, path: Path, data: bytes) -> None:
-        """A third of the work of `replace`. After a kill all of it is there or none; after a power cut maybe some.
+        """`replace` without its new file. After a kill all of it is there or none; after a power cut maybe some.
 
         For what is checked when it is read and can be done without. `data` has as many bytes as the file.
         """

@@ -272,7 +272,7 @@ def _follower(value: object) -> Manifest:
         raise TypeError(f"a key of {len(key[0])} bytes, not of {HASH}")
     if not 0 < size <= MAX_BLOCK:
         raise Rejected(Reason.MALFORMED, f"a block of {size} bytes follows, not 1 to {MAX_BLOCK}")
-    return Manifest(name, size, size, (name[:SHORT_HASH],), (), _hash(key[0]) if key else b"")
+    return Manifest(name, size, size, (name[:SHORT_HASH],), (), key[0] if key else b"")
 
 
 def _update(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
@@ -281,8 +281,8 @@ def _update(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attach
     attachment: Attachment = _indirect(fields) if follows is None else _follower(follows)
     if attachment is None:
         attachment = body if isinstance(body := fields["arrays"], bytes) else _manifest(body)
-    place_and_size = sender, place.round, place.phase, examples, place.base
-    return Update(*place_and_size, {}, metrics, follows is not None), attachment
+    base, comes = place.base, follows is not None
+    return Update(sender, place.round, place.phase, examples, base, {}, metrics, comes), attachment
 
 
 def _receipt(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:

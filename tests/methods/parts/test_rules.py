@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from protofleet.methods.maths.geometry import unit
-from protofleet.methods.parts.rules import Classifier, Nearest, nearest_known, places_of
+from protofleet.methods.parts.rules import Classifier, Nearest, both_ways, nearest_known, places_of
 
 CLASSES, SIZE = 4, 6
 Z = torch.randn(7, SIZE, generator=torch.Generator().manual_seed(1))
@@ -77,3 +77,12 @@ def test_a_rule_is_stored_and_loaded_like_any_module(rule):
 
 def test_places_are_filled_up_with_one_behind_the_last():
     assert places_of(LABELS, CLASSES).tolist() == [[1, 5, 5], [5, 5, 5], [0, 2, 4], [3, 5, 5]]
+
+
+def test_the_head_serves_for_both_ways_until_a_prototype_is_known():
+    head, table = nn.Linear(SIZE, CLASSES), torch.randn(CLASSES, SIZE)
+    nothing, some = torch.zeros(CLASSES, dtype=torch.bool), torch.tensor([True, False, True, True])
+    assert both_ways(head, table, nothing) == {"prototype": head, "classifier": head}
+    both = both_ways(head, table, some)
+    assert both["classifier"] is head and list(both) == ["prototype", "classifier"]
+    assert torch.equal(both["prototype"](Z), nearest_known(table, some, "squared")(Z))
