@@ -176,12 +176,6 @@ def resident_megabytes(field: str, process: object = "self") -> float:
     raise LookupError(f"no {field} for process {process}")
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((LOOPBACK, 0))
-        return int(sock.getsockname()[1])
-
-
 def listens(port: int) -> bool:
     with socket.socket() as sock:
         sock.settimeout(1.0)

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.harness.measure import Figure, MeasureError
-from benchmarks.harness.processes import LOOPBACK, Counters, Family, counters, free_port
+from benchmarks.harness.processes import LOOPBACK, Counters, Family, counters
 from benchmarks.harness.syncs import Syncs
 from benchmarks.harness.trees import Tree
 from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.enrol.local_federation import LocalFederation, enrol_federation
 from protofleet.protocol.settings.reader import write_toml
 from protofleet.protocol.wire.names import COORDINATOR

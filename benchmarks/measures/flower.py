@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.harness.measure import Figure, MeasureError
-from benchmarks.harness.processes import LOOPBACK, CountingProxy, Family, free_port, listens
+from benchmarks.harness.processes import LOOPBACK, CountingProxy, Family, listens
 from benchmarks.harness.trees import ROOT, Tree
 from benchmarks.programs.counted import PAYLOAD
 from benchmarks.programs.rounds import DEVICES, MODEL, ROUNDS
+from protofleet.deploy.brokers.ports import free_port
 
 WANTED = ("flwr==1.41.0", "numpy>=2,<3")  # Flower's command line changes with every few versions
 INSTALL_SECONDS, START_SECONDS, LIMIT_SECONDS = 600.0, 180.0, 300.0

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.brokers.mosquitto import CONF_FILE, PLAIN_SETTINGS, ListenerSettings, tls_settings
+from protofleet.deploy.brokers.ports import LOOPBACK, free_port
 from protofleet.protocol.transport.address import (
     LARGEST_BLOCK,
     BrokerAddress,
@@ -32,7 +33,6 @@ from protofleet.protocol.transport.address import (
 )
 from protofleet.runtime import children
 
-LOOPBACK: Final = "127.0.0.1"
 START_SECONDS: Final = 15.0
 STOP_SECONDS: Final = 5.0
 START_ATTEMPTS: Final = 5  # another process may take a free port before the broker does
@@ -172,7 +172,7 @@ class LocalBroker:
         self._folder.mkdir(parents=True, exist_ok=True)
         fixed_port = self._port
         for attempt in range(1, START_ATTEMPTS + 1):
-            self._port = fixed_port or _free_port()
+            self._port = fixed_port or free_port()
             _check_port_free(self._port)
             self._launch()
             try:
@@ -257,13 +257,6 @@ class LocalBroker:
 def _listens(address: BrokerAddress) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex((address.host, address.port)) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((LOOPBACK, 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def _check_port_free(port: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.wire.names import COORDINATOR
@@ -19,7 +20,6 @@ from tests.chaos.faults import Dice, Storm
 from tests.chaos.proxy import Proxy
 from tests.chaos.seclusion import HUB, Network
 from tests.chaos.world import World
-from tests.support.secured_broker import free_port
 
 CALM_SECONDS = 180.0  # that a run may take to its end once nothing is done to it any more
 GO_SECONDS = 60.0  # that devices may take to hear of it: the longest pause between two tries is 30

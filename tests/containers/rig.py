@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.deploy.brokers.mosquitto import ListenerSettings
+from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.enrol.local_federation import write_mosquitto_conf
 from protofleet.protocol.settings.reader import merge, write_toml
 from tests.containers.devices import Bench, FakeDevice
-from tests.support.secured_broker import free_port
 
 ROOT: Final = Path(__file__).parents[2]
 TINY: Final = {"source": "digits", "domain": "mnist", "samples": 60, "test_samples": 20, "size": 16}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.images.image_ids import read_ids
 from protofleet.deploy.monitoring.dashboards import DASHBOARDS
 from protofleet.edge_client.host.sensors import Sensors
@@ -20,7 +21,6 @@ from tests.containers.drawing import page
 from tests.containers.images import built_in, product, stand_in
 from tests.containers.stacks import STEP, RunningStack
 from tests.deploy.fleet.boards import jetson_files
-from tests.support.secured_broker import free_port
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 ROUNDS = 90  # long enough for several scrapes after the last kill: 30 took 15 s

@@ -15,6 +15,7 @@ from typing import Any
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.enrol.local_federation import LocalFederation
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.settings import DataSettings
@@ -30,7 +31,7 @@ from tests.hostile.device import PATIENCE, Credentials, Device, Work, honest
 from tests.hostile.proxy import TakenOver
 from tests.support.events import events_in
 from tests.support.forked_program import forked_program
-from tests.support.secured_broker import free_port, start_enrolled
+from tests.support.secured_broker import start_enrolled
 
 RUN = "run"
 CLASSES, SIZE = 3, 8

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.fleet.settings import device_settings, read_fleet
 from protofleet.deploy.local.experiment import Experiment
@@ -20,7 +21,6 @@ from protofleet.deploy.stack.prepare import prepare
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.settings.reader import decode, read_toml
 from tests.hostile.federation import Federation
-from tests.support.secured_broker import free_port
 
 TINY = {"name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"}}
 SOON = 10.0  # seconds; milliseconds where nothing else runs

@@ -8,9 +8,9 @@ import pytest
 
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Policy
+from protofleet.deploy.brokers.ports import free_port
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
-from tests.support.secured_broker import free_port
 
 TOGETHER = Policy(quorum=2, gather=3, settle_seconds=1.0)
 SERVER_HALF = """

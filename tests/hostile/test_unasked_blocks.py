@@ -3,8 +3,8 @@
 import urllib.request
 
 from protofleet.coordinator.round.policy import Policy
+from protofleet.deploy.brokers.ports import free_port
 from tests.hostile.federation import Federation
-from tests.support.secured_broker import free_port
 
 RULES = Policy(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=300)
 HELLOS = 30

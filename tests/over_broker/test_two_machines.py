@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.local.experiment import read_experiment
 from protofleet.deploy.local.run import RunningBroker, enrol_all, write_settings
 from protofleet.edge_client.trainer.slots import Slots
 from tests.deploy.local.test_run import ROOT, furnished
-from tests.support.secured_broker import free_port
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 COUNTER = itertools.count()

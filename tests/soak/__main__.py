@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.wire.names import COORDINATOR
@@ -17,7 +18,6 @@ from tests.chaos.campaign import pictures
 from tests.chaos.world import World
 from tests.soak.samples import of_folder, of_process, sizes
 from tests.soak.slopes import Slope, slope
-from tests.support.secured_broker import free_port
 
 Series = dict[str, list[tuple[float, float]]]  # figure -> (round, value)
 # What a figure may surely have grown by over the whole run before it counts as a leak.

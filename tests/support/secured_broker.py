@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,11 +33,3 @@ def start_enrolled(folder: Path, *devices: str, more: Sequence[str] = ()) -> Enr
     broker = LocalBroker(folder / "logs", "mosquitto", mutual_tls=mutual_tls, extra_lines=more)
     broker.start()
     return Enrolled(fleet, federation, broker)
-
-
-def free_port() -> int:
-    """Below the ports that connections are given, and drawn, so that neither they nor other tests take it first."""
-    while True:
-        port = random.SystemRandom().randrange(15_000, 30_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.enrol import disconnect
 from protofleet.deploy.enrol.local_federation import tls_files
 from protofleet.protocol.transport.address import BrokerAddress, BrokerError, preflight
 from tests.support.enrol import enrol_in
-from tests.support.secured_broker import free_port
 
 
 @pytest.fixture
