@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import random
 import socket
-import sys
+import tempfile
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 FIRST = 12_000
 USUAL_END = 30_000  # where a machine does not say which ports it gives to connections
 CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+DRAWS = 1 << 30
 
 
 def free_port() -> int:
-    """Below the ports that the machine gives to connections, and reserved until this process ends.
+    """Below the ports that the machine gives to connections, each in its turn.
 
     A port that was only seen free is taken, now and then, before its program listens: by a connection of
-    any process, or by another process that looks for a port. A reservation is known to all who call this.
+    any process, or by another process that looks for a port. In turns, all processes of a user come to the
+    same port again after thousands of others.
     """
-    end = _first_of_connections()
+    span = _first_of_connections() - FIRST
     while True:
-        port = random.SystemRandom().randrange(FIRST, end)
+        port = FIRST + _turn() % span
         with contextlib.suppress(OSError), socket.create_server((LOOPBACK, port)):
-            _reserve(port)
             return port
 
 
@@ -36,14 +39,19 @@ def _first_of_connections() -> int:
     return first if first > 2 * FIRST else USUAL_END
 
 
-def _reserve(port: int) -> None:
-    """Raises OSError if another holds it. The kernel ends a reservation with its process, however that ends."""
-    if sys.platform != "linux":
-        return  # no names of sockets outside of the file system
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+def _turn() -> int:
+    """One more than anybody's last; where no file can be kept, a draw."""
+    path = Path(tempfile.gettempdir()) / f"protofleet-ports-{os.getuid()}"
+    drawn = random.SystemRandom().randrange(DRAWS)
     try:
-        sock.bind(f"\0protofleet-port-{port}")
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError:
-        sock.close()
-        raise
-    sock.detach()  # stays open: what will listen is started later, often by another process
+        return drawn
+    with os.fdopen(handle, "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process, however that ends
+        text = file.read(20)
+        turn = int(text) + 1 if text.isdecimal() else drawn
+        file.seek(0)
+        file.truncate()
+        file.write(str(turn))
+    return turn

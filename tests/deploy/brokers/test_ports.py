@@ -1,43 +1,62 @@
 """Ports that are free now and are still free when a program listens there later."""
 
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from protofleet.deploy.brokers.ports import CONNECTIONS, LOOPBACK, free_port
 
-NEXT = """
-import random, sys
-from unittest.mock import patch
-from protofleet.deploy.brokers.ports import free_port
-drawn, free_draw = [int(word) for word in sys.argv[1:]], random.SystemRandom().randrange
-with patch.object(random.SystemRandom, "randrange", lambda _, *limits: drawn.pop() if drawn else free_draw(*limits)):
-    print(free_port())
-"""
+OPEN = Path("/proc/self/fd")
+NEXT = "from protofleet.deploy.brokers.ports import free_port\nprint(*(free_port() for _ in range(20)))"
 
 
-def next_free(*drawn: int) -> int:
-    """Of another process, which draws this first."""
-    command = [sys.executable, "-c", NEXT, *map(str, drawn)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+@pytest.fixture(autouse=True)
+def turns(tmp_path, monkeypatch):
+    """Of this test alone: other tests take ports meanwhile."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path / f"protofleet-ports-{os.getuid()}"
+
+
+def taken_by_others(processes=3):
+    """Ports that processes take at once."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", NEXT], stdout=subprocess.PIPE, text=True)
+        for _ in range(processes)
+    ]
+    return [int(port) for process in started for port in process.communicate()[0].split()]
 
 
 def test_a_port_that_was_given_is_given_to_no_other_process_though_nobody_listens_there_yet():
-    mine = free_port()
-    assert next_free(mine) != mine
+    mine = [free_port() for _ in range(20)]
+    everybodys = [*mine, *taken_by_others()]
+    assert len(everybodys) == 80 and len(set(everybodys)) == 80
 
 
-def test_a_port_on_which_somebody_listens_is_not_given():
-    with socket.create_server((LOOPBACK, 0)) as listening:
-        taken = listening.getsockname()[1]
-        assert next_free(taken) != taken
+def test_a_port_on_which_somebody_listens_is_passed_over():
+    first = free_port()
+    with socket.create_server((LOOPBACK, first + 1)):
+        assert free_port() > first + 1
 
 
-def test_a_port_is_free_again_once_the_process_that_it_was_given_has_ended():
-    port = next_free()
-    assert next_free(port) == port
-
-
-def test_no_connection_is_given_such_a_port():
+def test_no_file_stays_open_and_no_connection_is_given_such_a_port():
+    before = len(list(OPEN.iterdir()))
     first, last = map(int, CONNECTIONS.read_text().split())
     assert all(not first <= free_port() <= last for _ in range(50))
+    assert len(list(OPEN.iterdir())) == before
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "-1"])
+def test_a_file_that_says_no_turn_begins_anew(turns, text):
+    turns.write_text(text)
+    port = free_port()
+    assert turns.read_text().isdecimal() and free_port() != port
+
+
+def test_where_no_file_can_be_kept_ports_are_drawn(turns):
+    turns.symlink_to(turns.parent / "elsewhere")  # anybody may put one there, and it is not followed
+    assert 0 < free_port() < 65536 and not (turns.parent / "elsewhere").exists()
