@@ -7,6 +7,7 @@ import fcntl
 import os
 import random
 import socket
+import stat
 import tempfile
 from pathlib import Path
 
@@ -41,17 +42,22 @@ def _first_of_connections() -> int:
 
 def _turn() -> int:
     """One more than anybody's last; where no file can be kept, a draw."""
-    path = Path(tempfile.gettempdir()) / f"protofleet-ports-{os.getuid()}"
     drawn = random.SystemRandom().randrange(DRAWS)
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        return _next_in(Path(tempfile.gettempdir()) / f"protofleet-ports-{os.getuid()}", drawn)
     except OSError:
         return drawn
-    with os.fdopen(handle, "r+") as file:
+
+
+def _next_in(path: Path, first: int) -> int:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
+            return first  # another user could hold its lock for ever, and a pipe says nothing
         fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process, however that ends
         text = file.read(20)
-        turn = int(text) + 1 if text.isdecimal() else drawn
+        turn = int(text) + 1 if text.isdigit() else first
         file.seek(0)
         file.truncate()
-        file.write(str(turn))
+        file.write(str(turn).encode())
     return turn

@@ -1,5 +1,6 @@
 """Ports that are free now and are still free when a program listens there later."""
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -8,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.deploy.brokers.ports import CONNECTIONS, LOOPBACK, free_port
+from protofleet.deploy.brokers.ports import CONNECTIONS, FIRST, LOOPBACK, free_port
 
 OPEN = Path("/proc/self/fd")
 NEXT = "from protofleet.deploy.brokers.ports import free_port\nprint(*(free_port() for _ in range(20)))"
+ON_A_FULL_DISK = """
+import resource
+from protofleet.deploy.brokers.ports import free_port
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file can grow
+print(*(free_port() for _ in range(20)))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +44,11 @@ def test_a_port_that_was_given_is_given_to_no_other_process_though_nobody_listen
     assert len(everybodys) == 80 and len(set(everybodys)) == 80
 
 
-def test_a_port_on_which_somebody_listens_is_passed_over():
-    first = free_port()
-    with socket.create_server((LOOPBACK, first + 1)):
-        assert free_port() > first + 1
+def test_a_port_on_which_somebody_listens_is_passed_over(turns):
+    port = free_port()
+    with socket.create_server((LOOPBACK, port)):
+        turns.write_text(str(port - FIRST - 1))  # whose turn it would be
+        assert free_port() != port
 
 
 def test_no_file_stays_open_and_no_connection_is_given_such_a_port():
@@ -50,9 +58,9 @@ def test_no_file_stays_open_and_no_connection_is_given_such_a_port():
     assert len(list(OPEN.iterdir())) == before
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "-1"])
+@pytest.mark.parametrize("text", [b"", b"nonsense", b"-1", b"\xff\xfe", "\u0661".encode()])
 def test_a_file_that_says_no_turn_begins_anew(turns, text):
-    turns.write_text(text)
+    turns.write_bytes(text)
     port = free_port()
     assert turns.read_text().isdecimal() and free_port() != port
 
@@ -60,3 +68,21 @@ def test_a_file_that_says_no_turn_begins_anew(turns, text):
 def test_where_no_file_can_be_kept_ports_are_drawn(turns):
     turns.symlink_to(turns.parent / "elsewhere")  # anybody may put one there, and it is not followed
     assert 0 < free_port() < 65536 and not (turns.parent / "elsewhere").exists()
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(turns):
+    os.mkfifo(turns)
+    assert 0 < free_port() < 65536
+
+
+def test_where_the_file_cannot_be_written_ports_are_drawn_too():
+    done = subprocess.run([sys.executable, "-c", ON_A_FULL_DISK], capture_output=True, text=True)
+    assert done.returncode == 0 and len(done.stdout.split()) == 20, done.stderr
+
+
+def test_a_file_of_another_user_is_not_waited_for(turns, monkeypatch):
+    with turns.open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        monkeypatch.setattr("os.getuid", lambda uid=os.getuid() + 1: uid)
+        turns.rename(turns.with_name(f"protofleet-ports-{os.getuid()}"))
+        assert 0 < free_port() < 65536
