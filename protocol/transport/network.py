@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Final, Protocol
 
 from protofleet.protocol.transport.timers import NEVER, Timers
@@ -76,6 +77,9 @@ class Network:
         self._entries: set[Entry] = set()
         self._thread: threading.Thread | None = None
         self._opener: threading.Thread | None = None
+        self._is_opening = (
+            False  # the opener looks for more to open: a thread that ends is still alive for a moment
+        )
         self._to_open: deque[Entry] = deque()
         self._wake_ups: WakeUps[Entry] | None = None
 
@@ -85,9 +89,8 @@ class Network:
             self._entries.add(entry)
             if self._wake_ups is None:
                 self._wake_ups = WakeUps()
-                wake_ups, name = self._wake_ups, f"mqtt-{self._name}"
-                self._thread = threading.Thread(target=lambda: self._run(wake_ups), name=name, daemon=True)
-                self._thread.start()
+                run = partial(self._run, self._wake_ups)
+                self._thread = _start(f"mqtt-{self._name}", run, before=self._thread)
         self.wake(entry)
         return entry
 
@@ -134,21 +137,33 @@ class Network:
     def _open_soon(self, entry: Entry) -> None:
         with self._lock:
             self._to_open.append(entry)
-            if self._opener is None:
-                name = f"connecting-{self._name}"
-                self._opener = threading.Thread(target=self._open_all, name=name, daemon=True)
-                self._opener.start()
+            if not self._is_opening:
+                self._opener = _start(f"connecting-{self._name}", self._open_all, before=self._opener)
+                self._is_opening = True
 
     def _open_all(self) -> None:
         while True:
             with self._lock:
                 if not self._to_open:
-                    self._opener = None
+                    self._is_opening = False
                     return
                 entry = self._to_open.popleft()
             entry.socket = entry.connection.open()
             entry.phase = Phase.OPENED
             self.wake(entry)
+
+
+def _start(name: str, work: Callable[[], None], before: threading.Thread | None) -> threading.Thread:
+    """A thread that works once the `before` it is gone, so that who waits for the last waits for all."""
+
+    def run() -> None:
+        if before is not None:
+            before.join()
+        work()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 class _Loop:

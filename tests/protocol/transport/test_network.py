@@ -1,6 +1,5 @@
 """Many connections on one thread: each has what it would have alone."""
 
-import sys
 import threading
 import time
 
@@ -51,23 +50,36 @@ class Unreachable:
         raise AssertionError("it does not stand")
 
     def end(self):
+        time.sleep(0.002)  # meanwhile the thread that tried to open it finds nothing more to open
         return float("inf")
 
 
-@pytest.fixture
-def short_turns():
-    """Threads change places at nearly every step."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
+@pytest.fixture(params=["mqtt", "connecting"])
+def first_of_its_name_ends_slowly(request):
+    """A thread that has done its work is still alive for a while."""
+    slow = set()
+
+    def pause(frame, event, _):
+        name = threading.current_thread().name
+        ends = event == "return" and frame.f_code is threading.Thread.run.__code__
+        if ends and name.startswith(request.param) and name not in slow:
+            slow.add(name)
+            time.sleep(0.05)
+
+    threading.setprofile(pause)
     yield
-    sys.setswitchinterval(before)
+    threading.setprofile(None)
 
 
-@pytest.mark.usefixtures("short_turns")
-def test_who_waited_for_the_last_connection_to_end_finds_no_thread_left():
-    for i in range(500):
+@pytest.mark.usefixtures("first_of_its_name_ends_slowly")
+@pytest.mark.parametrize("connections", [1, 2])
+def test_who_waited_for_the_last_connection_to_end_finds_no_thread_left(connections):
+    for i in range(10):
         network = Network(f"alone-{i}")
-        assert network.join(network.add(Unreachable()), 10.0)
+        for _ in range(connections):
+            last = network.add(Unreachable())
+            assert last.over.wait(10.0)
+        assert network.join(last, 10.0)
         assert threads_of(f"alone-{i}") == []
 
 
