@@ -145,15 +145,29 @@ SOON_LASTING = "import protofleet.coordinator.devices.small_packets as sp; sp.LA
 def test_a_device_that_takes_no_manifest_as_an_object_keeps_nobody_from_a_broker(tmp_path, leaves):
     """It is the only one such; the broker's limit stays as small as it has become. Without it a quorum is there."""
     large = Network("mlp", feature_size=600)
-    with federation(tmp_path, "one", "old", network=large, policy=Policy(quorum=1, gather=1, **SOON)) as f:
+    with federation(
+        tmp_path,
+        "one",
+        "old",
+        network=large,
+        policy=Policy(quorum=1, gather=2, settle_seconds=0.2, patience_seconds=60.0),
+    ) as f:
         coordinator = f.coordinator(planted=SOON_LASTING)
         old, one = f.raw("old"), f.device("one")
-        f.wait_until(lambda: '"joined", "device": "one"' in f.log_of(coordinator), "both to be there")
+        f.proxy.passes = lambda frame: frame.kind != "update"
+        for device in ("old", "one"):
+            f.wait_until(
+                lambda d=device: f'"joined", "device": "{d}"' in f.log_of(coordinator), "both to be there"
+            )
         if leaves:
             old.say("bye", {"reason": "signal: SIGTERM"})
             f.wait_until(lambda: '"event": "left", "device": "old"' in f.log_of(coordinator), "its leave")
             old.stop()
         shrink(f, 5200, "coordinator", "one", "old")
+        if not leaves:  # the run does not end before it is back
+            f.proxy.passes = lambda frame: frame.kind != "update"
+            old.wait("refusal")
+            f.proxy.passes = lambda frame: True
         assert f.wait_for_end(coordinator) == 0, f.log_of(coordinator)[-3000:]
         assert f.wait_for_end(one) == 0, one.last_word()
         assert leaves or "it does not know manifest" in old.wait("refusal").fields["reason"]
