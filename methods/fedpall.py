@@ -35,7 +35,6 @@ from typing import Annotated, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofleet.methods import singleset
 from protofleet.methods.contract.base import (
@@ -67,7 +66,7 @@ from protofleet.methods.parts.prototypes import (
 )
 from protofleet.methods.parts.rules import nearest_known
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
-from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
+from protofleet.methods.parts.weights import keys_of_norms, load_weights, torch_device_of, weights_of
 from protofleet.protocol.settings.bounds import (
     Batch,
     Epochs,
@@ -222,7 +221,8 @@ class Client(singleset.Client):
 
     def learn(self) -> Payload:
         if self.C_g and self.hyper.use_global_classifier:
-            load_weights(self.H, {**self.C_g, **batch_norms_of(self.H, "classifier")}, "classifier")
+            own_norms = weights_of(self.H, "classifier", keys_of_norms(self.H))  # which never leave a device
+            load_weights(self.H, {**self.C_g, **own_norms}, "classifier")
         train(self.model, self.data, self.objective, self.hyper, self.generator("train"))
         means, counts = class_means(self.features(), self.data.y, self.model.classes)
         sent = held_rows(means, counts)
@@ -279,12 +279,6 @@ def classifier_of(model: Net, hyper: Hyper, seed: int) -> nn.Module:
             torch_device_of(model)
         )
     return model.head
-
-
-def batch_norms_of(module: nn.Module, prefix: str) -> Payload:
-    """Weights, biases and statistics of batch norms, found by type: they never leave a device's H."""
-    norms = {name for name, part in module.named_modules() if isinstance(part, _BatchNorm)}
-    return {f"{prefix}.{key}": w for key, w in module.state_dict().items() if key.rpartition(".")[0] in norms}
 
 
 @torch.no_grad()

@@ -1,7 +1,11 @@
-"""A module's weights under wire names, and back: `<prefix>.<state_dict key>`, buffers included."""
+"""A module's weights under wire names, and back: `<prefix>.<state_dict key>`, buffers included.
+
+`keys` are those of the state dict that are meant; without any, all of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -10,20 +14,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofleet.methods.contract.base import Payload
 from protofleet.methods.contract.wants import TensorSpec, like
+from protofleet.methods.nets.base import Net
 
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
 
 
-def weights_of(module: nn.Module, prefix: str = "weights") -> dict[str, Tensor]:
+def weights_of(
+    module: nn.Module, prefix: str = "weights", keys: Collection[str] | None = None
+) -> dict[str, Tensor]:
     """Views, not copies: a broadcast costs the coordinator no second model. They move when it trains."""
-    return {f"{prefix}.{name}": value.detach() for name, value in module.state_dict().items()}
+    return {f"{prefix}.{name}": value.detach() for name, value in _named(module, keys).items()}
 
 
-def load_weights(module: nn.Module, payload: Payload, prefix: str = "weights") -> None:
+def load_weights(
+    module: nn.Module, payload: Payload, prefix: str = "weights", keys: Collection[str] | None = None
+) -> None:
     """Take over the weights in the payload: all of them, or none where it brings none under this prefix."""
     start = f"{prefix}."
     found = {name.removeprefix(start) for name in payload if name.startswith(start)}
-    own = module.state_dict()
+    own = _named(module, keys)
     if not found:
         return
     if found != set(own):
@@ -41,14 +50,30 @@ def load_weights(module: nn.Module, payload: Payload, prefix: str = "weights") -
         value.copy_(loaded)
 
 
-def weight_wants(module: nn.Module, prefix: str = "weights") -> dict[str, TensorSpec]:
+def weight_wants(
+    module: nn.Module, prefix: str = "weights", keys: Collection[str] | None = None
+) -> dict[str, TensorSpec]:
     """The same weights back. One negative running variance would make every device's scores NaN."""
-    wants = like(weights_of(module, prefix))
+    wants = like(weights_of(module, prefix, keys))
     norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
     for name in (".".join(filter(None, (prefix, n, buffer))) for n in norms for buffer in NEVER_NEGATIVE):
         if name in wants:
             wants[name] = replace(wants[name], low=0)
     return wants
+
+
+def keys_of_norms(module: nn.Module) -> frozenset[str]:
+    """Of all that belongs to batch norms: found by type, as in many networks their names do not tell."""
+    norms = {name for name, part in module.named_modules() if isinstance(part, _BatchNorm)}
+    return frozenset(key for key in module.state_dict() if key.rpartition(".")[0] in norms)
+
+
+def keys_of_head(model: Net) -> frozenset[str]:
+    return frozenset(f"head.{key}" for key in model.head.state_dict())
+
+
+def _named(module: nn.Module, keys: Collection[str] | None) -> dict[str, Tensor]:
+    return {key: value for key, value in module.state_dict().items() if keys is None or key in keys}
 
 
 def torch_device_of(module: nn.Module) -> torch.device:

@@ -10,7 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from protofleet.methods import fedavg, fedhp, fedlsa, fedpall, fedplcc, fedproto, fedprox, fedsa, singleset
+from protofleet.methods import (
+    fedavg,
+    fedbn,
+    fedhp,
+    fedlsa,
+    fedpall,
+    fedplcc,
+    fedproto,
+    fedprox,
+    fedrep,
+    fedsa,
+    lgfedavg,
+    singleset,
+)
 from protofleet.methods.contract.base import seeded
 from protofleet.methods.parts.local import LocalHyper, train
 from protofleet.methods.parts.state import snapshot
@@ -31,13 +44,16 @@ from tests.methods.tiny import (
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 HYPERS = {
     fedavg: LocalHyper(**LOCAL),
+    fedbn: LocalHyper(**LOCAL),
     fedhp: fedhp.Hyper(**LOCAL, init_steps=20),
     fedlsa: fedlsa.Hyper(**LOCAL, server_epochs=20),
     fedpall: fedpall.Hyper(**LOCAL, server_batch=8),
     fedplcc: fedplcc.Hyper(**LOCAL, lambda1=1.0),
     fedproto: fedproto.Hyper(**LOCAL),
     fedprox: fedprox.Hyper(**LOCAL),
+    fedrep: fedrep.Hyper(**LOCAL),
     fedsa: fedsa.Hyper(**LOCAL),
+    lgfedavg: LocalHyper(**LOCAL),
     singleset: LocalHyper(**LOCAL),
 }
 every_method = pytest.mark.parametrize("module", HYPERS, ids=lambda m: m.__name__.removeprefix("methods."))

@@ -1,0 +1,44 @@
+"""FedBN (Li et al., ICLR 2021): FedAvg in which nobody's batch norms are averaged.
+
+w_l <- sum_i (N_i / N) w_i,l   for every layer l that is no batch norm          (alg. 1)
+
+A batch norm's weight, bias and statistics stay on their device. They are found by type: the "downsample.1" of a
+ResNet is one, and does not say so in its name. Group and layer norms keep no statistics, and are averaged. The
+authors' code averages with 1/K; N_i/N here, as in all methods that average.
+"""
+
+from __future__ import annotations
+
+from protofleet.methods.contract.base import Method
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.local import LocalHyper
+from protofleet.methods.parts.shared import SharedPart, SharingClient, SharingServer
+from protofleet.methods.parts.weights import keys_of_norms
+
+
+class WithoutNorms(SharedPart):
+    def shared_keys(self) -> frozenset[str]:
+        return shared_keys_of(self.model)
+
+
+class Server(WithoutNorms, SharingServer):
+    pass
+
+
+class Client(WithoutNorms, SharingClient):
+    pass
+
+
+def shared_keys_of(model: Net) -> frozenset[str]:
+    return frozenset(model.state_dict()) - keys_of_norms(model)
+
+
+def cost(sizes: Sizes) -> Cost:
+    """All parameters but a weight and a bias for each channel that is normed."""
+    parameters = dict(sizes.model.named_parameters())
+    shared = sum(parameters[key].numel() for key in shared_keys_of(sizes.model) if key in parameters)
+    return Cost(up={"weights": shared}, down={"weights": shared})
+
+
+METHOD = Method("arXiv:2102.07623", LocalHyper, Server, Client, reports="personal", cost=cost)

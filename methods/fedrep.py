@@ -1,0 +1,77 @@
+"""FedRep (Collins et al., ICML 2021): a representation that all learn together, and a head of each device's own.
+
+h_i <- head_epochs of SGD on the head, phi fixed                                (alg. 1, lines 7-9)
+phi_i <- base_epochs of SGD on the representation, h_i fixed                    (line 10)
+phi <- sum_i (N_i / N) phi_i                                                    (line 13, where it is 1/(r n))
+
+What is fixed gets no step; batch norms take in what passes through them in both parts. Each part begins with an
+optimizer of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from torch import nn
+
+from protofleet.methods.contract.base import Method
+from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.parts.local import LocalHyper, sgd, train
+from protofleet.methods.parts.shared import SharedPart, SharingClient, SharingServer
+from protofleet.methods.parts.weights import keys_of_head
+from protofleet.protocol.settings.bounds import Epochs
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    head_epochs: Epochs | None = None  # default: `epochs`
+    base_epochs: Epochs = 1  # FedPall's; PFLlib has a setting for each
+
+
+class Base(SharedPart):
+    def shared_keys(self) -> frozenset[str]:
+        return frozenset(self.model.state_dict()) - keys_of_head(self.model)
+
+
+class Server(Base, SharingServer):
+    pass
+
+
+class Client(Base, SharingClient):
+    hyper: Hyper
+
+    def learn(self, phase: str) -> None:
+        head = list(self.model.head.parameters())
+        base = list(chain(self.model.features.parameters(), self.model.projector.parameters()))
+        self.fit(head, base, self.hyper.head_epochs or self.hyper.epochs, f"{phase}-head")
+        self.fit(base, head, self.hyper.base_epochs, f"{phase}-base")
+
+    def fit(self, part: list[nn.Parameter], rest: list[nn.Parameter], epochs: int, purpose: str) -> None:
+        hyper, generator = replace(self.hyper, epochs=epochs), self.generator(purpose)
+        with fixed(rest):
+            train(self.model, self.data, self.objective, hyper, generator, optimizers=[sgd(part, hyper)])
+
+
+@contextmanager
+def fixed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Without gradients meanwhile: those of an earlier part would count in the norm that is clipped."""
+    held = list(parameters)
+    for parameter in held:
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
+
+
+def cost(sizes: Sizes) -> Cost:
+    base = {"weights": sizes.weights - parameters(sizes.model.head)}
+    return Cost(up=base, down=base)
+
+
+METHOD = Method("arXiv:2102.07078", Hyper, Server, Client, reports="personal", cost=cost)

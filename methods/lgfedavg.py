@@ -1,0 +1,39 @@
+"""LG-FedAvg (Liang et al., 2020), as HtFLlib has it: all of a model is trained, and only the heads are averaged.
+
+head <- sum_i (N_i / N) head_i                                                  (alg. 1)
+
+The representation below stays on its device, so devices may have different networks of one embedding size. The
+authors share the upper two or three layers, from a model that FedAvg has trained before; sharing what all networks
+have in common needs none.
+"""
+
+from __future__ import annotations
+
+from protofleet.methods.contract.base import Method
+from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.parts.local import LocalHyper
+from protofleet.methods.parts.shared import SharedPart, SharingClient, SharingServer
+from protofleet.methods.parts.weights import keys_of_head
+
+
+class Head(SharedPart):
+    def shared_keys(self) -> frozenset[str]:
+        return keys_of_head(self.model)
+
+
+class Server(Head, SharingServer):
+    pass
+
+
+class Client(Head, SharingClient):
+    pass
+
+
+def cost(sizes: Sizes) -> Cost:
+    head = {"weights": parameters(sizes.model.head)}
+    return Cost(up=head, down=head)
+
+
+METHOD = Method(
+    "arXiv:2001.01523", LocalHyper, Server, Client, reports="personal", mixed_networks=True, cost=cost
+)
