@@ -1,6 +1,5 @@
 """Methods that share a part of the model: beside plain loops in one process, which know nothing of halves."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -10,14 +9,13 @@ from torch import nn
 from torch.testing import assert_close
 
 from protofleet.methods import fedavg, fedbn, fedrep, lgfedavg
-from protofleet.methods.contract.base import seeded
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import keys_of_norms
-from tests.methods.tiny import SHARDS, Shard, floats, play, same, server_of, shard, tiny
+from tests.methods.plain import DATA, LOCAL, PRESENT, averaged, fit, halves, network, order_of, played
+from tests.methods.tiny import SHARDS, Shard, floats, play, same, server_of, tiny
 
-LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 HYPERS = {
     fedbn: LocalHyper(**LOCAL),
     lgfedavg: LocalHyper(**LOCAL),
@@ -29,81 +27,28 @@ TRAVELS = {  # by the beginnings of names, which the tests may know
     lgfedavg: lambda key: key.startswith("head."),
     fedrep: lambda key: not key.startswith("head."),
 }
-# Who takes part in each round; the last one has a single class and comes late.
-PRESENT = (
-    ("device-0", "device-1", "device-2"),
-    ("device-0", "device-2"),
-    ("device-1", "device-3"),
-    ("device-0", "device-3"),
-)
-DATA = {
-    name: Shard(part.x.double(), part.y) for name, part in {**SHARDS, "device-3": shard(3, (1,) * 6)}.items()
-}
 every_method = pytest.mark.parametrize("module", HYPERS, ids=lambda m: m.__name__.rpartition(".")[2])
 
 
-def network():
-    return tiny(norm=True).double()
+def plain(module):
+    hyper = HYPERS[module]
 
+    def train(model, device, number):
+        data, loss = DATA[device], lambda x, y: F.cross_entropy(model(x), y)
+        if module is not fedrep:
+            fit(model, list(model.parameters()), data, hyper.epochs, hyper, order_of(device, number), loss)
+            return
+        head = list(model.head.parameters())
+        base = [p for key, p in model.named_parameters() if not key.startswith("head.")]
+        fit(model, head, data, hyper.head_epochs, hyper, order_of(device, number, "train-head"), loss)
+        fit(model, base, data, hyper.base_epochs, hyper, order_of(device, number, "train-base"), loss)
 
-def halves(module, hyper=None):
-    hyper = hyper or HYPERS[module]
-    clients = {name: module.METHOD.Client(network(), part, hyper, 7, name) for name, part in DATA.items()}
-    return module.METHOD.Server(network(), hyper, 7), clients
-
-
-def steps(model, part, data, epochs, hyper, order):
-    """Plain SGD of these parameters, the samples in the order that is drawn for this device and round."""
-    torch.randint(1 << 62, (), generator=order)  # the seed of layers that draw, of which there are none here
-    sgd = torch.optim.SGD(part, lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(data.y), generator=order).split(hyper.batch):
-            model.train()
-            for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm1d)):
-                norm.train(len(rows) > 1)
-            loss = F.cross_entropy(model(data.x[rows]), data.y[rows])
-            for parameter, gradient in zip(part, torch.autograd.grad(loss, part), strict=True):
-                parameter.grad = gradient
-            sgd.step()
-
-
-def plain(module, rounds=PRESENT):
-    """What is everybody's after these rounds, and every device's model."""
-    hyper, travels = HYPERS[module], TRAVELS[module]
-    models = {name: network() for name in DATA}
-    shared = {key: value.clone() for key, value in network().state_dict().items() if travels(key)}
-    for number, present in enumerate(rounds, 1):
-        total, came = sum(len(DATA[name].y) for name in present), {}
-        for name in present:
-            model = models[name]
-            model.load_state_dict({**model.state_dict(), **shared})
-            draw = lambda purpose, name=name, number=number: seeded(7, number, name, purpose)  # noqa: E731
-            if module is fedrep:
-                head = list(model.head.parameters())
-                base = [p for key, p in model.named_parameters() if not key.startswith("head.")]
-                steps(model, head, DATA[name], hyper.head_epochs, hyper, draw("train-head"))
-                steps(model, base, DATA[name], hyper.base_epochs, hyper, draw("train-base"))
-            else:
-                steps(model, list(model.parameters()), DATA[name], hyper.epochs, hyper, draw("train"))
-            came[name] = copy.deepcopy(model.state_dict())
-        for key, value in shared.items():
-            if value.is_floating_point():
-                shared[key] = sum(len(DATA[name].y) / total * came[name][key] for name in present)
-            else:
-                shared[key] = came[present[0]][key]
-    return shared, models
-
-
-def played(module):
-    server, clients = halves(module)
-    for number, present in enumerate(PRESENT, 1):
-        play(server, {name: clients[name] for name in present}, number)
-    return server, clients
+    return averaged(PRESENT, train, TRAVELS[module])
 
 
 @every_method
 def test_four_rounds_are_those_of_a_plain_loop(module):
-    server, clients = played(module)
+    server, clients = played(module, HYPERS[module])
     shared, models = plain(module)
     found = {key.removeprefix("weights."): value for key, value in server.payload().items()}
     assert found.keys() == shared.keys()
@@ -116,7 +61,7 @@ def test_four_rounds_are_those_of_a_plain_loop(module):
 
 @every_method
 def test_what_is_private_never_travels_and_outlasts_a_restart(module):
-    server, clients = played(module)
+    server, clients = played(module, HYPERS[module])
     keys, travels = set(network().state_dict()), TRAVELS[module]
     for half in (server, *clients.values()):
         assert {key.removeprefix("weights.") for key in half.shared()} == {
@@ -134,7 +79,7 @@ def test_what_is_private_never_travels_and_outlasts_a_restart(module):
 
 @every_method
 def test_nothing_of_a_device_is_lost_to_one_that_has_no_samples(module):
-    server, clients = halves(module)
+    server, clients = halves(module, HYPERS[module])
     clients["nobody"] = module.METHOD.Client(
         network(), Shard(DATA["device-0"].x[:0], DATA["device-0"].y[:0]), HYPERS[module], 7, "nobody"
     )

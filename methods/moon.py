@@ -1,0 +1,73 @@
+"""MOON (Li et al., CVPR 2021): FedAvg whose embeddings stay near the global model's and leave the device's last ones.
+
+l_con = -log( e^(cos(z, z_glob) / tau) / (e^(cos(z, z_glob) / tau) + e^(cos(z, z_prev) / tau)) )     (eq. 3)
+l = CE + mu l_con                                                                                    (eq. 4)
+
+z_glob is of the model that has just come, z_prev of what this device made of the one before, when it last took part;
+both are frozen. Before that it has the run's first network. In round 1 both are the same: the term is log 2, without
+gradient, whatever mu is.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofleet.methods import fedavg
+from protofleet.methods.contract.base import Ask, Method, Payload, Samples
+from protofleet.methods.maths.geometry import unit
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.local import LocalHyper
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, weights_of
+from protofleet.protocol.settings.bounds import Temperature, Weight
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    mu: Weight = 1.0  # 5 in RethinkFL's table
+    tau: Temperature = 0.5
+
+
+class Client(fedavg.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        self.world, self.previous = frozen(model), frozen(model)
+
+    def run(self, ask: Ask) -> Payload:
+        load_weights(self.world, weights_of(self.model))
+        sent = super().run(ask)
+        load_weights(self.previous, sent)
+        return sent
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        z = self.model.embed(x)
+        near, far = (self.cosines(z, other, x) for other in (self.world, self.previous))
+        scores = torch.stack([near, far], dim=1) / self.hyper.tau
+        contrast = F.cross_entropy(scores, torch.zeros_like(y))
+        return F.cross_entropy(self.model.head(z), y) + self.hyper.mu * contrast
+
+    @staticmethod
+    def cosines(z: Tensor, other: Net, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            fixed = unit(other.embed(x))
+        return (unit(z) * fixed).sum(dim=1)
+
+    def state(self) -> Payload:
+        return snapshot(weights_of(self.previous))
+
+    def restore(self, state: Payload) -> None:
+        load_weights(self.previous, state)
+
+
+def frozen(model: Net) -> Net:
+    return deepcopy(model).requires_grad_(False).eval()
+
+
+METHOD = Method("arXiv:2103.16257", Hyper, fedavg.Server, Client, cost=fedavg.cost)

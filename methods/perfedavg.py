@@ -1,0 +1,86 @@
+"""Per-FedAvg (Fallah et al., NeurIPS 2020), first order: a model from which one step adapts to a device.
+
+w' = w - lr grad f(w; D),   w <- w - beta grad f(w'; D')                        (alg. 1, with their FO approximation)
+
+Batches of 2B samples: D is the first half of one, rounded up, and D' the rest; one sample alone is both. Steps are
+plain SGD. PFLlib, whose beta is lr too, trains twice a round and gives a device of fewer than 2B samples no step at
+all; FedPall's alternates whole batches, and a device with one never trains.
+
+Measured personally after one step of lr on one batch of the device's own, as the paper's model is meant to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from protofleet.methods import fedavg
+from protofleet.methods.contract.base import Ask, Method, Payload
+from protofleet.methods.parts.local import LocalHyper, train
+from protofleet.methods.parts.optimizers import SGD
+from protofleet.methods.parts.weights import weights_of
+from protofleet.protocol.settings.bounds import Rate
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    beta: Rate | None = None  # default: lr
+
+
+class Client(fedavg.Client):
+    hyper: Hyper
+
+    def run(self, ask: Ask) -> Payload:
+        self.outer = FromWhereItStood(self.model.parameters(), self.hyper.beta or self.hyper.lr)
+        hyper = replace(self.hyper, batch=2 * self.hyper.batch)
+        train(self.model, self.data, self.meta, hyper, self.generator(ask.phase), optimizers=[self.outer])
+        return weights_of(self.model)
+
+    def meta(self, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of the second half, at the model that a step on the first one leads to."""
+        half = (len(y) + 1) // 2
+        rest = slice(half, None) if len(y) > 1 else slice(None)
+        self.outer.look_ahead(self.objective(x[:half], y[:half]), self.hyper.lr)
+        return self.objective(x[rest], y[rest])
+
+    def after_last_round(self) -> None:
+        """One step, on one batch."""
+        rows = torch.randperm(len(self.data.y), generator=self.generator("settle"))[: self.hyper.batch]
+        one = OneBatch(self.data.x[rows], self.data.y[rows])
+        plain = SGD(self.model.parameters(), self.hyper.lr)
+        hyper = replace(self.hyper, epochs=1)
+        train(self.model, one, self.objective, hyper, self.generator("settle"), optimizers=[plain])
+
+
+@dataclass(frozen=True)
+class OneBatch:
+    x: Tensor
+    y: Tensor
+
+
+class FromWhereItStood(SGD):
+    """Takes a step ahead, to see the gradient there, and then its own step from where it was."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, lr)
+        self.stood: list[Tensor] = []
+
+    def look_ahead(self, loss: Tensor, lr: float) -> None:
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        self.stood = [w.detach().clone() for w in self.parameters]
+        with torch.no_grad():
+            for w, gradient in zip(self.parameters, gradients, strict=True):
+                if gradient is not None:
+                    w.sub_(gradient, alpha=lr)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for w, before in zip(self.parameters, self.stood, strict=True):
+            w.copy_(before)
+        super().step()
+
+
+METHOD = Method("arXiv:2002.07948", Hyper, fedavg.Server, Client, reports="personal", cost=fedavg.cost)

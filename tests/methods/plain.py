@@ -1,0 +1,85 @@
+"""What methods do, as plain loops in one process: networks, data and steps that know nothing of halves.
+
+The orders of samples are those that a half draws, by the names it draws them under; all else is written from the
+papers.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from protofleet.methods.contract.base import seeded
+from tests.methods.tiny import SHARDS, Shard, play, shard, tiny
+
+LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
+# Who takes part in each round; device-3 has a single class and comes late.
+PRESENT = (
+    ("device-0", "device-1", "device-2"),
+    ("device-0", "device-2"),
+    ("device-1", "device-3"),
+    ("device-0", "device-3"),
+)
+DATA = {
+    name: Shard(part.x.double(), part.y) for name, part in {**SHARDS, "device-3": shard(3, (1,) * 6)}.items()
+}
+
+
+def network():
+    return tiny(norm=True).double()
+
+
+def halves(module, hyper):
+    clients = {name: module.METHOD.Client(network(), part, hyper, 7, name) for name, part in DATA.items()}
+    return module.METHOD.Server(network(), hyper, 7), clients
+
+
+def played(module, hyper):
+    server, clients = halves(module, hyper)
+    for number, present in enumerate(PRESENT, 1):
+        play(server, {name: clients[name] for name in present}, number)
+    return server, clients
+
+
+def order_of(device, number, purpose="train"):
+    return seeded(7, number, device, purpose)
+
+
+def batches(model, data, size, epochs, order):
+    """In training mode; a batch of one takes the statistics of norms as they are."""
+    torch.randint(1 << 62, (), generator=order)  # the seed of layers that draw, of which there are none here
+    for _ in range(epochs):
+        for rows in torch.randperm(len(data.y), generator=order).split(size):
+            model.train()
+            for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm1d)):
+                norm.train(len(rows) > 1)
+            yield data.x[rows], data.y[rows]
+
+
+def fit(model, part, data, epochs, hyper, order, loss):
+    """Plain SGD of these parameters alone."""
+    sgd = torch.optim.SGD(part, lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay)
+    for x, y in batches(model, data, hyper.batch, epochs, order):
+        for parameter, gradient in zip(part, torch.autograd.grad(loss(x, y), part), strict=True):
+            parameter.grad = gradient
+        sgd.step()
+
+
+def averaged(rounds, train, travels=lambda key: True):
+    """FedAvg of what travels: `train(model, device, number)` once for all who are present. Shared, and all models."""
+    models = {name: network() for name in DATA}
+    shared = {key: value.clone() for key, value in network().state_dict().items() if travels(key)}
+    for number, present in enumerate(rounds, 1):
+        total, came = sum(len(DATA[name].y) for name in present), {}
+        for name in present:
+            models[name].load_state_dict({**models[name].state_dict(), **shared})
+            train(models[name], name, number)
+            came[name] = copy.deepcopy(models[name].state_dict())
+        for key, value in shared.items():
+            if value.is_floating_point():
+                shared[key] = sum(len(DATA[name].y) / total * came[name][key] for name in present)
+            else:
+                shared[key] = came[present[0]][key]
+    return shared, models

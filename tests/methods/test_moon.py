@@ -1,0 +1,75 @@
+"""MOON, beside a plain loop and by hand."""
+
+import copy
+import math
+
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from protofleet.methods import fedavg, moon
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import weights_of
+from tests.methods.plain import DATA, LOCAL, PRESENT, averaged, fit, halves, network, order_of, played
+from tests.methods.tiny import play, same
+
+HYPER = moon.Hyper(**LOCAL, mu=2.0, tau=0.4)
+
+
+def plain():
+    previous = {name: network().eval() for name in DATA}
+
+    def train(model, device, number):
+        world, last = copy.deepcopy(model).eval(), previous[device]
+
+        def loss(x, y):
+            z = model.embed(x)
+            with torch.no_grad():
+                near, far = world.embed(x), last.embed(x)
+            a, b = (torch.exp(F.cosine_similarity(z, other) / HYPER.tau) for other in (near, far))
+            return F.cross_entropy(model.head(z), y) + HYPER.mu * -(a / (a + b)).log().mean()
+
+        data, order = DATA[device], order_of(device, number)
+        fit(model, list(model.parameters()), data, HYPER.epochs, HYPER, order, loss)
+        previous[device] = copy.deepcopy(model).eval()
+
+    return averaged(PRESENT, train)
+
+
+def test_four_rounds_are_those_of_a_plain_loop():
+    server, _ = played(moon, HYPER)
+    shared, _ = plain()
+    for key, value in shared.items():
+        assert_close(server.payload()[f"weights.{key}"], value, rtol=1e-8, atol=1e-10)
+
+
+def test_the_first_round_is_fedavgs_whatever_mu_is():
+    server, clients = halves(moon, moon.Hyper(**LOCAL, mu=5.0))
+    other, others = halves(fedavg, fedavg.Hyper(**LOCAL))
+    play(server, clients, 1)
+    play(other, others, 1)
+    for key, value in other.payload().items():
+        assert_close(server.payload()[key], value, rtol=1e-10, atol=1e-12)
+
+
+def test_where_both_models_are_one_the_term_is_log_2():
+    client = halves(moon, HYPER)[1]["device-0"]
+    x, y = client.data.x, client.data.y
+    assert_close(client.objective(x, y), F.cross_entropy(client.model(x), y) + HYPER.mu * math.log(2))
+
+
+def test_no_gradient_reaches_the_models_that_it_is_compared_with():
+    client = halves(moon, HYPER)[1]["device-0"]
+    client.objective(client.data.x, client.data.y).backward()
+    assert all(p.grad is None for other in (client.world, client.previous) for p in other.parameters())
+    assert not client.world.training and not client.previous.training
+
+
+def test_a_device_remembers_its_last_model_through_a_restart_and_rounds_without_it():
+    server, clients = played(moon, HYPER)
+    for number, name in ((2, "device-2"), (3, "device-1"), (4, "device-0")):
+        client = clients[name]
+        assert same(weights_of(client.previous), weights_of(client.model)), (number, name)
+        again = moon.METHOD.Client(network(), DATA[name], HYPER, 7, name)
+        again.restore(snapshot(client.state()))
+        assert same(weights_of(again.previous), weights_of(client.previous))

@@ -1,0 +1,85 @@
+"""Per-FedAvg, beside a plain loop and by hand."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from protofleet.methods import perfedavg
+from protofleet.methods.parts.state import snapshot
+from tests.methods.plain import DATA, LOCAL, PRESENT, averaged, batches, halves, network, order_of, played
+from tests.methods.tiny import Shard
+
+HYPER = perfedavg.Hyper(**{**LOCAL, "batch": 5}, beta=0.03)
+
+
+def plain():
+    def train(model, device, number):
+        names = [key for key, _ in model.named_parameters()]
+        for x, y in batches(model, DATA[device], 2 * HYPER.batch, HYPER.epochs, order_of(device, number)):
+            half = -(-len(y) // 2)
+            first, rest = (x[:half], y[:half]), (x[half:], y[half:]) if len(y) > 1 else (x, y)
+            here = dict(model.named_parameters())
+            slopes = torch.autograd.grad(F.cross_entropy(model(first[0]), first[1]), list(here.values()))
+            there = {
+                key: (here[key] - HYPER.lr * slope).detach().requires_grad_()
+                for key, slope in zip(names, slopes, strict=True)
+            }
+            loss = F.cross_entropy(torch.func.functional_call(model, there, rest[0]), rest[1])
+            with torch.no_grad():
+                for key, slope in zip(names, torch.autograd.grad(loss, list(there.values())), strict=True):
+                    here[key].sub_(HYPER.beta * slope)
+
+    return averaged(PRESENT, train)
+
+
+def test_four_rounds_are_those_of_a_plain_loop():
+    server, _ = played(perfedavg, HYPER)
+    shared, _ = plain()
+    for key, value in shared.items():
+        assert_close(server.payload()[f"weights.{key}"], value, rtol=1e-9, atol=1e-11)
+
+
+def test_a_sample_that_is_alone_is_both_halves():
+    hyper = replace(HYPER, epochs=1)
+    one = Shard(DATA["device-0"].x[:1], DATA["device-0"].y[:1])
+    client = perfedavg.METHOD.Client(network(), one, hyper, 7, "device-0")
+    server = halves(perfedavg, hyper)[0]
+    client.begin(1)
+    client.receive(snapshot(server.payload()))
+    model = network().eval()
+    here = list(model.parameters())
+    before = [w.detach().clone() for w in here]
+    for w, slope in zip(here, torch.autograd.grad(F.cross_entropy(model(one.x), one.y), here), strict=True):
+        w.data -= hyper.lr * slope
+    there = torch.autograd.grad(F.cross_entropy(model(one.x), one.y), here)
+    client.run(next(server.round()))
+    for found, start, slope in zip(client.model.parameters(), before, there, strict=True):
+        assert_close(found.detach(), start - hyper.beta * slope)
+
+
+def test_beta_is_the_learning_rate_unless_it_is_told():
+    server, clients = halves(perfedavg, replace(HYPER, beta=None))
+    other, others = halves(perfedavg, replace(HYPER, beta=HYPER.lr))
+    a, b = (next(iter(c.values())).run(next(s.round())) for s, c in ((server, clients), (other, others)))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_device_adapts_by_one_step_before_it_is_measured():
+    server, clients = played(perfedavg, HYPER)
+    client = clients["device-2"]
+    client.receive(snapshot(server.payload()))
+    before = [w.detach().clone() for w in client.model.parameters()]
+    client.after_last_round()
+    moved = [
+        float((w.detach() - old).norm()) for w, old in zip(client.model.parameters(), before, strict=True)
+    ]
+    assert max(moved) > 0
+    nobody = perfedavg.METHOD.Client(
+        network(), Shard(client.data.x[:0], client.data.y[:0]), HYPER, 7, "nobody"
+    )
+    nobody.after_last_round()
+    assert all(
+        torch.equal(w, old) for w, old in zip(nobody.model.parameters(), network().parameters(), strict=True)
+    )
