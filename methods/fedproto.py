@@ -20,16 +20,15 @@ Two settings are others' comparisons and off by default:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods import singleset
-from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, ServerHalf
+from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Samples
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.means import (
@@ -44,14 +43,11 @@ from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
 from protofleet.methods.parts.prototypes import (
     SeenFeatures,
-    class_means_in,
-    held_row_wants,
     held_rows,
-    known_rows,
     table_of,
 )
 from protofleet.methods.parts.rules import both_ways
-from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.tables import TableServer
 from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Weight
 
@@ -81,37 +77,28 @@ class Hyper(LocalHyper):
         demand_one_of("inference", self.inference, get_args(Inference))
 
 
-class Server(ServerHalf):
+class Server(TableServer):
     hyper: Hyper
 
-    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
-        super().__init__(model, hyper, seed)
-        self.prototypes, self.known = table_of({}, model)
+    def merge(self, pieces: Iterable[ClassMeans]) -> ClassMeans:
+        return MERGE[self.hyper.aggregation](pieces)
 
-    def round(self) -> Round:
-        replies = yield Ask("train", self.payload(), self.wants())
-        pieces = (class_means_in(reply.payload, self.model.classes) for reply in replies)
-        merged, counts = MERGE[self.hyper.aggregation](pieces)
-        held = counts > 0
-        self.prototypes = torch.where(held.unsqueeze(1), merged, self.prototypes)
-        self.known = self.known | held
+    def learn(self, replies: Sequence[Reply]) -> None:
+        super().learn(replies)
         if self.hyper.average_models:
             load_weights(self.model, weighted_mean(replies, weight_wants(self.model)))
 
     def wants(self) -> Mapping[str, TensorSpec]:
         weights = weight_wants(self.model) if self.hyper.average_models else {}
-        return {**weights, **held_row_wants(self.model)}
+        return {**weights, **super().wants()}
 
     def payload(self) -> Payload:
         shared = weights_of(self.model) if self.hyper.average_models else {}
-        return {**shared, **known_rows(self.prototypes, self.known)}
-
-    def state(self) -> Payload:
-        return snapshot(self.payload())
+        return {**shared, **super().payload()}
 
     def restore(self, state: Payload) -> None:
+        super().restore(state)
         load_weights(self.model, state)
-        self.prototypes, self.known = table_of(state, self.model)
 
 
 class Client(singleset.Client):

@@ -1,7 +1,8 @@
 """Class prototypes as methods keep them, send them and compare with them.
 
 Kept: a table [C, D], and which classes of it are known [C]. Sent: rows [J, D] with their labels [J], and by a device
-with the counts [J] of the samples behind them.
+with the counts [J] of the samples behind them. D is the embedding's size, or the `width` of what a method has in its
+place.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ LARGEST_NUMBER = 1e6  # in a feature or a prototype, of whatever network: square
 MOST_EXAMPLES = 2**31 - 1  # of one class on one device; sums stay exact
 
 
-def table_of(payload: Payload, model: Net) -> tuple[Tensor, Tensor]:
+def table_of(payload: Payload, model: Net, width: int | None = None) -> tuple[Tensor, Tensor]:
     """[C, D] and a mask [C] from rows with labels; nothing is known of an empty payload."""
     if "prototypes" not in payload:
-        torch_device = torch_device_of(model)
-        unknown = torch.zeros(model.classes, dtype=torch.bool, device=torch_device)
-        return torch.zeros(model.classes, model.embedding_size, device=torch_device), unknown
+        empty = next(model.parameters()).new_zeros(model.classes, width or model.embedding_size)
+        return empty.detach(), torch.zeros(model.classes, dtype=torch.bool, device=empty.device)
     means, counts = class_means(payload["prototypes"], payload["labels"], model.classes)
     return means, counts > 0
 
@@ -45,11 +45,16 @@ def held_rows(means: Tensor, counts: Tensor) -> dict[str, Tensor]:
     return {"prototypes": means[held], "labels": held.nonzero().squeeze(1), "counts": counts[held]}
 
 
-def held_row_wants(model: Net, largest: float | None = None) -> Mapping[str, TensorSpec]:
+def held_row_wants(
+    model: Net, largest: float | None = None, width: int | None = None
+) -> Mapping[str, TensorSpec]:
     """What must come back: `held_rows`, with no number beyond `largest`."""
     classes, low = model.classes, None if largest is None else -largest
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {
-        "prototypes": TensorSpec(("held", model.embedding_size), low=low, high=largest, most=classes),
+        "prototypes": TensorSpec(
+            ("held", width or model.embedding_size), dtype, low=low, high=largest, most=classes
+        ),
         "labels": TensorSpec(("held",), "int64", low=0, high=classes - 1, most=classes),
         "counts": TensorSpec(
             ("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True
@@ -72,12 +77,12 @@ def margin_figures(points: Tensor) -> Mapping[str, float]:
 class SeenFeatures:
     """Sums of the features of each class, as they were seen while training."""
 
-    def __init__(self, model: Net) -> None:
-        self._model = model
+    def __init__(self, model: Net, width: int | None = None) -> None:
+        self._model, self._width = model, width or model.embedding_size
         self.clear()
 
     def clear(self) -> None:
-        shape, torch_device = (self._model.classes, self._model.embedding_size), torch_device_of(self._model)
+        shape, torch_device = (self._model.classes, self._width), torch_device_of(self._model)
         self.sums = torch.zeros(shape, dtype=torch.float64, device=torch_device)
         self.counts = torch.zeros(shape[0], dtype=torch.int64, device=torch_device)
 

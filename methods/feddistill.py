@@ -1,0 +1,92 @@
+"""FedDistill (Jeong et al., 2018: federated distillation): devices exchange mean logits, a vector for each class.
+
+l = CE(f(x), y) + lam CE(f(x), softmax(t_y))                                    (alg. 1, their regulariser)
+t_c <- mean over the devices that hold c of their mean logits of class c
+
+A device's means are of all that it sees in its local epochs, each batch before its step; proto_source = "eval" takes
+them in a pass of their own after training. A sample whose class has no row is no part of the second mean. Nothing
+else is shared, so networks may differ altogether. HtFLlib takes t_y itself for the target (raw_targets): unbounded
+below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofleet.methods import singleset
+from protofleet.methods.contract.base import Ask, Method, Payload, Samples
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.maths.means import ClassMeans, class_means
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.local import LocalHyper, demand_one_of, in_batches, train
+from protofleet.methods.parts.prototypes import SeenFeatures, held_rows, table_of
+from protofleet.methods.parts.tables import TableServer
+from protofleet.protocol.settings.bounds import Weight
+
+Source = Literal["training", "eval"]
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    lam: Weight = 1.0  # 0.1 in FedSA's script
+    proto_source: Source = "training"
+    raw_targets: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand_one_of("proto_source", self.proto_source, get_args(Source))
+
+
+class Server(TableServer):
+    @property
+    def width(self) -> int:
+        return self.model.classes
+
+
+class Client(singleset.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        self.targets, self.known = table_of({}, model, model.classes)
+        self.seen = SeenFeatures(model, model.classes)
+
+    def receive(self, payload: Payload) -> None:
+        if "prototypes" in payload:
+            self.targets, self.known = table_of(payload, self.model, self.model.classes)
+
+    def run(self, ask: Ask) -> Payload:
+        self.seen.clear()
+        train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
+        return held_rows(*self.mean_logits())
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        logits = self.model(x)
+        self.seen.add(logits.detach(), y)
+        return F.cross_entropy(logits, y) + self.hyper.lam * self.distillation(logits, y)
+
+    def distillation(self, logits: Tensor, y: Tensor) -> Tensor:
+        held = self.known[y]
+        rows = self.targets[y[held]]
+        targets = rows if self.hyper.raw_targets else rows.softmax(dim=1)
+        terms = -(targets * logits[held].log_softmax(dim=1)).sum(dim=1)
+        return terms.sum() / max(len(terms), 1)
+
+    def mean_logits(self) -> ClassMeans:
+        if self.hyper.proto_source == "eval":
+            logits = in_batches(self.model, self.model, self.data.x)
+            return class_means(logits, self.data.y, self.model.classes)
+        return self.seen.means().to(self.targets.dtype), self.seen.counts // self.hyper.epochs
+
+
+def cost(sizes: Sizes) -> Cost:
+    """Their classes and counts are a number each."""
+    up = {"prototypes": sizes.held * sizes.C, "labels": sizes.held, "counts": sizes.held}
+    return Cost(up, {} if sizes.first_round else {"prototypes": sizes.C * sizes.C, "labels": sizes.C})
+
+
+METHOD = Method("arXiv:1811.11479", Hyper, Server, Client, reports="personal", mixed_networks=True, cost=cost)
