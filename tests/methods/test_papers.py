@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from protofleet.methods import (
     fedavg,
     fedbn,
+    feddistill,
     fedhp,
     fedlsa,
     fedpall,
@@ -21,7 +22,10 @@ from protofleet.methods import (
     fedprox,
     fedrep,
     fedsa,
+    fedtgp,
     lgfedavg,
+    moon,
+    perfedavg,
     singleset,
 )
 from protofleet.methods.contract.base import seeded
@@ -45,6 +49,7 @@ LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 HYPERS = {
     fedavg: LocalHyper(**LOCAL),
     fedbn: LocalHyper(**LOCAL),
+    feddistill: feddistill.Hyper(**LOCAL),
     fedhp: fedhp.Hyper(**LOCAL, init_steps=20),
     fedlsa: fedlsa.Hyper(**LOCAL, server_epochs=20),
     fedpall: fedpall.Hyper(**LOCAL, server_batch=8),
@@ -53,7 +58,10 @@ HYPERS = {
     fedprox: fedprox.Hyper(**LOCAL),
     fedrep: fedrep.Hyper(**LOCAL),
     fedsa: fedsa.Hyper(**LOCAL),
+    fedtgp: fedtgp.Hyper(**LOCAL, server_epochs=5),
     lgfedavg: LocalHyper(**LOCAL),
+    moon: moon.Hyper(**LOCAL),
+    perfedavg: perfedavg.Hyper(**LOCAL),
     singleset: LocalHyper(**LOCAL),
 }
 every_method = pytest.mark.parametrize("module", HYPERS, ids=lambda m: m.__name__.removeprefix("methods."))

@@ -11,6 +11,7 @@ from protofleet.methods.contract.plan import Network, Plan, read_plan
 DIGESTS = {  # made by the version before wire minor 1; added to, never changed
     "fedavg": "6e40c344072e910ad25de179150ee1854e5e53381eabc848950ead4b0cafc34a",
     "fedbn": "1c753811e3bd862ea949ae525cc638853358362875f97a1a7ef41037bd54947a",
+    "feddistill": "4ae066be4dd046301c219d5bc776eb77aec755ea55eb51f73ee8a7d7a832dda9",
     "fedhp": "03c921ec55c97807ce25ed7caf4ee16a86f203da5d6c628384ff3fc523251b84",
     "fedlsa": "e857c3212baadcc02dbadeaaa263297a7b10a3e8641146d1e34b9e6d9211debf",
     "fedpall": "b150d5354bb83bedcd0415c86b64fd3a443fcc3c32aa3a4b3c99489024532768",
@@ -19,7 +20,10 @@ DIGESTS = {  # made by the version before wire minor 1; added to, never changed
     "fedprox": "35f9f2efdee6f0eb0d4cc915eced5208cfc147418b44e0c0efabbb045131a547",
     "fedrep": "bd179e7f7a2b795c1f6315a47ed169c842b92f73a41efcf779186e839acbc79a",
     "fedsa": "03950676a059e289679aa7c3213ea6d061fc24587ba4d8a95908ea30b129f18a",
+    "fedtgp": "370c62d819d8fbef8a40aca0b7dc29d3de454ff70f58608e282c82610fea2341",
     "lgfedavg": "6f18ddce5c2e5604ec87f164301ff39ba4d3861d8145c88bb1badc0494901190",
+    "moon": "9c90a9a3a23f8aa3bac9072d3980ab5a597d2c464b03193f088fb92fe61934c1",
+    "perfedavg": "1ca566be54b8586633b77700a45acde4ddbd9b4bf52d37be3543541e93fe9706",
     "singleset": "4e6872dd15eac0bf4432c3b4c8e3a4a16b4abe73daff09f0e38c234fb34bf23f",
 }
 FULL = Plan("fedplcc", 7, 30, 5, 64, Network("cnn4", 128, 32, "mlp"), {"lr": 0.05}, 1)

@@ -1,0 +1,158 @@
+"""FedTGP (Zhang et al., AAAI 2024): FedProto, whose server trains the prototypes that it sends.
+
+t_c = F(e_c)                        e_c a row of its own, F two linear layers            (eq. 5)
+m = min(M, margin_limit)            M: how far the devices' mean prototypes Q_c lie apart  (eq. 8)
+l = -log softmax_c(-(|p - t_c| + m [c = y]))        over the pairs (p, y) that devices sent (eq. 7)
+Client: CE + lam MSE(z, t_y), as FedProto's
+
+Where text and code differ:
+  M           margin = "nearest" is both authors' codes: the largest distance of a Q_c to its nearest other;
+              "farthest" is the text: the largest distance of all. With one class present m is the limit.
+  what comes  classes that nobody has ever held stay on the server; their code sends all, and devices can predict
+              a class that nobody holds.
+Rows and layers, with all that was learned, are the server's state; its optimizer is new in each round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protofleet.methods import fedproto
+from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, ServerHalf
+from protofleet.methods.contract.liveness import report_progress
+from protofleet.methods.maths.geometry import diagonal, distances
+from protofleet.methods.maths.means import class_means
+from protofleet.methods.nets.base import Net, initialised_from
+from protofleet.methods.parts.local import LocalHyper, demand_one_of
+from protofleet.methods.parts.optimizers import SGD
+from protofleet.methods.parts.prototypes import held_row_wants, held_rows, known_rows
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
+from protofleet.protocol.settings.bounds import Batch, Epochs, Rate, Weight
+
+Margin = Literal["nearest", "farthest"]
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    lam: Weight = 10.0
+    inference: fedproto.Inference = "prototype"
+    proto_source: fedproto.Source = "eval"
+    margin: Margin = "nearest"
+    margin_limit: Weight = 100.0
+    server_epochs: Epochs = 100
+    server_lr: Rate = 0.01
+    server_batch: Batch = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand_one_of("margin", self.margin, get_args(Margin))
+        demand_one_of("inference", self.inference, get_args(fedproto.Inference))
+        demand_one_of("proto_source", self.proto_source, get_args(fedproto.Source))
+
+
+class Trainable(nn.Module):
+    """t [C, D]"""
+
+    def __init__(self, classes: int, size: int) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(classes, size))
+        self.layers = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, size))
+
+    def forward(self) -> Tensor:
+        made: Tensor = self.layers(self.rows)
+        return made
+
+
+class Server(ServerHalf):
+    hyper: Hyper
+
+    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
+        super().__init__(model, hyper, seed)
+        like = next(model.parameters())
+        with initialised_from(seed):
+            self.trainable = Trainable(model.classes, model.embedding_size)
+        self.trainable.to(like.device, like.dtype)
+        self.known = torch.zeros(model.classes, dtype=torch.bool, device=like.device)
+
+    def round(self) -> Round:
+        replies = yield Ask("train", self.payload(), held_row_wants(self.model))
+        rows, labels = pairs(replies)
+        if len(labels):
+            self.learn(rows, labels)
+            self.known[labels] = True
+
+    def learn(self, rows: Tensor, labels: Tensor) -> None:
+        hyper, generator = self.hyper, self.generator("train")
+        margin = min(SPREAD[hyper.margin](means_of(rows, labels, self.model.classes)), hyper.margin_limit)
+        sgd = SGD(self.trainable.parameters(), hyper.server_lr)
+        for _ in range(hyper.server_epochs):
+            order = torch.randperm(len(labels), generator=generator)
+            for batch in torch.split(order, hyper.server_batch):
+                y = labels[batch]
+                far = distances(rows[batch], self.trainable())
+                own = F.one_hot(y, self.model.classes).to(far.dtype)
+                sgd.zero_grad()
+                torch.autograd.backward(F.cross_entropy(-(far + margin * own), y))
+                sgd.step()
+                report_progress()
+
+    def payload(self) -> Payload:
+        with torch.no_grad():
+            return known_rows(self.trainable(), self.known)
+
+    def state(self) -> Payload:
+        return snapshot({**weights_of(self.trainable, "trainable"), "known": self.known})
+
+    def restore(self, state: Payload) -> None:
+        load_weights(self.trainable, state, "trainable")
+        self.known = state["known"].to(torch_device_of(self.model))
+
+
+class Client(fedproto.Client):
+    hyper: Hyper  # type: ignore[assignment]
+
+    def run(self, ask: Ask) -> Payload:
+        self.fit(ask.phase)
+        return held_rows(*self.own_prototypes())
+
+    def after_last_round(self) -> None:
+        """FedProto's last fit is none of its settings."""
+
+
+def pairs(replies: Sequence[Reply]) -> tuple[Tensor, Tensor]:
+    """What devices sent, [n, D] and [n], by device and then by class."""
+    ordered = [reply.payload for reply in sorted(replies, key=lambda reply: reply.device)]
+    found = [(p["prototypes"], p["labels"], p["labels"].argsort(stable=True)) for p in ordered]
+    rows = torch.cat([prototypes[order] for prototypes, _, order in found])
+    return rows, torch.cat([labels[order] for _, labels, order in found])
+
+
+def means_of(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Q [J, D] of the classes that are present: every device's row counts once."""
+    means, counts = class_means(rows, labels, classes)
+    return means[counts > 0]
+
+
+def nearest_others(Q: Tensor) -> float:
+    if len(Q) < 2:
+        return torch.inf
+    return float(distances(Q, Q).masked_fill(diagonal(Q), torch.inf).min(dim=1).values.max())
+
+
+def farthest_others(Q: Tensor) -> float:
+    return float(distances(Q, Q).max()) if len(Q) > 1 else torch.inf
+
+
+SPREAD: Mapping[str, Callable[[Tensor], float]] = {"nearest": nearest_others, "farthest": farthest_others}
+
+METHOD = Method(
+    "arXiv:2401.03230", Hyper, Server, Client,
+    reports="personal", mixed_networks=True, other_rules=("prototype", "classifier"), cost=fedproto.cost,
+)  # fmt: skip
