@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload
-from protofleet.methods.parts.local import LocalHyper, train
+from protofleet.methods.parts.local import LocalHyper, norms_of, train, train_norms
 from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.weights import weights_of
 from protofleet.protocol.settings.bounds import Rate
@@ -41,9 +41,11 @@ class Client(fedavg.Client):
 
     def meta(self, x: Tensor, y: Tensor) -> Tensor:
         """The loss of the second half, at the model that a step on the first one leads to."""
-        half = (len(y) + 1) // 2
+        half, norms = (len(y) + 1) // 2, norms_of(self.model)
         rest = slice(half, None) if len(y) > 1 else slice(None)
+        train_norms(norms, half)
         self.outer.look_ahead(self.objective(x[:half], y[:half]), self.hyper.lr)
+        train_norms(norms, len(y[rest]))
         return self.objective(x[rest], y[rest])
 
     def after_last_round(self) -> None:

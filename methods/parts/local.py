@@ -67,15 +67,13 @@ def train(
     """
     steps = optimizers or [sgd(model.parameters(), hyper)]
     seed = int(torch.randint(1 << 62, (), generator=generator))
-    norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
+    norms = norms_of(model)
     with seeded_globally(seed, torch_device_of(model)), _mode(model, training=True):
         for _ in range(hyper.epochs):
             if before_epoch:
                 before_epoch()
             for x, y in _batches(data, hyper.batch, generator):
-                for norm in norms:
-                    # One sample has no variance: a batch of one takes the running statistics as they are.
-                    norm.train(len(y) > 1)
+                train_norms(norms, len(y))
                 for optimizer in steps:
                     optimizer.zero_grad()
                 torch.autograd.backward(objective(x, y))
@@ -83,6 +81,16 @@ def train(
                     nn.utils.clip_grad_norm_(model.parameters(), hyper.clip)
                 for optimizer in steps:
                     optimizer.step()
+
+
+def norms_of(model: nn.Module) -> list[nn.Module]:
+    return [part for part in model.modules() if isinstance(part, _BatchNorm)]
+
+
+def train_norms(norms: Iterable[nn.Module], samples: int) -> None:
+    """One sample has no variance: a batch of one takes the running statistics as they are."""
+    for norm in norms:
+        norm.train(samples > 1)
 
 
 def sgd(parameters: Iterable[nn.Parameter], hyper: LocalHyper) -> SGD:
