@@ -224,5 +224,5 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "Fonio et al., ESANN 2024", Hyper, Server, Client,
-    reports="personal", needs_counts=True, mixed_networks=True, cost=cost,
+    reports="personal", needs_counts=True, alike="embedding", cost=cost,
 )  # fmt: skip

@@ -162,10 +162,10 @@ def variant(hyper: Hyper) -> Method:
     if not hyper.average_models:
         return METHOD
     view = "personal" if hyper.final_fit else "global"
-    return replace(METHOD, reports=view, mixed_networks=False, cost=cost_with_models)
+    return replace(METHOD, reports=view, alike="network", cost=cost_with_models)
 
 
 METHOD = Method(
     "arXiv:2105.00243", Hyper, Server, Client,
-    reports="personal", mixed_networks=True, other_rules=("prototype", "classifier"), cost=cost, variant=variant,
+    reports="personal", alike="embedding", other_rules=("prototype", "classifier"), cost=cost, variant=variant,
 )  # fmt: skip

@@ -266,5 +266,5 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "Zhou et al., AAAI 2025", Hyper, Server, Client,
-    reports="personal", mixed_networks=True, other_rules=("prototype", "classifier"), cost=cost,
+    reports="personal", alike="embedding", other_rules=("prototype", "classifier"), cost=cost,
 )  # fmt: skip

@@ -154,5 +154,5 @@ SPREAD: Mapping[str, Callable[[Tensor], float]] = {"nearest": nearest_others, "f
 
 METHOD = Method(
     "arXiv:2401.03230", Hyper, Server, Client,
-    reports="personal", mixed_networks=True, other_rules=("prototype", "classifier"), cost=fedproto.cost,
+    reports="personal", alike="embedding", other_rules=("prototype", "classifier"), cost=fedproto.cost,
 )  # fmt: skip

@@ -34,6 +34,4 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up=head, down=head)
 
 
-METHOD = Method(
-    "arXiv:2001.01523", LocalHyper, Server, Client, reports="personal", mixed_networks=True, cost=cost
-)
+METHOD = Method("arXiv:2001.01523", LocalHyper, Server, Client, reports="personal", alike="head", cost=cost)

@@ -53,4 +53,4 @@ def cost(sizes: Sizes) -> Cost:
     return Cost()
 
 
-METHOD = Method("no paper", LocalHyper, Server, Client, reports="personal", mixed_networks=True, cost=cost)
+METHOD = Method("no paper", LocalHyper, Server, Client, reports="personal", alike="embedding", cost=cost)

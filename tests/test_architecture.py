@@ -77,6 +77,9 @@ def test_a_room_says_what_it_is_for_and_imports_no_more_than_it_says(room):
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_can_be_looked_over(room):
     doors = TREE.modules(room)
+    if room == "protofleet.methods":  # a list: files of one form, each under the name of its paper
+        assert all("\nMETHOD = Method(" in FILES[name].read_text() for name in doors)
+        return
     assert len(doors) <= DOORS, f"{room} has {len(doors)} modules; make rooms of it"
 
 

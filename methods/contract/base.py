@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -164,6 +164,10 @@ class ClientHalf(ABC):
     def restore(self, state: Payload) -> None: ...
 
 
+# Devices have the same network; or an embedding of one size, with the same kind of head or with any.
+Alike: TypeAlias = Literal["network", "head", "embedding"]
+
+
 @dataclass(frozen=True)
 class Method:
     paper: str
@@ -172,12 +176,16 @@ class Method:
     Client: type[ClientHalf]
     reports: str = "global"  # which model's accuracy the paper reports: "global" or "personal"
     needs_counts: bool = False  # devices state samples per class when they join
-    mixed_networks: bool = False  # devices may run different networks of one embedding size
+    alike: Alike = "network"  # what all devices of a run must have in common
     other_rules: tuple[str, ...] = ()  # all that its client half's `other_rules` can name
     cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
     variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings
 
     VIEWS: ClassVar[tuple[str, ...]] = ("global", "personal")
+
+    @property
+    def mixed_networks(self) -> bool:
+        return self.alike != "network"
 
     @property
     def views(self) -> frozenset[str]:

@@ -102,6 +102,11 @@ class Plan:
                 f"the run's prototypes have {common} numbers, this device's network {network.name} gives "
                 f"{own.embedding_size}; set network.feature_size = {common} on the device and in the run"
             )
+        if self.variant.alike == "head" and network.head != self.network.head:
+            raise SettingsError(
+                f"{self.method} shares the head, and the run's is {self.network.head}, that of this device's network "
+                f"{network.name} is {network.head}; set network.head = {self.network.head!r} on the device"
+            )
         return own
 
     def encode(self) -> bytes:

@@ -64,7 +64,9 @@ def shard(i: int, n: int = 48, classes=range(CLASSES)) -> Shard:
 def plan(method: str, rounds: int = POLICY.rounds, **hyper) -> Plan:
     known = Plan(method, CLASSES, rounds).load().Hyper.__dataclass_fields__
     settings = {
-        k: v for k, v in {**QUIET, "server_epochs": 20, "lambda1": 1.0, **hyper}.items() if k in known
+        k: v
+        for k, v in {**QUIET, "server_epochs": 20, "lambda1": 1.0, "lam": 1.0, **hyper}.items()
+        if k in known
     }
     return Plan(method, CLASSES, rounds, 1, SIZE, Network("mlp"), settings)
 

@@ -39,13 +39,24 @@ def test_another_embedding_size_is_refused_with_the_way_out():
         Plan("fedproto", 3, 1, network=Network("cnn_bn", 64)).device_model(Network("cnn4"))
 
 
-def test_who_may_mix_is_who_sends_no_weights():
-    """Whatever its file says: a method that uploads weights of the whole network cannot mix."""
+@pytest.mark.parametrize("method", ["lgfedavg", "fedpall"])
+def test_another_kind_of_head_is_refused_where_the_head_is_shared_and_taken_where_it_is_not(method):
+    run, own = Network("cnn_bn", 64), Network("cnn4", 64, head="mlp")
+    words = f"{method} shares the head, and the run's is linear, that of .*cnn4 is mlp; set network.head = 'linear'"
+    with pytest.raises(SettingsError, match=words):
+        Plan(method, 3, 1, network=run).device_model(own)
+    assert Plan("fedproto", 3, 1, network=run).device_model(own).embedding_size == 64
+
+
+def test_who_may_mix_is_who_sends_no_weights_but_those_of_what_is_alike():
+    """Whatever its file says: a method that sends weights of the whole network cannot mix."""
     for name in names():
         plan = Plan(name, 3, 1, size=16, network=Network("cnn23"))
         server = plan.server_half()
-        downloads = {key.partition(".")[0] for key in server.payload()}
-        assert not (load(name).mixed_networks and "weights" in downloads)
+        downloads = {key for key in server.payload() if key.startswith("weights.")}
+        heads = {f"weights.head.{key}" for key in server.model.head.state_dict()}
+        shared = {"network": downloads, "head": heads, "embedding": set()}[load(name).alike]
+        assert downloads <= shared, f"{name} sends {downloads - shared}"
     assert set(methods_for_mixed_networks()) <= set(names())
 
 
