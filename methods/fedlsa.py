@@ -140,7 +140,8 @@ class Client(fedavg.Client):
 
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
-        self.anchors = payload.get("anchors", self.anchors)
+        if "anchors" in payload:
+            self.anchors = payload["anchors"].detach()
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         h = self.sphere(x)

@@ -185,7 +185,7 @@ class Client(fedavg.Client):
 
 
 def table_of(payload: Payload, weights: str) -> Table:
-    return payload["prototypes"], payload["labels"], payload[weights]
+    return payload["prototypes"].detach(), payload["labels"], payload[weights].detach()
 
 
 def of_class(label: int, table: Table) -> Table:

@@ -197,7 +197,7 @@ class Client(singleset.Client):
         self.own = torch.zeros(0, model.embedding_size, device=torch_device_of(model))
 
     def receive(self, payload: Payload) -> None:
-        self.anchors = payload["anchors"]
+        self.anchors = payload["anchors"].detach()
         self.prototypes, self.known = table_of(payload, self.model)
 
     def run(self, ask: Ask) -> Payload:

@@ -28,7 +28,7 @@ def table_of(payload: Payload, model: Net, width: int | None = None) -> tuple[Te
     if "prototypes" not in payload:
         empty = next(model.parameters()).new_zeros(model.classes, width or model.embedding_size)
         return empty.detach(), torch.zeros(model.classes, dtype=torch.bool, device=empty.device)
-    means, counts = class_means(payload["prototypes"], payload["labels"], model.classes)
+    means, counts = class_means(payload["prototypes"].detach(), payload["labels"], model.classes)
     return means, counts > 0
 
 

@@ -28,7 +28,7 @@ from protofleet.methods import (
     perfedavg,
     singleset,
 )
-from protofleet.methods.contract.base import seeded
+from protofleet.methods.contract.base import Ask, Reply, seeded
 from protofleet.methods.parts.local import LocalHyper, train
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import weights_of
@@ -38,6 +38,7 @@ from tests.methods.tiny import (
     answer,
     clients_of,
     floats,
+    member,
     play,
     same,
     server_of,
@@ -125,6 +126,33 @@ def test_predictions_are_scores_of_every_class(module):
         client.receive(server.payload())
         scores = client.predict(client.data.x)
         assert scores.shape == (len(client.data.y), 3) and not scores.isnan().any()
+
+
+@every_method
+def test_what_comes_from_the_server_is_a_constant(module):
+    """Also where a device could differentiate through it: nothing that arrives is moved by a device's loss."""
+    server, clients = halves(module, norm=True)
+    play(server, clients, 1)
+    server.begin(2, [member(name, client) for name, client in sorted(clients.items())])
+    story = server.round()
+    ask = next(story)
+    while True:
+        arrays = {name: {k: leaf(v) for k, v in snapshot(ask.payload).items()} for name in clients}
+        replies = []
+        for name, client in sorted(clients.items()):
+            client.begin(2)
+            client.receive(arrays[name])
+            sent = snapshot(client.run(Ask(ask.phase, arrays[name])))
+            assert all(v.grad is None for v in arrays[name].values())
+            replies.append(Reply(name, len(client.data.y), sent))
+        try:
+            ask = story.send(replies)
+        except StopIteration:
+            return
+
+
+def leaf(value):
+    return value.clone().requires_grad_(value.is_floating_point())
 
 
 # SingleSet
