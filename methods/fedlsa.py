@@ -20,7 +20,6 @@ anchors to where 0.5 and 1.0 lead too (10 classes: mean cosine -1/9, L_ACE as lo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -33,7 +32,7 @@ from protofleet.methods.contract.base import Method, Payload, Round, Samples, se
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.maths.anchors import anchor_cross_entropy, compactness, separation
 from protofleet.methods.maths.geometry import unit
-from protofleet.methods.nets.base import Net, initialised_from
+from protofleet.methods.nets.base import Net, frozen, initialised_from
 from protofleet.methods.parts.local import LocalHyper, demand_one_of
 from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.prototypes import margin_figures
@@ -98,7 +97,7 @@ class Server(fedavg.Server):
 
     def fit_anchors(self) -> None:
         """An epoch is one step: the C anchors are one batch. R and Theta go on from the round before."""
-        phi_glo = deepcopy(self.model.head).eval().requires_grad_(False)
+        phi_glo = frozen(self.model.head)
         optimizer = SGD(self.learner.parameters(), lr=self.hyper.server_lr)
         for _ in range(self.hyper.server_epochs):
             optimizer.zero_grad()

@@ -10,7 +10,6 @@ gradient, whatever mu is.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Samples
 from protofleet.methods.maths.geometry import unit
-from protofleet.methods.nets.base import Net
+from protofleet.methods.nets.base import Net, frozen
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import load_weights, weights_of
@@ -64,10 +63,6 @@ class Client(fedavg.Client):
 
     def restore(self, state: Payload) -> None:
         load_weights(self.previous, state)
-
-
-def frozen(model: Net) -> Net:
-    return deepcopy(model).requires_grad_(False).eval()
 
 
 METHOD = Method("arXiv:2103.16257", Hyper, fedavg.Server, Client, cost=fedavg.cost)

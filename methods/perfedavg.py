@@ -6,12 +6,13 @@ Batches of 2B samples: D is the first half of one, rounded up, and D' the rest; 
 plain SGD. PFLlib, whose beta is lr too, trains twice a round and gives a device of fewer than 2B samples no step at
 all; FedPall's alternates whole batches, and a device with one never trains.
 
-Measured personally after one step of lr on one batch of the device's own, as the paper's model is meant to be.
+Measured at the end with one step of lr on one batch of the device's own, as the paper's model is meant to be, and
+without it ("unadapted").
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload
+from protofleet.methods.nets.base import Net, frozen
 from protofleet.methods.parts.local import LocalHyper, norms_of, train, train_norms
 from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.weights import weights_of
@@ -32,6 +34,7 @@ class Hyper(LocalHyper):
 
 class Client(fedavg.Client):
     hyper: Hyper
+    unadapted: Net | None = None  # of the last round, beside the model that has made its step
 
     def run(self, ask: Ask) -> Payload:
         self.outer = FromWhereItStood(self.model.parameters(), self.hyper.beta or self.hyper.lr)
@@ -50,11 +53,21 @@ class Client(fedavg.Client):
 
     def after_last_round(self) -> None:
         """One step, on one batch."""
+        self.unadapted = frozen(self.model)
         rows = torch.randperm(len(self.data.y), generator=self.generator("settle"))[: self.hyper.batch]
         one = OneBatch(self.data.x[rows], self.data.y[rows])
         plain = SGD(self.model.parameters(), self.hyper.lr)
         hyper = replace(self.hyper, epochs=1)
         train(self.model, one, self.objective, hyper, self.generator("settle"), optimizers=[plain])
+
+    def other_rules(self) -> Mapping[str, nn.Module]:
+        return {} if self.unadapted is None else {"unadapted": self.unadapted.head}
+
+    def scores(self, x: Tensor, rule: nn.Module) -> Tensor:
+        if self.unadapted is None or rule is not self.unadapted.head:
+            return super().scores(x, rule)
+        found: Tensor = self.unadapted(x)
+        return found
 
 
 @dataclass(frozen=True)
@@ -85,4 +98,7 @@ class FromWhereItStood(SGD):
         super().step()
 
 
-METHOD = Method("arXiv:2002.07948", Hyper, fedavg.Server, Client, reports="personal", cost=fedavg.cost)
+METHOD = Method(
+    "arXiv:2002.07948", Hyper, fedavg.Server, Client,
+    reports="personal", other_rules=("unadapted",), cost=fedavg.cost,
+)  # fmt: skip

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, TypeAlias
+from copy import deepcopy
+from typing import Final, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 _GLOBAL_DRAWS = threading.RLock()
 CPU: Final = torch.device("cpu")
 
+Module = TypeVar("Module", bound=nn.Module)
 Image: TypeAlias = tuple[int, int, int]  # channels, height, width
 
 
@@ -59,6 +61,11 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.head(self.embed(x))
         return scores
+
+
+def frozen(model: Module) -> Module:
+    """As it is now, in evaluation mode: a previous model, a teacher, one that was received."""
+    return deepcopy(model).requires_grad_(False).eval()
 
 
 def resized(own: int, wanted: int | None) -> nn.Module:

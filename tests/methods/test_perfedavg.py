@@ -92,3 +92,18 @@ def test_a_device_adapts_by_one_step_before_it_is_measured():
     assert all(
         torch.equal(w, old) for w, old in zip(nobody.model.parameters(), network().parameters(), strict=True)
     )
+
+
+def test_it_is_measured_with_its_step_and_without():
+    server, clients = played(perfedavg, HYPER)
+    client = clients["device-2"]
+    assert client.other_rules() == {}  # while it learns
+    client.receive(snapshot(server.payload()))
+    x, plain_model = client.data.x, network()
+    plain_model.load_state_dict(client.model.state_dict())
+    client.after_last_round()
+    client.model.eval()
+    with torch.no_grad():
+        (name, rule), without = client.other_rules().popitem(), plain_model.eval()(x)
+        assert name == "unadapted" and torch.equal(client.scores(x, rule), without)
+        assert torch.equal(client.predict(x), client.model(x)) and not torch.equal(client.predict(x), without)
