@@ -41,4 +41,6 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up={"weights": shared}, down={"weights": shared})
 
 
-METHOD = Method("arXiv:2102.07623", LocalHyper, Server, Client, reports="personal", cost=cost)
+METHOD = Method(
+    "arXiv:2102.07623", LocalHyper, Server, Client, reports="personal", private="batch norms", cost=cost
+)

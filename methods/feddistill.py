@@ -89,4 +89,7 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up, {} if sizes.first_round else {"prototypes": sizes.C * sizes.C, "labels": sizes.C})
 
 
-METHOD = Method("arXiv:1811.11479", Hyper, Server, Client, reports="personal", alike="embedding", cost=cost)
+METHOD = Method(
+    "arXiv:1811.11479", Hyper, Server, Client,
+    reports="personal", alike="embedding", private="the model", cost=cost,
+)  # fmt: skip

@@ -300,5 +300,5 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "arXiv:2507.04781", Hyper, Server, Client,
-    reports="personal", alike="head", other_rules=("prototype",), cost=cost,
+    reports="personal", alike="head", other_rules=("prototype",), private="the model and its prototypes", cost=cost,
 )  # fmt: skip

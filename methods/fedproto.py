@@ -167,5 +167,6 @@ def variant(hyper: Hyper) -> Method:
 
 METHOD = Method(
     "arXiv:2105.00243", Hyper, Server, Client,
-    reports="personal", alike="embedding", other_rules=("prototype", "classifier"), cost=cost, variant=variant,
+    reports="personal", alike="embedding", other_rules=("prototype", "classifier"),
+    private="the model", cost=cost, variant=variant,
 )  # fmt: skip

@@ -74,4 +74,4 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up=base, down=base)
 
 
-METHOD = Method("arXiv:2102.07078", Hyper, Server, Client, reports="personal", cost=cost)
+METHOD = Method("arXiv:2102.07078", Hyper, Server, Client, reports="personal", private="the head", cost=cost)

@@ -266,5 +266,6 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "Zhou et al., AAAI 2025", Hyper, Server, Client,
-    reports="personal", alike="embedding", other_rules=("prototype", "classifier"), cost=cost,
+    reports="personal", alike="embedding", other_rules=("prototype", "classifier"),
+    private="the model and its last prototypes", cost=cost,
 )  # fmt: skip

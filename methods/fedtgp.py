@@ -154,5 +154,6 @@ SPREAD: Mapping[str, Callable[[Tensor], float]] = {"nearest": nearest_others, "f
 
 METHOD = Method(
     "arXiv:2401.03230", Hyper, Server, Client,
-    reports="personal", alike="embedding", other_rules=("prototype", "classifier"), cost=fedproto.cost,
+    reports="personal", alike="embedding", other_rules=("prototype", "classifier"),
+    private="the model", cost=fedproto.cost,
 )  # fmt: skip

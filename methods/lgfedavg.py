@@ -34,4 +34,13 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up=head, down=head)
 
 
-METHOD = Method("arXiv:2001.01523", LocalHyper, Server, Client, reports="personal", alike="head", cost=cost)
+METHOD = Method(
+    "arXiv:2001.01523",
+    LocalHyper,
+    Server,
+    Client,
+    reports="personal",
+    alike="head",
+    private="the network below the head",
+    cost=cost,
+)

@@ -65,4 +65,11 @@ class Client(fedavg.Client):
         load_weights(self.previous, state)
 
 
-METHOD = Method("arXiv:2103.16257", Hyper, fedavg.Server, Client, cost=fedavg.cost)
+METHOD = Method(
+    "arXiv:2103.16257",
+    Hyper,
+    fedavg.Server,
+    Client,
+    private="the model that it trained last",
+    cost=fedavg.cost,
+)

@@ -53,4 +53,13 @@ def cost(sizes: Sizes) -> Cost:
     return Cost()
 
 
-METHOD = Method("no paper", LocalHyper, Server, Client, reports="personal", alike="embedding", cost=cost)
+METHOD = Method(
+    "no paper",
+    LocalHyper,
+    Server,
+    Client,
+    reports="personal",
+    alike="embedding",
+    private="the model",
+    cost=cost,
+)

@@ -30,7 +30,8 @@ def add_lists(commands: Subparsers) -> None:
 
 
 def methods(options: argparse.Namespace) -> int:
-    from protofleet.methods.contract.catalog import load, names
+    from protofleet.methods.contract.catalog import names
+    from protofleet.methods.contract.overview import Reference, overview
 
     if options.cost:
         from protofleet.deploy.cli.costs import table
@@ -42,9 +43,11 @@ def methods(options: argparse.Namespace) -> int:
 
         print(explanation(options.name))
         return 0
-    for name in names():
-        method = load(name)
-        print(f"{name:12} {method.reports:9} {method.paper}")
+    print(f"{'':12} {'measured':9} {'networks':9} {'numbers up':>11} {'down':>11}")
+    for one in map(overview, names()):
+        networks = "mixed" if one.method.mixed_networks else "one"
+        print(f"{one.name:12} {one.method.reports:9} {networks:9} {one.up:>11,} {one.down:>11,}  {one.idea}")
+    print(f"Numbers of a device and round: {Reference().describe()}. More: docs/methods.md")
     return 0
 
 

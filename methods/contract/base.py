@@ -175,6 +175,7 @@ class Method:
     Server: type[ServerHalf]
     Client: type[ClientHalf]
     reports: str = "global"  # which model's accuracy the paper reports: "global" or "personal"
+    private: str = ""  # what a device keeps to itself from round to round, in words
     needs_counts: bool = False  # devices state samples per class when they join
     alike: Alike = "network"  # what all devices of a run must have in common
     other_rules: tuple[str, ...] = ()  # all that its client half's `other_rules` can name

@@ -1,0 +1,113 @@
+"""What there is to know of a method in a line: read from its file, its settings and what it costs."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from protofleet.methods.contract.base import Method
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.plan import Network, Plan
+
+# The first line of a method's file: "FedTGP (Zhang et al., AAAI 2024): FedProto, whose server ..."
+FIRST_LINE = re.compile(r"(?P<title>[\w-]+)(?: \((?P<source>[^)]+)\))?(?P<more>[^:]*): (?P<idea>.+)")
+NETWORKS: Mapping[str, str] = {
+    "network": "one for all",
+    "head": "any, with the same kind of head",
+    "embedding": "any, with an embedding of the same size",
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the numbers of all methods are counted for, so that they can be compared."""
+
+    classes: int = 10
+    size: int = 32
+    network: Network = Network("cnn_bn", feature_size=512)  # noqa: RUF009 - it is frozen
+    devices: int = 6  # all of them take part, and hold every class
+    examples: int = 240
+    groups: int = 3  # prototypes of a class, where a method has several
+
+    def sizes(self, plan: Plan) -> Sizes:
+        """In a round after the first."""
+        rows = self.groups * self.classes
+        return Sizes(
+            plan.model(), held=self.classes, examples=self.examples, clients=self.devices,
+            local_prototypes=rows, global_prototypes=rows,
+        )  # fmt: skip
+
+    def describe(self) -> str:
+        return (
+            f"network {self.network.name} with {self.network.feature_size} features on {self.size} x {self.size} "
+            f"pixels, {self.classes} classes,\n{self.devices} devices with {self.examples} samples of all classes, "
+            f"{self.groups} prototypes a class where a method has several, a round\nafter the first"
+        )
+
+
+@dataclass(frozen=True)
+class Overview:
+    name: str
+    title: str
+    source: str  # authors, venue and year
+    idea: str
+    method: Method
+    cost: Cost
+    variants: Mapping[
+        str, tuple[str, ...]
+    ]  # settings that choose a reading: what they may be, the default first
+
+    @property
+    def up(self) -> int:
+        return sum(self.cost.up.values())
+
+    @property
+    def down(self) -> int:
+        return sum(self.cost.down.values())
+
+    @property
+    def networks(self) -> str:
+        return NETWORKS[self.method.alike]
+
+
+def overview(name: str, reference: Reference | None = None) -> Overview:
+    """LookupError where there is no such method; ValueError where its file does not begin as all do."""
+    reference = reference or Reference()
+    plan = Plan(name, reference.classes, 1, size=reference.size, network=reference.network)
+    method = plan.variant
+    doc = (sys.modules[f"protofleet.methods.{name}"].__doc__ or "").strip().partition("\n")[0]
+    if not (found := FIRST_LINE.fullmatch(doc)):
+        raise ValueError(
+            f"methods/{name}.py begins with {doc!r}, it must be 'Name (authors, venue year): idea'"
+        )
+    cost = method.cost(reference.sizes(plan)) if method.cost else Cost()
+    return Overview(
+        name, found["title"], found["source"] or "", found["idea"], method, cost, variants(method)
+    )
+
+
+def variants(method: Method) -> Mapping[str, tuple[str, ...]]:
+    hints = get_type_hints(method.Hyper)
+    found = {f.name: (f.default, choices(hints[f.name])) for f in fields(method.Hyper)}
+    return {
+        name: (default, *(word for word in words if word != default))
+        for name, (value, words) in found.items()
+        if words and (default := shown(value))
+    }
+
+
+def choices(hint: object) -> tuple[str, ...]:
+    """What a setting may be, where that is a list: other settings are numbers."""
+    if get_origin(hint) is Literal:
+        return tuple(map(shown, get_args(hint)))
+    if get_origin(hint) in (Union, types.UnionType):
+        return choices(get_args(hint)[0])
+    return ("true", "false") if hint is bool else ()
+
+
+def shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,49 @@
+"""The list of methods says what their files do."""
+
+from types import ModuleType
+
+import pytest
+
+from protofleet.deploy.cli.main import main
+from protofleet.deploy.pages import methods as page
+from protofleet.methods import fedavg
+from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.overview import overview
+from tests.methods.tiny import clients_of, play, server_of
+
+
+def test_the_page_of_all_methods_is_what_their_files_say():
+    """If not: python -m protofleet.deploy.pages"""
+    assert page.PAGE.read_text(encoding="utf-8") == page.generate()
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_stays_on_a_device_is_said_of_each_method_that_keeps_something_there(name):
+    method = load(name)
+    server, clients = (
+        server_of(method, method.Hyper(), norm=True),
+        clients_of(method, method.Hyper(), norm=True),
+    )
+    play(server, clients, 1)
+    kept = {key.partition(".")[0] for client in clients.values() for key in client.state()}
+    assert bool(kept) == bool(method.private), (
+        f"{name} keeps {kept or 'nothing'}; say so in METHOD's `private`"
+    )
+
+
+def test_all_methods_are_printed_with_what_they_send(capsys):
+    assert main(["methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1 : len(names()) + 1]] == names()
+    fedproto = next(line for line in lines if line.startswith("fedproto"))
+    assert fedproto.split()[1:5] == ["personal", "mixed", "5,140", "5,130"]
+
+
+def test_a_file_that_does_not_begin_as_others_do_is_refused_with_what_it_lacks(monkeypatch):
+    other = ModuleType("protofleet.methods.fedavg", "Averages models.")
+    other.METHOD = fedavg.METHOD
+    monkeypatch.setitem(__import__("sys").modules, "protofleet.methods.fedavg", other)
+    with pytest.raises(
+        ValueError, match=r"fedavg.py begins with 'Averages models.', it must be 'Name \(authors"
+    ):
+        overview("fedavg")
