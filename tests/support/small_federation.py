@@ -29,6 +29,7 @@ POLICY = RunPolicy(
     straggler_factor=0.0,
 )
 QUIET = {"epochs": 4, "batch": 8, "lr": 0.02, "momentum": 0.9}  # known to every local training
+SMALL = {"server_epochs": 20, "init_steps": 20, "lambda1": 1.0, "lam": 1.0}  # of those that have it
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,10 @@ def shard(i: int, n: int = 48, classes=range(CLASSES)) -> Shard:
 
 def plan(method: str, rounds: int = POLICY.rounds, **hyper) -> Plan:
     known = Plan(method, CLASSES, rounds).load().Hyper.__dataclass_fields__
-    settings = {
-        k: v
-        for k, v in {**QUIET, "server_epochs": 20, "lambda1": 1.0, "lam": 1.0, **hyper}.items()
-        if k in known
-    }
+    wished = {**QUIET, **SMALL, **hyper}
+    settings = {name: value for name, value in wished.items() if name in known}
+    if "server_epochs" in settings and "server_epochs" not in hyper:  # few are enough here, and fewer stay so
+        settings["server_epochs"] = min(settings["server_epochs"], known["server_epochs"].default)
     return Plan(method, CLASSES, rounds, 1, SIZE, Network("mlp"), settings)
 
 
