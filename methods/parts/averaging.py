@@ -17,19 +17,23 @@ from protofleet.methods.contract.liveness import report_progress
 SLICE: Final = 1 << 20  # numbers summed at a time, in float64: 8 MB
 
 
-def weighted_mean(replies: Sequence[Reply], names: Iterable[str]) -> Mapping[str, Tensor]:
+def weighted_mean(
+    replies: Sequence[Reply], names: Iterable[str], weights: Mapping[str, float] | None = None
+) -> Mapping[str, Tensor]:
     """Each array's mean over replies, weighted by examples (FedAvg, alg. 1); equal weights if nobody has any.
 
-    An array is computed when it is read. Whole numbers (num_batches_tracked) are the first device's.
+    `weights` are a method's own, by device, of whatever sum. An array is computed when it is read. Whole numbers
+    (num_batches_tracked) are the first device's.
     """
-    return WeightedMean(replies, names)
+    examples = {reply.device: float(reply.examples) for reply in replies}
+    return WeightedMean(replies, names, examples if weights is None else weights)
 
 
 class WeightedMean(Mapping[str, Tensor]):
-    def __init__(self, replies: Sequence[Reply], names: Iterable[str]) -> None:
+    def __init__(self, replies: Sequence[Reply], names: Iterable[str], weights: Mapping[str, float]) -> None:
         ordered = sorted(replies, key=lambda reply: reply.device)  # arrival order must not change a bit
-        total = sum(reply.examples for reply in ordered)
-        self._shares = [reply.examples / total if total else 1 / len(ordered) for reply in ordered]
+        total = sum(weights[reply.device] for reply in ordered)
+        self._shares = [weights[reply.device] / total if total else 1 / len(ordered) for reply in ordered]
         self._payloads = [reply.payload for reply in ordered]
         self._names = tuple(names)
 

@@ -36,6 +36,12 @@ def test_a_weighted_mean_is_the_sum_of_shares():
     assert_close(weighted_mean(replies(examples, torch.float64), ["w"])["w"], expected)
 
 
+def test_a_method_may_have_weights_of_its_own_of_whatever_sum():
+    sent = replies([5, 0, 3], torch.float64)
+    found = weighted_mean(sent[::-1], ["w"], {"device-0": 0.5, "device-1": 1.0, "device-2": 2.5})["w"]
+    assert_close(found, sum(a / 4 * r.payload["w"] for a, r in zip((0.5, 1.0, 2.5), sent, strict=True)))
+
+
 @few
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_the_order_of_arrival_changes_no_bit_of_a_mean(examples, random):
