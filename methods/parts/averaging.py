@@ -6,6 +6,7 @@ A coordinator with 20 updates of 45 MB on its disk never has two of them in memo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from torch import Tensor
@@ -27,6 +28,11 @@ def weighted_mean(
     """
     examples = {reply.device: float(reply.examples) for reply in replies}
     return WeightedMean(replies, names, examples if weights is None else weights)
+
+
+def plain_mean(replies: Sequence[Reply], names: Iterable[str]) -> Mapping[str, Tensor]:
+    """The same with each device counted once."""
+    return weighted_mean([replace(reply, examples=1) for reply in replies], names)
 
 
 class WeightedMean(Mapping[str, Tensor]):

@@ -14,6 +14,7 @@ DIGESTS = {  # made by the version before wire minor 1; added to, never changed
     "feddistill": "4ae066be4dd046301c219d5bc776eb77aec755ea55eb51f73ee8a7d7a832dda9",
     "fedhp": "03c921ec55c97807ce25ed7caf4ee16a86f203da5d6c628384ff3fc523251b84",
     "fedlsa": "e857c3212baadcc02dbadeaaa263297a7b10a3e8641146d1e34b9e6d9211debf",
+    "fednh": "4d2847297dc976727c13b9d63c468c0f681f08291ea0a885d9ea027445ec7c6a",
     "fedpall": "b150d5354bb83bedcd0415c86b64fd3a443fcc3c32aa3a4b3c99489024532768",
     "fedplcc": "df3dbbd46ab45de524677634e2fa592254bf2c393bb59d8a18ce420844c603ac",
     "fedproto": "300616e534e4c6f97590c0d23e434eb1d4c724a945f823b6c82e736b5ff76a1c",

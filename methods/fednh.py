@@ -1,0 +1,151 @@
+"""FedNH (Dai et al., AAAI 2023): the head is unit prototypes, which devices do not train but the server moves.
+
+f(x) = s W unit(z),   |W_c| = 1; W fixed on the device, the scale s learned with what is below it
+mu_c^i = unit(mean of unit(z) over the device's samples of c), after training, in evaluation mode
+W_c <- unit(rho W_c + (1 - rho) unit(sum_i N_i^c mu_c^i / sum_i N_i^c));  all else <- the plain mean over devices
+
+Each row of W begins orthogonal to the others where there are no more classes than numbers in z. A class that nobody
+of a round holds keeps its row. The learning rate falls by `lr_decay` a round. Where text and code differ, or the text
+says nothing:
+  scale    1 at first, learned; their ResNets begin with 20. fixed_scale leaves it as it is (their option has 30), and
+           it does not travel.
+  clip     10, their code's.
+  rows     their code sends N_i^c mu_c^i and counts of all C classes, and W back; here a device sends mu_c^i and N_i^c
+           of the classes that it holds.
+Nothing is private: a device's rounds start from what the server sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from protofleet.methods import fedavg
+from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples, ServerHalf, seeded
+from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.maths.geometry import unit
+from protofleet.methods.maths.means import ClassMeans, class_means, merge_class_means
+from protofleet.methods.nets.base import Net, initialised_from
+from protofleet.methods.parts.averaging import plain_mean
+from protofleet.methods.parts.hyperspheres import SLACK
+from protofleet.methods.parts.local import LocalHyper, embed, train
+from protofleet.methods.parts.optimizers import SGD
+from protofleet.methods.parts.prototypes import class_means_in, held_row_wants, held_rows, margin_figures
+from protofleet.methods.parts.shared import SharedPart
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import weight_wants
+from protofleet.protocol.settings.bounds import LONGEST_NORM, PositiveShare, Share, Weight, Within
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    clip: Annotated[float, Within(0, LONGEST_NORM, above=True)] | None = 10.0
+    rho: Share = 0.9
+    scale: Weight = 1.0
+    fixed_scale: bool = False
+    lr_decay: PositiveShare = 0.99
+
+
+class Head(nn.Module):
+    prototypes: Tensor  # W [C, D]
+
+    def __init__(self, prototypes: Tensor, hyper: Hyper) -> None:
+        super().__init__()
+        self.register_buffer("prototypes", prototypes)
+        self.scale = nn.Parameter(prototypes.new_tensor(hyper.scale), requires_grad=not hyper.fixed_scale)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.scale * unit(z) @ self.prototypes.T
+
+
+class Shared(SharedPart):
+    """All but the prototypes is averaged as it is; they travel under their own name."""
+
+    head: Head
+    hyper: Hyper
+
+    def shared_keys(self) -> frozenset[str]:
+        kept = {"head.prototypes", *(["head.scale"] if self.hyper.fixed_scale else [])}
+        return frozenset(self.model.state_dict()) - kept
+
+    def load(self, payload: Payload) -> None:
+        self.load_shared(payload)
+        if "prototypes" in payload:
+            self.head.prototypes.copy_(payload["prototypes"].detach())
+
+
+class Server(Shared, ServerHalf):
+    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
+        super().__init__(model, hyper, seed)
+        self.head = model.head = head_of(model, hyper, seed)
+
+    def round(self) -> Round:
+        wants = weight_wants(self.model, keys=self.shared_keys())
+        rows = held_row_wants(self.model, 1 + SLACK)
+        replies = yield Ask("train", self.payload(), {**wants, **rows})
+        self.load_shared(plain_mean(replies, wants))
+        self.head.prototypes.copy_(moved(self.head.prototypes, self.merged(replies), self.hyper.rho))
+
+    def merged(self, replies: Sequence[Reply]) -> ClassMeans:
+        ordered = sorted(replies, key=lambda reply: reply.device)
+        return merge_class_means(class_means_in(reply.payload, self.model.classes) for reply in ordered)
+
+    def payload(self) -> Payload:
+        return {**self.shared(), "prototypes": self.head.prototypes}
+
+    def state(self) -> Payload:
+        return snapshot(self.payload())
+
+    def restore(self, state: Payload) -> None:
+        self.load(state)
+
+    def monitor(self) -> Mapping[str, float]:
+        return margin_figures(self.head.prototypes)
+
+
+class Client(Shared, fedavg.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        self.head = model.head = head_of(model, hyper, seed)
+
+    def receive(self, payload: Payload) -> None:
+        self.load(payload)
+
+    def run(self, ask: Ask) -> Payload:
+        h = self.hyper
+        rate = h.lr * h.lr_decay ** (self.number - 1)
+        sgd = SGD(self.model.parameters(), rate, h.momentum, h.weight_decay)
+        train(self.model, self.data, self.objective, h, self.generator(ask.phase), optimizers=[sgd])
+        means, counts = class_means(unit(embed(self.model, self.data.x)), self.data.y, self.model.classes)
+        return {**self.shared(), **held_rows(unit(means), counts)}
+
+
+def head_of(model: Net, hyper: Hyper, seed: int) -> Head:
+    """The same everywhere, in place of the network's own."""
+    like = next(model.parameters())
+    with initialised_from(seeded(seed, "prototypes").initial_seed()):
+        rows = nn.init.orthogonal_(torch.empty(model.classes, model.embedding_size))
+    return Head(unit(rows.to(like.device, like.dtype)), hyper)
+
+
+def moved(W: Tensor, merged: ClassMeans, rho: float) -> Tensor:
+    """[C, D]: each row on its way to its class's mean direction; those that nobody holds stay, to the bit."""
+    means, counts = merged
+    return torch.where(counts.unsqueeze(1) > 0, unit(rho * W + (1 - rho) * unit(means)), W)
+
+
+def cost(sizes: Sizes) -> Cost:
+    """Their code's is C D + C up, for all classes. One less each way where the scale is fixed."""
+    model, held = sizes.model, sizes.held
+    weights = {"weights": parameters(model.features) + parameters(model.projector) + 1}
+    rows = {"prototypes": held * sizes.D, "labels": held, "counts": held}
+    return Cost(up={**weights, **rows}, down={**weights, "prototypes": sizes.C * sizes.D})
+
+
+METHOD = Method("arXiv:2212.02758", Hyper, Server, Client, cost=cost)
