@@ -38,7 +38,7 @@ from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.prototypes import margin_figures
 from protofleet.methods.parts.rules import Classifier, Nearest
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import load_weights, weights_of
+from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
 from protofleet.protocol.settings.bounds import Epochs, Rate, Temperature, Weight
 
 FirstRound = Literal["pretrain", "skip"]
@@ -88,6 +88,7 @@ class Server(fedavg.Server):
         super().__init__(model, hyper, seed)
         with initialised_from(seeded(seed, "server", "anchors").initial_seed()):
             self.learner = Learner(model)
+        self.learner.to(torch_device_of(model))
 
     def round(self) -> Round:
         if self.anchors is None and self.hyper.anchors_first_round == "pretrain":
@@ -124,7 +125,7 @@ class Server(fedavg.Server):
     def restore(self, state: Payload) -> None:
         super().restore(state)
         load_weights(self.learner, state, "learner")
-        self.anchors = state.get("anchors")
+        self.anchors = state["anchors"].to(torch_device_of(self.model)) if "anchors" in state else None
 
     def monitor(self) -> Mapping[str, float]:
         return {} if self.anchors is None else margin_figures(self.anchors)

@@ -30,6 +30,7 @@ from protofleet.methods import (
     singleset,
 )
 from protofleet.methods.contract.base import Ask, Reply, seeded
+from protofleet.methods.contract.catalog import names
 from protofleet.methods.parts.local import LocalHyper, train
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import weights_of
@@ -49,7 +50,7 @@ from tests.methods.tiny import (
 
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 HYPERS = {
-    fedavg: LocalHyper(**LOCAL),
+    fedavg: fedavg.Hyper(**LOCAL),
     fedbn: LocalHyper(**LOCAL),
     feddistill: feddistill.Hyper(**LOCAL),
     fedhp: fedhp.Hyper(**LOCAL, init_steps=20),
@@ -84,6 +85,10 @@ def equal(a, b):
 
 
 # All of them
+
+
+def test_every_method_that_there_is_is_among_them():
+    assert sorted(module.__name__.rpartition(".")[2] for module in HYPERS) == names()
 
 
 @every_method
