@@ -11,6 +11,7 @@ from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import final_state, plan, shard, simulation
 
 METHODS = names()
+pytestmark = pytest.mark.slow  # five runs of each of thirty methods
 SHORT = RunPolicy(rounds=3, quorum=1, cohort=3, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
 
 
