@@ -18,6 +18,7 @@ from protofleet.deploy.cli.services import (
     add_health,
     add_unban,
 )
+from protofleet.deploy.cli.sweep import add_sweep
 from protofleet.deploy.cli.version import installed_version
 from protofleet.protocol.settings.reader import SettingsError
 
@@ -36,6 +37,7 @@ def parser() -> Parser:
     top.add_argument("-v", "--verbose", action="store_true", help="log more")
     commands = top.add_subparsers(required=True, metavar="COMMAND", title="commands")
     add_run(commands)
+    add_sweep(commands)
     add_coordinator(commands)
     add_device(commands)
     add_fleet(commands)

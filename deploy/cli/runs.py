@@ -47,17 +47,17 @@ def run(options: argparse.Namespace) -> int:
 
 def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     with held_interrupts():
+        from protofleet.deploy.local.batch import Batch
         from protofleet.deploy.local.class_check import agreed_names
         from protofleet.deploy.local.experiment import read_experiment
         from protofleet.deploy.local.run import prepare_folder, run_experiment
-        from protofleet.deploy.local.sweep import Sweep
         from protofleet.protocol.settings.reader import SettingsError
 
     if options.seeds or len(options.experiments) > 1:
         if options.resume:
             raise SettingsError("--resume continues one run; several are continued without it")
-        sweep = Sweep(options.runs, options.fresh, launcher)
-        return sweep.run(options.experiments, options.seeds, options.set)
+        batch = Batch(options.runs, options.fresh, launcher)
+        return batch.run(options.experiments, options.seeds, options.set)
     experiment = read_experiment(options.experiments[0], options.set)
     agreed_names(experiment)  # before the folder of an earlier run is renamed
     prepare_folder(experiment, options.runs, options.fresh, options.resume)

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from protofleet.deploy.report.charts import COLOURS, Bar, Line, bar_chart, line_chart
 from protofleet.deploy.report.comparison import Group, Point
 from protofleet.deploy.report.comparison_tables import Table
+from protofleet.deploy.report.grid_charts import grid_section
 from protofleet.deploy.report.html_page import page, table
 from protofleet.deploy.report.margins import BASELINE, Margins, margins_of_run, mean, ratio
 from protofleet.deploy.report.numbers import NONE, human_bytes, percent, two_places
@@ -23,6 +24,7 @@ LOG_AXIS_RATIO = 30.0  # of most to least bytes, from which the axis is logarith
 def comparison_page(groups: Sequence[Group], tables: Sequence[Table]) -> str:
     sections = [
         *map(table_section, tables),
+        grid_section(groups),
         curves_section(groups),
         margins_section(groups),
         runs_section(groups),

@@ -1,71 +1,218 @@
-"""Many runs with one command: each file with each seed, none twice, none lost for another's sake."""
+"""A grid of settings, tried with every seed: what validation chooses, and whether the grid was wide enough."""
+
+import json
+from dataclasses import replace
 
 import pytest
 
+from protofleet.coordinator.observe.summary_file import write_summary
+from protofleet.deploy.cli.main import main
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.local import sweep
+from protofleet.deploy.local import batch
+from protofleet.deploy.local.experiment import read_experiment
+from protofleet.deploy.local.grid import plan_grid, read_axis
+from protofleet.deploy.local.trials import read_trials, write_trials
 from protofleet.protocol.settings.reader import SettingsError, encode, write_toml
+from protofleet.protocol.storage.disk import Disk
+from tests.deploy.local.test_run import furnished, lines, protofleet
 
-FILE = 'name = "{name}"\nrounds = 1\n[method]\nname = "fedavg"\n[network]\nname = "mlp"\n'
-
-
-@pytest.fixture
-def files(tmp_path):
-    found = [tmp_path / f"{name}.toml" for name in ("one", "two")]
-    for path in found:
-        path.write_text(FILE.format(name=path.stem))
-    return found
+FILE = 'name = "base"\nrounds = 2\n[method]\nname = "fedprox"\n[network]\nname = "mlp"\n'
+LR = ("0.02", "0.05", "0.1")
 
 
 @pytest.fixture
-def started(monkeypatch):
-    """Runs that end at once; the real ones are in test_run."""
-    names = []
+def file(tmp_path):
+    path = tmp_path / "base.toml"
+    path.write_text(FILE)
+    return path
+
+
+def finish(runs, trial, validation, test, ended="finished"):
+    """A folder as a finished run leaves it; the first of its two rounds was the best one on validation images."""
+    folder = runs / trial.name
+    folder.mkdir(parents=True)
+    (folder / "experiment.toml").write_text(write_toml(encode(trial)))
+    summary = {
+        "name": trial.name, "method": trial.method["name"], "reports": "global", "rounds": 2, "seed": trial.seed,
+        "payload": {"up": {"weights": 70}, "down": {"weights": 30}}, "wire": {}, "ended": ended,
+    }  # fmt: skip
+    write_summary(folder / "summary.json", summary, Disk(durable=False))
+    rounds = [(1, 0.0, 0.0), (2, validation + 0.1, test - 0.1), (3, validation, test)]
+    with (folder / "rounds.jsonl").open("w") as written:
+        for number, chosen_by, shown in rounds:
+            views = {"accuracy": {"global": {"d": shown}}, "validation": {"global": {"d": chosen_by}}}
+            if validation < 0:
+                views["validation"] = {}
+            written.write(json.dumps({"round": number, "payload": {"up": {}, "down": {}}, **views}) + "\n")
+
+
+def finished(grid, runs, scores):
+    """Every trial of it, with (validation, test) by point; seeds lie a hundredth apart."""
+    for point in grid.points:
+        for i, trial in enumerate(point.trials):
+            validation, test = scores[point.values]
+            finish(runs, trial, validation + 0.01 * i, test)
+
+
+def test_every_point_is_tried_with_every_seed_under_names_that_say_its_values(file):
+    grid = plan_grid(
+        file, [read_axis("method.lr=0.02,0.1"), read_axis("method.mu=0,1")], [1, 2], ["rounds=3"]
+    )
+    assert [trial.name for trial in grid.trials][:3] == [
+        "base-lr-0.02-mu-0-s1", "base-lr-0.02-mu-0-s2", "base-lr-0.02-mu-1-s1",
+    ]  # fmt: skip
+    assert len(grid.trials) == 8 and {trial.rounds for trial in grid.trials} == {3}
+    last = grid.trials[-1]
+    assert (last.method["lr"], last.method["mu"], last.seed) == (0.1, 1, 2)
+
+
+def test_trials_are_hosted_in_one_process_unless_the_file_says_otherwise(file):
+    axes = [read_axis("method.lr=0.02")]
+    assert {trial.devices.processes for trial in plan_grid(file, axes, [1], []).trials} == {1}
+    own = plan_grid(file, axes, [1], ["devices.processes='each'"])
+    assert {trial.devices.processes for trial in own.trials} == {"each"}
+
+
+def test_a_grid_that_is_extended_keeps_the_names_of_its_trials(file):
+    few = plan_grid(file, [read_axis("method.lr=0.05,0.1")], [1], [])
+    more = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1,0.2")], [1, 2], [])
+    assert {trial.name for trial in few.trials} <= {trial.name for trial in more.trials}
+
+
+def test_values_that_no_name_can_hold_get_names_of_their_own(file):
+    domains = [read_axis("devices.clients={mnist=1,synth=2},{mnist=2, synth=1}")]
+    names = [point.name for point in plan_grid(file, domains, [1], []).points]
+    assert len(set(names)) == 2 and all(name.startswith("base-") and len(name) <= 50 for name in names)
+    long = plan_grid(file, [read_axis(f"method.weight_decay={0.1 + 1e-15},{0.1 + 2e-15}")] * 1, [1], [])
+    assert len({point.name for point in long.points}) == 2
+
+
+@pytest.mark.parametrize(
+    ("axis", "words"),
+    [
+        ("method.lr", "'method.lr' is not of the form table.key=value,value"),
+        ("=1,2", "is not of the form"),
+        ("method.lr=0.1,,0.2", "is not of the form"),
+        ("seed=1,2", "seeds are what --seeds is for"),
+        ("name='a','b'", "every trial has a name of its own"),
+        ("method.lr=0.1,0.1", "has 0.1 twice"),
+    ],
+)
+def test_a_wrong_axis_is_refused_with_the_way_out(axis, words):
+    with pytest.raises(SettingsError, match=words):
+        read_axis(axis)
+
+
+def test_a_value_that_is_out_of_bounds_is_refused_before_anything_runs(file, tmp_path):
+    with pytest.raises(SettingsError, match=r"method\.lr is -1.*must be above 0"):
+        plan_grid(file, [read_axis("method.lr=0.1,-1")], [1], [])
+    with pytest.raises(SettingsError, match="--grid has method.lr twice"):
+        plan_grid(file, [read_axis("method.lr=0.1"), read_axis("method.lr=0.2")], [1], [])
+    with pytest.raises(SettingsError, match="--seeds has 4 twice"):
+        plan_grid(file, [read_axis("method.lr=0.1")], [4, 4], [])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_validation_chooses_and_test_does_not(file, tmp_path):
+    grid = plan_grid(file, [read_axis(f"method.lr={','.join(LR)}")], [1, 2], [])
+    finished(grid, tmp_path, {("0.02",): (0.5, 0.9), ("0.05",): (0.8, 0.6), ("0.1",): (0.7, 0.95)})
+    trials = read_trials(grid, tmp_path, "validation")
+    assert trials.chosen.point.values == ("0.05",) and trials.warnings() == []
+    assert trials.chosen.validation == pytest.approx([0.8, 0.81]) and trials.chosen.test == [0.6, 0.6]
+    assert "chosen: method.lr = 0.05" in trials.lines()
+    assert "0.05" in trials.table().text() and "80.5 ± 0.7" in trials.table().text()
+
+
+def test_by_the_best_round_other_figures_are_compared(file, tmp_path):
+    grid = plan_grid(file, [read_axis("method.lr=0.02,0.05")], [1], [])
+    finished(grid, tmp_path, {("0.02",): (0.5, 0.9), ("0.05",): (0.8, 0.6)})
+    best = read_trials(grid, tmp_path, "best-validation").chosen
+    assert best.validation == pytest.approx([0.9]) and best.test == pytest.approx([0.5])
+
+
+@pytest.mark.parametrize(("best", "warned"), [("0.02", True), ("0.05", False), ("0.1", True)])
+def test_a_choice_on_the_edge_of_its_grid_is_warned_of(file, tmp_path, best, warned):
+    grid = plan_grid(file, [read_axis("method.lr=0.05,0.02,0.1")], [1, 2], [])
+    finished(grid, tmp_path, {(v,): (0.8 if v == best else 0.5, 0.6) for v in LR})
+    (warning, *more) = [*read_trials(grid, tmp_path, "validation").warnings(), ""]
+    assert warning.startswith(f"method.lr = {best} is an end of its grid") == warned and not any(more)
+
+
+def test_one_value_or_words_have_no_edge_and_one_seed_may_be_chance(file, tmp_path):
+    axes = [read_axis("method.lr=0.1"), read_axis("network.head='linear','mlp'")]
+    grid = plan_grid(file, axes, [1], [])
+    finished(grid, tmp_path, {("0.1", "'linear'"): (0.5, 0.5), ("0.1", "'mlp'"): (0.6, 0.5)})
+    (warning,) = read_trials(grid, tmp_path, "validation").warnings()
+    assert warning.startswith("one seed")
+
+
+def test_what_lies_less_than_a_deviation_below_is_named(file, tmp_path):
+    grid = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1")], [1, 2], [])
+    finished(grid, tmp_path, {("0.02",): (0.5, 0.6), ("0.05",): (0.8, 0.6), ("0.1",): (0.796, 0.6)})
+    trials = read_trials(grid, tmp_path, "validation")
+    assert [trial.point.values for trial in trials.near] == [("0.1",)]
+    assert "less than a deviation below it: method.lr = 0.1" in trials.lines()
+
+
+def test_a_point_of_which_a_seed_has_no_result_is_never_chosen(file, tmp_path):
+    grid = plan_grid(file, [read_axis("method.lr=0.02,0.05")], [1, 2], [])
+    scores = {"0.02": 0.5, "0.05": 0.9}
+    for trial in grid.trials[:3]:
+        finish(tmp_path, trial, scores[str(trial.method["lr"])], 0.5)
+    finish(tmp_path, grid.trials[3], 0.99, 0.5, ended="diverged")
+    trials = read_trials(grid, tmp_path, "validation")
+    assert trials.chosen.point.values == ("0.02",) and "1 of 2 without a result" in trials.table().text()
+    nothing = plan_grid(file, [read_axis("method.lr=0.3")], [1], [])
+    assert read_trials(nothing, tmp_path, "validation").lines()[0].startswith("warning: nothing is chosen")
+
+
+def test_runs_without_validation_samples_are_refused_with_what_to_set(file, tmp_path):
+    grid = plan_grid(file, [read_axis("method.lr=0.02")], [1], [])
+    finish(tmp_path, grid.trials[0], -1.0, 0.5)
+    with pytest.raises(RunError, match=r"set data\.validation"):
+        read_trials(grid, tmp_path, "validation")
+
+
+def test_what_was_found_is_written_as_json_a_table_and_a_page(file, tmp_path):
+    grid = plan_grid(file, [read_axis(f"method.lr={','.join(LR)}"), read_axis("method.mu=0,1")], [1, 2], [])
+    finished(grid, tmp_path, {p.values: (0.5 + 0.01 * i, 0.4 + 0.01 * i) for i, p in enumerate(grid.points)})
+    page = write_trials(read_trials(grid, tmp_path, "validation"), tmp_path)
+    found = json.loads((page.parent / "trials.json").read_text())
+    assert found["chosen"] == {"method.lr": "0.1", "method.mu": "1"} and len(found["warnings"]) == 2
+    assert found["trials"][0]["runs"] == ["base-lr-0.02-mu-0-s1", "base-lr-0.02-mu-0-s2"]
+    assert found["trials"][0]["tensor_bytes"] == [100, 100]
+    assert "| 0.1 | 1 | 2 | 55.5 ± 0.7 | 45.0 ± 0.0 |" in (page.parent / "trials.md").read_text()
+    assert "Accuracy over method.lr and method.mu" in page.read_text()
+
+
+def test_a_sweep_runs_what_is_missing_and_says_what_was_chosen(file, tmp_path, monkeypatch, capsys):
+    started = []
 
     def run(experiment, runs, launcher):
-        names.append(experiment.name)
-        if experiment.name == "one-s2":
-            raise RunError("the broker is gone")
-        folder = runs / experiment.name
-        (folder / "experiment.toml").write_text(write_toml(encode(experiment)))
-        (folder / "summary.json").write_text("{}")
+        started.append(experiment.name)
+        (runs / experiment.name / "experiment.toml").unlink(missing_ok=True)
+        (runs / experiment.name).rmdir()
+        finish(runs, experiment, experiment.method["lr"], 0.5)
 
-    monkeypatch.setattr(sweep, "run_experiment", run)
-    return names
-
-
-def test_every_file_is_run_with_every_seed_and_one_failure_stops_no_other(tmp_path, files, started, capsys):
-    assert sweep.Sweep(tmp_path / "runs").run(files, [1, 2], []) == 1
-    assert started == ["one-s1", "one-s2", "two-s1", "two-s2"]
-    said = capsys.readouterr().out
-    assert "failed: one-s2: the broker is gone" in said and "3 of 4 runs are finished" in said
+    monkeypatch.setattr(batch, "run_experiment", run)
+    words = ["sweep", str(file), "--seeds", "1", "2", "--runs", str(tmp_path / "runs"), "--grid"]
+    assert main([*words, "method.lr=0.02,0.05"]) == 0
+    assert len(started) == 4 and "warning: method.lr = 0.05 is an end" in capsys.readouterr().out
+    assert main([*words, "method.lr=0.02,0.05,0.1"]) == 0
+    assert started[4:] == ["base-lr-0.1-s1", "base-lr-0.1-s2"]
 
 
-def test_what_is_finished_is_not_run_again_unless_its_settings_changed(tmp_path, files, started):
-    for _ in range(2):
-        sweep.Sweep(tmp_path / "runs").run(files[1:], [1], [])
-    assert started == ["two-s1"]
-    sweep.Sweep(tmp_path / "runs").run(files[1:], [1], ["rounds=2"])
-    sweep.Sweep(tmp_path / "runs", fresh=True).run(files[1:], [1], ["rounds=2"])
-    assert started == ["two-s1"] * 3
-    assert (tmp_path / "runs" / "two-s1.2").exists()
-
-
-def test_the_seed_is_the_run_s(files):
-    assert [(e.name, e.seed) for e in sweep.plan_runs(files[:1], [3, 5], [])] == [
-        ("one-s3", 3),
-        ("one-s5", 5),
-    ]
-    assert [e.name for e in sweep.plan_runs(files, [], [])] == ["one", "two"]
-
-
-def test_a_mistake_in_the_last_file_is_found_before_the_first_run(tmp_path, files, started):
-    files[1].write_text(FILE.format(name="two").replace("fedavg", "fedfoo"))
-    with pytest.raises(SettingsError, match="no method 'fedfoo'"):
-        sweep.Sweep(tmp_path / "runs").run(files, [1], [])
-    assert started == []
-
-
-def test_two_runs_of_one_name_are_refused(files):
-    with pytest.raises(SettingsError, match="two of the runs are called one"):
-        sweep.plan_runs([files[0], files[0]], [], [])
+@pytest.mark.slow
+@pytest.mark.broker
+def test_a_trial_hosted_in_one_process_measures_what_a_process_for_each_device_does(tmp_path):
+    place = furnished(tmp_path)
+    done = protofleet("sweep", "small.toml", "--grid", "method.lr=0.01,0.05", "--seeds", "1", "2", cwd=place)
+    assert done.returncode == 0 and "chosen: method.lr = " in done.stdout, done.stdout + done.stderr
+    trial = replace(read_experiment(place / "small.toml", ["method.lr=0.05", "seed=2"]), name="apart")
+    (place / "apart.toml").write_text(write_toml(encode(trial)))
+    done = protofleet("run", "apart.toml", "--set", "devices.processes='each'", cwd=place)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (hosted, apart) = (lines(place, name) for name in ("small-lr-0.05-s2", "apart"))
+    for one, other in zip(hosted, apart, strict=True):
+        for key in ("accuracy", "validation", "loss", "payload"):
+            assert one.get(key) == other.get(key)

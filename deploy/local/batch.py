@@ -19,15 +19,19 @@ from protofleet.runtime.launcher import Launcher
 
 
 @dataclass
-class Sweep:
+class Batch:
     runs: Path
     fresh: bool = False
     launcher: Launcher | None = None
     failed: dict[str, str] = field(default_factory=dict)  # run -> reason
 
     def run(self, files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> int:
+        code = self.run_all(plan_runs(files, seeds, assignments))
+        print("protofleet compare puts them side by side")
+        return code
+
+    def run_all(self, experiments: Sequence[Experiment]) -> int:
         """All settings are checked before the first run starts; a run that fails does not stop the others."""
-        experiments = plan_runs(files, seeds, assignments)
         for experiment in experiments:
             agreed_names(experiment)
         started_at = time.monotonic()
@@ -37,8 +41,7 @@ class Sweep:
             self.run_one(experiment)
         for name, reason in self.failed.items():
             print(f"failed: {name}: {reason}")
-        done = len(experiments) - len(self.failed)
-        print(f"{done} of {len(experiments)} runs are finished; protofleet compare puts them side by side")
+        print(f"{len(experiments) - len(self.failed)} of {len(experiments)} runs are finished")
         return 1 if self.failed else 0
 
     def run_one(self, experiment: Experiment) -> None:

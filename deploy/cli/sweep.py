@@ -1,0 +1,58 @@
+"""`protofleet sweep`: every point of a grid with every seed, and what validation chooses."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+from protofleet.deploy.cli.arguments import SEED, Subparsers
+from protofleet.runtime.interrupts import held_interrupts
+from protofleet.runtime.launcher import Launcher
+
+
+def add_sweep(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "sweep", help="one experiment over a grid of settings, with several seeds; validation chooses"
+    )
+    command.add_argument("experiment", type=Path, help="for example experiments/digits/fedavg.toml")
+    command.add_argument(
+        "--grid", action="append", required=True, metavar="TABLE.KEY=VALUE,VALUE",
+        help="values of a setting, each tried with each of the others; may be given several times",
+    )  # fmt: skip
+    command.add_argument("--seeds", type=SEED, nargs="+", default=[1], help="of each point (default: 1)")
+    command.add_argument(
+        "--choose", choices=("validation", "best-validation"), default="validation",
+        help="by validation accuracy after the last round (default), or at each run's best round",
+    )  # fmt: skip
+    command.add_argument(
+        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting of all trials"
+    )
+    command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
+    command.add_argument("--fresh", action="store_true", help="run again what has finished")
+    command.set_defaults(command=sweep)
+
+
+def sweep(options: argparse.Namespace) -> int:
+    from protofleet.deploy.local.processes import start_launcher
+
+    # Before anything that takes long to import, and before there is a second thread.
+    with start_launcher() or contextlib.nullcontext() as launcher:
+        return sweep_with(launcher, options)
+
+
+def sweep_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
+    with held_interrupts():
+        from protofleet.deploy.local.batch import Batch
+        from protofleet.deploy.local.grid import plan_grid, read_axis
+        from protofleet.deploy.local.trials import read_trials, write_trials
+
+    grid = plan_grid(
+        options.experiment, [read_axis(text) for text in options.grid], options.seeds, options.set
+    )
+    print(f"{len(grid.trials)} trials: {len(grid.points)} points, {len(options.seeds)} seeds each")
+    code = Batch(options.runs, options.fresh, launcher).run_all(grid.trials)
+    trials = read_trials(grid, options.runs, options.choose)
+    print("\n".join(["", trials.table().text(), "", *trials.lines()]))
+    print(f"page: {write_trials(trials, options.runs)}")
+    return code

@@ -1,0 +1,135 @@
+"""A grid of settings: every combination of values is a point, and every point with a seed a trial, which is a run."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from protofleet.deploy.local.experiment import Experiment, read_experiment
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.names import NAME
+
+LONGEST_NAME: Final = (
+    50  # of a point; a seed and a number of an earlier run follow, and a name has 64 at most
+)
+NOT_SEARCHED: Final = {"name": "every trial has a name of its own", "seed": "seeds are what --seeds is for"}
+Values: TypeAlias = tuple[str, ...]  # one of each axis, as they were written
+
+
+@dataclass(frozen=True)
+class Axis:
+    key: str  # of a setting: method.lr
+    values: Values
+
+    @property
+    def label(self) -> str:
+        return self.key.rpartition(".")[2]
+
+    @property
+    def numbers(self) -> list[float]:
+        """Its values as numbers; none where one of them is something else."""
+        try:
+            found = [float(value) for value in self.values]
+        except ValueError:
+            return []
+        return found if all(map(math.isfinite, found)) else []
+
+    def is_end(self, value: str) -> bool:
+        """Whether nothing on one side of it was tried."""
+        numbers = self.numbers
+        return len(numbers) > 1 and float(value) in (min(numbers), max(numbers))
+
+
+@dataclass(frozen=True)
+class Point:
+    values: Values
+    trials: tuple[Experiment, ...]  # one for each seed
+
+    @property
+    def name(self) -> str:
+        """Without the seed."""
+        return self.trials[0].name.rpartition("-s")[0]
+
+
+@dataclass(frozen=True)
+class Grid:
+    name: str  # of the experiment that is varied
+    axes: tuple[Axis, ...]
+    points: tuple[Point, ...]
+
+    @property
+    def trials(self) -> list[Experiment]:
+        return [trial for point in self.points for trial in point.trials]
+
+    def words(self, point: Point) -> str:
+        return ", ".join(f"{axis.key} = {value}" for axis, value in zip(self.axes, point.values, strict=True))
+
+
+def read_axis(text: str) -> Axis:
+    key, equals, listed = text.partition("=")
+    values = tuple(value.strip() for value in split_values(listed))
+    key = key.strip()
+    if not equals or not key or not all(values):
+        raise SettingsError(
+            f"--grid {text!r} is not of the form table.key=value,value: for example method.lr=0.02,0.05"
+        )
+    if key in NOT_SEARCHED:
+        raise SettingsError(f"--grid {text!r}: {NOT_SEARCHED[key]}")
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise SettingsError(f"--grid {text!r} has {twice[0]} twice")
+    return Axis(key, values)
+
+
+def split_values(text: str) -> Iterator[str]:
+    """At commas, but not within lists, tables or quotes."""
+    depth, quote, start = 0, "", 0
+    for i, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        elif letter == "," and not depth:
+            yield text[start:i]
+            start = i + 1
+    yield text[start:]
+
+
+def plan_grid(file: Path, axes: Sequence[Axis], seeds: Sequence[int], assignments: Sequence[str]) -> Grid:
+    """Every trial's settings are read, and refused, before the first one starts.
+
+    The devices of a trial share one process, where the file does not say otherwise: same bits, less memory, and no
+    start of an interpreter for each.
+    """
+    if twice := [axis.key for axis in axes if [other.key for other in axes].count(axis.key) > 1]:
+        raise SettingsError(f"--grid has {twice[0]} twice; name its values in one")
+    if same := [seed for seed in seeds if list(seeds).count(seed) > 1]:
+        raise SettingsError(f"--seeds has {same[0]} twice: a seed repeats a trial bit for bit")
+    base = read_experiment(file, list(assignments))
+    hosted = ["devices.processes=1"] if base.devices.processes == 0 else []
+    points = []
+    for values in itertools.product(*(axis.values for axis in axes)):
+        own = [f"{axis.key}={value}" for axis, value in zip(axes, values, strict=True)]
+        varied = read_experiment(file, [*assignments, *hosted, *own])
+        name = point_name(base.name, axes, values)
+        points.append(Point(values, tuple(replace(varied, name=f"{name}-s{s}", seed=s) for s in seeds)))
+    return Grid(base.name, tuple(axes), tuple(points))
+
+
+def point_name(base: str, axes: Sequence[Axis], values: Values) -> str:
+    """Of its values, not of its place in the grid: a grid that is extended goes on from the trials that there are."""
+    plain = [value.strip("\"'") for value in values]
+    name = "-".join([base, *(f"{axis.label}-{value}" for axis, value in zip(axes, plain, strict=True))])
+    if len(name) <= LONGEST_NAME and re.fullmatch(NAME, name):
+        return name
+    words = "/".join(f"{axis.key}={value}" for axis, value in zip(axes, values, strict=True))
+    return f"{base[: LONGEST_NAME - 9]}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"

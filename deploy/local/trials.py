@@ -1,0 +1,187 @@
+"""`protofleet sweep`: the trials of a grid as a table, what validation chose, and whether the grid was wide enough.
+
+A point's figure is the mean over its seeds of what `choose` says, on validation images of the view that the paper
+reports. Test images choose nothing: they are shown beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Final
+
+from protofleet.deploy.errors import RunError
+from protofleet.deploy.local.batch import is_finished, outcome
+from protofleet.deploy.local.grid import Grid, Point
+from protofleet.deploy.report.comparison import Group, Run, accuracy_target, read_groups, write
+from protofleet.deploy.report.comparison import Point as Measured
+from protofleet.deploy.report.comparison_page import comparison_page
+from protofleet.deploy.report.comparison_tables import Table, mean_and_deviation, tables
+from protofleet.deploy.report.numbers import human_bytes, percent_points
+
+FOLDER: Final = "sweeps"  # under the folder of all runs
+
+
+def at_the_end(points: Sequence[Measured]) -> Measured | None:
+    return points[-1] if points and points[-1].validation else None
+
+
+def at_its_best(points: Sequence[Measured]) -> Measured | None:
+    return max((p for p in points if p.validation), key=lambda p: p.validation["mean"], default=None)
+
+
+Choice = Callable[[Sequence[Measured]], Measured | None]
+CHOICES: Final[Mapping[str, Choice]] = {"validation": at_the_end, "best-validation": at_its_best}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point of the grid, and what its finished runs measured."""
+
+    point: Point
+    group: Group | None  # None: no run has finished
+    measured: tuple[Measured, ...]  # of each run that has validation samples
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.measured) == len(self.point.trials)
+
+    @property
+    def validation(self) -> list[float]:
+        return [one.validation["mean"] for one in self.measured]
+
+    @property
+    def test(self) -> list[float]:
+        return [one.accuracy["mean"] for one in self.measured]
+
+    @property
+    def bytes(self) -> list[int]:
+        runs: Sequence[Run] = self.group.runs if self.group else ()
+        return [run.total_bytes("payload", "up", "down") for run in runs]
+
+    @property
+    def state(self) -> str:
+        missing = len(self.point.trials) - len(self.measured)
+        return f"{missing} of {len(self.point.trials)} without a result" if missing else ""
+
+
+@dataclass(frozen=True)
+class Trials:
+    grid: Grid
+    choose: str
+    trials: tuple[Trial, ...]
+
+    @property
+    def chosen(self) -> Trial | None:
+        """The first of those with the highest mean; only of points all of whose runs have a result."""
+        whole = [trial for trial in self.trials if trial.is_whole]
+        return max(whole, key=lambda trial: fmean(trial.validation), default=None)
+
+    @property
+    def near(self) -> list[Trial]:
+        """Whole trials whose mean is less than a deviation of the chosen one's seeds below it."""
+        if (best := self.chosen) is None or len(best.validation) < 2:
+            return []
+        limit = fmean(best.validation) - stdev(best.validation)
+        return [
+            trial for trial in self.trials
+            if trial is not best and trial.is_whole and fmean(trial.validation) >= limit
+        ]  # fmt: skip
+
+    def warnings(self) -> list[str]:
+        if (best := self.chosen) is None:
+            return ["nothing is chosen: no point has a result of every seed"]
+        found = []
+        for axis, value in zip(self.grid.axes, best.point.values, strict=True):
+            if axis.is_end(value):
+                found.append(
+                    f"{axis.key} = {value} is an end of its grid ({', '.join(axis.values)}): the best may lie beyond "
+                    "it; widen the grid there, and the trials that there are count"
+                )
+        if len(best.point.trials) == 1:
+            found.append("one seed: what is chosen may be chance; name more with --seeds")
+        return found
+
+    def table(self) -> Table:
+        head = [*(axis.key for axis in self.grid.axes), "seeds", "validation", "test", "tensors", ""]
+        rows = [
+            [
+                *trial.point.values, str(len(trial.measured)),
+                mean_and_deviation(trial.validation, percent_points), mean_and_deviation(trial.test, percent_points),
+                mean_and_deviation(trial.bytes, human_bytes), self._remark(trial),
+            ]
+            for trial in self.trials
+        ]  # fmt: skip
+        when = (
+            "after the last round" if self.choose == "validation" else "at the round that validation chooses"
+        )
+        note = (
+            f"Accuracy in % {when}, mean over domains; with several seeds: mean ± sample standard deviation. "
+            "Validation chooses; test is shown."
+        )
+        return Table(f"Trials of {self.grid.name}", note, head, rows)
+
+    def _remark(self, trial: Trial) -> str:
+        return trial.state or ("chosen" if trial is self.chosen else "near" if trial in self.near else "")
+
+    def lines(self) -> list[str]:
+        """What there is to say below the table."""
+        best = self.chosen
+        chosen = [f"chosen: {self.grid.words(best.point)}"] if best else []
+        near = [f"less than a deviation below it: {self.grid.words(trial.point)}" for trial in self.near]
+        return [*chosen, *near, *(f"warning: {text}" for text in self.warnings())]
+
+    def as_json(self) -> str:
+        found: dict[str, Any] = {
+            "experiment": self.grid.name, "choose": self.choose,
+            "grid": {axis.key: list(axis.values) for axis in self.grid.axes},
+            "chosen": self._settings(self.chosen), "near": [self._settings(trial) for trial in self.near],
+            "warnings": self.warnings(), "trials": [self._row(trial) for trial in self.trials],
+        }  # fmt: skip
+        return json.dumps(found, indent=1, allow_nan=False) + "\n"
+
+    def _settings(self, trial: Trial | None) -> dict[str, str] | None:
+        axes = (axis.key for axis in self.grid.axes)
+        return dict(zip(axes, trial.point.values, strict=True)) if trial else None
+
+    def _row(self, trial: Trial) -> dict[str, Any]:
+        return {
+            "settings": self._settings(trial), "runs": [one.name for one in trial.point.trials],
+            "validation": trial.validation, "test": trial.test, "tensor_bytes": trial.bytes,
+        }  # fmt: skip
+
+
+def read_trials(grid: Grid, runs: Path, choose: str) -> Trials:
+    """RunError where runs have finished and none has validation samples: nothing could be chosen."""
+    found = []
+    for point in grid.points:
+        finished = [
+            runs / trial.name
+            for trial in point.trials
+            if is_finished(trial, runs) and outcome(trial, runs) == "finished"
+        ]
+        (group,) = read_groups(finished) if finished else (None,)
+        measured = [CHOICES[choose](run.points(group.view)) for run in group.runs] if group else []
+        found.append(Trial(point, group, tuple(one for one in measured if one is not None)))
+    if any(trial.group for trial in found) and not any(trial.measured for trial in found):
+        raise RunError(
+            f"no trial of {grid.name} has measured validation samples, by which the best is chosen; "
+            "set data.validation to a share above 0"
+        )
+    return Trials(grid, choose, tuple(found))
+
+
+def write_trials(trials: Trials, runs: Path) -> Path:
+    """JSON, Markdown and a page; the page's path."""
+    folder = runs / FOLDER / trials.grid.name
+    write(folder / "trials.json", trials.as_json())
+    below = "".join(f"- {line}\n" for line in trials.lines())
+    write(folder / "trials.md", f"{trials.table().markdown()}\n{below}")
+    groups = [trial.group for trial in trials.trials if trial.group]
+    page = folder / "sweep.html"
+    shown = [trials.table(), *tables(groups, accuracy_target(groups, "", 0.9), 0.9)]
+    write(page, comparison_page(groups, shown))
+    return page

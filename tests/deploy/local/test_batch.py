@@ -1,0 +1,71 @@
+"""Many runs with one command: each file with each seed, none twice, none lost for another's sake."""
+
+import pytest
+
+from protofleet.deploy.errors import RunError
+from protofleet.deploy.local import batch
+from protofleet.protocol.settings.reader import SettingsError, encode, write_toml
+
+FILE = 'name = "{name}"\nrounds = 1\n[method]\nname = "fedavg"\n[network]\nname = "mlp"\n'
+
+
+@pytest.fixture
+def files(tmp_path):
+    found = [tmp_path / f"{name}.toml" for name in ("one", "two")]
+    for path in found:
+        path.write_text(FILE.format(name=path.stem))
+    return found
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Runs that end at once; the real ones are in test_run."""
+    names = []
+
+    def run(experiment, runs, launcher):
+        names.append(experiment.name)
+        if experiment.name == "one-s2":
+            raise RunError("the broker is gone")
+        folder = runs / experiment.name
+        (folder / "experiment.toml").write_text(write_toml(encode(experiment)))
+        (folder / "summary.json").write_text("{}")
+
+    monkeypatch.setattr(batch, "run_experiment", run)
+    return names
+
+
+def test_every_file_is_run_with_every_seed_and_one_failure_stops_no_other(tmp_path, files, started, capsys):
+    assert batch.Batch(tmp_path / "runs").run(files, [1, 2], []) == 1
+    assert started == ["one-s1", "one-s2", "two-s1", "two-s2"]
+    said = capsys.readouterr().out
+    assert "failed: one-s2: the broker is gone" in said and "3 of 4 runs are finished" in said
+
+
+def test_what_is_finished_is_not_run_again_unless_its_settings_changed(tmp_path, files, started):
+    for _ in range(2):
+        batch.Batch(tmp_path / "runs").run(files[1:], [1], [])
+    assert started == ["two-s1"]
+    batch.Batch(tmp_path / "runs").run(files[1:], [1], ["rounds=2"])
+    batch.Batch(tmp_path / "runs", fresh=True).run(files[1:], [1], ["rounds=2"])
+    assert started == ["two-s1"] * 3
+    assert (tmp_path / "runs" / "two-s1.2").exists()
+
+
+def test_the_seed_is_the_run_s(files):
+    assert [(e.name, e.seed) for e in batch.plan_runs(files[:1], [3, 5], [])] == [
+        ("one-s3", 3),
+        ("one-s5", 5),
+    ]
+    assert [e.name for e in batch.plan_runs(files, [], [])] == ["one", "two"]
+
+
+def test_a_mistake_in_the_last_file_is_found_before_the_first_run(tmp_path, files, started):
+    files[1].write_text(FILE.format(name="two").replace("fedavg", "fedfoo"))
+    with pytest.raises(SettingsError, match="no method 'fedfoo'"):
+        batch.Batch(tmp_path / "runs").run(files, [1], [])
+    assert started == []
+
+
+def test_two_runs_of_one_name_are_refused(files):
+    with pytest.raises(SettingsError, match="two of the runs are called one"):
+        batch.plan_runs([files[0], files[0]], [], [])
