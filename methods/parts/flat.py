@@ -1,0 +1,51 @@
+"""A module's weights laid end to end, an array for all of a kind: where an answer's form must be said in few words.
+
+What comes back of arrays that a broadcast holds is said in one row, "as sent". In a round's later exchange they were
+not sent, and a row for each of a hundred arrays would be longer than many an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from protofleet.methods.contract.base import Payload
+from protofleet.methods.contract.wants import TensorSpec
+from protofleet.methods.parts.weights import NEVER_NEGATIVE
+
+
+def flat_weights(module: nn.Module, prefix: str = "weights") -> dict[str, Tensor]:
+    """`<prefix>.parameters`, and `<prefix>.<name>` for all buffers of a name; copies."""
+    return {
+        f"{prefix}.{kind}": torch.cat([value.reshape(-1) for value in values])
+        for kind, values in by_kind(module).items()
+    }
+
+
+def flat_wants(module: nn.Module, prefix: str = "weights") -> dict[str, TensorSpec]:
+    return {
+        f"{prefix}.{kind}": TensorSpec(
+            (sum(value.numel() for value in values),),
+            str(values[0].dtype).removeprefix("torch."),
+            low=0 if kind in NEVER_NEGATIVE else None,
+        )
+        for kind, values in by_kind(module).items()
+    }
+
+
+def load_flat(module: nn.Module, payload: Payload, prefix: str = "weights") -> None:
+    for kind, values in by_kind(module).items():
+        parts = torch.split(payload[f"{prefix}.{kind}"], [value.numel() for value in values])
+        for value, part in zip(values, parts, strict=True):
+            value.copy_(part.view_as(value))
+
+
+def by_kind(module: nn.Module) -> Mapping[str, list[Tensor]]:
+    learned = {name for name, _ in module.named_parameters()}
+    found: dict[str, list[Tensor]] = {}
+    for name, value in module.state_dict().items():
+        kind = "parameters" if name in learned else name.rpartition(".")[2]
+        found.setdefault(kind, []).append(value)
+    return found
