@@ -79,6 +79,7 @@ def seeded(*parts: object) -> torch.Generator:
 class ServerHalf(ABC):
     """Owns global state. `round` is the paper's loop; each `yield` crosses the network."""
 
+    rounds: int = 0  # of the run, as its plan has them; where nobody has said, each may be the last
     number: int = 0  # of the current round, from 1
     cohort: Sequence[Member] = ()
 

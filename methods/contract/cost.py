@@ -25,6 +25,7 @@ class Sizes:
     local_prototypes: int = 0  # sum over classes of J_i^c, where a method has several a class
     global_prototypes: int = 0  # sum over classes of C^m
     first_round: bool = False
+    last_rounds: bool = False  # of RUCR's, in which heads are retrained
 
     @property
     def weights(self) -> int:

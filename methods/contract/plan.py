@@ -74,7 +74,9 @@ class Plan:
         )  # fmt: skip
 
     def server_half(self) -> ServerHalf:
-        return self.load().Server(self.model(), self.settings(), self.seed)
+        half = self.load().Server(self.model(), self.settings(), self.seed)
+        half.rounds = self.rounds
+        return half
 
     def client_half(
         self, data: Samples, device: str, network: Network | None = None, place: torch.device | None = None

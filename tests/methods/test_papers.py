@@ -27,6 +27,7 @@ from protofleet.methods import (
     lgfedavg,
     moon,
     perfedavg,
+    rucr,
     singleset,
 )
 from protofleet.methods.contract.base import Ask, Reply, seeded
@@ -66,6 +67,7 @@ HYPERS = {
     lgfedavg: LocalHyper(**LOCAL),
     moon: moon.Hyper(**LOCAL),
     perfedavg: perfedavg.Hyper(**LOCAL),
+    rucr: rucr.Hyper(**LOCAL, virtual=20, head_epochs=3),
     singleset: LocalHyper(**LOCAL),
 }
 every_method = pytest.mark.parametrize("module", HYPERS, ids=lambda m: m.__name__.removeprefix("methods."))

@@ -58,7 +58,7 @@ def played(plan, rounds):
                 Sizes(
                     client.model, held=len(set(data[n].y.tolist())), examples=len(data[n].y), clients=3,
                     local_prototypes=up[n]["prototypes"] // D, global_prototypes=down["prototypes"] // D,
-                    first_round=number == 1,
+                    first_round=number == 1, last_rounds="head" in up[n],
                 ),
                 up[n],
                 down,
@@ -87,7 +87,7 @@ def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
             sizes = Sizes(
                 agent.run.job.half.model, held=3, examples=48 + 6 * i, clients=3,
                 local_prototypes=rows if number == 1 else 0,
-                first_round=number == 1,
+                first_round=number == 1, last_rounds="head" in crossed,
             )  # fmt: skip
             expected.update(load(name).cost(sizes).up)
         assert crossed == {k: n * NUMBER_BYTES.get(k, 4) for k, n in expected.items() if n}
