@@ -16,7 +16,7 @@ DOCS: Final = Path(__file__).parent.parent / "docs"
 LIMIT: Final = 35_800
 OTHERS: Final = {
     "README.md", "adding-a-method.md", "architecture.md", "bounds.md", "glossary.md", "hostile.md", "methods.md",
-    "scale.md", "write-a-client.md",
+    "scale.md", "sweeps.md", "write-a-client.md",
 }  # fmt: skip
 GENERATED: Final = re.compile(
     r"^<!-- generated.*?^<!-- end of generated -->$|^```hex\n.*?^```$", re.MULTILINE | re.DOTALL

@@ -1,4 +1,4 @@
-"""Runs on this machine: an experiment, its processes, their progress, sweeps of many runs.
+"""Runs on this machine: an experiment, its processes, their progress, many runs in turn, grids.
 
 May import: everything.
 """

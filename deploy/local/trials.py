@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Final
@@ -182,6 +182,10 @@ def write_trials(trials: Trials, runs: Path) -> Path:
     write(folder / "trials.md", f"{trials.table().markdown()}\n{below}")
     groups = [trial.group for trial in trials.trials if trial.group]
     page = folder / "sweep.html"
-    shown = [trials.table(), *tables(groups, accuracy_target(groups, "", 0.9), 0.9)]
+    own = trials.table()
+    found = replace(
+        own, note=" ".join([own.note, *(f"{line[0].upper()}{line[1:]}." for line in trials.lines())])
+    )
+    shown = [found, *tables(groups, accuracy_target(groups, "", 0.9), 0.9)]
     write(page, comparison_page(groups, shown))
     return page
