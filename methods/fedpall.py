@@ -21,8 +21,10 @@ are none, and L_InfoNCE is 0. Settings that name both "paper" and another readin
   features, amplifier  the code takes both with the statistics of the batch, "train"; the running ones stay.
 Losses are means over the batch, not sums. Figs. 3 and 4: use_kl, use_infonce. Fig. 6: use_global_classifier.
 Privacy (5.3): noise 1; alpha_low 1 without mixing; beta 1 without mask. These change what a device does with
-what it gets, not what is sent. Output i of A is the i-th device that was ever in a cohort, and N in L_KL is
-the number of outputs. The server's optimiser is the code's.
+what it gets, not what is sent. Mixing and mask hide nothing from a coordinator that keeps to the protocol: c_n^k
+and the mean of a class's rows give alpha, and with it every number that the mask leaves.
+Output i of A is the i-th device that was ever in a cohort, and N in L_KL is the number of outputs. The server's
+optimiser is the code's.
 """
 
 from __future__ import annotations
