@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from protofleet.coordinator.observe.isolation import Isolation
-from protofleet.coordinator.observe.measured import counted, pooled
+from protofleet.coordinator.observe.measured import by_domain, counted, pooled
 from protofleet.coordinator.observe.record import ByKind, ByView, PhaseRecord, RoundRecord
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.round.events import (
@@ -200,17 +200,8 @@ class Journal:
             self._isolation.call(sink.round_ended, record)
 
     def _by_domain(self, run: RunView, name: str) -> ByView:
-        sums: dict[str, dict[str, list[tuple[float, int]]]] = {}
-        for device, metrics in sorted(self._metrics.items()):
-            domain, weight = run.domains.get(device, device), max(1, run.members[device].examples)
-            for key, value in metrics.items():
-                if key.startswith(f"{name}."):
-                    view = sums.setdefault(key.removeprefix(f"{name}."), {})
-                    view.setdefault(domain, []).append((value, weight))
-        return {
-            view: {d: sum(v * w for v, w in pairs) / sum(w for _, w in pairs) for d, pairs in domains.items()}
-            for view, domains in sums.items()
-        }
+        held = {d: (run.domains.get(d, d), run.members[d].examples) for d in self._metrics}
+        return by_domain(self._metrics, held, name)
 
     def _bytes(self) -> dict[str, int]:
         meter = self._run.meter

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
 from protofleet.coordinator.devices.limits import MAX_MEASURED
+from protofleet.coordinator.observe.record import ByView
 
 SAMPLES: Final = "samples.test"
 
@@ -23,6 +24,23 @@ def names_of(views: Iterable[str]) -> frozenset[str]:
 def counted(metrics: Mapping[str, float], names: Set[str]) -> dict[str, float]:
     """Those that the run's method has and that say something: a model that has diverged has no loss."""
     return {n: v for n, v in metrics.items() if n in names and math.isfinite(v) and abs(v) <= MAX_MEASURED}
+
+
+def by_domain(
+    measured: Mapping[str, Mapping[str, float]], held: Mapping[str, tuple[str, int]], name: str
+) -> ByView:
+    """View -> domain -> mean over the devices that share it, by their examples. `held`: domain and examples."""
+    sums: dict[str, dict[str, list[tuple[float, int]]]] = {}
+    for device, metrics in sorted(measured.items()):
+        domain, examples = held[device]
+        for key, value in metrics.items():
+            if key.startswith(f"{name}."):
+                view = sums.setdefault(key.removeprefix(f"{name}."), {})
+                view.setdefault(domain, []).append((value, max(1, examples)))
+    return {
+        view: {d: sum(v * w for v, w in pairs) / sum(w for _, w in pairs) for d, pairs in domains.items()}
+        for view, domains in sums.items()
+    }
 
 
 def pooled(measured: Iterable[Mapping[str, float]], most: int) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import NoReturn
 from protofleet.deploy.cli.deploy import add_deploy, add_doctor
 from protofleet.deploy.cli.enrol import add_enrol, add_keys
 from protofleet.deploy.cli.lists import add_lists
-from protofleet.deploy.cli.runs import add_compare, add_report, add_run
+from protofleet.deploy.cli.runs import add_centralised, add_compare, add_report, add_run
 from protofleet.deploy.cli.services import (
     add_coordinator,
     add_device,
@@ -38,6 +38,7 @@ def parser() -> Parser:
     commands = top.add_subparsers(required=True, metavar="COMMAND", title="commands")
     add_run(commands)
     add_sweep(commands)
+    add_centralised(commands)
     add_coordinator(commands)
     add_device(commands)
     add_fleet(commands)

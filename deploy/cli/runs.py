@@ -65,6 +65,30 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     return 0
 
 
+def add_centralised(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "centralised",
+        help="not federated: all devices' data in one process, as the upper bound of an experiment",
+    )
+    command.add_argument("experiment", type=Path, help="for example experiments/digits/fedavg.toml")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting"
+    )
+    command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
+    command.add_argument("--seeds", type=SEED, nargs="+", default=[], help="once for each, as <name>-s<seed>")
+    command.set_defaults(command=centralised)
+
+
+def centralised(options: argparse.Namespace) -> int:
+    from protofleet.deploy.local.centralised import named, run_centralised
+    from protofleet.deploy.local.experiment import read_experiment
+
+    experiment = read_experiment(options.experiment, options.set)
+    for seed in options.seeds or [None]:
+        print(f"report: {run_centralised(named(experiment, seed), options.runs)}")
+    return 0
+
+
 def add_report(commands: Subparsers) -> None:
     command = commands.add_parser(
         "report", help="write runs/<name>/report.html again and print the final table"

@@ -28,6 +28,7 @@ VIEWS = {
 
 SECURITY = {
     "sealed": "signed, and sealed from end to end: no broker can read them",
+    "centralised": "none: this is no federation, all devices' data were in one process",
     "off": "signed, but NOT sealed: whoever runs the broker could read them",
 }
 REQUIRED_KEYS = (

@@ -1,0 +1,142 @@
+"""`protofleet centralised`: all devices' data in one process, as the upper bound beside a federation.
+
+It is **not federated**: no message is sent, and nobody's data stay where they are. The run's network begins with the
+same weights, and learns from the union of the devices' training samples as a device does in FedAvg: so many epochs a
+round, with an optimiser that is new in each, and no averaging. Measured, as in FedAvg, is one model on every domain's
+test images. Its folder is that of a run, so that reports and comparisons show it beside others.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from protofleet.coordinator.observe.curves import measured
+from protofleet.coordinator.observe.measured import by_domain, pooled
+from protofleet.coordinator.observe.record import RoundRecord
+from protofleet.coordinator.observe.rounds_file import RoundsFile
+from protofleet.coordinator.observe.summary_file import write_summary
+from protofleet.deploy.cli.version import installed_version
+from protofleet.deploy.local.class_check import agreed_names
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.deploy.local.run import prepare_folder
+from protofleet.deploy.report.run_page import final_table, write_report
+from protofleet.edge_client.compute import compute_place, moved
+from protofleet.edge_client.data.shard import Shard, Shards
+from protofleet.edge_client.evaluate import evaluate
+from protofleet.methods import fedavg
+from protofleet.methods.contract.base import Ask
+from protofleet.methods.contract.torch_setup import compute_deterministically
+from protofleet.methods.parts.local import LocalHyper
+from protofleet.protocol.link.meter import DOWN, UP
+from protofleet.protocol.settings.reader import encode, write_toml
+from protofleet.protocol.storage.disk import Disk
+
+NAME: Final = "centralised"
+LABEL: Final = "centralised, not federated"
+WORDS: Final = "all devices' data in one process"
+VIEW: Final = "global"
+
+
+@dataclass(frozen=True)
+class Union:
+    """The training samples of all devices, by their names."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def run_centralised(experiment: Experiment, runs: Path) -> Path:
+    """The path of its report. A run of this name that is there is put aside."""
+    agreed_names(experiment)
+    prepare_folder(experiment, runs, fresh=True)
+    folder, disk = runs / experiment.name, Disk(durable=False)
+    shards, hyper = shards_of(experiment), local_settings(experiment)
+    table = encode(experiment) | {"method": {"name": NAME, **encode(hyper)}}
+    disk.replace(folder / "experiment.toml", write_toml(table).encode())
+    lines = RoundsFile(folder / "rounds.jsonl", disk)
+    for record in rounds(experiment, shards, hyper):
+        lines.round_ended(record)
+        mean = sum(record.accuracy[VIEW].values()) / len(record.accuracy[VIEW])
+        print(f"round {record.round}: {record.seconds:.1f} s, mean accuracy before it {mean:.1%}", flush=True)
+    write_summary(folder / "summary.json", summary_of(experiment, shards, lines.records), disk)
+    report = write_report(folder)
+    print(final_table(folder))
+    return report
+
+
+def named(experiment: Experiment, seed: int | None = None) -> Experiment:
+    """Beside the federation of the same file, and as runs of several seeds are named."""
+    name = f"{experiment.name}-{NAME}"
+    return (
+        replace(experiment, name=name)
+        if seed is None
+        else replace(experiment, name=f"{name}-s{seed}", seed=seed)
+    )
+
+
+def shards_of(experiment: Experiment) -> Mapping[str, Shard]:
+    place, loader = compute_place(experiment.compute), Shards()
+    return {name: moved(loader.load(data), place) for name, data in sorted(experiment.shards.items())}
+
+
+def local_settings(experiment: Experiment) -> LocalHyper:
+    """Those of local training; the rest of a method's has no meaning here."""
+    settings = experiment.plan.settings()
+    return LocalHyper(**{field.name: getattr(settings, field.name) for field in fields(LocalHyper)})
+
+
+def rounds(experiment: Experiment, shards: Mapping[str, Shard], hyper: LocalHyper) -> Iterator[RoundRecord]:
+    """Measured before each round and after the last one, as a global model is."""
+    torch.set_num_threads(1)  # as the devices of a run: the same bits on machines of more cores
+    compute_deterministically(strict=False)
+    x = torch.cat([shard.train.x for shard in shards.values()])
+    y = torch.cat([shard.train.y for shard in shards.values()])
+    model = experiment.plan.model().to(x.device)
+    learner = fedavg.Client(model, Union(x, y), hyper, experiment.seed, NAME)
+    for number in range(1, experiment.rounds + 2):
+        started_at, last = time.monotonic(), number > experiment.rounds
+        record = measured_before(number, "evaluation" if last else "training", learner, shards)
+        learner.begin(number)
+        if not last:
+            learner.run(Ask("train"))
+        record.seconds = round(time.monotonic() - started_at, 3)
+        yield record
+
+
+def measured_before(
+    number: int, kind: str, learner: fedavg.Client, shards: Mapping[str, Shard]
+) -> RoundRecord:
+    metrics = {name: evaluate(learner, shard, VIEW) for name, shard in shards.items()}
+    held = {name: (shard.domain, len(shard.train.y)) for name, shard in shards.items()}
+    nothing = {UP: dict[str, int](), DOWN: dict[str, int]()}
+    return RoundRecord(
+        number, 1, kind, participants=list(shards), payload=nothing, wire=nothing, fedavg={UP: 0, DOWN: 0},
+        accuracy=by_domain(metrics, held, "accuracy.test"), loss=by_domain(metrics, held, "loss.test"),
+        validation=by_domain(metrics, held, "accuracy.validation"),
+        pooled=pooled(metrics.values(), sys.maxsize),
+    )  # fmt: skip
+
+
+def summary_of(
+    experiment: Experiment, shards: Mapping[str, Shard], lines: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    found = measured(lines, VIEW)
+    return {
+        "name": experiment.name, "method": LABEL, "paper": WORDS, "network": experiment.network.name,
+        "reports": VIEW, "rounds": experiment.rounds, "seed": experiment.seed,
+        "devices": {n: {"domain": s.domain, "examples": len(s.train.y)} for n, s in shards.items()},
+        "ended": "finished", "seconds": round(sum(line["seconds"] for line in lines), 1),
+        "payload": {UP: {}, DOWN: {}}, "wire": {UP: {}, DOWN: {}}, "fedavg": {UP: 0, DOWN: 0},
+        "accuracy": found, "views": {VIEW: found}, "broker": "none", "security": NAME,
+        "versions": {
+            "protofleet": installed_version(), "python": platform.python_version(), "torch": torch.__version__,
+        },
+    }  # fmt: skip
