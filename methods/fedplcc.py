@@ -23,33 +23,36 @@ Table V: use_weights=false is "w=1", phi=1, use_contra=false, use_corr=false.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods import fedavg
-from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples
+from protofleet.methods.contract.base import Ask, Method, Payload, Samples
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.contrast import corrected, own_mean, sparse_similarity, weighted_contrast
-from protofleet.methods.maths.finch import finch_star, finch_star_in_parts
+from protofleet.methods.maths.finch import finch_star_in_parts
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.nets.base import Net
-from protofleet.methods.parts.averaging import weighted_mean
-from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
-from protofleet.methods.parts.prototypes import LARGEST_NUMBER
+from protofleet.methods.parts.clusters import (
+    ClusteringServer,
+    Table,
+    cluster_wants,
+    local_clusters,
+    most_examples,
+    table_of,
+)
+from protofleet.methods.parts.local import LocalHyper, demand_one_of, train
 from protofleet.methods.parts.rules import Nearest
-from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
+from protofleet.methods.parts.weights import weights_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, PositiveShare, Temperature, Weight
 
 Negative = Literal["clamp", "signed"]
-Table: TypeAlias = tuple[Tensor, Tensor, Tensor]  # rows [J, D], labels [J], weights [J]
-
-MOST_ROWS = 32_768  # of one device: with up to 65,000 samples, it cannot have more
 
 
 @dataclass(frozen=True)
@@ -78,62 +81,23 @@ class Hyper(LocalHyper):
         return 10 * self.lambda1 if self.lambda2 is None else self.lambda2
 
 
-class Server(fedavg.Server):
+class Server(ClusteringServer):
     hyper: Hyper
-    table: Table | None = None  # G [G, D], labels [G], W [G]
-
-    def round(self) -> Round:
-        weights = weight_wants(self.model)
-        replies = yield Ask("train", self.payload(), {**weights, **self.wants()})
-        load_weights(self.model, weighted_mean(replies, weights))
-        sent = joined(table_of(reply.payload, "counts") for reply in replies)
-        self.table = joined(self.global_clusters(label, sent) for label in range(self.model.classes))
+    comes = ("prototypes", "labels", "counts")
+    goes = ("prototypes", "labels", "shares")  # G [G, D], labels [G], W [G]
 
     def wants(self) -> Mapping[str, TensorSpec]:
-        """FINCH leaves no cluster of one where there are two samples: half as many rows, and one each of classes
-        with one sample. So where a class has several rows, each stands for two samples or more."""
-        most = max((member.examples for member in self.cohort), default=1)
-        most, classes = max(most, 1), self.model.classes
-        rows = min((most + classes) // 2, MOST_ROWS)
-        return {
-            "prototypes": TensorSpec(
-                ("J", self.model.embedding_size), low=-LARGEST_NUMBER, high=LARGEST_NUMBER, most=rows
-            ),
-            "labels": TensorSpec(("J",), "int64", low=0, high=classes - 1, most=rows),
-            "counts": TensorSpec(
-                ("J",), "int64", low=1, high=most, most=rows, of_examples=True, repeated="labels"
-            ),
-        }
+        """Where a class has several rows, each stands for two samples or more."""
+        wants = cluster_wants(self.model, self.cohort, row_per_example=False)
+        high, most = most_examples(self.cohort), wants["labels"].most
+        counts = TensorSpec(("J",), "int64", low=1, high=high, most=most, of_examples=True, repeated="labels")
+        return {**wants, "counts": counts}
 
-    def global_clusters(self, label: int, sent: Table) -> Table:
-        """FINCH* over what all devices sent of one class; where none did, what is known of it."""
-        rows, labels, counts = of_class(label, sent)
-        if not len(rows):
-            return of_class(label, self.table) if self.table else (rows, labels, counts.to(rows.dtype))
+    def clusters(self, own: Table) -> Table:
+        """FINCH* over what all devices sent of one class."""
+        rows, labels, counts = own
         G, W = finch_star_in_parts(rows, counts, weighted_centroid=self.hyper.weighted_centroid)
         return G, labels[: len(G)], (W.double() / W.sum()).to(G.dtype)
-
-    def payload(self) -> Payload:
-        return {**super().payload(), **self.known()}
-
-    def known(self) -> Payload:
-        if self.table is None:
-            return {}
-        return dict(zip(("prototypes", "labels", "shares"), self.table, strict=True))
-
-    def state(self) -> Payload:
-        return {**super().state(), **self.known()}
-
-    def restore(self, state: Payload) -> None:
-        super().restore(state)
-        self.table = table_of(state, "shares") if "prototypes" in state else None
-
-    def monitor(self) -> Mapping[str, float]:
-        if self.table is None:
-            return {}
-        found = self.table[1].bincount(minlength=self.model.classes).tolist()
-        by_class = {f"prototypes.{label}": float(n) for label, n in enumerate(found)}
-        return {**by_class, "prototypes.all": float(sum(found))}
 
 
 class Client(fedavg.Client):
@@ -145,22 +109,12 @@ class Client(fedavg.Client):
 
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
-        self.table = table_of(payload, "shares") if "prototypes" in payload else None
+        self.table = table_of(payload, Server.goes) if "prototypes" in payload else None
 
     def run(self, ask: Ask) -> Payload:
         train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
-        rows, labels, counts = self.local_clusters()
+        rows, labels, counts = local_clusters(self.model, self.data)
         return {**weights_of(self.model), "prototypes": rows, "labels": labels, "counts": counts}
-
-    def local_clusters(self) -> Table:
-        """Eq. 9 on every training sample, the last incomplete batch too."""
-        z, y = embed(self.model, self.data.x), self.data.y
-        found = []
-        for label in range(self.model.classes):
-            held = z[y == label]
-            P, W = finch_star(held, y.new_ones(len(held)))
-            found.append((P, y.new_full((len(P),), label), W))
-        return joined(found)
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         """Eq. 4."""
@@ -182,21 +136,6 @@ class Client(fedavg.Client):
             return {}
         G, labels, _ = self.table
         return {"prototype": Nearest(unit(G), labels, self.model.classes, "cosine", missing=-2.0)}
-
-
-def table_of(payload: Payload, weights: str) -> Table:
-    return payload["prototypes"].detach(), payload["labels"], payload[weights].detach()
-
-
-def of_class(label: int, table: Table) -> Table:
-    rows, labels, weights = table
-    held = labels == label
-    return rows[held], labels[held], weights[held]
-
-
-def joined(tables: Iterable[Table]) -> Table:
-    rows, labels, weights = zip(*tables, strict=True)
-    return torch.cat(rows), torch.cat(labels), torch.cat(weights)
 
 
 def cost(sizes: Sizes) -> Cost:

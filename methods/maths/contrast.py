@@ -1,4 +1,4 @@
-"""FedPLCC's losses over weighted prototypes, several a class (eqs. 6 to 8): [B, D] against [G, D].
+"""Losses over several prototypes a class, FedPLCC's with weights (eqs. 6 to 8): [B, D] against [G, D].
 
 `labels` [G] says whose class a prototype is of, `shares` [G] its weight W. Losses are per sample whose class has
 a prototype; the others are no part of the mean.
@@ -16,13 +16,18 @@ from protofleet.methods.maths.geometry import unit
 LEAST = 1e-6  # of a cosine before its root: at 0 the root is infinitely steep
 
 
+def cosines(z: Tensor, prototypes: Tensor) -> Tensor:
+    """[B, G], in float32 at least."""
+    wide = torch.promote_types(torch.promote_types(z.dtype, prototypes.dtype), torch.float32)
+    return unit(z.to(wide)) @ unit(prototypes.to(wide)).T
+
+
 def sparse_similarity(z: Tensor, prototypes: Tensor, alpha: float, *, signed: bool = False) -> Tensor:
     """s = cos^alpha [B, G], eq. 7. A negative cosine has no root: it counts as 0, or, signed, keeps its sign."""
-    wide = torch.promote_types(torch.promote_types(z.dtype, prototypes.dtype), torch.float32)
-    cosines = unit(z.to(wide)) @ unit(prototypes.to(wide)).T
+    near = cosines(z, prototypes)
     if signed:
-        return cosines.sign() * cosines.abs().clamp(min=LEAST) ** alpha
-    return cosines.clamp(min=LEAST) ** alpha
+        return near.sign() * near.abs().clamp(min=LEAST) ** alpha
+    return near.clamp(min=LEAST) ** alpha
 
 
 def weighted_contrast(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, tau: float) -> Tensor:
@@ -31,6 +36,12 @@ def weighted_contrast(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, tau:
     logits = s / tau + shares.log()
     top = logits.masked_fill(~own, -math.inf)[held]
     return torch.logsumexp(logits[held], 1) - torch.logsumexp(top, 1)
+
+
+def off_centre(z: Tensor, y: Tensor, centres: Tensor, known: Tensor) -> Tensor:
+    """(cos(z, c_y) - 1)^2 of FedPLVM, c_y [C, D] the mean of the own class's prototypes."""
+    held = known[y]
+    return ((unit(z[held]) * unit(centres[y[held]])).sum(dim=1) - 1).square()
 
 
 def top_k(phi: float, n: Tensor) -> Tensor:

@@ -31,14 +31,14 @@ def network():
     return tiny(norm=True).double()
 
 
-def halves(module, hyper):
-    clients = {name: module.METHOD.Client(network(), part, hyper, 7, name) for name, part in DATA.items()}
+def halves(module, hyper, data=DATA):
+    clients = {name: module.METHOD.Client(network(), part, hyper, 7, name) for name, part in data.items()}
     return module.METHOD.Server(network(), hyper, 7), clients
 
 
-def played(module, hyper):
-    server, clients = halves(module, hyper)
-    for number, present in enumerate(PRESENT, 1):
+def played(module, hyper, data=DATA, rounds=PRESENT):
+    server, clients = halves(module, hyper, data)
+    for number, present in enumerate(rounds, 1):
         play(server, {name: clients[name] for name in present}, number)
     return server, clients
 
@@ -67,19 +67,19 @@ def fit(model, part, data, epochs, hyper, order, loss):
         sgd.step()
 
 
-def averaged(rounds, train, travels=lambda key: True):
+def averaged(rounds, train, travels=lambda key: True, data=DATA):
     """FedAvg of what travels: `train(model, device, number)` once for all who are present. Shared, and all models."""
-    models = {name: network() for name in DATA}
+    models = {name: network() for name in data}
     shared = {key: value.clone() for key, value in network().state_dict().items() if travels(key)}
     for number, present in enumerate(rounds, 1):
-        total, came = sum(len(DATA[name].y) for name in present), {}
+        total, came = sum(len(data[name].y) for name in present), {}
         for name in present:
             models[name].load_state_dict({**models[name].state_dict(), **shared})
             train(models[name], name, number)
             came[name] = copy.deepcopy(models[name].state_dict())
         for key, value in shared.items():
             if value.is_floating_point():
-                shared[key] = sum(len(DATA[name].y) / total * came[name][key] for name in present)
+                shared[key] = sum(len(data[name].y) / total * came[name][key] for name in present)
             else:
                 shared[key] = came[present[0]][key]
     return shared, models

@@ -16,6 +16,7 @@ from protofleet.methods import fedavg, fedplcc
 from protofleet.methods.contract.base import Ask, Member
 from protofleet.methods.maths.contrast import corrected, own_mean, sparse_similarity, top_k, weighted_contrast
 from protofleet.methods.maths.finch import partition
+from protofleet.methods.parts.clusters import local_clusters, of_class
 from protofleet.methods.parts.local import embed
 from tests.methods.tiny import CLASSES, SHARDS, Shard, clients_of, floats, normal, play, same, server_of
 
@@ -41,7 +42,7 @@ def test_the_payloads_are_ragged_tables_beside_the_model():
 def test_local_prototypes_are_the_means_of_finchs_clusters_of_each_class():
     _, clients = halves()
     client = clients["device-0"]
-    rows, labels, counts = client.local_clusters()
+    rows, labels, counts = local_clusters(client.model, client.data)
     z, y, place = embed(client.model, client.data.x), client.data.y, 0
     for c in range(CLASSES):
         held = z[y == c]
@@ -57,7 +58,7 @@ def test_prototypes_are_taken_in_evaluation_mode_from_every_sample():
     client = clients_of(fedplcc.METHOD, replace(HYPER, batch=7), norm=True)["device-0"]
     sent = client.run(Ask("train"))
     assert sent["counts"].sum() == len(client.data.y)
-    assert_close(sent["prototypes"], client.local_clusters()[0])
+    assert_close(sent["prototypes"], local_clusters(client.model, client.data)[0])
 
 
 def test_each_class_of_the_global_table_weighs_one():
@@ -79,9 +80,9 @@ def test_up_to_three_local_prototypes_of_a_class_become_one():
 def test_a_class_that_nobody_holds_keeps_its_rows():
     server, clients = halves()
     play(server, clients, 1)
-    before = fedplcc.of_class(2, server.table)
+    before = of_class(2, server.table)
     play(server, {"device-1": clients["device-1"]}, 2)  # holds classes 0 and 1
-    assert all(map(torch.equal, before, fedplcc.of_class(2, server.table)))
+    assert all(map(torch.equal, before, of_class(2, server.table)))
     assert set(server.table[1].tolist()) == {0, 1, 2}
 
 

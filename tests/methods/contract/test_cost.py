@@ -81,7 +81,7 @@ def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
     run = simulation(tmp_path, name).run()
     for i, agent in enumerate(run.agents.values()):
         crossed = {k: n for (way, k), n in agent.link.meter.payload.items() if way == "up" and n}
-        rows = crossed.get("counts", 0) // NUMBER_BYTES["counts"]
+        rows = crossed.get("labels", 0) // NUMBER_BYTES["labels"]
         expected = Counter()
         for number in range(1, POLICY.rounds + 1):
             sizes = Sizes(

@@ -17,6 +17,7 @@ DIGESTS = {  # made by the version before wire minor 1; added to, never changed
     "fednh": "4d2847297dc976727c13b9d63c468c0f681f08291ea0a885d9ea027445ec7c6a",
     "fedpall": "b150d5354bb83bedcd0415c86b64fd3a443fcc3c32aa3a4b3c99489024532768",
     "fedplcc": "df3dbbd46ab45de524677634e2fa592254bf2c393bb59d8a18ce420844c603ac",
+    "fedplvm": "33297fd99a30edb7dd704e3b044284cf11c30fceea16666a7f0c8343fa39fddb",
     "fedproto": "300616e534e4c6f97590c0d23e434eb1d4c724a945f823b6c82e736b5ff76a1c",
     "fedprox": "35f9f2efdee6f0eb0d4cc915eced5208cfc147418b44e0c0efabbb045131a547",
     "fedrep": "bd179e7f7a2b795c1f6315a47ed169c842b92f73a41efcf779186e839acbc79a",

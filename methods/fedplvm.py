@@ -1,0 +1,90 @@
+"""FedPLVM (Wang et al., NeurIPS 2024): prototypes clustered on the device and again on the server.
+
+Client k, after training: per class, FINCH over all f(x) -> its clusters' means
+Server, per class       : FINCH over all devices' means -> G; model <- FedAvg
+Client, next round      : L = L_CE + lam (L_alpha + L_corr)
+L_alpha = -log( sum_{g in G^y} e^(s(g) / tau) / sum_{all g} e^(s(g) / tau) ),  s = cos(f, g)^alpha
+L_corr  = 2 (cos(f, mean G^y) - 1)^2
+
+Where text and code differ, or say nothing:
+  alpha       a negative cosine has no such power: the code gives NaN. Features behind a ReLU never get there; for
+              others the cosine is held at 1e-6 ("clamp"), or keeps its sign ("signed").
+  start       the prototypes count from the first round that has any; their code waits until every device has sent.
+  means       of the batch, over the samples whose class has prototypes.
+  models      are weighted by N_i / N; their code takes 1 / K where labels are spread evenly.
+  samples     the prototypes are of all of them, in evaluation mode; their code drops the last incomplete batch.
+Before any prototype is known, L_CE alone. Classes that nobody held keep their prototypes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofleet.methods import fedavg
+from protofleet.methods.contract.base import Ask, Method, Payload, Samples
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.maths.contrast import off_centre, own_mean, sparse_similarity, weighted_contrast
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.clusters import ClusteringServer, Clusters, clusters_in, local_clusters
+from protofleet.methods.parts.local import LocalHyper, demand_one_of
+from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, PositiveShare, Temperature, Weight
+
+Negative = Literal["clamp", "signed"]
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    """Defaults are their code's."""
+
+    epochs: Epochs = 2
+    batch: Batch = 32
+    momentum: Momentum = 0.5
+    alpha: PositiveShare = 0.25
+    tau: Temperature = 0.07
+    lam: Weight = 100.0
+    negative: Negative = "clamp"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand_one_of("negative", self.negative, get_args(Negative))
+
+
+class Client(fedavg.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        self.clusters: Clusters | None = None
+
+    def receive(self, payload: Payload) -> None:
+        super().receive(payload)
+        self.clusters = clusters_in(payload, self.model)
+
+    def run(self, ask: Ask) -> Payload:
+        sent = super().run(ask)
+        rows, labels, _ = local_clusters(self.model, self.data)
+        return {**sent, "prototypes": rows, "labels": labels}
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        z = self.model.embed(x)
+        loss = F.cross_entropy(self.model.head(z), y)
+        return loss if self.clusters is None else loss + self.hyper.lam * self.towards(self.clusters, z, y)
+
+    def towards(self, G: Clusters, z: Tensor, y: Tensor) -> Tensor:
+        s = sparse_similarity(z, G.rows, self.hyper.alpha, signed=self.hyper.negative == "signed")
+        contrast = weighted_contrast(s, y, G.labels, torch.ones_like(s[:1]), self.hyper.tau)
+        return own_mean(contrast) + 2 * own_mean(off_centre(z, y, G.means, G.known))
+
+
+def cost(sizes: Sizes) -> Cost:
+    J, G = sizes.local_prototypes, sizes.global_prototypes
+    up = {"weights": sizes.weights, "prototypes": J * sizes.D, "labels": J}
+    return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": G})
+
+
+METHOD = Method("arXiv:2403.09048", Hyper, ClusteringServer, Client, cost=cost)

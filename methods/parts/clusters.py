@@ -1,0 +1,143 @@
+"""Several prototypes a class: what FINCH makes of rows that devices sent, beside an averaged model (FPL and after).
+
+A table is rows [J, D], their labels [J] and, where a method weighs them, what each stands for [J]. Its arrays travel
+under names of the method's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from protofleet.methods.contract.base import Ask, Member, Payload, Round, Samples, ServerHalf
+from protofleet.methods.contract.wants import TensorSpec
+from protofleet.methods.maths.finch import finch_star, finch_star_in_parts
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.averaging import weighted_mean
+from protofleet.methods.parts.local import embed
+from protofleet.methods.parts.prototypes import LARGEST_NUMBER
+from protofleet.methods.parts.prototypes import table_of as class_table_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
+
+Table: TypeAlias = tuple[Tensor, ...]
+
+MOST_ROWS: Final = 32_768  # of one device: with up to 65,000 samples, it cannot have more
+
+
+class ClusteringServer(ServerHalf):
+    """Averages the models and clusters each class's rows; a class that nobody of a round holds keeps its own."""
+
+    comes: tuple[str, ...] = ("prototypes", "labels")
+    goes: tuple[str, ...] = ("prototypes", "labels")
+    table: Table | None = None
+
+    def round(self) -> Round:
+        weights = weight_wants(self.model)
+        replies = yield Ask("train", self.payload(), {**weights, **self.wants()})
+        load_weights(self.model, weighted_mean(replies, weights))
+        ordered = sorted(replies, key=lambda reply: reply.device)  # of equally near rows the first counts
+        sent = joined(self.table_in(reply.payload) for reply in ordered)
+        self.table = joined(self.of_next_round(label, sent) for label in range(self.model.classes))
+
+    def wants(self) -> Mapping[str, TensorSpec]:
+        """No more rows than the device has samples, as no counts come that would say so."""
+        return cluster_wants(self.model, self.cohort, row_per_example=True)
+
+    def table_in(self, answer: Payload) -> Table:
+        return table_of(answer, self.comes)
+
+    def of_next_round(self, label: int, sent: Table) -> Table:
+        own = of_class(label, sent)
+        return self.clusters(own) if len(own[0]) or self.table is None else of_class(label, self.table)
+
+    def clusters(self, own: Table) -> Table:
+        """Of one class: every row counts once."""
+        rows, labels = own
+        means, _ = finch_star_in_parts(rows, torch.ones_like(labels))
+        return means, labels[: len(means)]
+
+    def payload(self) -> Payload:
+        return {**weights_of(self.model), **self.known()}
+
+    def known(self) -> Payload:
+        return {} if self.table is None else dict(zip(self.goes, self.table, strict=True))
+
+    def state(self) -> Payload:
+        return {**snapshot(weights_of(self.model)), **self.known()}
+
+    def restore(self, state: Payload) -> None:
+        load_weights(self.model, state)
+        self.table = table_of(state, self.goes) if "prototypes" in state else None
+
+    def monitor(self) -> Mapping[str, float]:
+        if self.table is None:
+            return {}
+        found = self.table[1].bincount(minlength=self.model.classes).tolist()
+        by_class = {f"prototypes.{label}": float(n) for label, n in enumerate(found)}
+        return {**by_class, "prototypes.all": float(sum(found))}
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """What a device knows of all classes."""
+
+    rows: Tensor  # [G, D]
+    labels: Tensor  # [G]
+    means: Tensor  # [C, D]: of each class's rows
+    known: Tensor  # [C]
+
+
+def clusters_in(payload: Payload, model: Net) -> Clusters | None:
+    if "prototypes" not in payload:
+        return None
+    rows, labels = table_of(payload, ("prototypes", "labels"))
+    return Clusters(rows, labels, *class_table_of({"prototypes": rows, "labels": labels}, model))
+
+
+def local_clusters(model: Net, data: Samples) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, labels and counts of FINCH's clusters of each class, of every training sample in evaluation mode."""
+    z, y = embed(model, data.x), data.y
+    found = []
+    for label in range(model.classes):
+        held = z[y == label]
+        means, counts = finch_star(held, y.new_ones(len(held)))
+        found.append((means, y.new_full((len(means),), label), counts))
+    rows, labels, counts = joined(found)
+    return rows, labels, counts
+
+
+def cluster_wants(model: Net, cohort: Sequence[Member], *, row_per_example: bool) -> dict[str, TensorSpec]:
+    """FINCH leaves no cluster of one where there are two samples: half as many rows, and one each of classes with
+    one sample."""
+    classes = model.classes
+    rows = min((most_examples(cohort) + classes) // 2, MOST_ROWS)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return {
+        "prototypes": TensorSpec(
+            ("J", model.embedding_size), dtype, low=-LARGEST_NUMBER, high=LARGEST_NUMBER, most=rows,
+            row_per_example=row_per_example,
+        ),
+        "labels": TensorSpec(("J",), "int64", low=0, high=classes - 1, most=rows),
+    }  # fmt: skip
+
+
+def most_examples(cohort: Sequence[Member]) -> int:
+    return max([1, *(member.examples for member in cohort)])
+
+
+def table_of(payload: Payload, names: Iterable[str]) -> Table:
+    return tuple(payload[name].detach() for name in names)
+
+
+def of_class(label: int, table: Table) -> Table:
+    held = table[1] == label
+    return tuple(column[held] for column in table)
+
+
+def joined(tables: Iterable[Table]) -> Table:
+    return tuple(torch.cat(columns) for columns in zip(*tables, strict=True))
