@@ -34,31 +34,39 @@ def table_of(payload: Payload, model: Net, width: int | None = None) -> tuple[Te
 
 def known_rows(prototypes: Tensor, known: Tensor) -> dict[str, Tensor]:
     """The table as rows with labels; nothing where no class is known."""
-    if not known.any():
-        return {}
-    return {"prototypes": prototypes[known], "labels": known.nonzero().squeeze(1)}
+    return class_rows(prototypes, known) if known.any() else {}
+
+
+def class_rows(table: Tensor, held: Tensor) -> dict[str, Tensor]:
+    return {"prototypes": table[held], "labels": held.nonzero().squeeze(1)}
 
 
 def held_rows(means: Tensor, counts: Tensor) -> dict[str, Tensor]:
     """What a device sends of its class means [C, D]: the classes that it holds, with their counts."""
     held = counts > 0
-    return {"prototypes": means[held], "labels": held.nonzero().squeeze(1), "counts": counts[held]}
+    return {**class_rows(means, held), "counts": counts[held]}
 
 
 def held_row_wants(
     model: Net, largest: float | None = None, width: int | None = None
 ) -> Mapping[str, TensorSpec]:
     """What must come back: `held_rows`, with no number beyond `largest`."""
+    counts = TensorSpec(("held",), "int64", low=1, high=MOST_EXAMPLES, most=model.classes, of_examples=True)
+    return {**class_row_wants(model, largest, width), "counts": counts}
+
+
+def class_row_wants(
+    model: Net, largest: float | None = None, width: int | None = None, *, row_per_example: bool = False
+) -> dict[str, TensorSpec]:
+    """`class_rows`; `row_per_example` bounds them where no counts come."""
     classes, low = model.classes, None if largest is None else -largest
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {
         "prototypes": TensorSpec(
-            ("held", width or model.embedding_size), dtype, low=low, high=largest, most=classes
+            ("held", width or model.embedding_size), dtype, low=low, high=largest, most=classes,
+            row_per_example=row_per_example,
         ),
         "labels": TensorSpec(("held",), "int64", low=0, high=classes - 1, most=classes),
-        "counts": TensorSpec(
-            ("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True
-        ),
     }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ DIGESTS = {  # made by the version before wire minor 1; added to, never changed
     "fedrep": "bd179e7f7a2b795c1f6315a47ed169c842b92f73a41efcf779186e839acbc79a",
     "fedsa": "03950676a059e289679aa7c3213ea6d061fc24587ba4d8a95908ea30b129f18a",
     "fedtgp": "370c62d819d8fbef8a40aca0b7dc29d3de454ff70f58608e282c82610fea2341",
+    "fpl": "2980c340df7290f5d8064afad75d3b3fcba794382679bc491b0445c51eb5f160",
     "lgfedavg": "6f18ddce5c2e5604ec87f164301ff39ba4d3861d8145c88bb1badc0494901190",
     "moon": "9c90a9a3a23f8aa3bac9072d3980ab5a597d2c464b03193f088fb92fe61934c1",
     "perfedavg": "1ca566be54b8586633b77700a45acde4ddbd9b4bf52d37be3543541e93fe9706",

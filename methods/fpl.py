@@ -1,0 +1,115 @@
+"""FPL (Huang et al., CVPR 2023): prototypes of every domain's kind, and one that is no domain's.
+
+Client k        : one prototype a class, the mean of the features seen in the last local epoch
+Server, per class: FINCH over the devices' prototypes -> G, its clusters' means; model <- FedAvg
+Client, next round: L = L_CE + mean_b( L_cluster + L_unbiased )
+L_cluster  = -log( sum_{g in G^y} e^(cos(f, g) / tau) / sum_{all g} e^(cos(f, g) / tau) )
+L_unbiased = |f - mean G^y|^2 / D
+
+FINCH joins two or three prototypes in any case: below four devices that hold a class, both terms have the same point.
+
+Where text and code differ, or say nothing:
+  tau           0.02 as their code has it; MarsFL, by the same group, has 0.2.
+  proto_source  "training" is their code: features before each step of the last epoch; "eval" takes them after it.
+  means         over the samples whose class has prototypes; their code divides by the whole batch, and with all
+                classes known both are one.
+Before any prototype is known, L_CE alone. Classes that nobody held keep their prototypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofleet.methods import fedavg
+from protofleet.methods.contract.base import Ask, Method, Payload, Samples
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.wants import TensorSpec
+from protofleet.methods.maths.contrast import cosines, own_mean, weighted_contrast
+from protofleet.methods.maths.means import ClassMeans, class_means
+from protofleet.methods.maths.proximity import prototype_mse
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.clusters import ClusteringServer, Clusters, Table, clusters_in
+from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
+from protofleet.methods.parts.prototypes import (
+    LARGEST_NUMBER,
+    SeenFeatures,
+    class_row_wants,
+    class_rows,
+    table_of,
+)
+from protofleet.methods.parts.weights import weights_of
+from protofleet.protocol.settings.bounds import Epochs, Temperature
+
+Source = Literal["training", "eval"]
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    epochs: Epochs = 10
+    tau: Temperature = 0.02
+    proto_source: Source = "training"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand_one_of("proto_source", self.proto_source, get_args(Source))
+
+
+class Server(ClusteringServer):
+    def wants(self) -> Mapping[str, TensorSpec]:
+        return class_row_wants(self.model, LARGEST_NUMBER, row_per_example=True)
+
+    def table_in(self, answer: Payload) -> Table:
+        """A class that a device names twice is pooled, so that it counts once."""
+        rows = class_rows(*table_of(answer, self.model))
+        return rows["prototypes"], rows["labels"]
+
+
+class Client(fedavg.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        self.clusters: Clusters | None = None
+        self.seen = SeenFeatures(model)
+
+    def receive(self, payload: Payload) -> None:
+        super().receive(payload)
+        self.clusters = clusters_in(payload, self.model)
+
+    def run(self, ask: Ask) -> Payload:
+        generator = self.generator(ask.phase)
+        train(self.model, self.data, self.objective, self.hyper, generator, before_epoch=self.seen.clear)
+        means, counts = self.own_prototypes()
+        return {**weights_of(self.model), **class_rows(means, counts > 0)}
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        z = self.model.embed(x)
+        self.seen.add(z.detach(), y)
+        loss = F.cross_entropy(self.model.head(z), y)
+        return loss if self.clusters is None else loss + self.towards(self.clusters, z, y)
+
+    def towards(self, G: Clusters, z: Tensor, y: Tensor) -> Tensor:
+        near = cosines(z, G.rows)
+        contrast = weighted_contrast(near, y, G.labels, torch.ones_like(near[:1]), self.hyper.tau)
+        return own_mean(contrast) + prototype_mse(z, y, G.means, G.known)
+
+    def own_prototypes(self) -> ClassMeans:
+        if self.hyper.proto_source == "eval":
+            return class_means(embed(self.model, self.data.x), self.data.y, self.model.classes)
+        return self.seen.means().to(next(self.model.parameters()).dtype), self.seen.counts
+
+
+def cost(sizes: Sizes) -> Cost:
+    """The paper's is without labels."""
+    G = sizes.global_prototypes
+    up = {"weights": sizes.weights, "prototypes": sizes.held * sizes.D, "labels": sizes.held}
+    return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": G})
+
+
+METHOD = Method("Huang et al., CVPR 2023: FPL", Hyper, Server, Client, cost=cost)
