@@ -26,6 +26,9 @@ DATA = {
     name: Shard(part.x.double(), part.y) for name, part in {**SHARDS, "device-3": shard(3, (1,) * 6)}.items()
 }
 
+# Of the same devices, what is left where nobody holds the last class.
+WITHOUT_2 = {name: Shard(part.x[part.y != 2], part.y[part.y != 2]) for name, part in DATA.items()}
+
 
 def network():
     return tiny(norm=True).double()
@@ -67,10 +70,10 @@ def fit(model, part, data, epochs, hyper, order, loss):
         sgd.step()
 
 
-def averaged(rounds, train, travels=lambda key: True, data=DATA):
+def averaged(rounds, train, travels=lambda key: True, data=DATA, make=network):
     """FedAvg of what travels: `train(model, device, number)` once for all who are present. Shared, and all models."""
-    models = {name: network() for name in data}
-    shared = {key: value.clone() for key, value in network().state_dict().items() if travels(key)}
+    models = {name: make() for name in data}
+    shared = {key: value.clone() for key, value in make().state_dict().items() if travels(key)}
     for number, present in enumerate(rounds, 1):
         total, came = sum(len(data[name].y) for name in present), {}
         for name in present:

@@ -1,0 +1,172 @@
+"""FedSR (Nguyen et al., NeurIPS 2022): FedAvg on random representations that are short and know only the class.
+
+(mu, s) = projector(features(x)),  z = mu + softplus(s) eps,  eps ~ N(0, I) for each image and step
+L   = L_CE(head(z)) + c_l2r L2R + c_cmi CMI
+L2R = mean_b |z|                                     l2r = "squared": mean_b |z|^2, as the paper writes it
+CMI = mean_b KL( N(C mu, (C sigma)^2) || N(r_mu[y], softplus(r_sigma[y])^2) ), summed over z's numbers
+
+r_mu = 0, r_sigma = 1 and C = 1 at first; they learn with the model, by the same optimizer, and stay on the device.
+log(C sigma) has no value once C is below 0: it is taken of the square.
+
+Prediction is the mean softmax of 20 draws of eps. They are the run's, the same for every image, so that the same
+model predicts the same everywhere.
+
+Their code weighs devices by 1 / K and counts a round as 5 steps; here they are weighed by N_i / N, and train epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protofleet.methods import fedavg
+from protofleet.methods.contract.base import Ask, Method, Payload, Samples, seeded
+from protofleet.methods.nets.base import Net, initialised_from
+from protofleet.methods.parts.local import LocalHyper, demand_one_of, train
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, weights_of
+from protofleet.protocol.settings.bounds import Weight
+
+L2R = Literal["norm", "squared"]
+
+DRAWS: Final = 20
+LEAST: Final = (
+    1e-12  # of a square: below, its logarithm and its share of another have no gradient that can be used
+)
+
+SIZE: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "norm": lambda z: (z.square().sum(dim=1) + 1e-12).sqrt().mean(),
+    "squared": lambda z: z.square().sum(dim=1).mean(),
+}
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    c_l2r: Weight = 0.01
+    c_cmi: Weight = 5e-4  # 1e-3 in the command of their README
+    l2r: L2R = "norm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand_one_of("l2r", self.l2r, get_args(L2R))
+
+
+class Gaussian(nn.Module):
+    """A projector that gives mu [B, D], which is what `embed` is then, and has sigma beside it."""
+
+    def __init__(self, inputs: int, size: int) -> None:
+        super().__init__()
+        self.both = nn.Linear(inputs, 2 * size)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.moments(features)[0]
+
+    def moments(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        mu, s = self.both(features).chunk(2, dim=1)
+        return mu, F.softplus(s)
+
+
+class Conditional(nn.Module):
+    """The device's own: r_mu and r_sigma [C, D], and the C of the formula."""
+
+    def __init__(self, classes: int, size: int) -> None:
+        super().__init__()
+        self.mu = nn.Parameter(torch.zeros(classes, size))
+        self.sigma = nn.Parameter(torch.ones(classes, size))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, mu: Tensor, sigma: Tensor, y: Tensor) -> Tensor:
+        """CMI."""
+        variance = self.scale.square() * sigma.square()
+        return normal_kl(self.scale * mu, variance, self.mu[y], F.softplus(self.sigma[y]).square()).mean()
+
+
+def normal_kl(mean: Tensor, variance: Tensor, other: Tensor, others: Tensor) -> Tensor:
+    """KL( N(mean, variance) || N(other, others) ), [B, D] -> [B]."""
+    variance, others = variance.clamp(min=LEAST), others.clamp(min=LEAST)
+    terms = others.log() - variance.log() + (variance + (mean - other).square()) / others - 1
+    return terms.sum(dim=1) / 2
+
+
+class MeanOfDraws(nn.Module):
+    """mu and sigma side by side [B, 2 D] -> logarithms of the mean softmax [B, C]."""
+
+    noise: Tensor  # [draws, D]
+
+    def __init__(self, head: nn.Module, noise: Tensor) -> None:
+        super().__init__()
+        self.head = head
+        self.register_buffer("noise", noise)
+
+    def forward(self, moments: Tensor) -> Tensor:
+        mu, sigma = moments.chunk(2, dim=1)
+        draws = torch.stack([F.log_softmax(self.head(mu + sigma * eps), dim=1) for eps in self.noise])
+        return torch.logsumexp(draws, dim=0) - math.log(len(draws))
+
+
+class Server(fedavg.Server):
+    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
+        super().__init__(with_moments(model, seed), hyper, seed)
+
+
+class Client(fedavg.Client):
+    hyper: Hyper
+    noise: torch.Generator
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(with_moments(model, seed), data, hyper, seed, device)
+        like = next(model.parameters())
+        self.own = Conditional(model.classes, model.embedding_size).to(like.device, like.dtype)
+
+    def run(self, ask: Ask) -> Payload:
+        self.noise = self.generator(f"{ask.phase}-noise")
+        both = nn.ModuleList([self.model, self.own])
+        train(both, self.data, self.objective, self.hyper, self.generator(ask.phase))
+        return weights_of(self.model)
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        hyper, (mu, sigma) = self.hyper, self.moments(x)
+        z = mu + sigma * torch.randn(mu.shape, generator=self.noise, dtype=mu.dtype).to(mu.device)
+        cmi: Tensor = self.own(mu, sigma, y)
+        loss = F.cross_entropy(self.model.head(z), y)
+        return loss + hyper.c_l2r * SIZE[hyper.l2r](z) + hyper.c_cmi * cmi
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.model.projector, Gaussian)
+        return self.model.projector.moments(self.model.features(x))
+
+    def rule(self) -> nn.Module:
+        like, size = next(self.model.parameters()), self.model.embedding_size
+        noise = torch.randn(DRAWS, size, generator=seeded(self.seed, "draws"), dtype=like.dtype)
+        return MeanOfDraws(self.model.head, noise.to(like.device))
+
+    def scores(self, x: Tensor, rule: nn.Module) -> Tensor:
+        found: Tensor = rule(torch.cat(self.moments(x), dim=1))
+        return found
+
+    def state(self) -> Payload:
+        return snapshot(weights_of(self.own, "conditional"))
+
+    def restore(self, state: Payload) -> None:
+        load_weights(self.own, state, "conditional")
+
+
+def with_moments(model: Net, seed: int) -> Net:
+    """Its projector gives two numbers for one; what was behind the features is replaced, and the head stays."""
+    like = next(model.parameters())
+    with initialised_from(seed):
+        projector = Gaussian(model.feature_size, model.embedding_size)
+    model.projector = projector.to(like.device, like.dtype)
+    return model
+
+
+METHOD = Method(
+    "Nguyen et al., NeurIPS 2022: FedSR", Hyper, Server, Client,
+    private="r_mu, r_sigma and C", cost=fedavg.cost,
+)  # fmt: skip
