@@ -17,6 +17,7 @@ INSIDE = {
 ANY_MISTAKE = {"Exception", "BaseException", "ValueError", "TypeError", "RuntimeError", "OSError", "LookupError",
                "KeyError", "AttributeError", "AssertionError"}  # fmt: skip
 OTHERS = {"_exit", "_Pickler", "_replace", "_make"}  # Python's own, and public for all their underscore
+OTHERS |= {"_to_copy", "_make_wrapper_subclass", "_C"}  # torch's, for tensors of another kind
 
 
 def private(tree: ast.AST) -> Iterator[str]:
