@@ -50,6 +50,7 @@ class HalfBuilder:
     name: str
     network: Network | None
     place: torch.device
+    validation: Samples | None = None
 
     def build(self, plan: Plan) -> ClientHalf:
         epochs, limits = plan.settings().epochs, self.limits
@@ -58,7 +59,7 @@ class HalfBuilder:
         self._demand_memory(COPIES * weights + features)
         stored, most = weights + state, limits.disk_bytes
         demand(f"{stored:,} bytes of disk", stored <= most, f"disk_bytes = {most:,}", "a smaller network")
-        half = plan.client_half(self.train, self.name, self.network, self.place)
+        half = plan.client_half(self.train, self.name, self.network, self.place, validation=self.validation)
         self._demand_memory(
             COPIES * weights + features + self._batch(plan) * activation_bytes(half, self.train.x)
         )

@@ -54,7 +54,7 @@ def disk_without_fsync(name: str) -> Disk:
 
 
 def build_half(device: str, plan: Plan, data: Splits) -> ClientHalf:
-    return plan.client_half(data.train, device)
+    return plan.client_half(data.train, device, validation=data.validation)
 
 
 @dataclass

@@ -73,13 +73,16 @@ class LocalTrainer:
 
     def _started_on_gpu(self, plan: Plan) -> LocalJob:
         data, settings = moved(self.data, self.place), self._settings
-        return self._job(
-            plan.client_half(data.train, settings.name, settings.network, self.place), data, plan
+        half = plan.client_half(
+            data.train, settings.name, settings.network, self.place, validation=data.validation
         )
+        return self._job(half, data, plan)
 
     def _builder(self, data: Shard) -> HalfBuilder:
         settings = self._settings
-        return HalfBuilder(settings.limits, data.train, settings.name, settings.network, self.place)
+        return HalfBuilder(
+            settings.limits, data.train, settings.name, settings.network, self.place, data.validation
+        )
 
     def _in_turn(self, job: LocalJob) -> Job:
         slots = self._settings.slots

@@ -115,6 +115,9 @@ class ClientHalf(ABC):
     """Owns one device's model and data. Never sees a topic, a byte or another device."""
 
     number: int = 0
+    validation: Samples | None = (
+        None  # the device's, where it is known: for methods that learn from how they do
+    )
 
     def __init__(self, model: Net, data: Samples, hyper: Any, seed: int, device: str) -> None:
         self.model, self.data, self.hyper = model, data, hyper

@@ -79,10 +79,13 @@ class Plan:
         return half
 
     def client_half(
-        self, data: Samples, device: str, network: Network | None = None, place: torch.device | None = None
-    ) -> ClientHalf:
+        self, data: Samples, device: str, network: Network | None = None, place: torch.device | None = None,
+        *, validation: Samples | None = None,
+    ) -> ClientHalf:  # fmt: skip
         model = self.device_model(network).to(place or torch.device("cpu"))
-        return self.load().Client(model, data, self.settings(), self.seed, device)
+        half = self.load().Client(model, data, self.settings(), self.seed, device)
+        half.validation = validation
+        return half
 
     def device_model(self, network: Network | None = None) -> Net:
         """The network of a device, refused with SettingsError where the method cannot take it in this run."""

@@ -161,7 +161,9 @@ def computed_again(world: World, e: Evidence) -> list[str]:
     plan = world.experiment.plan
     server, view = plan.server_half(), plan.variant.reports
     data = {name: load_shard(settings) for name, settings in world.experiment.shards.items()}
-    halves = {name: plan.client_half(part.train, name) for name, part in data.items()}
+    halves = {
+        name: plan.client_half(part.train, name, validation=part.validation) for name, part in data.items()
+    }
     counted = {(c.round, c.phase): c.answers for c in e.final}
     took_part = {line["round"]: line["participants"] for line in e.lines}
     for number in range(1, plan.rounds + 1):

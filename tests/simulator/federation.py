@@ -188,7 +188,7 @@ class Federation:
         data = self.data[name]
         agent = self._agent(
             data,
-            local_jobs(lambda plan: plan.client_half(data.train, name), data),
+            local_jobs(lambda plan: plan.client_half(data.train, name, validation=data.validation), data),
             link,
             memory,
             process.worker,

@@ -89,7 +89,7 @@ def worked_out(half: ClientHalf, ask: Ask, number: int) -> Payload:
 
 def check_device(plan: Plan, folder: Path, name: str, data: object, works: list[Work]) -> None:
     """I1: a device's answers and its half are those of one that worked through the same questions undisturbed."""
-    half = plan.client_half(data.train, name)  # type: ignore[attr-defined]
+    half = plan.client_half(data.train, name, validation=data.validation)  # type: ignore[attr-defined]
     for done in works:
         a = done.answer
         payload = worked_out(half, Ask(a.phase, to_torch(done.payload)), a.round)

@@ -70,7 +70,7 @@ class Federation:
         data = shard(i)
         agent = Agent(
             data,
-            local_jobs(lambda p: p.client_half(data.train, name), data),
+            local_jobs(lambda p: p.client_half(data.train, name, validation=data.validation), data),
             link,
             state,
             ThreadWorker(inbox),

@@ -163,7 +163,8 @@ def jobs(shared, name, data, stays):
 
     def begin(plan):
         there = on_gpu(data)
-        return LocalJob(plan.client_half(there.train, name, None, PLACE), there, plan.variant.reports)
+        half = plan.client_half(there.train, name, None, PLACE, validation=there.validation)
+        return LocalJob(half, there, plan.variant.reports)
 
     return start
 

@@ -58,7 +58,7 @@ def jobs(process, name, data, stays, deadline):
         return GpuJob(work, lambda: begin(plan), stays=stays)
 
     def begin(plan):
-        half = plan.client_half(data.train, name)
+        half = plan.client_half(data.train, name, validation=data.validation)
         return LocalJob(half, data, plan.variant.reports, deadline=deadline)
 
     return start

@@ -1,0 +1,186 @@
+"""FedGA (Zhang et al., CVPR 2023, there FedDG-GA): FedAvg whose weights move towards devices that averaging harms.
+
+gap_i = after_i - before_i       of device i's own validation samples: with the average, and with what it trained
+a_i  <- a_i - (gap_i / max_j |gap_j|) step_t / K       of accuracies; of losses, + for -                   ("gap")
+step_t = step (1 - (t - 1) / T)                        t from 1 is the round of the gap, T the run's rounds
+w    <- sum_i a_i w_i / sum_i a_i                      over the participants; a_i in place of N_i / N
+
+Weights stay between 0 and 1, and the K that move keep their sum. A device's first is 1 / (devices known), and the
+others make room for it. Where no gap is other than 0, nothing moves; a device without validation samples keeps its
+weight.
+
+when = "next" measures the average when it comes in the next round, which takes nothing but two numbers: who took part
+in both rounds moves, and then this round is averaged. when = "phase" measures it at once in a phase of its own, with
+the model down again. With everybody present both give the same models.
+
+Where text and code differ: their code's first step is a round earlier; MarsFL's copy has the sign the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import fsum
+from typing import Final, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+
+from protofleet.methods import fedavg
+from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.wants import TensorSpec
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.averaging import weighted_mean
+from protofleet.methods.parts.local import LocalHyper, demand_one_of, in_batches
+from protofleet.methods.parts.state import names_from_tensor, names_to_tensor
+from protofleet.methods.parts.weights import load_weights, weight_wants
+from protofleet.protocol.settings.bounds import LARGEST_FACTOR, Share
+
+Gap = Literal["accuracy", "loss"]
+When = Literal["next", "phase"]
+
+SIGN: Final[Mapping[str, float]] = {"accuracy": -1.0, "loss": 1.0}  # who lost most by averaging gains most
+HIGHEST: Final[Mapping[str, float]] = {"accuracy": 1.0, "loss": LARGEST_FACTOR}
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    gap: Gap = "accuracy"
+    when: When = "next"
+    step: Share = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand_one_of("gap", self.gap, get_args(Gap))
+        demand_one_of("when", self.when, get_args(When))
+
+
+class Server(fedavg.Server):
+    hyper: Hyper
+
+    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
+        super().__init__(model, hyper, seed)
+        self.shares: dict[str, float] = {}  # a, by device
+        self.last: list[str] = []  # who took part in the round before
+
+    def round(self) -> Round:
+        models = weight_wants(self.model)
+        at_once = self.hyper.when == "phase"
+        replies = yield Ask("train", self.payload(), models if at_once else {**models, **self.wants()})
+        present = sorted(reply.device for reply in replies)
+        self.shares = with_room_for(self.shares, present)
+        if not at_once:
+            self.move([reply for reply in replies if reply.device in self.last], self.number - 1)
+        load_weights(self.model, weighted_mean(replies, models, self.shares))
+        self.last = present
+        if at_once:
+            measured = yield Ask("measure", self.payload(), self.wants())
+            self.move([reply for reply in measured if reply.device in present], self.number)
+
+    def wants(self) -> Mapping[str, TensorSpec]:
+        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        high = HIGHEST[self.hyper.gap]
+        return {"validation": TensorSpec((2,), dtype, low=0.0, high=high, optional=True)}
+
+    def move(self, replies: Sequence[Reply], number: int) -> None:
+        """By the gaps of this round."""
+        came = {r.device: r.payload["validation"].tolist() for r in replies if "validation" in r.payload}
+        gaps = {device: after - before for device, (before, after) in sorted(came.items())}
+        step = self.hyper.step * (1 - (number - 1) / max(self.rounds, number, 1))
+        self.shares = moved(self.shares, gaps, SIGN[self.hyper.gap] * step)
+
+    def state(self) -> Payload:
+        shares = torch.tensor([*self.shares.values()], dtype=torch.float64)
+        names = {"devices": names_to_tensor([*self.shares]), "last": names_to_tensor(self.last)}
+        return {**super().state(), **names, "shares": shares}
+
+    def restore(self, state: Payload) -> None:
+        super().restore(state)
+        devices, shares = names_from_tensor(state["devices"]), state["shares"].tolist()
+        self.shares = dict(zip(devices, shares, strict=True))
+        self.last = names_from_tensor(state["last"])
+
+
+class Client(fedavg.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        self.before: dict[int, float] = {}  # by round: of the last two, as a round may be asked for again
+
+    def run(self, ask: Ask) -> Payload:
+        if ask.phase == "measure":
+            return self.pair(self.number)
+        found = self.pair(self.number - 1) if self.hyper.when == "next" else {}
+        sent = super().run(ask)
+        if (value := self.measured()) is not None:
+            kept = {number: old for number, old in self.before.items() if number == self.number - 1}
+            self.before = {**kept, self.number: value}
+        return {**sent, **found}
+
+    def pair(self, number: int) -> Payload:
+        """What it trained in this round had, and what the model that has come since has."""
+        before, after = self.before.get(number), self.measured()
+        if before is None or after is None:
+            return {}
+        return {"validation": torch.tensor([before, after], dtype=next(self.model.parameters()).dtype)}
+
+    def measured(self) -> float | None:
+        if self.validation is None or not len(self.validation.y):
+            return None
+        scores, y = in_batches(self.model, self.model, self.validation.x), self.validation.y
+        if self.hyper.gap == "accuracy":
+            return int((scores.argmax(dim=1) == y).sum()) / len(y)
+        return min(F.cross_entropy(scores, y).item(), HIGHEST["loss"])
+
+    def state(self) -> Payload:
+        values = torch.tensor([*self.before.values()], dtype=torch.float64)
+        return {"rounds": torch.tensor([*self.before], dtype=torch.int64), "before": values}
+
+    def restore(self, state: Payload) -> None:
+        self.before = dict(zip(state["rounds"].tolist(), state["before"].tolist(), strict=True))
+
+
+def with_room_for(shares: Mapping[str, float], present: Sequence[str]) -> dict[str, float]:
+    """A new device has the mean of all weights, which still sum to 1."""
+    new = [device for device in present if device not in shares]
+    devices = len(shares) + len(new)
+    old = {device: share * len(shares) / devices for device, share in shares.items()} if new else dict(shares)
+    return {**old, **dict.fromkeys(new, 1 / devices)}
+
+
+def moved(shares: Mapping[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
+    """Those with a gap, along it."""
+    largest = max(map(abs, gaps.values()), default=0.0)
+    if not largest:
+        return dict(shares)
+    found = {
+        device: min(1.0, max(0.0, shares[device] + gap / largest * step / len(gaps)))
+        for device, gap in gaps.items()
+    }
+    total = fsum(found.values())
+    if not total:
+        return dict(shares)
+    scale = fsum(shares[device] for device in found) / total
+    return {**shares, **{device: share * scale for device, share in found.items()}}
+
+
+def cost(sizes: Sizes) -> Cost:
+    """Of a device that took part in the round before, and has validation samples."""
+    up = {"weights": sizes.weights, "validation": 0 if sizes.first_round else 2}
+    return Cost(up, {"weights": sizes.weights})
+
+
+def cost_of_phase(sizes: Sizes) -> Cost:
+    return Cost({"weights": sizes.weights, "validation": 2}, {"weights": 2 * sizes.weights})
+
+
+def variant(hyper: Hyper) -> Method:
+    return replace(METHOD, cost=cost_of_phase) if hyper.when == "phase" else METHOD
+
+
+METHOD = Method(
+    "Zhang et al., CVPR 2023: FedDG-GA", Hyper, Server, Client,
+    private="how good its last two models were on its validation samples", cost=cost, variant=variant,
+)  # fmt: skip
