@@ -17,7 +17,7 @@ from tests.methods.plain_finch import MANY, ROUNDS, WITHOUT_2, cluster_means, gl
 from tests.methods.test_oracles import CASES
 from tests.methods.tiny import CLASSES, Shard, answer, normal, play, same
 
-HYPER = fedplvm.Hyper(**LOCAL, lam=0.7, alpha=0.5, tau=0.2)
+HYPER = fedplvm.Hyper(**{**LOCAL, "epochs": 1}, lam=0.7, alpha=0.5, tau=0.2)
 
 
 def similarity(z, rows, hyper):
