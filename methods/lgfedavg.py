@@ -12,20 +12,14 @@ from __future__ import annotations
 from protofleet.methods.contract.base import Method
 from protofleet.methods.contract.cost import Cost, Sizes, parameters
 from protofleet.methods.parts.local import LocalHyper
-from protofleet.methods.parts.shared import SharedPart, SharingClient, SharingServer
-from protofleet.methods.parts.weights import keys_of_head
+from protofleet.methods.parts.shared import SharedHead, SharingClient, SharingServer
 
 
-class Head(SharedPart):
-    def shared_keys(self) -> frozenset[str]:
-        return keys_of_head(self.model)
-
-
-class Server(Head, SharingServer):
+class Server(SharedHead, SharingServer):
     pass
 
 
-class Client(Head, SharingClient):
+class Client(SharedHead, SharingClient):
     pass
 
 

@@ -26,8 +26,17 @@ def weighted_mean(
     `weights` are a method's own, by device, of whatever sum. An array is computed when it is read. Whole numbers
     (num_batches_tracked) are the first device's.
     """
-    examples = {reply.device: float(reply.examples) for reply in replies}
-    return WeightedMean(replies, names, examples if weights is None else weights)
+    return WeightedMean(shares_of(replies, weights), names)
+
+
+def shares_of(
+    replies: Sequence[Reply], weights: Mapping[str, float] | None = None
+) -> list[tuple[Reply, float]]:
+    """What each counts of the whole, by device: the order of arrival must not change a bit."""
+    ordered = sorted(replies, key=lambda reply: reply.device)
+    found = [float(reply.examples) if weights is None else weights[reply.device] for reply in ordered]
+    total = sum(found)
+    return [(r, w / total if total else 1 / len(ordered)) for r, w in zip(ordered, found, strict=True)]
 
 
 def plain_mean(replies: Sequence[Reply], names: Iterable[str]) -> Mapping[str, Tensor]:
@@ -36,11 +45,9 @@ def plain_mean(replies: Sequence[Reply], names: Iterable[str]) -> Mapping[str, T
 
 
 class WeightedMean(Mapping[str, Tensor]):
-    def __init__(self, replies: Sequence[Reply], names: Iterable[str], weights: Mapping[str, float]) -> None:
-        ordered = sorted(replies, key=lambda reply: reply.device)  # arrival order must not change a bit
-        total = sum(weights[reply.device] for reply in ordered)
-        self._shares = [weights[reply.device] / total if total else 1 / len(ordered) for reply in ordered]
-        self._payloads = [reply.payload for reply in ordered]
+    def __init__(self, shares: Sequence[tuple[Reply, float]], names: Iterable[str]) -> None:
+        self._shares = [share for _, share in shares]
+        self._payloads = [reply.payload for reply, _ in shares]
         self._names = tuple(names)
 
     def __getitem__(self, name: str) -> Tensor:

@@ -16,7 +16,7 @@ from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, train
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
+from protofleet.methods.parts.weights import keys_of_head, load_weights, weight_wants, weights_of
 
 
 class SharedPart:
@@ -32,6 +32,11 @@ class SharedPart:
 
     def load_shared(self, payload: Payload) -> None:
         load_weights(self.model, payload, keys=self.shared_keys())
+
+
+class SharedHead(SharedPart):
+    def shared_keys(self) -> frozenset[str]:
+        return keys_of_head(self.model)
 
 
 class SharingServer(SharedPart, ServerHalf):

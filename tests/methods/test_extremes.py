@@ -21,7 +21,7 @@ from tests.support.small_federation import CLASSES, plan
 METHODS = names()
 MOST = 40  # examples of a device
 SECONDS = 20.0  # of a round, on a machine that others use too; it takes some hundredths
-KNOWN = {"init_steps": 5, "server_epochs": 3}
+KNOWN = {"init_steps": 5, "server_epochs": 3, "server_steps": 3}
 DRAWS = 25
 AS_SET = 1e6  # the norm of protofleet.coordinator.devices.limits.Limits
 

@@ -13,6 +13,7 @@ DIGESTS = {  # made by the version before wire minor 1; added to, never changed
     "fedbn": "1c753811e3bd862ea949ae525cc638853358362875f97a1a7ef41037bd54947a",
     "feddistill": "4ae066be4dd046301c219d5bc776eb77aec755ea55eb51f73ee8a7d7a832dda9",
     "fedga": "5ff41df1c578258fb703979521b21529afaf648f71f194cc7496dce4544b7ba2",
+    "fedgen": "6795670245ea4be8a6d56ee80884cdacaf582c62fc4b3d6b99523be322ef4708",
     "fedhp": "03c921ec55c97807ce25ed7caf4ee16a86f203da5d6c628384ff3fc523251b84",
     "fedlsa": "e857c3212baadcc02dbadeaaa263297a7b10a3e8641146d1e34b9e6d9211debf",
     "fednh": "4d2847297dc976727c13b9d63c468c0f681f08291ea0a885d9ea027445ec7c6a",

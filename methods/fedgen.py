@@ -1,0 +1,192 @@
+"""FedGen (Zhu et al., ICML 2021), as HtFLlib has it: heads are averaged, and a server's generator teaches them.
+
+Server: G <- Adam on CE(sum_i (N_i / N) h_i(G(eps, y)), y)    h_i the heads of this round's devices, fixed
+Client: l = CE(h(f(x)), y) + CE(h(G(eps, y')), y')            G fixed, from round 2 on
+        eps ~ U(0, 1), y and y' as often as devices have samples of a class
+
+The generator is the server's: it goes on from round to round, its Adam does not. It is sent once it has learned, with
+the counts [C] that labels are drawn by: those of all devices that were ever in a cohort, stated as they join.
+Representations below the head stay on their devices, as in LG-FedAvg. Where codes differ:
+  generator    HtFLlib, and FedSA's fork of it, train theirs and never save it: devices get the untrained one, in
+               round 1 already, and use it with the batch's statistics. That is "untrained"; ours is "trained".
+  bias         theirs has one in front of BatchNorm, which takes it out again.
+  terms        the authors' weights for each class and teacher, their term for diversity and their divergence on the
+               device are not in HtFLlib, and not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples, seeded
+from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.contract.wants import TensorSpec
+from protofleet.methods.nets.base import Net, frozen
+from protofleet.methods.nets.generator import Generator, embedding_generator
+from protofleet.methods.parts.averaging import shares_of, weighted_mean
+from protofleet.methods.parts.local import LocalHyper, demand_one_of, norms_of, train_norms
+from protofleet.methods.parts.optimizers import Adam
+from protofleet.methods.parts.prototypes import LARGEST_NUMBER
+from protofleet.methods.parts.shared import SharedHead, SharingClient, SharingServer
+from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
+from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
+from protofleet.protocol.settings.bounds import Epochs, Rate, Width, Within
+
+Which = Literal["trained", "untrained"]
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    generator: Which = "trained"
+    noise: Width = 32
+    hidden: Width = 512
+    server_steps: Epochs = 100
+    server_batch: Annotated[int, Within(2, 65_536)] = 10  # one sample has no variance
+    server_lr: Rate = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand_one_of("generator", self.generator, get_args(Which))
+
+
+class Server(SharedHead, SharingServer):
+    hyper: Hyper
+
+    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
+        super().__init__(model, hyper, seed)
+        self.G = generator_of(model, hyper, seed)
+        self.learned = False
+        self.counts: dict[str, Tensor] = {}  # [C] of each device
+
+    def round(self) -> Round:
+        self.counts |= {m.device: torch.tensor(m.counts, dtype=torch.int64) for m in self.cohort}
+        wants = self.wants()
+        replies = yield Ask("train", {**self.payload(), **self.lesson()}, wants)
+        self.load_shared(weighted_mean(replies, wants))
+        if self.hyper.generator == "trained" and self.labels().any():
+            self.teach(self.teachers(replies))
+
+    def wants(self) -> Mapping[str, TensorSpec]:
+        """Bounded: the generator learns from every head."""
+        wants = weight_wants(self.model, keys=self.shared_keys())
+        return {name: bounded(spec) if spec.is_float else spec for name, spec in wants.items()}
+
+    def lesson(self) -> Payload:
+        """What devices train with besides the head; they predict without it."""
+        if not (self.learned or self.hyper.generator == "untrained") or not self.labels().any():
+            return {}
+        return {**weights_of(self.G, "generator"), "counts": self.labels()}
+
+    def labels(self) -> Tensor:
+        """[C]: samples of each class, of all devices that are known."""
+        none = torch.zeros(self.model.classes, dtype=torch.int64)
+        return torch.stack([none, *self.counts.values()]).sum(dim=0)
+
+    def teachers(self, replies: Sequence[Reply]) -> list[tuple[float, nn.Module]]:
+        """Heads with their weights. Those of a linear one are one: a mean of linear maps is the mean's map."""
+        head = frozen(self.model.head)
+        if isinstance(head, nn.Linear):
+            return [(1.0, head)]
+        found = []
+        for reply, share in shares_of(replies):
+            load_weights(head, reply.payload, "weights.head")
+            found.append((share, deepcopy(head)))
+        return found
+
+    def teach(self, teachers: Sequence[tuple[float, nn.Module]]) -> None:
+        hyper, generator, before = self.hyper, self.generator("teach"), snapshot(weights_of(self.G))
+        adam = Adam(self.G.parameters(), hyper.server_lr)
+        self.G.train()
+        for _ in range(hyper.server_steps):
+            z, y = generated(self.G, self.labels(), hyper.server_batch, generator)
+            logits = torch.stack([share * head(z) for share, head in teachers]).sum(dim=0)
+            adam.zero_grad()
+            torch.autograd.backward(F.cross_entropy(logits, y))
+            adam.step()
+        if all(bool(value.isfinite().all()) for value in self.G.state_dict().values()):
+            self.learned = True
+        else:  # of heads within their bounds, but so large that a gradient's square is not
+            load_weights(self.G, before)
+
+    def state(self) -> Payload:
+        devices = sorted(self.counts)
+        counts = [self.counts[device] for device in devices]
+        return {
+            **super().state(), **snapshot(weights_of(self.G, "generator")), "learned": torch.tensor(self.learned),
+            "devices": names_to_tensor(devices), "counts": torch.stack(counts) if counts else torch.zeros(0),
+        }  # fmt: skip
+
+    def restore(self, state: Payload) -> None:
+        super().restore(state)
+        load_weights(self.G, state, "generator")
+        self.learned = bool(state["learned"])
+        self.counts = dict(zip(names_from_tensor(state["devices"]), state["counts"].cpu(), strict=True))
+
+
+class Client(SharedHead, SharingClient):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        self.G = generator_of(model, hyper, seed).requires_grad_(False)
+        self.labels: Tensor | None = None
+
+    def receive(self, payload: Payload) -> None:
+        super().receive(payload)
+        load_weights(self.G, payload, "generator")
+        self.labels = payload.get("counts")
+
+    def learn(self, phase: str) -> None:
+        self.draws = self.generator(f"{phase}-generated")
+        super().learn(phase)
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = super().objective(x, y)
+        if self.labels is None:
+            return loss
+        train_norms(norms_of(self.G), len(y) if self.hyper.generator == "untrained" else 0)
+        z, other = generated(self.G, self.labels, len(y), self.draws)
+        return loss + F.cross_entropy(self.model.head(z), other)
+
+
+def generator_of(model: Net, hyper: Hyper, seed: int) -> Generator:
+    """The same first weights everywhere."""
+    first, like = seeded(seed, "generator").initial_seed(), next(model.parameters())
+    made = embedding_generator(hyper.noise, model.classes, hyper.hidden, model.embedding_size, seed=first)
+    return made.to(like.device, like.dtype).eval()
+
+
+def generated(G: Generator, counts: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """[size, D] and the classes [size] that they are meant to be of, drawn as often as the counts have them."""
+    like = next(G.parameters())
+    y = torch.multinomial(counts.double().cpu(), size, replacement=True, generator=generator)
+    eps = torch.rand(size, G.noise, generator=generator, dtype=like.dtype)
+    y = y.to(like.device)
+    return G(eps.to(like.device), y), y
+
+
+def bounded(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, low=-LARGEST_NUMBER if spec.low is None else spec.low, high=LARGEST_NUMBER)
+
+
+def cost(sizes: Sizes) -> Cost:
+    """Its counts are C numbers; those of each device go up with its hello."""
+    head, usual = {"weights": parameters(sizes.model.head)}, Hyper()
+    if sizes.first_round:
+        return Cost(head, head)
+    with torch.device("meta"):
+        G = Generator(usual.noise, sizes.C, usual.hidden, sizes.D)
+    return Cost(head, {**head, "generator": parameters(G), "counts": sizes.C})
+
+
+METHOD = Method(
+    "arXiv:2105.10056", Hyper, Server, Client,
+    reports="personal", private="the network below the head", needs_counts=True, alike="head", cost=cost,
+)  # fmt: skip

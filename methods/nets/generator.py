@@ -1,0 +1,32 @@
+"""FedGen's generator of embeddings: noise and a class in, what a network's head could have been given out.
+
+noise + classes -> hidden, BatchNorm and ReLU -> embedding; 331,264 parameters if 32 + 100, 512 and 512
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protofleet.methods.nets.base import initialised_from
+
+
+class Generator(nn.Module):
+    """eps [B, noise], y [B] -> [B, size]"""
+
+    def __init__(self, noise: int, classes: int, hidden: int, size: int) -> None:
+        super().__init__()
+        self.noise, self.classes = noise, classes
+        # BatchNorm takes a bias out again: its gradient would be 0, and Adam would walk on rounding noise.
+        first = nn.Linear(noise + classes, hidden, bias=False)
+        self.layers = nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, size))
+
+    def forward(self, eps: Tensor, y: Tensor) -> Tensor:
+        made: Tensor = self.layers(torch.cat([eps, F.one_hot(y, self.classes).to(eps.dtype)], dim=1))
+        return made
+
+
+def embedding_generator(noise: int, classes: int, hidden: int, size: int, *, seed: int = 0) -> Generator:
+    with initialised_from(seed):
+        return Generator(noise, classes, hidden, size)
