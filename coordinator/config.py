@@ -40,6 +40,9 @@ class CoordinatorSettings:
     size: Pixels = 32  # images are size x size
     channels: Channels = 3  # of an image: 3, or 1 for shades of grey
     network: Network = field(default_factory=Network)
+    mutual: Network | None = (
+        None  # for methods whose devices train one of all beside their own; None: as `network`
+    )
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     broker: BrokerAddress = field(default_factory=BrokerAddress)
@@ -71,7 +74,9 @@ class CoordinatorSettings:
 
     def plan(self) -> Plan:
         name, hyper = split_method(self.method)
-        return Plan(name, self.classes, self.rounds, self.seed, self.size, self.network, hyper, self.channels)
+        return Plan(
+            name, self.classes, self.rounds, self.seed, self.size, self.network, hyper, self.channels, self.mutual
+        )  # fmt: skip
 
 
 def split_method(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -104,6 +104,9 @@ class Experiment:
     seed: Seed = 0
     classes: Classes = 10
     network: Network = field(default_factory=Network)
+    mutual: Network | None = (
+        None  # for methods whose devices train one of all beside their own; None: as `network`
+    )
     data: DataSettings = field(default_factory=DataSettings)
     domains: dict[str, DomainSource] = field(default_factory=dict)  # if not all are from data.source
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)
@@ -125,6 +128,7 @@ class Experiment:
         with torch.device("meta"):  # checks shapes, allocates nothing
             for network in set(self.networks.values()):
                 plan.device_model(network)
+            plan.mutual_model()
 
     @cached_property
     def plan(self) -> Plan:
@@ -267,7 +271,7 @@ def coordinator_settings(
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, size=e.data.size, channels=e.data.channels,
-        network=e.network, policy=e.effective_policy, broker=broker,
+        network=e.network, mutual=e.mutual, policy=e.effective_policy, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=Limits(domains=dict(e.devices_by_domain)),
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,

@@ -119,7 +119,10 @@ class ClientHalf(ABC):
         None  # the device's, where it is known: for methods that learn from how they do
     )
 
-    def __init__(self, model: Net, data: Samples, hyper: Any, seed: int, device: str) -> None:
+    def __init__(
+        self, model: Net, data: Samples, hyper: Any, seed: int, device: str, mutual: Net | None = None
+    ) -> None:
+        """`mutual` only for methods that train one: the network of all, as the run begins."""
         self.model, self.data, self.hyper = model, data, hyper
         self.seed, self.device = seed, device
 
@@ -168,8 +171,8 @@ class ClientHalf(ABC):
     def restore(self, state: Payload) -> None: ...
 
 
-# Devices have the same network; or an embedding of one size, with the same kind of head or with any.
-Alike: TypeAlias = Literal["network", "head", "embedding"]
+# Devices have the same network; or an embedding of one size, with the same kind of head or with any; or any network.
+Alike: TypeAlias = Literal["network", "head", "embedding", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,7 @@ class Method:
     private: str = ""  # what a device keeps to itself from round to round, in words
     needs_counts: bool = False  # devices state samples per class when they join
     alike: Alike = "network"  # what all devices of a run must have in common
+    mutual: bool = False  # its server half's network is another one, which devices train beside their own
     other_rules: tuple[str, ...] = ()  # all that its client half's `other_rules` can name
     cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
     variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings

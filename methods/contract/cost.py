@@ -26,6 +26,7 @@ class Sizes:
     global_prototypes: int = 0  # sum over classes of C^m
     first_round: bool = False
     last_rounds: bool = False  # of RUCR's, in which heads are retrained
+    mutual: Net | None = None  # the network of all, where it is none like the device's own
 
     @property
     def weights(self) -> int:

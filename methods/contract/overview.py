@@ -19,6 +19,7 @@ NETWORKS: Mapping[str, str] = {
     "network": "one for all",
     "head": "any, with the same kind of head",
     "embedding": "any, with an embedding of the same size",
+    "nothing": "any",
 }
 
 

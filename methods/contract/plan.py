@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf
+from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.nets.base import Net
@@ -43,6 +43,9 @@ class Plan:
     network: Network = Network()
     hyper: dict[str, Any] = field(default_factory=dict)
     channels: Channels = 3  # of an image: 3, or 1 for shades of grey
+    mutual: Network | None = (
+        None  # that all share beside their own, in methods that train one; None: as `network`
+    )
 
     def __post_init__(self) -> None:
         if self.classes < 2:
@@ -53,6 +56,11 @@ class Plan:
             decode(self.load().Hyper, self.hyper, "method")
         except LookupError as error:
             raise SettingsError(str(error).strip('"')) from None
+        if self.mutual is not None and not self.load().mutual:
+            raise SettingsError(
+                f"{self.method} trains no mutual network, and the run's is {self.mutual.name}; leave `mutual` "
+                f"out, or take one of the methods {', '.join(name for name in names() if load(name).mutual)}"
+            )
 
     def load(self) -> Method:
         return load(self.method)
@@ -67,14 +75,23 @@ class Plan:
 
     def model(self, network: Network | None = None) -> Net:
         """The same first weights everywhere. A device that runs a network of its own names it."""
-        chosen = network or self.network
+        return self._built(network or self.network, self.seed)
+
+    def mutual_model(self) -> Net:
+        """With first weights of its own: of two networks that begin as one, neither learns anything of the other."""
+        return self._built(self.mutual or self.network, seeded(self.seed, "mutual").initial_seed())
+
+    def _built(self, chosen: Network, seed: int) -> Net:
         return nets.build(
             chosen.name, classes=self.classes, image=(self.channels, self.size, self.size),
-            feature_size=chosen.feature_size, embedding_size=chosen.embedding_size, head=chosen.head, seed=self.seed,
+            feature_size=chosen.feature_size, embedding_size=chosen.embedding_size, head=chosen.head, seed=seed,
         )  # fmt: skip
 
     def server_half(self) -> ServerHalf:
-        half = self.load().Server(self.model(), self.settings(), self.seed)
+        method = self.load()
+        half = method.Server(
+            self.mutual_model() if method.mutual else self.model(), self.settings(), self.seed
+        )
         half.rounds = self.rounds
         return half
 
@@ -82,8 +99,9 @@ class Plan:
         self, data: Samples, device: str, network: Network | None = None, place: torch.device | None = None,
         *, validation: Samples | None = None,
     ) -> ClientHalf:  # fmt: skip
-        model = self.device_model(network).to(place or torch.device("cpu"))
-        half = self.load().Client(model, data, self.settings(), self.seed, device)
+        method, place = self.load(), place or torch.device("cpu")
+        own = self.device_model(network).to(place), data, self.settings(), self.seed, device
+        half = method.Client(*own, self.mutual_model().to(place)) if method.mutual else method.Client(*own)
         half.validation = validation
         return half
 
@@ -98,7 +116,8 @@ class Plan:
                 f"this device's {network.name}; leave `network` out on the device, or take one of the methods "
                 f"{', '.join(name for name in methods_for_mixed_networks() if name != self.method)}"
             )
-        return self._of_the_same_size(self.model(network), network)
+        own = self.model(network)
+        return own if self.variant.alike == "nothing" else self._of_the_same_size(own, network)
 
     def _of_the_same_size(self, own: Net, network: Network) -> Net:
         common = self.model().embedding_size

@@ -60,10 +60,12 @@ def train(
     generator: torch.Generator,
     before_epoch: Callable[[], object] | None = None,
     optimizers: Sequence[Optimizer] = (),
+    clipped: Sequence[nn.Module] = (),
 ) -> None:
     """Shuffled batches; no sample is dropped, and a device without samples changes nothing.
 
-    `optimizers` are the caller's own; without any, it is a new SGD over all the model's parameters.
+    `optimizers` are the caller's own; without any, it is a new SGD over all the model's parameters. Of each of the
+    modules `clipped` the gradient has a norm of its own that is bounded; without any, it is the model's.
     """
     steps = optimizers or [sgd(model.parameters(), hyper)]
     seed = int(torch.randint(1 << 62, (), generator=generator))
@@ -78,7 +80,8 @@ def train(
                     optimizer.zero_grad()
                 torch.autograd.backward(objective(x, y))
                 if hyper.clip is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), hyper.clip)
+                    for part in clipped or [model]:
+                        nn.utils.clip_grad_norm_(part.parameters(), hyper.clip)
                 for optimizer in steps:
                     optimizer.step()
 

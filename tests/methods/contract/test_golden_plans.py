@@ -26,6 +26,7 @@ DIGESTS = {  # made by the version before wire minor 1; added to, never changed
     "fedsa": "03950676a059e289679aa7c3213ea6d061fc24587ba4d8a95908ea30b129f18a",
     "fedsr": "59a4e22a39fd3c270563b2b25ef095de39d571194bcb967bdb6b5c0d3080bf2e",
     "fedtgp": "370c62d819d8fbef8a40aca0b7dc29d3de454ff70f58608e282c82610fea2341",
+    "fml": "34ce6d105d8405a0c99eda5e11070df77952419ca41bc0e84f8cfe1fef9d1812",
     "fpl": "2980c340df7290f5d8064afad75d3b3fcba794382679bc491b0445c51eb5f160",
     "lgfedavg": "6f18ddce5c2e5604ec87f164301ff39ba4d3861d8145c88bb1badc0494901190",
     "moon": "9c90a9a3a23f8aa3bac9072d3980ab5a597d2c464b03193f088fb92fe61934c1",

@@ -1,0 +1,52 @@
+"""FML (Shen et al., 2020: federated mutual learning): each device's own network and one of all teach each other.
+
+L_own = alpha CE(f(x), y) + (1 - alpha) KL(g(x) || f(x))     f the device's own, any network, which is never sent
+L_g   = beta CE(g(x), y) + (1 - beta) KL(f(x) || g(x))       g the small one, `mutual` of the plan
+g <- mean of the devices' g, each counted once
+
+Both losses are of one forward pass, and each moves its own network alone: whose scores are the target is a constant
+there. What is measured is f. Where HtFLlib differs:
+  kl       a sum over classes: "classes". Its "elements" is torch's default, a mean over classes too.
+  targets  "fixed". In its "moving" each loss also moves the network that is its target.
+  clip     it bounds the norm of each network's gradient by 10: clip = 10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofleet.methods.contract.base import Method
+from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.parts.mutual import MutualClient, MutualHyper, MutualServer
+from protofleet.protocol.settings.bounds import Share
+
+
+@dataclass(frozen=True)
+class Hyper(MutualHyper):
+    alpha: Share = 0.5
+    beta: Share = 0.5
+
+
+class Client(MutualClient):
+    hyper: Hyper
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        h, own, shared = self.hyper, self.model(x), self.mutual(x)
+        return (
+            h.alpha * F.cross_entropy(own, y) + (1 - h.alpha) * self.divergence(shared, own)
+            + h.beta * F.cross_entropy(shared, y) + (1 - h.beta) * self.divergence(own, shared)
+        )  # fmt: skip
+
+
+def cost(sizes: Sizes) -> Cost:
+    shared = {"weights": parameters(sizes.mutual or sizes.model)}
+    return Cost(up=shared, down=shared)
+
+
+METHOD = Method(
+    "arXiv:2006.16765", Hyper, MutualServer, Client,
+    reports="personal", private="its own network", alike="nothing", mutual=True, cost=cost,
+)  # fmt: skip

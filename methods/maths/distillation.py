@@ -1,0 +1,17 @@
+"""One network's scores as another's target."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def divergence(teacher: Tensor, student: Tensor, *, elements: bool = False) -> Tensor:
+    """KL(softmax(teacher) || softmax(student)), a sum over classes and a mean over the batch [B, C].
+
+    elements: the mean over all B C numbers, as torch's own default and HtFLlib have it, C times smaller.
+    """
+    total = F.kl_div(
+        student.log_softmax(dim=1), teacher.log_softmax(dim=1), reduction="batchmean", log_target=True
+    )
+    return total / student.shape[1] if elements else total
