@@ -65,7 +65,7 @@ def smallest_answer(ask: Ask) -> Payload:
 def _array(spec: TensorSpec, sent: torch.Tensor | None) -> torch.Tensor:
     if sent is not None and tuple(sent.shape) == spec.shape:
         return sent
-    shape = [2 if isinstance(dim, str) else dim for dim in spec.shape]
+    shape = [spec.step or 2 if isinstance(dim, str) else dim for dim in spec.shape]
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if spec.dtype == "int64" and spec.low == 0:
         return torch.arange(shape[0])

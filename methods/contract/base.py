@@ -114,6 +114,7 @@ class ServerHalf(ABC):
 class ClientHalf(ABC):
     """Owns one device's model and data. Never sees a topic, a byte or another device."""
 
+    rounds: int = 0  # as the server half's
     number: int = 0
     validation: Samples | None = (
         None  # the device's, where it is known: for methods that learn from how they do

@@ -26,6 +26,7 @@ class Sizes:
     global_prototypes: int = 0  # sum over classes of C^m
     first_round: bool = False
     last_rounds: bool = False  # of RUCR's, in which heads are retrained
+    ranks: Mapping[str, int] = field(default_factory=dict)  # of each matrix that goes up in factors
     mutual: Net | None = None  # the network of all, where it is none like the device's own
 
     @property

@@ -89,9 +89,8 @@ class Plan:
 
     def server_half(self) -> ServerHalf:
         method = self.load()
-        half = method.Server(
-            self.mutual_model() if method.mutual else self.model(), self.settings(), self.seed
-        )
+        model = self.mutual_model() if method.mutual else self.model()
+        half = method.Server(model, self.settings(), self.seed)
         half.rounds = self.rounds
         return half
 
@@ -102,7 +101,7 @@ class Plan:
         method, place = self.load(), place or torch.device("cpu")
         own = self.device_model(network).to(place), data, self.settings(), self.seed, device
         half = method.Client(*own, self.mutual_model().to(place)) if method.mutual else method.Client(*own)
-        half.validation = validation
+        half.rounds, half.validation = self.rounds, validation
         return half
 
     def device_model(self, network: Network | None = None) -> Net:

@@ -18,6 +18,7 @@ OPTIONAL = "optional"
 SUM = "sum<=examples"
 ROWS = "rows<=examples"
 AT_LEAST_TWO = ">=2 where repeated: "
+MULTIPLE = "most, or a multiple of "
 
 SLICE = 1 << 20  # numbers checked together: an array may be a whole model, or a whole data set's features
 
@@ -41,6 +42,7 @@ class TensorSpec:
     row_per_example: bool = False  # its rows are samples: no more of them than the device has
     # Another array: in a row whose value there stands in several rows, these are 2 or more.
     repeated: str = ""
+    step: int = 0  # its free length is `most`, or a multiple of this, at least once
 
     def most_bytes(self) -> int:
         lengths = [self.most if isinstance(d, str) else d for d in self.shape]
@@ -50,6 +52,7 @@ class TensorSpec:
     def rules(self) -> tuple[str, ...]:
         said = {OPTIONAL: self.optional, SUM: self.of_examples, ROWS: self.row_per_example}
         rules = tuple(rule for rule, holds in said.items() if holds)
+        rules = (*rules, f"{MULTIPLE}{self.step}") if self.step else rules
         return (*rules, AT_LEAST_TWO + self.repeated) if self.repeated else rules
 
     @property
@@ -74,7 +77,7 @@ def table_of(
     for prefix in sorted({name.partition(".")[0] for name in alike}):
         mine = {name: row for name, row in alike.items() if name.partition(".")[0] == prefix}
         sent = {name for name in payload if name.partition(".")[0] == prefix}
-        patterns |= _patterns(prefix, mine) if sent == mine.keys() and len(mine) > 1 else mine
+        patterns |= _patterns(prefix, mine) if sent - exact.keys() == mine.keys() and len(mine) > 1 else mine
     ordered = sorted(patterns, key=lambda name: (name.count("*"), -len(name), name))
     return tuple(
         replace(row, name=name) for name, row in (*exact.items(), *((n, patterns[n]) for n in ordered))
@@ -199,6 +202,9 @@ def _shape_problem(
             return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, not {spec.shape}{where}")
         if isinstance(dim, str) and length > spec.most:
             return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, over the limit of {spec.most} for {dim}")
+        if isinstance(dim, str) and spec.step and length != spec.most and (not length or length % spec.step):
+            words = f"{dim} must be {spec.most} or a multiple of {spec.step}"
+            return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, and {words}")
     return None
 
 

@@ -22,6 +22,7 @@ from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.settings.bounds import LONGEST_NORM, Batch, Epochs, Momentum, Rate, Weight, Within
 from protofleet.protocol.settings.reader import demand_within
 
+Norm: TypeAlias = Annotated[float, Within(0, LONGEST_NORM, above=True)]
 Objective: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # x [B, ...], y [B] -> loss of the batch
 
 BATCH = 256  # of a pass without gradient
@@ -36,7 +37,7 @@ class LocalHyper:
     lr: Rate = 0.01
     momentum: Momentum = 0.9
     weight_decay: Weight = 1e-5
-    clip: Annotated[float, Within(0, LONGEST_NORM, above=True)] | None = None  # largest norm of a gradient
+    clip: Norm | None = None  # largest norm of a gradient
 
     def __post_init__(self) -> None:
         demand_within(self)

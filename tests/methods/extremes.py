@@ -61,6 +61,8 @@ def any_answer(ask: Ask, member: Member, dice: random.Random, norm: float) -> di
 
 
 def any_length(want: TensorSpec, member: Member, dice: random.Random) -> int:
+    if want.step:
+        return dice.choice((want.most, *range(want.step, want.most, want.step)))
     most = min(want.most, member.examples)
     return min(most, dice.choice((0, 1, 2, most // 2, most)))
 

@@ -28,6 +28,17 @@ def plan_of(name, **hyper):
     return Plan(name, 3, 3, 7, 8, Network("mlp"), {**{k: v for k, v in LOCAL.items() if k in known}, **hyper})
 
 
+def ranks_of(payload, client):
+    """Of each matrix that was sent in factors: laid flat, rank x (rows + columns + 1) numbers."""
+    shared = getattr(client, "mutual", client.model).state_dict()
+    found = {}
+    for name, value in payload.items():
+        whole = shared.get(name.removeprefix("weights."), value)
+        if value.ndim < whole.ndim and len(value) < whole.numel():
+            found[name] = len(value) // (len(whole) + whole[0].numel() + 1)
+    return found
+
+
 def counted(payload):
     return floats({k: v for k, v in payload.items() if not k.endswith(STATISTICS)})
 
@@ -46,12 +57,14 @@ def played(plan, rounds):
         ]
         server.begin(number, members)
         server_round, up, down = server.round(), {n: Counter() for n in clients}, Counter()
+        ranks = {}
         ask = next(server_round)
         while ask:
             down.update(counted(ask.payload))
             sent = {n: answer(client, ask, number) for n, client in sorted(clients.items())}
             for n, payload in sent.items():
                 up[n].update(counted(payload))
+                ranks[n] = ranks_of(payload, clients[n])
             try:
                 ask = server_round.send([Reply(n, len(data[n].y), p) for n, p in sent.items()])
             except StopIteration:
@@ -62,7 +75,7 @@ def played(plan, rounds):
                 Sizes(
                     client.model, held=len(set(data[n].y.tolist())), examples=len(data[n].y), clients=3,
                     local_prototypes=up[n]["prototypes"] // D, global_prototypes=down["prototypes"] // D,
-                    first_round=number == 1, last_rounds="head" in up[n],
+                    first_round=number == 1, last_rounds="head" in up[n], ranks=ranks[n],
                 ),
                 up[n],
                 down,
@@ -82,8 +95,22 @@ def test_numbers_by_kind_are_the_closed_form(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
     """Upload, as metered where it crosses. Costs are linear in prototypes, so one round may state them all."""
-    run = simulation(tmp_path, name).run()
-    for i, agent in enumerate(run.agents.values()):
+    ranks = {}
+
+    def build(device, plan, data):
+        half = plan.client_half(data.train, device)
+        honest = half.run
+
+        def run(ask):
+            answer = honest(ask)
+            ranks[device, half.number] = ranks_of(answer, half)
+            return answer
+
+        half.run = run
+        return half
+
+    run = simulation(tmp_path, name, build=build).run()
+    for i, (device, agent) in enumerate(run.agents.items()):
         crossed = {k: n for (way, k), n in agent.link.meter.payload.items() if way == "up" and n}
         rows = crossed.get("labels", 0) // NUMBER_BYTES["labels"]
         expected = Counter()
@@ -91,7 +118,7 @@ def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
             sizes = Sizes(
                 agent.run.job.half.model, held=3, examples=48 + 6 * i, clients=3,
                 local_prototypes=rows if number == 1 else 0,
-                first_round=number == 1, last_rounds="head" in crossed,
+                first_round=number == 1, last_rounds="head" in crossed, ranks=ranks[device, number],
             )  # fmt: skip
             expected.update(load(name).cost(sizes).up)
         of_kinds = {k: n for k, n in expected.items() if n and k in KINDS}  # others are metered as control

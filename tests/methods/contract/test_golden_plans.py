@@ -15,6 +15,7 @@ DIGESTS = {  # made by the version before wire minor 1; added to, never changed
     "fedga": "5ff41df1c578258fb703979521b21529afaf648f71f194cc7496dce4544b7ba2",
     "fedgen": "6795670245ea4be8a6d56ee80884cdacaf582c62fc4b3d6b99523be322ef4708",
     "fedhp": "03c921ec55c97807ce25ed7caf4ee16a86f203da5d6c628384ff3fc523251b84",
+    "fedkd": "eb2a36e71a459b0525a491f13df9b533f233c3d03fd35c25747060e92fe32b6b",
     "fedlsa": "e857c3212baadcc02dbadeaaa263297a7b10a3e8641146d1e34b9e6d9211debf",
     "fednh": "4d2847297dc976727c13b9d63c468c0f681f08291ea0a885d9ea027445ec7c6a",
     "fedpall": "b150d5354bb83bedcd0415c86b64fd3a443fcc3c32aa3a4b3c99489024532768",

@@ -26,6 +26,7 @@ CLASSES, EXAMPLES, NORM = 5, 40, 1e6
 ROOM = 1024  # bytes that a table may take
 WEIGHING = ("fedavg", "fedprox")  # others say the same of weights; FedLSA thinks long about its anchors
 AT_LEAST_TWO = ">=2 where repeated: "
+MULTIPLE = "most, or a multiple of "
 
 
 def rounds_of(plan):
@@ -91,10 +92,20 @@ class Client:
                 limits.append(EXAMPLES)
         return min(limits)
 
+    def length(self, axis, least):
+        most, step = self.longest(axis), self.step(axis)
+        if step:
+            return int(self.dice.choice([most, *range(step, most, step)]))
+        return int(self.dice.integers(least, most + 1))
+
+    def step(self, axis):
+        rules = (
+            rule for name, row in self.rows.items() if axis in self.form(name)[1] for rule in row["rules"]
+        )
+        return next((int(rule.removeprefix(MULTIPLE)) for rule in rules if rule.startswith(MULTIPLE)), 0)
+
     def answer(self, least=0):
-        lengths = {
-            axis: int(self.dice.integers(least, self.longest(axis) + 1)) for axis in sorted(self.axes())
-        }
+        lengths = {axis: self.length(axis, least) for axis in sorted(self.axes())}
         optional = {name for name, row in self.rows.items() if "optional" in row["rules"]}
         return {
             name: np.asarray(self.array(name, lengths))
@@ -142,6 +153,12 @@ class Client:
                 if not isinstance(dim, str) or len([n for n in good if dim in self.form(n)[1]]) > 1:
                     yield f"length {at} of {name}", longer
             for rule in row["rules"]:
+                if rule.startswith(MULTIPLE):
+                    yield (
+                        f"{rule} of {name}",
+                        {**good, name: value[:1].repeat(self.step(row["shape"][0]) + 1)},
+                    )
+                    yield f"nothing of {name}", {**good, name: value[:0]}
                 if rule.startswith(AT_LEAST_TWO):
                     other = rule.removeprefix(AT_LEAST_TWO)
                     ones, same = np.ones_like(value), np.zeros_like(good[other])

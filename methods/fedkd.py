@@ -1,0 +1,185 @@
+"""FedKD (Wu et al., Nature Communications 2022): a teacher on each device, and a student of all, sent in factors.
+
+L_own = CE(f(x), y) + [KL(g(x) || f(x)) + MSE(z, W_h z_g)] / (CE(f(x), y) + CE(g(x), y))
+L_g   = CE(g(x), y) + [KL(f(x) || g(x)) + MSE(z, W_h z_g)] / (CE(f(x), y) + CE(g(x), y))
+e_t   = energy_first + (energy_last - energy_first) t / T      t = 1 .. T rounds
+
+f is the device's own network, which is never sent, g the student (`mutual` of the plan), z and z_g are their
+embeddings; W_h, the device's own too, maps one to the other. Targets and the denominator are constants, and the MSE
+moves z, z_g and W_h once each. The mean of the devices' messages counts each once. What is measured is f.
+
+Of a matrix, or of a kernel as outputs x rest, U, s and V of the smallest rank that keeps e_t of the squared singular
+values are sent, or the matrix whole where that is no more numbers; vectors and buffers are sent whole. Where codes
+differ:
+  travel   "update", the authors': what training has changed in g comes up in factors, and g goes down whole, as who
+           sat a round out has nothing to add a change to. "parameters", HtFLlib's: g itself, in factors both ways.
+  rank     both codes try no rank as high as the full one, and send zeros where none is enough.
+  energy   HtFLlib's e_t is that of the round before.
+  kl, targets  as FML has them; with "moving" targets the MSE counts twice.
+  clip     10, HtFLlib's: the fewer errors both networks make, the larger the quotient, and the steps that it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, seeded
+from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.contract.wants import TensorSpec
+from protofleet.methods.maths.lowrank import numbers, packed, unpacked
+from protofleet.methods.nets.base import Net, initialised_from
+from protofleet.methods.parts.averaging import plain_mean
+from protofleet.methods.parts.local import Norm, demand_one_of
+from protofleet.methods.parts.mutual import MutualClient, MutualHyper, MutualServer
+from protofleet.methods.parts.prototypes import LARGEST_NUMBER
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
+from protofleet.protocol.settings.bounds import PositiveShare
+
+Travel = Literal["update", "parameters"]
+SMALLEST_LOSS = 1e-6  # that divides: of two networks that make no error at all, the sum is 0
+
+
+@dataclass(frozen=True)
+class Hyper(MutualHyper):
+    clip: Norm | None = 10.0
+    travel: Travel = "update"
+    energy_first: PositiveShare = 0.95
+    energy_last: PositiveShare = 0.98
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand_one_of("travel", self.travel, get_args(Travel))
+
+    def energy(self, number: int, rounds: int) -> float:
+        """e_t"""
+        done = number / rounds if rounds else 1.0
+        return self.energy_first + (self.energy_last - self.energy_first) * done
+
+
+class Server(MutualServer):
+    hyper: Hyper
+
+    def round(self) -> Round:
+        wants = self.wants()
+        replies = yield Ask("train", self.payload(), wants)
+        own = weights_of(self.model)
+        mean = plain_mean([replace(r, payload=Unpacked(r.payload, own)) for r in replies], wants)
+        changes = changing(self.model) if self.hyper.travel == "update" else ()
+        for name, value in own.items():
+            value.copy_(value + mean[name] if name in changes else mean[name])
+
+    def wants(self) -> Mapping[str, TensorSpec]:
+        """Bounded: factors within the norm of an array could make a matrix far beyond it."""
+        wants = dict(weight_wants(self.model))
+        for number, (name, (m, n)) in enumerate(matrices(self.model).items()):
+            wants[name] = replace(
+                wants[name], shape=(f"n{number}",), most=m * n, step=m + n + 1,
+                low=-LARGEST_NUMBER, high=LARGEST_NUMBER,
+            )  # fmt: skip
+        return wants
+
+    def payload(self) -> Payload:
+        whole = super().payload()
+        if self.hyper.travel == "update":
+            return whole
+        return in_factors(whole, self.model, self.hyper.energy(self.number, self.rounds))
+
+
+class Client(MutualClient):
+    hyper: Hyper
+
+    def __init__(
+        self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str, mutual: Net | None = None
+    ) -> None:
+        super().__init__(model, data, hyper, seed, device, mutual)
+        like = next(model.parameters())
+        with initialised_from(seeded(seed, "W_h").initial_seed()):
+            self.W_h = nn.Linear(self.mutual.embedding_size, model.embedding_size, bias=False)
+        self.W_h.to(like.device, like.dtype)
+
+    def receive(self, payload: Payload) -> None:
+        super().receive(Unpacked(payload, weights_of(self.mutual)))
+
+    def run(self, ask: Ask) -> Payload:
+        before = snapshot(weights_of(self.mutual))
+        self.fit(ask.phase)
+        found = weights_of(self.mutual)
+        if self.hyper.travel == "update":
+            found |= {name: found[name] - before[name] for name in changing(self.mutual)}
+        return in_factors(found, self.mutual, self.hyper.energy(self.number, self.rounds))
+
+    def trained(self) -> list[nn.Module]:
+        return [*super().trained(), self.W_h]
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        z, z_g = self.model.embed(x), self.mutual.embed(x)
+        own, shared, mapped = self.model.head(z), self.mutual.head(z_g), self.W_h(z_g)
+        losses = F.cross_entropy(own, y) + F.cross_entropy(shared, y)
+        divergences = self.divergence(shared, own) + self.divergence(own, shared)
+        hints = F.mse_loss(z, self.target(mapped)) + F.mse_loss(mapped, self.target(z))
+        return losses + (divergences + hints) / self.target(losses).clamp(min=SMALLEST_LOSS)
+
+    def state(self) -> Payload:
+        return {**super().state(), **snapshot(weights_of(self.W_h, "W_h"))}
+
+    def restore(self, state: Payload) -> None:
+        super().restore(state)
+        load_weights(self.W_h, state, "W_h")
+
+
+class Unpacked(Mapping[str, Tensor]):
+    """Weights as the network has them, of a message that may be on the disk: each is made when it is read."""
+
+    def __init__(self, message: Payload, like: Mapping[str, Tensor]) -> None:
+        self._message, self._like = message, like
+
+    def __getitem__(self, name: str) -> Tensor:
+        value, shape = self._message[name], self._like[name].shape
+        if value.shape == shape:
+            return value
+        return unpacked(value, shape[0], shape[1:].numel()).reshape(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._message)
+
+    def __len__(self) -> int:
+        return len(self._message)
+
+
+def matrices(model: Net) -> dict[str, tuple[int, int]]:
+    """Parameters of more than one dimension, by their names on the wire, as rows and columns."""
+    return {f"weights.{name}": (len(p), p[0].numel()) for name, p in model.named_parameters() if p.ndim > 1}
+
+
+def changing(model: Net) -> Collection[str]:
+    """What a change is sent of: buffers are not learned, and a variance must not become negative."""
+    return {f"weights.{name}" for name, _ in model.named_parameters()}
+
+
+def in_factors(weights: Mapping[str, Tensor], model: Net, energy: float) -> Payload:
+    shapes = matrices(model)
+    return {
+        name: packed(value.reshape(shapes[name]), energy) if name in shapes else value
+        for name, value in weights.items()
+    }
+
+
+def cost(sizes: Sizes) -> Cost:
+    """Of "update". Ranks are the data's, and what is in none of them is sent whole."""
+    g = sizes.mutual or sizes.model
+    saved = sum(
+        m * n - numbers(m, n, sizes.ranks.get(name, min(m, n))) for name, (m, n) in matrices(g).items()
+    )
+    return Cost(up={"weights": parameters(g) - saved}, down={"weights": parameters(g)})
+
+
+METHOD = Method(
+    "arXiv:2108.13323", Hyper, Server, Client,
+    reports="personal", private="its own network and W_h", alike="nothing", mutual=True, cost=cost,
+)  # fmt: skip

@@ -1,0 +1,70 @@
+"""Matrices in factors, against NumPy and by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from protofleet.methods.maths.lowrank import numbers, packed, rank_of, unpacked
+from tests.methods.tiny import normal
+
+
+def matrix(values, rows, columns, seed=0):
+    """With these singular values."""
+    U, V = (torch.linalg.qr(normal(n, len(values), seed=seed + n))[0] for n in (rows, columns))
+    return U @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ V.T
+
+
+@pytest.mark.parametrize("energy", [0.3, 0.8, 0.95, 0.98, 0.9999])
+def test_the_rank_is_the_smallest_that_keeps_the_energy(energy):
+    message = packed(w := matrix([9.0, 4.0, 2.0, 1.0, 0.1], 30, 20), energy)
+    U, s, V = np.linalg.svd(w.numpy(), full_matrices=False)
+    shares = [(s[:r] ** 2).sum() / (s**2).sum() for r in range(1, 6)]
+    r = next(i for i, share in enumerate(shares, 1) if share >= energy)
+    assert len(message) == r * (30 + 20 + 1)
+    expected = torch.from_numpy(U[:, :r] @ np.diag(s[:r]) @ V[:r])
+    assert_close(unpacked(message, 30, 20), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_one_value_at_least_and_no_more_than_there_are():
+    assert rank_of(torch.tensor([3.0, 0.0]), 1e-6) == 1
+    assert rank_of(torch.tensor([3.0, 2.0]), 1.0) == 2
+    assert rank_of(torch.zeros(4), 0.95) == 1
+
+
+def test_a_matrix_that_needs_every_rank_comes_whole_and_not_as_zeros():
+    """An untrained head of ten classes, for one."""
+    w = torch.linalg.qr(normal(10, 10))[0]
+    assert torch.equal(unpacked(packed(w, 0.95), 10, 10), w)
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 7), (7, 1), (1, 1), (2, 2), (2, 3)])
+def test_what_is_no_shorter_in_factors_is_sent_as_it_is(rows, columns):
+    w = normal(rows, 1) @ normal(1, columns, seed=1)
+    assert torch.equal(packed(w, 0.5), w.reshape(-1))
+    assert torch.equal(unpacked(packed(w, 0.5), rows, columns), w)
+
+
+def test_a_matrix_of_zeros_has_rank_one():
+    assert len(packed(torch.zeros(9, 8), 0.95)) == 18
+    assert torch.equal(unpacked(packed(torch.zeros(9, 8), 0.95), 9, 8), torch.zeros(9, 8))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_no_number_is_sent_so_that_it_is_refused_where_it_arrives(value):
+    w = torch.full((9, 8), value)
+    assert not packed(w, 0.95).isfinite().any() and len(packed(w, 0.95)) == 72
+
+
+def test_numbers_are_those_of_the_message():
+    for energy in (0.3, 0.95, 1.0):
+        w = matrix([9.0, 4.0, 2.0, 1.0, 0.1], 8, 11)
+        rank = rank_of(torch.linalg.svdvals(w), energy)
+        assert numbers(8, 11, rank) == len(packed(w, energy))
+
+
+def test_factors_that_are_no_unit_vectors_make_no_larger_matrix_than_their_values():
+    message = torch.full((20 + 30 + 1,), 1e6)
+    assert unpacked(message, 20, 30).abs().max() <= 1e6
