@@ -57,7 +57,7 @@ from protofleet.methods.maths.means import class_means, merge_class_means
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
 from protofleet.methods.parts.local import LocalHyper, demand, demand_one_of, embed, train
-from protofleet.methods.parts.pooled import ServerModels, amplifier_from
+from protofleet.methods.parts.pooled import Outputs, ServerModels, amplifier_from, feature_wants
 from protofleet.methods.parts.prototypes import (
     LARGEST_NUMBER,
     class_means_in,
@@ -85,8 +85,6 @@ Direction = Literal["paper", "reverse"]
 InfoNCE = Literal["standard", "paper", "code"]
 Mask = Literal["bernoulli", "exact"]
 Mode = Literal["eval", "train"]
-
-Outputs = Annotated[int, Within(0, 65_536)]
 
 
 @dataclass(frozen=True)
@@ -171,14 +169,9 @@ class Server(ServerHalf):
         return held_row_wants(self.model, LARGEST_NUMBER)
 
     def feature_wants(self) -> Mapping[str, TensorSpec]:
-        classes, size = self.model.classes, self.model.embedding_size
-        most = max((member.examples for member in self.cohort), default=0)
-        return {
-            "features": TensorSpec(
-                ("n", size), low=-LARGEST_NUMBER, high=LARGEST_NUMBER, most=most, row_per_example=True
-            ),
-            "labels": TensorSpec(("n",), "int64", low=0, high=classes - 1, most=most),
-        }
+        rows = feature_wants(self.model, self.cohort)
+        most, last = rows["features"].most, self.model.classes - 1
+        return {**rows, "labels": TensorSpec(("n",), "int64", low=0, high=last, most=most)}
 
     def merge(self, replies: Sequence[Reply]) -> None:
         """Eq. 4. A class that a device names twice is pooled; a class that nobody holds keeps its row."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from protofleet.methods import (
+    adcol,
     fedavg,
     fedbn,
     feddistill,
@@ -58,6 +59,7 @@ from tests.methods.tiny import (
 
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 HYPERS = {
+    adcol: adcol.Hyper(**LOCAL, server_batch=8),
     fedavg: fedavg.Hyper(**LOCAL),
     fedbn: LocalHyper(**LOCAL),
     feddistill: feddistill.Hyper(**LOCAL),

@@ -1,0 +1,129 @@
+"""ADCOL (Li et al., ICML 2023): models stay apart, and a server's discriminator has their features look alike.
+
+Device i: l = CE + mu KL(uniform || softmax(D(z))), D fixed: features are to tell nobody whose they are
+Server  : D <- SGD on CE(D(z), i) over the features of all samples of the round's devices
+
+A device's model is its own from the run's first network on. After training it sends the features of all its samples,
+in evaluation mode. D has an output for each device that ever took part, whose number never changes, and it goes on
+from round to round with its optimizer; `clients` makes outputs for devices that are yet to come. mu is also 0.3 in
+FedPall's copy, and 0.5 in FL-bench, which averages the models as well: average_models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofleet.methods import singleset
+from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, ServerHalf
+from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.maths.adversary import kl_with_uniform
+from protofleet.methods.nets.base import Net, frozen
+from protofleet.methods.nets.mlp import amplifier
+from protofleet.methods.parts.averaging import weighted_mean
+from protofleet.methods.parts.local import LocalHyper, embed, train
+from protofleet.methods.parts.pooled import Discriminator, Outputs, amplifier_from, feature_wants
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
+from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, Rate, Weight
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    mu: Weight = 0.1
+    average_models: bool = False
+    clients: Outputs = 0  # K, for a discriminator with outputs for devices that are yet to come
+    server_epochs: Epochs = 3
+    server_batch: Batch = 64
+    server_lr: Rate = 0.01
+    server_momentum: Momentum = 0.9
+    server_weight_decay: Weight = 1e-5
+
+    @property
+    def server(self) -> LocalHyper:
+        return LocalHyper(
+            epochs=self.server_epochs, batch=self.server_batch, lr=self.server_lr,
+            momentum=self.server_momentum, weight_decay=self.server_weight_decay,
+        )  # fmt: skip
+
+
+class Server(ServerHalf):
+    hyper: Hyper
+
+    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
+        super().__init__(model, hyper, seed)
+        self.D = Discriminator(model, model.embedding_size, max(hyper.clients, 1), seed)
+        self.figures: dict[str, float] = {}
+
+    def round(self) -> Round:
+        self.figures = {}
+        self.D.add_devices(member.device for member in self.cohort)
+        weights = weight_wants(self.model) if self.hyper.average_models else {}
+        asked = {**weights, **feature_wants(self.model, self.cohort)}
+        replies = yield Ask("train", {**self.payload(), **self.D.weights()}, asked)
+        self.figures = self.D.fit(replies, self.hyper.server, self.generator("fit"))
+        if weights:
+            load_weights(self.model, weighted_mean(replies, weights))
+
+    def payload(self) -> Payload:
+        return weights_of(self.model) if self.hyper.average_models else {}
+
+    def state(self) -> Payload:
+        return snapshot({**self.payload(), **self.D.state()})
+
+    def restore(self, state: Payload) -> None:
+        load_weights(self.model, state)
+        self.D.restore(state)
+
+    def monitor(self) -> Mapping[str, float]:
+        return self.figures
+
+
+class Client(singleset.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        like = next(model.parameters())
+        self.D = frozen(amplifier(model.embedding_size, 1).to(like.device, like.dtype))
+
+    def receive(self, payload: Payload) -> None:
+        load_weights(self.model, payload)
+        self.D = frozen(amplifier_from(payload, self.D, Discriminator.kind))
+
+    def run(self, ask: Ask) -> Payload:
+        train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
+        weights = weights_of(self.model) if self.hyper.average_models else {}
+        return {**weights, "features": embed(self.model, self.data.x)}
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        z = self.model.embed(x)
+        apart = kl_with_uniform(self.D(z), direction="reverse")
+        return F.cross_entropy(self.model.head(z), y) + self.hyper.mu * apart
+
+
+def cost(sizes: Sizes) -> Cost:
+    with torch.device("meta"):
+        D = amplifier(sizes.D, sizes.clients)
+    return Cost({"features": sizes.examples * sizes.D}, {Discriminator.kind: parameters(D)})
+
+
+def cost_with_models(sizes: Sizes) -> Cost:
+    own, models = cost(sizes), {"weights": sizes.weights}
+    return Cost({**models, **own.up}, {**models, **own.down})
+
+
+def variant(hyper: Hyper) -> Method:
+    if not hyper.average_models:
+        return METHOD
+    return replace(METHOD, reports="global", alike="network", private="", cost=cost_with_models)
+
+
+METHOD = Method(
+    "Li et al., ICML 2023", Hyper, Server, Client,
+    reports="personal", alike="embedding", private="the model", cost=cost, variant=variant,
+)  # fmt: skip
