@@ -15,7 +15,6 @@ from protofleet.methods.contract.base import Ask, Reply
 from protofleet.methods.maths.means import class_means, merge_class_means
 from protofleet.methods.parts.averaging import plain_mean
 from protofleet.methods.parts.state import snapshot
-from tests.methods import plain as plain_loops
 from tests.methods.plain import DATA, LOCAL, PRESENT, fit, halves, network, order_of, played
 from tests.methods.test_oracles import CASES, case, check
 from tests.methods.tiny import CLASSES, Shard, floats, play, same, tiny
@@ -69,10 +68,9 @@ def plain(hyper, data):
 
 @pytest.mark.parametrize("data", [DATA, TWO_CLASSES], ids=["three classes", "one that nobody holds"])
 @pytest.mark.parametrize("changes", [{}, {"fixed_scale": True}, {"rho": 0.0}], ids=str)
-def test_four_rounds_are_those_of_a_plain_loop(changes, data, monkeypatch):
-    monkeypatch.setattr(plain_loops, "DATA", data)
+def test_four_rounds_are_those_of_a_plain_loop(changes, data):
     hyper = replace(HYPER, **changes)
-    server, clients = played(fednh, hyper)
+    server, clients = played(fednh, hyper, data)
     shared, scale, W = plain(hyper, data)
     payload = dict(server.payload())
     assert_close(payload.pop("prototypes"), W, rtol=1e-8, atol=1e-10)

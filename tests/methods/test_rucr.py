@@ -15,7 +15,6 @@ from protofleet.methods.contract.base import Reply
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.flat import flat_weights
 from protofleet.methods.parts.state import snapshot
-from tests.methods import plain as plain_loops
 from tests.methods.plain import DATA, LOCAL, PRESENT, batches, fit, halves, network, order_of
 from tests.methods.test_oracles import CASES, case, check
 from tests.methods.tiny import CLASSES, Shard, answer, member, play, same
@@ -27,8 +26,8 @@ TWO_CLASSES = {name: Shard(part.x, part.y.clamp(max=1)) for name, part in DATA.i
 ROUNDS = len(PRESENT)
 
 
-def played(hyper):
-    server, clients = halves(rucr, hyper)
+def played(hyper, data=DATA):
+    server, clients = halves(rucr, hyper, data)
     server.rounds = ROUNDS
     for number, present in enumerate(PRESENT, 1):
         play(server, {name: clients[name] for name in present}, number)
@@ -120,10 +119,9 @@ def mean_of(found):
 
 @pytest.mark.parametrize("data", [DATA, TWO_CLASSES], ids=["three classes", "one that nobody holds"])
 @pytest.mark.parametrize("changes", [{}, {"write_head": True}, {"rectify_rounds": 0}], ids=str)
-def test_four_rounds_are_those_of_a_plain_loop(changes, data, monkeypatch):
-    monkeypatch.setattr(plain_loops, "DATA", data)
+def test_four_rounds_are_those_of_a_plain_loop(changes, data):
     hyper = replace(HYPER, **changes)
-    server, _ = played(hyper)
+    server, _ = played(hyper, data)
     world, rectified = plain(hyper, data)
     wanted = {f"weights.{key}": value for key, value in world.items()}
     if rectified and not hyper.write_head:
