@@ -40,9 +40,8 @@ class CoordinatorSettings:
     size: Pixels = 32  # images are size x size
     channels: Channels = 3  # of an image: 3, or 1 for shades of grey
     network: Network = field(default_factory=Network)
-    mutual: Network | None = (
-        None  # for methods whose devices train one of all beside their own; None: as `network`
-    )
+    # For methods whose devices train a network of all beside their own; None: as `network`.
+    mutual: Network | None = None
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     broker: BrokerAddress = field(default_factory=BrokerAddress)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofleet.methods.contract.base import ClientHalf, Payload, Samples
 from protofleet.methods.contract.plan import Network, Plan
@@ -66,14 +66,15 @@ class HalfBuilder:
         return half
 
     def _sizes(self, plan: Plan) -> tuple[int, int, int]:
-        """Bytes of the network, of the half's state, and of all samples' features, which most methods take after
+        """Bytes of the networks, of the half's state, and of all samples' features, which most methods take after
         training: measured where tensors have no memory."""
         meta = torch.device("meta")
         try:
             with meta:
                 half = plan.client_half(self.train, self.name, self.network, meta)
                 features = FLOAT * len(self.train.y) * half.model.embedding_size
-                return bytes_of(weights_of(half.model)), bytes_of(half.state()), features
+                weights = sum(bytes_of(weights_of(network)) for network in half.networks())
+                return weights, bytes_of(half.state()), features
         except SettingsError:
             raise
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
@@ -98,10 +99,13 @@ def demand(takes: str, holds: bool, limit: str, other: str) -> None:
 
 def activation_bytes(half: ClientHalf, x: Tensor) -> int:
     """Bytes that one sample's pass leaves for the way back; a network that does not take these images is refused."""
-    if not len(x):
-        return 0
+    trained = [n for n in half.networks() if any(w.requires_grad for w in n.parameters())]
+    return sum(kept_by(network, x) for network in trained) if len(x) else 0
+
+
+def kept_by(network: nn.Module, x: Tensor) -> int:
     kept: dict[int, int] = {}
-    own = {w.untyped_storage().data_ptr() for w in half.model.parameters()}
+    own = {w.untyped_storage().data_ptr() for w in network.parameters()}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -109,11 +113,11 @@ def activation_bytes(half: ClientHalf, x: Tensor) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    training = half.model.training
-    half.model.eval()  # nothing of the network moves
+    training = network.training
+    network.eval()  # nothing of the network moves
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            held = half.model(x[:1].clone())  # alone in its memory, of which all counts
+            held = network(x[:1].clone())  # alone in its memory, of which all counts
         del held
     except RuntimeError as error:
         shape = "x".join(map(str, x.shape[1:]))
@@ -121,7 +125,7 @@ def activation_bytes(half: ClientHalf, x: Tensor) -> int:
             f"the run's network does not take this device's images of {shape}: {first_line(error)}"
         ) from None
     finally:
-        half.model.train(training)
+        network.train(training)
     return sum(kept.values())
 
 

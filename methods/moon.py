@@ -10,11 +10,12 @@ gradient, whatever mu is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Samples
@@ -38,6 +39,9 @@ class Client(fedavg.Client):
     def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
         super().__init__(model, data, hyper, seed, device)
         self.world, self.previous = frozen(model), frozen(model)
+
+    def networks(self) -> Sequence[nn.Module]:
+        return [self.model, self.world, self.previous]
 
     def run(self, ask: Ask) -> Payload:
         load_weights(self.world, weights_of(self.model))

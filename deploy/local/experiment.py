@@ -104,9 +104,8 @@ class Experiment:
     seed: Seed = 0
     classes: Classes = 10
     network: Network = field(default_factory=Network)
-    mutual: Network | None = (
-        None  # for methods whose devices train one of all beside their own; None: as `network`
-    )
+    # For methods whose devices train a network of all beside their own; None: as `network`.
+    mutual: Network | None = None
     data: DataSettings = field(default_factory=DataSettings)
     domains: dict[str, DomainSource] = field(default_factory=dict)  # if not all are from data.source
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)

@@ -116,9 +116,8 @@ class ClientHalf(ABC):
 
     rounds: int = 0  # as the server half's
     number: int = 0
-    validation: Samples | None = (
-        None  # the device's, where it is known: for methods that learn from how they do
-    )
+    # The device's, where it is known: for methods that learn from how they do.
+    validation: Samples | None = None
 
     def __init__(
         self, model: Net, data: Samples, hyper: Any, seed: int, device: str, mutual: Net | None = None
@@ -140,6 +139,10 @@ class ClientHalf(ABC):
     @abstractmethod
     def run(self, ask: Ask) -> Payload:
         """Do the phase's work and return what the server half's `wants` demand."""
+
+    def networks(self) -> Sequence[nn.Module]:
+        """All that it holds: by them its device judges whether it has the memory."""
+        return [self.model]
 
     def rule(self) -> nn.Module:
         """How this model predicts now: embeddings [B, D] to class scores [B, C]."""

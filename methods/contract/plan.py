@@ -43,9 +43,8 @@ class Plan:
     network: Network = Network()
     hyper: dict[str, Any] = field(default_factory=dict)
     channels: Channels = 3  # of an image: 3, or 1 for shades of grey
-    mutual: Network | None = (
-        None  # that all share beside their own, in methods that train one; None: as `network`
-    )
+    # For methods whose devices train a network of all beside their own; None: as `network`.
+    mutual: Network | None = None
 
     def __post_init__(self) -> None:
         if self.classes < 2:

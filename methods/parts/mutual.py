@@ -67,6 +67,9 @@ class MutualClient(ClientHalf):
         super().__init__(model, data, hyper, seed, device)
         self.mutual = deepcopy(model) if mutual is None else mutual
 
+    def networks(self) -> list[nn.Module]:
+        return [self.model, self.mutual]
+
     def receive(self, payload: Payload) -> None:
         load_weights(self.mutual, payload)
 

@@ -72,6 +72,20 @@ def test_a_sample_takes_as_much_memory_in_a_pass_however_many_there_are():
     assert activation_bytes(half, few.x) == activation_bytes(half, many.x) < many.x.nbytes
 
 
+@pytest.mark.parametrize(("method", "networks", "trained"), [("fml", 2, 2), ("moon", 3, 1)])
+def test_every_network_that_a_method_holds_counts_and_every_one_that_it_trains_keeps_its_pass(
+    method, networks, trained
+):
+    alone, several, train = plan("fedavg"), plan(method), part(20, 1, 0.0)
+    one, more = (activation_bytes(made.client_half(train, "a"), train.x) for made in (alone, several))
+    assert more == trained * one
+    model = sum(value.nbytes for value in alone.model().state_dict().values())
+    least = networks * 4 * model + 20 * 4 * 16 + 8 * more
+    assert builder(Limits(memory_bytes=least), train).build(several)
+    with pytest.raises(SettingsError, match=f"takes {least:,} bytes of memory"):
+        builder(Limits(memory_bytes=least - 1), train).build(several)
+
+
 def test_images_that_the_network_does_not_take_are_refused_and_not_met_in_training():
     with pytest.raises(SettingsError, match="does not take this device's images of 3x8x8"):
         builder().build(replace(plan("fedavg"), size=16))
