@@ -15,14 +15,17 @@ def add_sweep(commands: Subparsers) -> None:
     command = commands.add_parser(
         "sweep", help="one experiment over a grid of settings, with several seeds; validation chooses"
     )
-    command.add_argument("experiment", type=Path, help="for example experiments/digits/fedavg.toml")
     command.add_argument(
-        "--grid", action="append", required=True, metavar="TABLE.KEY=VALUE,VALUE",
+        "file", type=Path,
+        help="an experiment, for example experiments/digits/fedavg.toml, or a file that has a [grid] of one",
+    )  # fmt: skip
+    command.add_argument(
+        "--grid", action="append", default=[], metavar="TABLE.KEY=VALUE,VALUE",
         help="values of a setting, each tried with each of the others; may be given several times",
     )  # fmt: skip
-    command.add_argument("--seeds", type=SEED, nargs="+", default=[1], help="of each point (default: 1)")
+    command.add_argument("--seeds", type=SEED, nargs="+", default=[], help="of each point (default: 1)")
     command.add_argument(
-        "--choose", choices=("validation", "best-validation"), default="validation",
+        "--choose", choices=("validation", "best-validation"),
         help="by validation accuracy after the last round (default), or at each run's best round",
     )  # fmt: skip
     command.add_argument(
@@ -44,15 +47,15 @@ def sweep(options: argparse.Namespace) -> int:
 def sweep_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     with held_interrupts():
         from protofleet.deploy.local.batch import Batch
-        from protofleet.deploy.local.grid import plan_grid, read_axis
+        from protofleet.deploy.local.grid import read_axis
+        from protofleet.deploy.local.sweep_file import Wish, planned
         from protofleet.deploy.local.trials import read_trials, write_trials
 
-    grid = plan_grid(
-        options.experiment, [read_axis(text) for text in options.grid], options.seeds, options.set
-    )
-    print(f"{len(grid.trials)} trials: {len(grid.points)} points, {len(options.seeds)} seeds each")
+    wish = Wish([read_axis(text) for text in options.grid], options.seeds, options.set, options.choose)
+    grid, choose = planned(options.file, wish)
+    print(f"{len(grid.trials)} trials: {len(grid.points)} points, {len(grid.points[0].trials)} seeds each")
     code = Batch(options.runs, options.fresh, launcher).run_all(grid.trials)
-    trials = read_trials(grid, options.runs, options.choose)
+    trials = read_trials(grid, options.runs, choose)
     print("\n".join(["", trials.table().text(), "", *trials.lines()]))
     print(f"page: {write_trials(trials, options.runs)}")
     return code

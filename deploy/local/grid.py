@@ -73,17 +73,22 @@ class Grid:
 
 def read_axis(text: str) -> Axis:
     key, equals, listed = text.partition("=")
-    values = tuple(value.strip() for value in split_values(listed))
-    key = key.strip()
-    if not equals or not key or not all(values):
+    values = [value.strip() for value in split_values(listed)]
+    if not equals or not key.strip() or not all(values):
         raise SettingsError(
             f"--grid {text!r} is not of the form table.key=value,value: for example method.lr=0.02,0.05"
         )
+    return checked_axis(key.strip(), values, f"--grid {text!r}")
+
+
+def checked_axis(key: str, values: Sequence[str], where: str) -> Axis:
     if key in NOT_SEARCHED:
-        raise SettingsError(f"--grid {text!r}: {NOT_SEARCHED[key]}")
+        raise SettingsError(f"{where}: {key} is no axis, as {NOT_SEARCHED[key]}")
     if twice := [value for value in values if values.count(value) > 1]:
-        raise SettingsError(f"--grid {text!r} has {twice[0]} twice")
-    return Axis(key, values)
+        raise SettingsError(f"{where}: {key} has {twice[0]} twice")
+    if not values:
+        raise SettingsError(f"{where}: {key} has no value")
+    return Axis(key, tuple(values))
 
 
 def split_values(text: str) -> Iterator[str]:

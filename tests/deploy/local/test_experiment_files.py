@@ -10,6 +10,7 @@ import torch
 
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.local.experiment import Experiment, device_settings, read_experiment
+from protofleet.deploy.local.sweep_file import Wish, planned
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Plan
@@ -18,9 +19,10 @@ from protofleet.protocol.settings.reader import SettingsError, tomllib
 from protofleet.protocol.transport.address import BrokerAddress
 
 FOLDER = Path(__file__).parents[3] / "experiments"
-FILES = sorted(path for path in FOLDER.rglob("*.toml") if path.parent.name != "base")
+FILES = sorted(path for path in FOLDER.rglob("*.toml") if path.parent.name not in ("base", "sweeps"))
 BASES = sorted(FOLDER.rglob("base/*.toml"))
 PAPERS = sorted({path.parent for path in FILES} - {FOLDER, FOLDER / "digits"})
+SWEEPS = sorted((FOLDER / "sweeps").iterdir())
 of_every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
 
@@ -114,6 +116,13 @@ def test_every_paper_has_runs_on_the_digits_that_need_no_download(folder):
 
 
 SIX = {"mnist", "optdigits", "mfeat", "synth", "mnistm", "street"}
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_a_sweep_is_a_grid_of_an_experiment_that_validation_can_choose_from(path):
+    grid, _ = planned(path, Wish())
+    assert path.read_text().startswith("# ") and grid.name == path.stem and len(grid.points) > 3
+    assert all(data.validation > 0 for trial in grid.trials for data in trial.shards.values())
 
 
 def test_every_base_is_one():

@@ -11,6 +11,7 @@ from protofleet.deploy.errors import RunError
 from protofleet.deploy.local import batch
 from protofleet.deploy.local.experiment import read_experiment
 from protofleet.deploy.local.grid import plan_grid, read_axis
+from protofleet.deploy.local.sweep_file import Wish, planned
 from protofleet.deploy.local.trials import read_trials, write_trials
 from protofleet.protocol.settings.reader import SettingsError, encode, write_toml
 from protofleet.protocol.storage.disk import Disk
@@ -101,6 +102,51 @@ def test_values_that_no_name_can_hold_get_names_of_their_own(file):
 def test_a_wrong_axis_is_refused_with_the_way_out(axis, words):
     with pytest.raises(SettingsError, match=words):
         read_axis(axis)
+
+
+SWEEP = 'experiment = "base.toml"\nseeds = [4, 5]\nset = ["rounds=3"]\n[grid]\n"method.lr" = [0.02, 0.1]\n'
+
+
+def test_a_file_may_say_the_grid_of_an_experiment_beside_it(file):
+    path = file.parent / "rates.toml"
+    path.write_text(SWEEP + '"network.head" = ["linear", "mlp"]\n')
+    grid, choose = planned(path, Wish())
+    assert grid.name == "rates" and choose == "validation"
+    assert [trial.name for trial in grid.trials][:2] == [
+        "base-lr-0.02-head-linear-s4",
+        "base-lr-0.02-head-linear-s5",
+    ]
+    assert {trial.rounds for trial in grid.trials} == {3} and len(grid.points) == 4
+
+
+def test_what_the_command_line_says_takes_the_place_of_the_files(file):
+    path = file.parent / "rates.toml"
+    path.write_text(SWEEP + '"method.mu" = [0, 1]\n')
+    wish = Wish([read_axis("method.lr=0.5")], [7], ["rounds=9"], "best-validation")
+    grid, choose = planned(path, wish)
+    assert [point.values for point in grid.points] == [
+        ("0", "0.5"),
+        ("1", "0.5"),
+    ] and choose == "best-validation"
+    assert {(trial.rounds, trial.seed) for trial in grid.trials} == {(9, 7)}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (FILE, r"has no \[grid\], and there is no --grid: for example"),
+        (SWEEP.replace("0.02, 0.1", ""), "rates.toml: method.lr has no value"),
+        (SWEEP.replace("0.02, 0.1", "0.1, 0.1"), "rates.toml: method.lr has 0.1 twice"),
+        (SWEEP.replace("method.lr", "seed"), "seed is no axis, as seeds are what --seeds is for"),
+        (SWEEP.replace("seeds", "sedes"), "rates.toml: .*sedes.*seeds"),
+        (SWEEP.replace("base.toml", "none.toml"), "there is no file .*none.toml"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_way_out(file, text, words):
+    path = file.parent / "rates.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=words):
+        planned(path, Wish())
 
 
 def test_a_value_that_is_out_of_bounds_is_refused_before_anything_runs(file, tmp_path):

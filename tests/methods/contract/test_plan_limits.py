@@ -19,7 +19,9 @@ from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import POLICY, assert_same, part, plan, shard, simulation
 
 FILES = sorted(
-    path for path in (Path(__file__).parents[3] / "experiments").rglob("*.toml") if path.parent.name != "base"
+    path
+    for path in (Path(__file__).parents[3] / "experiments").rglob("*.toml")
+    if path.parent.name not in ("base", "sweeps")
 )
 CPU = torch.device("cpu")
 

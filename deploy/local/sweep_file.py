@@ -1,0 +1,58 @@
+"""What `protofleet sweep` searches: said on the command line, by a file that names an experiment, or by both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from protofleet.deploy.local.grid import Axis, Grid, checked_axis, plan_grid
+from protofleet.protocol.settings.bounds import Seed
+from protofleet.protocol.settings.reader import SettingsError, decode, read_toml
+
+Choose = Literal["validation", "best-validation"]
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """Experiments whose figure is a grid: `experiments/sweeps`."""
+
+    experiment: str  # the path of its file, relative to this one
+    grid: dict[str, list[Any]]  # setting -> its values
+    seeds: list[Seed] = field(default_factory=lambda: [1])
+    set: list[str] = field(default_factory=list)  # changes of settings of all trials, as --set has them
+    choose: Choose = "validation"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line says; None and nothing leave it to the file."""
+
+    grid: Sequence[Axis] = ()
+    seeds: Sequence[int] = ()
+    set: Sequence[str] = ()
+    choose: Choose | None = None
+
+
+def planned(path: Path, wish: Wish) -> tuple[Grid, Choose]:
+    """Of a file of either kind. An axis of the command line takes the place of the file's."""
+    table = read_toml(path)
+    if "grid" not in table:
+        if not wish.grid:
+            raise SettingsError(
+                f"{path} has no [grid], and there is no --grid: for example --grid method.lr=0.02,0.05"
+            )
+        return plan_grid(path, wish.grid, wish.seeds or [1], wish.set), wish.choose or "validation"
+    try:
+        found = decode(SweepFile, table)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    own = [
+        checked_axis(key, [json.dumps(v) for v in values], str(path)) for key, values in found.grid.items()
+    ]
+    said = {axis.key for axis in wish.grid}
+    axes = [*(axis for axis in own if axis.key not in said), *wish.grid]
+    grid = plan_grid(path.parent / found.experiment, axes, wish.seeds or found.seeds, [*found.set, *wish.set])
+    return replace(grid, name=path.stem), wish.choose or found.choose
