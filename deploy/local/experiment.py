@@ -127,7 +127,8 @@ class Experiment:
         with torch.device("meta"):  # checks shapes, allocates nothing
             for network in set(self.networks.values()):
                 plan.device_model(network)
-            plan.mutual_model()
+            if plan.load().mutual:
+                plan.mutual_model()
 
     @cached_property
     def plan(self) -> Plan:

@@ -1,5 +1,6 @@
 """The list of methods says what their files do."""
 
+import sys
 from types import ModuleType
 
 import pytest
@@ -42,7 +43,7 @@ def test_all_methods_are_printed_with_what_they_send(capsys):
 def test_a_file_that_does_not_begin_as_others_do_is_refused_with_what_it_lacks(monkeypatch):
     other = ModuleType("protofleet.methods.fedavg", "Averages models.")
     other.METHOD = fedavg.METHOD
-    monkeypatch.setitem(__import__("sys").modules, "protofleet.methods.fedavg", other)
+    monkeypatch.setitem(sys.modules, "protofleet.methods.fedavg", other)
     with pytest.raises(
         ValueError, match=r"fedavg.py begins with 'Averages models.', it must be 'Name \(authors"
     ):
