@@ -149,7 +149,8 @@ def answer_to(wants: list[Row], sent: Fields, examples: int, dice: random.Random
     lengths: Fields = {}  # of free axes: no more than examples, and no label twice
     for r, axis in [(row, dim) for row in rows.values() for dim in row.shape or [] if isinstance(dim, str)]:
         labels = r.high + 1 if r.dtype.startswith("int") and r.high is not None else inf
-        lengths[axis] = int(min(lengths.get(axis, examples), r.most, labels))
+        step = next((int(rule.split()[-1]) for rule in r.rules if rule.startswith("most, or")), 0)
+        lengths[axis] = int(min(step or lengths.get(axis, examples), r.most, labels))
     return {name: array_for(row, sent.get(name), lengths, examples, dice) for name, row in rows.items()}
 
 def array_for(row: Row, sent: Array | None, lengths: Fields, examples: int, dice: random.Random) -> Array:
