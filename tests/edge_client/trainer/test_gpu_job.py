@@ -1,6 +1,7 @@
 """Jobs that share a GPU, of every method: with the bits of a device that has it for itself, also out of memory."""
 
 import contextlib
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,39 +28,40 @@ from tests.edge_client.gpu.simulated import GpuProcess
 from tests.support.small_federation import once_each, simulation
 
 
-class OutOfMemoryAtTheEnd(Deadline):
-    """Every third piece of work runs out of memory, when it has changed the half already."""
+class OutOfMemoryAtTheEnd(LocalJob):
+    """Every third piece of a phase runs out of memory, when it has changed the half already: never the first, which
+    no other device's work can be blamed for, and never one that is tried again."""
 
-    def __init__(self):
-        super().__init__()
-        self.pieces = 0
+    def __init__(self, *args, pieces, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.pieces = pieces  # of each phase, of all devices
 
-    @contextlib.contextmanager
-    def running(self, seconds=float("inf")):
-        self.pieces += 1
-        yield
-        if self.pieces % 3 == 0:
+    def run(self, phase, number, received):
+        result = super().run(phase, number, received)
+        self.pieces[phase] += 1
+        if self.pieces[phase] % 3 == 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return result
 
 
-def on_shared_gpu(folder, method, *, stays, deadline=None):
+def on_shared_gpu(folder, method, *, stays):
     """The small federation, with all devices in one process on one GPU."""
     run = simulation(folder / "run", method)
     (folder / "turns").mkdir()
-    process = GpuProcess.on(folder)
+    process, pieces = GpuProcess.on(folder), Counter()
     for name, agent in run.agents.items():
-        agent.tasks.runner.start_job = jobs(process, name, run.shards[name], stays, deadline)
+        agent.tasks.runner.start_job = jobs(process, name, run.shards[name], stays, pieces)
     return run.run(), process.admission.usage
 
 
-def jobs(process, name, data, stays, deadline):
+def jobs(process, name, data, stays, pieces):
     def start(plan):
         work = GpuWork(process.admission, plan.digest.hex(), 1000)
         return GpuJob(work, lambda: begin(plan), stays=stays)
 
     def begin(plan):
         half = plan.client_half(data.train, name, validation=data.validation)
-        return LocalJob(half, data, plan.variant.reports, deadline=deadline)
+        return OutOfMemoryAtTheEnd(half, data, plan.variant.reports, pieces=pieces)
 
     return start
 
@@ -86,7 +88,7 @@ def test_a_device_that_shares_a_gpu_learns_the_same_bits_also_when_its_work_runs
     method, stays, tmp_path, alone
 ):
     expected = learned(alone(method))
-    run, usage = on_shared_gpu(tmp_path, method, stays=stays, deadline=OutOfMemoryAtTheEnd())
+    run, usage = on_shared_gpu(tmp_path, method, stays=stays)
     found = learned(run)
     assert found.keys() == expected.keys()
     for key, value in expected.items():
