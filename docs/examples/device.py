@@ -145,10 +145,9 @@ def answer_to(wants: list[Row], sent: Fields, examples: int, dice: random.Random
     """Fields of the broadcast a little changed, and made-up ones. Put your own computation here."""
     names = [*sent, *(row.name for row in wants if "*" not in row.name and row.name not in sent)]
     first = {name: next((row for row in wants if fnmatchcase(name, row.name)), None) for name in names}
-    rows = {name: row for name, row in first.items() if row and "optional" not in row.rules}
-    lengths: Fields = {}  # of free axes: no more than examples, and no label twice
+    rows, lengths = {name: row for name, row in first.items() if row and "optional" not in row.rules}, Fields()
     for r, axis in [(row, dim) for row in rows.values() for dim in row.shape or [] if isinstance(dim, str)]:
-        labels = r.high + 1 if r.dtype.startswith("int") and r.high is not None else inf
+        labels = r.high + 1 if r.dtype.startswith("int") and r.high is not None else inf  # none comes twice
         step = next((int(rule.split()[-1]) for rule in r.rules if rule.startswith("most, or")), 0)
         lengths[axis] = int(min(step or lengths.get(axis, examples), r.most, labels))
     return {name: array_for(row, sent.get(name), lengths, examples, dice) for name, row in rows.items()}
