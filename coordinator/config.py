@@ -7,7 +7,8 @@ from typing import Any
 
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Policy
-from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.plan import Network, Plan, agreed_public_set
+from protofleet.methods.contract.public import PublicSet
 from protofleet.protocol.security.envelope import seals
 from protofleet.protocol.settings.bounds import (
     Channels,
@@ -42,6 +43,8 @@ class CoordinatorSettings:
     network: Network = field(default_factory=Network)
     # For methods whose devices train a network of all beside their own; None: as `network`.
     mutual: Network | None = None
+    # For methods whose devices compare what they make of images that all have; None: the drawn ones.
+    public: PublicSet | None = None
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     broker: BrokerAddress = field(default_factory=BrokerAddress)
@@ -74,7 +77,8 @@ class CoordinatorSettings:
     def plan(self) -> Plan:
         name, hyper = split_method(self.method)
         return Plan(
-            name, self.classes, self.rounds, self.seed, self.size, self.network, hyper, self.channels, self.mutual
+            name, self.classes, self.rounds, self.seed, self.size, self.network, hyper, self.channels, self.mutual,
+            agreed_public_set(name, self.public),
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ Nothing of a plan is bounded by itself: a network may be as wide as a number can
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.methods.contract.base import ClientHalf, Payload, Samples
-from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.plan import Network, Plan, PublicImages
 from protofleet.methods.parts.weights import weights_of
 from protofleet.protocol.settings.bounds import LONG_SECONDS, Bytes, Epochs, PositiveBytes, Within
 from protofleet.protocol.settings.reader import SettingsError, demand_within
@@ -51,6 +52,7 @@ class HalfBuilder:
     network: Network | None
     place: torch.device
     validation: Samples | None = None
+    public: Callable[[Plan], PublicImages | None] = lambda plan: None
 
     def build(self, plan: Plan) -> ClientHalf:
         epochs, limits = plan.settings().epochs, self.limits
@@ -59,7 +61,14 @@ class HalfBuilder:
         self._demand_memory(COPIES * weights + features)
         stored, most = weights + state, limits.disk_bytes
         demand(f"{stored:,} bytes of disk", stored <= most, f"disk_bytes = {most:,}", "a smaller network")
-        half = plan.client_half(self.train, self.name, self.network, self.place, validation=self.validation)
+        half = plan.client_half(
+            self.train,
+            self.name,
+            self.network,
+            self.place,
+            validation=self.validation,
+            public=self.public(plan),
+        )
         self._demand_memory(
             COPIES * weights + features + self._batch(plan) * activation_bytes(half, self.train.x)
         )
@@ -71,7 +80,7 @@ class HalfBuilder:
         meta = torch.device("meta")
         try:
             with meta:
-                half = plan.client_half(self.train, self.name, self.network, meta)
+                half = plan.client_half(self.train, self.name, self.network, meta, public=self.public(plan))
                 features = FLOAT * len(self.train.y) * half.model.embedding_size
                 weights = sum(bytes_of(weights_of(network)) for network in half.networks())
                 return weights, bytes_of(half.state()), features

@@ -1,8 +1,9 @@
-"""`protofleet methods`, `networks`, `data`: what there is to choose from, and what data holds."""
+"""`protofleet methods`, `networks`, `data`, `public-set`: what there is to choose from, and what data holds."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import Subparsers
@@ -27,6 +28,20 @@ def add_lists(commands: Subparsers) -> None:
     )  # fmt: skip
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     command.set_defaults(command=data)
+    add_public_set(commands)
+
+
+def add_public_set(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "public-set", help="what a run must say of images that all its devices have (FCCL+), with their hash"
+    )
+    command.add_argument("source", nargs="?", default="shapes", help="of data; without one, the drawn images")
+    command.add_argument("--domain", help="of the source; without one, all of them")
+    command.add_argument("--samples", type=int)
+    command.add_argument("--batch", type=int, help="images that are compared with each other")
+    command.add_argument("--seed", type=int)
+    command.add_argument("--root", default="", help="folder of the data, as data.root of a device")
+    command.set_defaults(command=public_set)
 
 
 def methods(options: argparse.Namespace) -> int:
@@ -77,4 +92,23 @@ def data(options: argparse.Namespace) -> int:
         print(
             f"{participant.name:16} {shard.domain:12} {sizes}; per class {shard.counts().tolist()}; {called}"
         )
+    return 0
+
+
+def public_set(options: argparse.Namespace) -> int:
+    from protofleet.edge_client.data.public_images import images_of
+    from protofleet.edge_client.data.settings import DataSettings
+    from protofleet.edge_client.data.shard import Shards
+    from protofleet.methods.contract.public import DRAWN, HASHED_SIZE, PublicSet, sha256_of
+    from protofleet.protocol.settings.reader import decode, encode, write_toml
+
+    keys = "source", "domain", "samples", "batch", "seed"
+    given = {key: value for key in keys if (value := getattr(options, key)) is not None}
+    chosen = decode(PublicSet, given, "public")
+    if chosen.source == DRAWN:
+        images = chosen.draw(HASHED_SIZE)
+    else:
+        decode(DataSettings, {"source": chosen.source, "domain": chosen.domain}, "public")
+        images = images_of(chosen, options.root, Shards(), HASHED_SIZE)
+    print(write_toml({"public": encode(replace(chosen, sha256=sha256_of(images)))}).strip())
     return 0

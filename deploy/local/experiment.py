@@ -18,6 +18,7 @@ from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.settings import DataSettings, Fraction, Samples
 from protofleet.edge_client.feature_snapshots import Snapshots
 from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.public import PublicSet
 from protofleet.protocol.settings.bounds import Classes, OptionalPort, Rounds, Seed, Within
 from protofleet.protocol.settings.reader import SettingsError, decode_file, merge, read_toml
 from protofleet.protocol.transport.address import BrokerAddress
@@ -106,6 +107,8 @@ class Experiment:
     network: Network = field(default_factory=Network)
     # For methods whose devices train a network of all beside their own; None: as `network`.
     mutual: Network | None = None
+    # For methods whose devices compare what they make of images that all have; None: the drawn ones.
+    public: PublicSet | None = None
     data: DataSettings = field(default_factory=DataSettings)
     domains: dict[str, DomainSource] = field(default_factory=dict)  # if not all are from data.source
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)
@@ -271,7 +274,7 @@ def coordinator_settings(
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, size=e.data.size, channels=e.data.channels,
-        network=e.network, mutual=e.mutual, policy=e.effective_policy, broker=broker,
+        network=e.network, mutual=e.mutual, public=e.public, policy=e.effective_policy, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=Limits(domains=dict(e.devices_by_domain)),
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,

@@ -8,6 +8,7 @@ from typing import Final
 from protofleet.deploy.pages.generated_table import DOCS
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.overview import Overview, Reference, overview
+from protofleet.methods.contract.public import HASHED_SIZE, PublicSet, sha256_of
 
 PAGE: Final = DOCS / "methods.md"
 TOP: Final = """\
@@ -27,6 +28,30 @@ comparisons, differ: the default first.
 | method | idea | from | measured | devices' networks |
 |---|---|---|---|---|
 """
+BOTTOM: Final = """
+## Public images
+
+FCCL+'s devices compare what their networks make of images without labels that all of them have; these are never
+sent. Without a word about them, 512 pictures of discs, rings, boxes and stripes are drawn, the same on every
+machine. Images of a data source serve as well: the first `samples` of its training images, in an order that `seed`
+makes. `protofleet public-set cifar100 --samples 5000 --batch 256` prints what to put into the file of the
+coordinator or of the experiment, with the SHA-256 of the images as they are at 32 x 32. The hash stands in the run's
+plan. A device whose images have another, or that has none, refuses the plan and says both; the coordinator itself
+needs no image.
+
+```toml
+[public]
+source = "shapes"   # the drawn ones, or a source as in data.source, in its usual folder or in that of data.root
+domain = ""         # of the source; "": all of them
+samples = 512
+batch = 64          # images that are compared with each other; FCCL+ sends batch - 1 cosines for each image
+seed = 0
+sha256 = "{sha256}"
+```
+
+Their scores say what a network knows of such images, so whoever reads them (the coordinator, and of their mean every
+device) can try what it was trained on; they are no more private than weights, which FCCL+ sends besides.
+"""
 MIDDLE: Final = """
 | method | goes up | comes down | stays on its device | readings |
 |---|---|---|---|---|
@@ -36,9 +61,11 @@ MIDDLE: Final = """
 def generate() -> str:
     found = [overview(name) for name in names()]
     first, second = "".join(map(what_it_is, found)), "".join(map(what_crosses, found))
+    bottom = BOTTOM.format(sha256=sha256_of(PublicSet().draw(HASHED_SIZE)))
     return (
-        TOP.format(reference=Reference().describe()) + first + MIDDLE + second + "<!-- end of generated -->\n"
-    )
+        TOP.format(reference=Reference().describe()) + first + MIDDLE + second + bottom
+        + "<!-- end of generated -->\n"
+    )  # fmt: skip
 
 
 def what_it_is(of: Overview) -> str:

@@ -76,7 +76,7 @@ class Shards:
         self._tests: dict[Hashable, TensorSamples] = dict(loaded._tests) if loaded else {}
 
     def load(self, settings: DataSettings) -> Shard:
-        domain = self._domain(settings)
+        domain = self.domain(settings)
         own = _seeds_of_client(domain, settings)
         train, test = self._training_and_test(domain, settings)
         train, validation = _split_off(settings.validation, train, StableRandom(*own, "validation"))
@@ -91,10 +91,11 @@ class Shards:
 
     def load_common(self, settings: DataSettings) -> None:
         """Only what a client has in common with all that divide its domain."""
-        _, test = self._training_and_test(self._domain(settings), settings)
+        _, test = self._training_and_test(self.domain(settings), settings)
         self._test_tensors(settings, test)
 
-    def _domain(self, settings: DataSettings) -> Domain:
+    def domain(self, settings: DataSettings) -> Domain:
+        """All of it, as nobody's share."""
         key = (settings.source, settings.root, settings.domain, settings.classes)
         if key not in self._domains:
             self._domains[key] = _domain(settings)

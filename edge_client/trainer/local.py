@@ -10,6 +10,7 @@ import torch
 
 from protofleet.edge_client.compute import moved, set_torch
 from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.public_images import public_images
 from protofleet.edge_client.data.shard import Shard, Shards
 from protofleet.edge_client.gpu.accelerator import Cuda
 from protofleet.edge_client.gpu.admission import Admission, GpuFullError, Work
@@ -20,7 +21,7 @@ from protofleet.edge_client.trainer.gpu_job import GpuJob, GpuWork
 from protofleet.edge_client.trainer.job import Job, LocalJob
 from protofleet.edge_client.trainer.slot_job import SlotJob
 from protofleet.methods.contract.base import ClientHalf
-from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.plan import Plan, PublicImages
 from protofleet.protocol.settings.reader import SettingsError
 
 AdmissionTo: TypeAlias = Callable[[torch.device], Admission | None]  # None where nobody has to be admitted
@@ -43,7 +44,8 @@ class LocalTrainer:
         self.place = set_torch(settings)
         self._settings, self._deadline, self._alone = settings, deadline, alone
         self.admission = admission(self.place)
-        self.data = (shards or Shards()).load(settings.data)
+        self._shards = shards or Shards()
+        self.data = self._shards.load(settings.data)
         if self.admission is not None and alone:
             self.data = self._moved_for_good(self.admission)
 
@@ -74,15 +76,20 @@ class LocalTrainer:
     def _started_on_gpu(self, plan: Plan) -> LocalJob:
         data, settings = moved(self.data, self.place), self._settings
         half = plan.client_half(
-            data.train, settings.name, settings.network, self.place, validation=data.validation
-        )
+            data.train, settings.name, settings.network, self.place, validation=data.validation,
+            public=self._public(plan),
+        )  # fmt: skip
         return self._job(half, data, plan)
 
     def _builder(self, data: Shard) -> HalfBuilder:
         settings = self._settings
         return HalfBuilder(
-            settings.limits, data.train, settings.name, settings.network, self.place, data.validation
-        )
+            settings.limits, data.train, settings.name, settings.network, self.place, data.validation,
+            self._public,
+        )  # fmt: skip
+
+    def _public(self, plan: Plan) -> PublicImages | None:
+        return public_images(plan, self._settings.data, self._shards)
 
     def _in_turn(self, job: LocalJob) -> Job:
         slots = self._settings.slots

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.contract.wants import TensorSpec, problem_with
 from protofleet.methods.nets.base import Net
 from protofleet.protocol.wire.reasons import Problem
@@ -82,6 +83,9 @@ class ServerHalf(ABC):
     rounds: int = 0  # of the run, as its plan has them; where nobody has said, each may be the last
     number: int = 0  # of the current round, from 1
     cohort: Sequence[Member] = ()
+    public: PublicSet = (
+        PublicSet()
+    )  # of the run, for methods with `public`: what is known of it, without images
 
     def __init__(self, model: Net, hyper: Any, seed: int) -> None:
         self.model, self.hyper, self.seed = model, hyper, seed
@@ -118,6 +122,7 @@ class ClientHalf(ABC):
     number: int = 0
     # The device's, where it is known: for methods that learn from how they do.
     validation: Samples | None = None
+    public: Sequence[Tensor] = ()  # images of all devices in batches, for methods with `public`
 
     def __init__(
         self, model: Net, data: Samples, hyper: Any, seed: int, device: str, mutual: Net | None = None
@@ -190,6 +195,7 @@ class Method:
     needs_counts: bool = False  # devices state samples per class when they join
     alike: Alike = "network"  # what all devices of a run must have in common
     mutual: bool = False  # its server half's network is another one, which devices train beside their own
+    public: bool = False  # its devices compare what their networks make of images that all of them have
     other_rules: tuple[str, ...] = ()  # all that its client half's `other_rules` can name
     cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
     variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings

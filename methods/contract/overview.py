@@ -12,9 +12,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from protofleet.methods.contract.base import Method
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.public import PublicSet
 
 # The first line of a method's file: "FedTGP (Zhang et al., AAAI 2024): FedProto, whose server ..."
-FIRST_LINE = re.compile(r"(?P<title>[\w-]+)(?: \((?P<source>[^)]+)\))?(?P<more>[^:]*): (?P<idea>.+)")
+FIRST_LINE = re.compile(r"(?P<title>[\w+-]+)(?: \((?P<source>[^)]+)\))?(?P<more>[^:]*): (?P<idea>.+)")
 NETWORKS: Mapping[str, str] = {
     "network": "one for all",
     "head": "any, with the same kind of head",
@@ -39,7 +40,7 @@ class Reference:
         rows = self.groups * self.classes
         return Sizes(
             plan.model(), held=self.classes, examples=self.examples, clients=self.devices,
-            local_prototypes=rows, global_prototypes=rows,
+            local_prototypes=rows, global_prototypes=rows, public=PublicSet().batches,
         )  # fmt: skip
 
     def describe(self) -> str:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.public import DRAWN, HASHED_SIZE, Images, PublicSet, batches_of, sha256_of
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.nets.base import Net
 from protofleet.protocol.settings.bounds import Channels, Classes, Pixels, Rounds, Seed, Width
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 
 CHANNELS = (1, 3)
+
+PublicImages: TypeAlias = Callable[[int], Images]  # by their size in pixels
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Plan:
     channels: Channels = 3  # of an image: 3, or 1 for shades of grey
     # For methods whose devices train a network of all beside their own; None: as `network`.
     mutual: Network | None = None
+    # For methods whose devices compare what they make of images that all have; None: the drawn ones.
+    public: PublicSet | None = None
 
     def __post_init__(self) -> None:
         if self.classes < 2:
@@ -59,6 +66,11 @@ class Plan:
             raise SettingsError(
                 f"{self.method} trains no mutual network, and the run's is {self.mutual.name}; leave `mutual` "
                 f"out, or take one of the methods {', '.join(name for name in names() if load(name).mutual)}"
+            )
+        if self.public is not None and not self.load().public:
+            raise SettingsError(
+                f"{self.method} uses no public set, and the run's is {self.public.title}; leave `public` out, or "
+                f"take one of the methods {', '.join(name for name in names() if load(name).public)}"
             )
 
     def load(self) -> Method:
@@ -90,18 +102,31 @@ class Plan:
         method = self.load()
         model = self.mutual_model() if method.mutual else self.model()
         half = method.Server(model, self.settings(), self.seed)
-        half.rounds = self.rounds
+        half.rounds, half.public = self.rounds, self.public or PublicSet()
         return half
 
     def client_half(
         self, data: Samples, device: str, network: Network | None = None, place: torch.device | None = None,
-        *, validation: Samples | None = None,
+        *, validation: Samples | None = None, public: PublicImages | None = None,
     ) -> ClientHalf:  # fmt: skip
+        """`public` has the images of a set that is not drawn: of that, nobody has to be asked."""
         method, place = self.load(), place or torch.device("cpu")
         own = self.device_model(network).to(place), data, self.settings(), self.seed, device
         half = method.Client(*own, self.mutual_model().to(place)) if method.mutual else method.Client(*own)
         half.rounds, half.validation = self.rounds, validation
+        if method.public:
+            half.public = self._public_batches(public, place)
         return half
+
+    def _public_batches(self, images: PublicImages | None, place: torch.device) -> list[Tensor]:
+        chosen = self.public or PublicSet()
+        if images is None and chosen.source == DRAWN:
+            images = chosen.draw
+        if images is None:
+            raise SettingsError(f"the run's public set is {chosen.title}, and this device was given none")
+        if chosen.sha256:
+            chosen.check(images(HASHED_SIZE))
+        return batches_of(images(self.size), self.channels, chosen, place)
 
     def device_model(self, network: Network | None = None) -> Net:
         """The network of a device, refused with SettingsError where the method cannot take it in this run."""
@@ -137,6 +162,21 @@ class Plan:
     @property
     def digest(self) -> bytes:
         return hashlib.sha256(self.encode()).digest()
+
+
+def agreed_public_set(method: str, chosen: PublicSet | None) -> PublicSet | None:
+    """As it stands in the plan of a run: with a hash, so that no device uses other images than the rest."""
+    if not load(method).public:
+        return chosen
+    chosen = chosen or PublicSet()
+    if chosen.sha256:
+        return chosen
+    if chosen.source == DRAWN:
+        return replace(chosen, sha256=sha256_of(chosen.draw(HASHED_SIZE)))
+    raise SettingsError(
+        f"public.sha256 is missing, and the run's public set is {chosen.title}, of files that devices bring; "
+        f"`protofleet public-set {chosen.source}` prints what to set"
+    )
 
 
 def methods_for_mixed_networks() -> list[str]:

@@ -15,3 +15,10 @@ def divergence(teacher: Tensor, student: Tensor, *, elements: bool = False) -> T
         student.log_softmax(dim=1), teacher.log_softmax(dim=1), reduction="batchmean", log_target=True
     )
     return total / student.shape[1] if elements else total
+
+
+def non_target_divergence(teacher: Tensor, student: Tensor, y: Tensor) -> Tensor:
+    """The same without the terms of the labels' own classes. What is left does not sum to 1, and is not made to."""
+    p, q = teacher.log_softmax(dim=1), student.log_softmax(dim=1)
+    others = F.one_hot(y, p.shape[1]) == 0
+    return (p.exp() * (p - q) * others).sum() / max(len(y), 1)

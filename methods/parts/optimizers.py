@@ -103,9 +103,12 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    def __init__(self, parameters: Iterable[nn.Parameter] | Iterable[Tensor], lr: float) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter] | Iterable[Tensor], lr: float, beta1: float = BETA1,
+        weight_decay: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(parameters)
-        self.lr = lr
+        self.lr, self.beta1, self.weight_decay = lr, beta1, weight_decay
 
     def _update_all(self, parts: list[Part]) -> None:
         while parts:  # a gradient goes before the next parameter's buffers come
@@ -114,12 +117,14 @@ class Adam(Optimizer):
     def _update(self, w: Tensor, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
         if not buffers:
             buffers |= {"step": torch.zeros(()), "exp_avg": zeros(w), "exp_avg_sq": zeros(w)}
+        if self.weight_decay:
+            gradient.add_(w, alpha=self.weight_decay)
         buffers["step"] += 1
         mean, square, step = buffers["exp_avg"], buffers["exp_avg_sq"], buffers["step"].item()
-        mean.lerp_(gradient, 1 - BETA1)
+        mean.lerp_(gradient, 1 - self.beta1)
         square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         root = (square.sqrt() / math.sqrt(1 - BETA2**step)).add_(EPS)
-        w.addcdiv_(mean, root, value=-self.lr / (1 - BETA1**step))
+        w.addcdiv_(mean, root, value=-self.lr / (1 - self.beta1**step))
 
 
 def _unshared(parts: list[Part]) -> list[Part]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from protofleet.methods.contract.base import seeded
-from tests.methods.tiny import SHARDS, Shard, play, shard, tiny
+from tests.methods.tiny import SHARDS, Shard, play, shard, tiny, with_public_set
 
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 # Who takes part in each round; device-3 has a single class and comes late.
@@ -35,8 +35,9 @@ def network():
 
 
 def halves(module, hyper, data=DATA):
-    clients = {name: module.METHOD.Client(network(), part, hyper, 7, name) for name, part in data.items()}
-    return module.METHOD.Server(network(), hyper, 7), clients
+    made = {name: module.METHOD.Client(network(), part, hyper, 7, name) for name, part in data.items()}
+    clients = {name: with_public_set(client) for name, client in made.items()}
+    return with_public_set(module.METHOD.Server(network(), hyper, 7)), clients
 
 
 def played(module, hyper, data=DATA, rounds=PRESENT):

@@ -7,7 +7,7 @@ from protofleet.methods.contract.base import Ask, Reply
 from protofleet.methods.parts.state import snapshot
 from tests.methods.other_device import There, other_device
 from tests.methods.test_papers import every_method, halves
-from tests.methods.tiny import Shard, member, play, same, tiny
+from tests.methods.tiny import Shard, member, play, same, tiny, with_public_set
 
 
 def moved(payload, place):
@@ -17,16 +17,18 @@ def moved(payload, place):
 def halves_there(module, server, clients, place):
     there = tiny(norm=True).to(place)
     others = {
-        name: type(client)(
-            tiny(norm=True).to(place),
-            Shard(client.data.x.to(place), client.data.y.to(place)),
-            client.hyper,
-            7,
-            name,
+        name: with_public_set(
+            type(client)(
+                tiny(norm=True).to(place),
+                Shard(client.data.x.to(place), client.data.y.to(place)),
+                client.hyper,
+                7,
+                name,
+            )
         )
         for name, client in clients.items()
     }
-    return type(server)(there, server.hyper, 7), others
+    return with_public_set(type(server)(there, server.hyper, 7)), others
 
 
 def play_there(server, clients, number, place):

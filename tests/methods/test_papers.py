@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from protofleet.methods import (
     adcol,
+    fcclplus,
     fedavg,
     fedbn,
     feddistill,
@@ -55,11 +56,13 @@ from tests.methods.tiny import (
     server_of,
     shard,
     tiny,
+    with_public_set,
 )
 
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 HYPERS = {
     adcol: adcol.Hyper(**LOCAL, server_batch=8),
+    fcclplus: fcclplus.Hyper(epochs=2, batch=8, temperature=1.0),
     fedavg: fedavg.Hyper(**LOCAL),
     fedbn: LocalHyper(**LOCAL),
     feddistill: feddistill.Hyper(**LOCAL),
@@ -138,7 +141,8 @@ def test_a_state_does_not_move_with_the_half(module):
 def test_a_device_without_samples_takes_part(module):
     server, clients = halves(module, norm=True)
     nobody = Shard(SHARDS["device-0"].x[:0], SHARDS["device-0"].y[:0])
-    clients["device-9"] = module.METHOD.Client(tiny(norm=True), nobody, HYPERS[module], 7, "device-9")
+    late = module.METHOD.Client(tiny(norm=True), nobody, HYPERS[module], 7, "device-9")
+    clients["device-9"] = with_public_set(late)
     play(server, clients, 1)
     assert all(v.isfinite().all() for v in server.state().values())
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from protofleet.methods.contract.base import Ask, ClientHalf, Member, Method, Payload, Reply, ServerHalf
+from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.parts.state import snapshot
 
 CLASSES = 3
+Half = TypeVar("Half", ClientHalf, ServerHalf)
 
 torch.set_num_threads(1)
 
@@ -51,14 +54,32 @@ SHARDS = {
 }
 
 
+# What all devices of a method with a public set compare their networks on; the last batch has three images.
+PUBLIC = PublicSet(samples=9, batch=6)
+
+
+def with_public_set(half: Half) -> Half:
+    """As a plan makes it: images where the half's network is."""
+    if isinstance(half, ServerHalf):
+        half.public = PUBLIC
+    else:
+        first = next(half.model.parameters())
+        images = normal(PUBLIC.samples, 4, seed=9).to(first.device, first.dtype)
+        half.public = torch.split(images, list(PUBLIC.batches))
+    return half
+
+
 def clients_of(
     method: Method, hyper: object, shards: Mapping[str, Shard] = SHARDS, **network: bool
 ) -> dict[str, ClientHalf]:
-    return {name: method.Client(tiny(**network), data, hyper, 7, name) for name, data in shards.items()}
+    return {
+        name: with_public_set(method.Client(tiny(**network), data, hyper, 7, name))
+        for name, data in shards.items()
+    }
 
 
 def server_of(method: Method, hyper: object, **network: bool) -> ServerHalf:
-    return method.Server(tiny(**network), hyper, 7)
+    return with_public_set(method.Server(tiny(**network), hyper, 7))
 
 
 def play(server: ServerHalf, clients: Mapping[str, ClientHalf], number: int) -> list[dict[str, Payload]]:

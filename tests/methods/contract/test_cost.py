@@ -12,6 +12,7 @@ from protofleet.methods.contract.base import Member, Reply
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.public import PublicSet
 from protofleet.protocol.wire.arrays import KINDS
 from tests.methods.tiny import answer, floats
 from tests.support.small_federation import POLICY, shard, simulation
@@ -20,6 +21,7 @@ HOME = Path(methods.__file__).parent
 METHODS = [name for name in names() if (HOME / f"{name}.py").exists()]  # without the tests' own shapes
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm: no paper counts them
 NUMBER_BYTES = {"labels": 8, "counts": 8, "classes": 8}  # int64; all else is float32
+PUBLIC = PublicSet().batches
 LOCAL = {"epochs": 1, "batch": 8, "server_epochs": 1, "init_steps": 10}
 
 
@@ -76,6 +78,7 @@ def played(plan, rounds):
                     client.model, held=len(set(data[n].y.tolist())), examples=len(data[n].y), clients=3,
                     local_prototypes=up[n]["prototypes"] // D, global_prototypes=down["prototypes"] // D,
                     first_round=number == 1, last_rounds="head" in up[n], ranks=ranks[n],
+                    public=PUBLIC,
                 ),
                 up[n],
                 down,
@@ -118,7 +121,7 @@ def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
             sizes = Sizes(
                 agent.run.job.half.model, held=3, examples=48 + 6 * i, clients=3,
                 local_prototypes=rows if number == 1 else 0,
-                first_round=number == 1, last_rounds="head" in crossed, ranks=ranks[device, number],
+                first_round=number == 1, last_rounds="head" in crossed, ranks=ranks[device, number], public=PUBLIC,
             )  # fmt: skip
             expected.update(load(name).cost(sizes).up)
         of_kinds = {k: n for k, n in expected.items() if n and k in KINDS}  # others are metered as control

@@ -10,6 +10,7 @@ from protofleet.methods.contract.plan import Network, Plan, read_plan
 
 DIGESTS = {  # made by the version before wire minor 1; added to, never changed
     "adcol": "62ff60d9da02fd15dffd652eb94ee8e82922720bda47f53315ef5c22ae09f99c",
+    "fcclplus": "1cd2e887ddcbe181045b5a930628037fe3d2122dc771f6c065d0d1e459371af8",
     "fedavg": "6e40c344072e910ad25de179150ee1854e5e53381eabc848950ead4b0cafc34a",
     "fedbn": "1c753811e3bd862ea949ae525cc638853358362875f97a1a7ef41037bd54947a",
     "feddistill": "4ae066be4dd046301c219d5bc776eb77aec755ea55eb51f73ee8a7d7a832dda9",

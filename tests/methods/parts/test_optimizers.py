@@ -16,6 +16,10 @@ PAIRS = {
         lambda w: torch.optim.SGD(w, lr=0.1, momentum=0.5, weight_decay=0.01),
     ),
     "adam": (lambda w: Adam(w, lr=0.02), lambda w: torch.optim.Adam(w, lr=0.02)),
+    "adam with a decay": (
+        lambda w: Adam(w, lr=0.02, beta1=0.8, weight_decay=0.01),
+        lambda w: torch.optim.Adam(w, lr=0.02, betas=(0.8, 0.999), weight_decay=0.01),
+    ),
 }
 
 

@@ -1,0 +1,41 @@
+"""Images that all devices of a run have, where they are of a data source and not drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import Shards
+from protofleet.edge_client.data.stable_random import StableRandom
+from protofleet.methods.contract.plan import Plan, PublicImages
+from protofleet.methods.contract.public import DRAWN, Images, PublicSet
+from protofleet.protocol.settings.reader import SettingsError
+
+
+def public_images(plan: Plan, own: DataSettings, shards: Shards) -> PublicImages | None:
+    """What `Plan.client_half` takes; `own` says where the device's own data lie."""
+    if plan.public is None or plan.public.source == DRAWN:
+        return None
+    chosen = plan.public
+    root = own.root if own.source == chosen.source else ""
+
+    def images(size: int) -> Images:
+        try:
+            return images_of(chosen, root, shards, size)
+        except (DataError, ValueError) as error:
+            raise SettingsError(f"the run's public set ({chosen.title}): {error}") from None
+
+    return images
+
+
+def images_of(public: PublicSet, root: str, shards: Shards, size: int) -> Images:
+    """[samples, size, size, 3], of the training images: the same on every machine that has the files."""
+    domain = shards.domain(DataSettings(public.source, root, public.domain))
+    there = len(domain.train.labels)
+    if there < public.samples:
+        raise DataError(
+            f"{domain.name} has {there:,} training images, fewer than public.samples = {public.samples:,}; plan fewer"
+        )
+    order = StableRandom(public.seed, public.source, domain.name, "public").permutation(there)
+    return np.ascontiguousarray(domain.train.pixels(order[: public.samples], size))

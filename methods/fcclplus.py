@@ -1,0 +1,204 @@
+"""FCCL+ (Huang et al., TPAMI 2024): devices agree on public images, and keep how they saw the classes beside a label.
+
+"train", from the mean of all models:
+  l = CE + T^2 sum_{j != y} p_j log(p_j / q_j)     p, q: softmax of teacher's and own scores / T, over all classes
+"public", from the model that "train" has left, a step for each batch of the public images:
+  c = N(s)^T N(S) / n    s [n, C] own scores, S the mean of all devices', N: columns of mean 0 and deviation 1
+  l = sum_i (c_ii - 1)^2 + off_weight sum_{i != j} (c_ij + 1)^2 + similarity KL(softmax(M / tau) || softmax(m / tau))
+      m [n, n - 1] cosines of own embeddings with each other, M the mean of all devices'; softmax by rows
+
+The teacher is the model after the device's last "train", at first the run's first. Scores and cosines are of
+evaluation mode, S and M count each device once. Both learning rates fall linearly, to lr_last of themselves.
+From the mean of all models "public" would do nothing, as all scores are the same. The first sum is not made to sum to
+1, so it also draws the label's own score down, in all by T (1 - p_y) q_y: T must stay below the number of classes, or
+nothing is learned. Where MarsFL or the code differ:
+  teacher     "global": the model that has just come, MarsFL's.
+  fresh_adam  a new Adam for each public batch, theirs; the devices also meet anew for each of them, which costs an
+              exchange a batch and is not here.
+  train_mode  their norms take the public batch's statistics, in scores and steps.
+  average     false: models are not averaged, so they may be of any kind; what is measured is each device's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protofleet.methods import fedavg
+from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.wants import TensorSpec
+from protofleet.methods.maths.distillation import divergence, non_target_divergence
+from protofleet.methods.maths.geometry import diagonal, unit
+from protofleet.methods.nets.base import Net, frozen, seeded_globally
+from protofleet.methods.parts.averaging import plain_mean, weighted_mean
+from protofleet.methods.parts.flat import flat_wants, flat_weights, load_flat
+from protofleet.methods.parts.local import LocalHyper, demand_one_of, train
+from protofleet.methods.parts.optimizers import BETA1, Adam
+from protofleet.methods.parts.prototypes import LARGEST_NUMBER
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
+from protofleet.protocol.settings.bounds import Momentum, PositiveShare, Rate, Temperature, Weight
+
+Teacher = Literal["own", "global"]
+SMALLEST_DEVIATION = 1e-12
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    lr: Rate = 0.001
+    momentum: Momentum = BETA1  # Adam's first beta
+    public_lr: Rate = 0.001
+    lr_last: PositiveShare = 0.1
+    temperature: Temperature = 3.0  # T; 1 for the authors' Office
+    tau: Temperature = 0.02
+    off_weight: Weight = 0.0051
+    similarity: Weight = 3.0
+    teacher: Teacher = "own"
+    average: bool = True
+    fresh_adam: bool = False
+    train_mode: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand_one_of("teacher", self.teacher, get_args(Teacher))
+
+    def falling(self, rate: float, number: int, rounds: int) -> float:
+        done = (number - 1) / rounds if rounds else 0.0
+        return rate * (1 - (1 - self.lr_last) * done)
+
+
+class Server(fedavg.Server):
+    hyper: Hyper
+
+    def round(self) -> Round:
+        wants = self.wants()
+        replies = yield Ask("train", self.payload(), wants)
+        agreed = dict(plain_mean(replies, wants))
+        weights = flat_wants(self.model) if self.hyper.average else {}
+        replies = yield Ask("public", agreed, weights)
+        if weights:
+            load_flat(self.model, weighted_mean(replies, weights))
+
+    def wants(self) -> Mapping[str, TensorSpec]:
+        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        rows, high = self.public.samples, LARGEST_NUMBER
+        return {
+            "logits": TensorSpec((rows, self.model.classes), dtype, low=-high, high=high),
+            "cosines": TensorSpec((self.public.pairs,), dtype, low=-1, high=1),
+        }
+
+    def payload(self) -> Payload:
+        return super().payload() if self.hyper.average else {}
+
+
+class Client(fedavg.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        self.teacher = frozen(model)
+
+    def networks(self) -> Sequence[nn.Module]:
+        return [self.model, self.teacher]
+
+    def run(self, ask: Ask) -> Payload:
+        if ask.phase == "public":
+            self.agree(ask.payload)
+            return flat_weights(self.model) if self.hyper.average else {}
+        self.learn(ask.phase)
+        with self.public_mode(ask.phase), torch.no_grad():
+            embedded = map(self.model.embed, self.public)
+            told = [(self.model.head(z), cosines(z).clamp(-1, 1)) for z in embedded]  # rounding goes beyond 1
+        logits, found = zip(*told, strict=True)
+        return {"logits": torch.cat(logits), "cosines": torch.cat([rows.reshape(-1) for rows in found])}
+
+    def learn(self, phase: str) -> None:
+        h = self.hyper
+        if h.teacher == "global":
+            load_weights(self.teacher, weights_of(self.model))
+        rate = h.falling(h.lr, self.number, self.rounds)
+        adam = Adam(self.model.parameters(), rate, h.momentum, h.weight_decay)
+        train(self.model, self.data, self.objective, h, self.generator(phase), optimizers=[adam])
+        load_weights(self.teacher, weights_of(self.model))
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        T = self.hyper.temperature
+        with torch.no_grad():
+            teacher = self.teacher(x)
+        own = self.model(x)
+        return F.cross_entropy(own, y) + T**2 * non_target_divergence(teacher / T, own / T, y)
+
+    def agree(self, told: Payload) -> None:
+        h, sizes = self.hyper, [len(x) for x in self.public]
+        logits = torch.split(told["logits"].detach(), sizes)
+        means = torch.split(told["cosines"].detach(), [n * (n - 1) for n in sizes])
+        rate = h.falling(h.public_lr, self.number, self.rounds)
+        adam = Adam(self.model.parameters(), rate, h.momentum)
+        with self.public_mode("public"):
+            for x, scores, rows in zip(self.public, logits, means, strict=True):
+                adam = Adam(self.model.parameters(), rate, h.momentum) if h.fresh_adam else adam
+                adam.zero_grad()
+                torch.autograd.backward(self.disagreement(x, scores, rows.view(len(x), -1)))
+                adam.step()
+
+    def disagreement(self, x: Tensor, scores: Tensor, mean: Tensor) -> Tensor:
+        h, z = self.hyper, self.model.embed(x)
+        apart = divergence(mean / h.tau, cosines(z) / h.tau)
+        return correlation_loss(self.model.head(z), scores, h.off_weight) + h.similarity * apart
+
+    @contextmanager
+    def public_mode(self, phase: str) -> Iterator[None]:
+        seed = self.generator(f"{phase}-public").initial_seed()
+        self.model.train(self.hyper.train_mode)
+        with seeded_globally(seed, torch_device_of(self.model)):
+            yield
+        self.model.eval()
+
+    def state(self) -> Payload:
+        return snapshot({**weights_of(self.model), **weights_of(self.teacher, "teacher")})
+
+    def restore(self, state: Payload) -> None:
+        load_weights(self.model, state)
+        load_weights(self.teacher, state, "teacher")
+
+
+def cosines(z: Tensor) -> Tensor:
+    """[n, D] -> [n, n - 1]: of each row with all others."""
+    directions, n = unit(z), len(z)
+    return (directions @ directions.T)[~diagonal(z)].view(n, n - 1)
+
+
+def correlation_loss(own: Tensor, mean: Tensor, off_weight: float) -> Tensor:
+    c = standardised(own).T @ standardised(mean) / len(own)
+    on = diagonal(c)
+    return (c[on] - 1).square().sum() + off_weight * (c[~on] + 1).square().sum()
+
+
+def standardised(scores: Tensor) -> Tensor:
+    """A column whose scores are all one becomes zero."""
+    deviation = scores.std(dim=0)
+    return (scores - scores.mean(dim=0)) / torch.where(deviation > SMALLEST_DEVIATION, deviation, 1.0)
+
+
+def cost(sizes: Sizes) -> Cost:
+    """With models averaged; their code's exchanges for each batch make as many numbers."""
+    told = {"logits": sum(sizes.public) * sizes.C, "cosines": sum(n * (n - 1) for n in sizes.public)}
+    both = {"weights": sizes.weights, **told}
+    return Cost(up=both, down=both)
+
+
+def variant(hyper: Hyper) -> Method:
+    return METHOD if hyper.average else replace(METHOD, reports="personal", alike="nothing")
+
+
+METHOD = Method(
+    "arXiv:2309.16286", Hyper, Server, Client,
+    private="the model that it trained last", public=True, cost=cost, variant=variant,
+)  # fmt: skip

@@ -1,0 +1,181 @@
+"""Images that all devices of a run have: drawn alike everywhere, in fixed batches, agreed on by their hash."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.cli.main import main
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.edge_client.data.public_images import public_images
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import Shards
+from protofleet.methods.contract.plan import Network, Plan, agreed_public_set, read_plan
+from protofleet.methods.contract.public import HASHED_SIZE, PublicSet, drawn, sha256_of
+from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml
+from tests.support.small_federation import shard
+
+# Added to, never changed: devices of a fleet run different versions.
+USUAL = "713c6a141c3cbcc88425c0385363e75647a65517a3f588b50e474211fad09df3"
+MNIST = PublicSet("digits", "mnist", samples=40, batch=16, seed=3)
+DATA = DataSettings("digits", domain="mnist", samples=20, test_samples=10)
+
+
+def plan(public=None, **more):
+    return Plan("fcclplus", 3, 1, size=8, network=Network("mlp"), public=public, **more)
+
+
+def half(made, public=None):
+    return made.client_half(shard(0).train, "device-0", public=public)
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "sizes"),
+    [
+        (512, 64, (64,) * 8),
+        (130, 64, (64, 64, 2)),
+        (129, 64, (64, 65)),
+        (65, 64, (65,)),
+        (3, 64, (3,)),
+        (2, 2, (2,)),
+        (3, 2, (3,)),
+    ],
+)
+def test_no_batch_has_one_image_and_none_is_left_out(samples, batch, sizes):
+    public = PublicSet(samples=samples, batch=batch)
+    assert public.batches == sizes and sum(sizes) == samples
+    assert public.pairs == sum(n * n - n for n in sizes)
+
+
+def test_the_drawn_images_are_those_that_they_always_were():
+    images = PublicSet().draw(HASHED_SIZE)
+    assert images.shape == (512, 32, 32, 3) and images.dtype == np.uint8
+    assert sha256_of(images) == USUAL
+
+
+def test_images_differ_from_each_other_and_with_the_seed_and_fewer_are_the_first_ones():
+    images = drawn(40, 0, 16)
+    assert len({image.tobytes() for image in images}) == 40
+    assert not (drawn(40, 1, 16) == images).all()
+    assert images.std() > 30
+    assert (drawn(12, 0, 16).mean(axis=(1, 2, 3)) != drawn(12, 1, 16).mean(axis=(1, 2, 3))).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_device_has_them_in_its_runs_size_and_colours_as_it_has_its_own(channels):
+    batches = half(plan(PublicSet(samples=9, batch=6), channels=channels)).public
+    assert [tuple(x.shape) for x in batches] == [(6, channels, 8, 8), (3, channels, 8, 8)]
+    whole = torch.cat(list(batches))
+    assert whole.dtype is torch.float32 and -1 <= float(whole.min()) < float(whole.max()) <= 1
+
+
+def test_the_server_half_knows_how_many_there_are_and_has_none():
+    server = plan(PublicSet(samples=9, batch=6)).server_half()
+    assert server.public.batches == (6, 3)
+
+
+def test_a_coordinator_puts_the_hash_into_the_plan():
+    table = {"name": "a", "rounds": 1, "classes": 3, "method": {"name": "fcclplus"}}
+    made = decode(CoordinatorSettings, table).plan()
+    assert made.public == PublicSet(sha256=USUAL)
+    assert read_plan(made.encode()) == made and json.loads(made.encode())["public"]["sha256"] == USUAL
+    assert decode(Experiment, table).plan.public == made.public
+    assert made.digest != replace(made, public=replace(made.public, seed=1)).digest
+
+
+def test_a_device_that_draws_other_images_refuses_the_plan_and_says_both_hashes():
+    other = plan(PublicSet(sha256="ab" * 32))
+    with pytest.raises(SettingsError, match=f"sha256 {'ab' * 32}, this device's {USUAL}: put the same files"):
+        half(other)
+
+
+def test_a_set_of_files_takes_a_hash_and_the_way_to_it_is_said():
+    with pytest.raises(SettingsError, match="public.sha256 is missing.*`protofleet public-set digits`"):
+        agreed_public_set("fcclplus", MNIST)
+    table = {"source": "digits", "domain": "mnist"}
+    settings = {"name": "a", "rounds": 1, "classes": 3, "method": {"name": "fcclplus"}, "public": table}
+    with pytest.raises(SettingsError, match="public.sha256 is missing"):
+        decode(CoordinatorSettings, settings)
+
+
+def test_a_method_without_public_images_is_refused_them():
+    assert agreed_public_set("fedavg", None) is None
+    with pytest.raises(SettingsError, match="fedavg uses no public set, .* shapes, 512 images.*fcclplus"):
+        Plan("fedavg", 3, 1, public=PublicSet())
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"samples": 1}, "samples is 1"),
+        ({"batch": 1}, "batch is 1"),
+        ({"samples": 1 << 20, "batch": 4096}, "similarities, at most 16,777,216"),
+        ({"domain": "mnist"}, "domain is 'mnist', and the drawn images have none"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_limit(setting, message):
+    with pytest.raises((SettingsError, ValueError), match=message):
+        PublicSet(**setting)
+
+
+# Of a data source
+
+
+def test_what_the_command_prints_is_what_a_run_says_and_its_devices_find(capsys):
+    command = ["public-set", "digits", "--domain", "mnist", "--samples", "40", "--batch", "16", "--seed", "3"]
+    assert main(command) == 0
+    public = decode(PublicSet, parse_toml(capsys.readouterr().out.encode(), "printed")["public"])
+    assert replace(public, sha256="") == MNIST and len(public.sha256) == 64
+    made = plan(agreed_public_set("fcclplus", public))
+    found = half(made, public_images(made, DATA, Shards())).public
+    assert [len(x) for x in found] == [16, 16, 8]
+    again = public_images(made, DATA, Shards())(8)
+    assert torch.equal(
+        torch.cat(list(found)), (torch.from_numpy(again).permute(0, 3, 1, 2) * 2.0 - 255) / 255
+    )
+
+
+def test_other_files_than_the_runs_are_refused():
+    made = plan(replace(MNIST, sha256="cd" * 32))
+    with pytest.raises(SettingsError, match="digits mnist, 40 images, seed 3.*put the same files"):
+        half(made, public_images(made, DATA, Shards()))
+
+
+@pytest.mark.parametrize(
+    ("public", "message"),
+    [
+        (
+            replace(MNIST, samples=100_000),
+            "mnist has 4,.* training images, fewer than public.samples = 100,000",
+        ),
+        (replace(MNIST, source="nothing"), "source is 'nothing'; there are digits"),
+        (replace(MNIST, domain="nothing"), "domain is 'nothing'; digits has mnist"),
+        (replace(MNIST, source="cifar100", domain=""), "cifar100, 40 images, seed 3.*there is no file"),
+    ],
+    ids=["too many", "source", "domain", "files"],
+)
+def test_a_device_that_has_no_such_images_says_so_in_one_line(public, message, tmp_path, monkeypatch):
+    if public.source == "cifar100":
+        monkeypatch.setenv("PROTOFLEET_DATA", str(tmp_path))
+    made = plan(replace(public, sha256="cd" * 32))
+    with pytest.raises(SettingsError, match=message) as found:
+        half(made, public_images(made, DATA, Shards()))
+    assert "\n" not in str(found.value)
+
+
+def test_where_a_device_is_given_no_images_of_files_the_plan_is_refused():
+    with pytest.raises(SettingsError, match="the run's public set is digits mnist, .*was given none"):
+        half(plan(MNIST))
+
+
+def test_the_drawn_ones_come_from_no_data():
+    assert public_images(plan(), DATA, Shards()) is None
+    assert public_images(plan(PublicSet(seed=4)), DATA, Shards()) is None
+
+
+def test_the_command_refuses_what_cannot_be_in_one_line(capsys):
+    assert main(["public-set", "digits", "--samples", "1"]) == 2
+    assert capsys.readouterr().err.startswith("protofleet: public.samples is 1, it must be at least 2")
