@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from protofleet.methods.contract.catalog import names
 from tests.gpu import __main__ as program
 from tests.gpu.runs import Wanted, report, run_of
 
@@ -17,8 +16,8 @@ def test_a_machine_without_a_gpu_says_so_in_one_line_and_has_failed_in_nothing(m
 
 @pytest.mark.slow
 @pytest.mark.broker
-@pytest.mark.parametrize("method", names())
-def test_each_method_has_a_run_of_which_all_devices_answer(method, tmp_path):
+@pytest.mark.parametrize("method", ["fcclplus", "fedavg", "fedgen", "fml"])
+def test_a_run_of_a_method_is_one_of_which_all_devices_answer(method, tmp_path):
     run = run_of(method, Wanted(3, 1, "cpu"), tmp_path, lambda: 7_000_000)
     assert (run.answers, run.problems, run.out_of_memory) == (3, [], 0)
     assert report(run).startswith(method) and "7 MB" in report(run)
