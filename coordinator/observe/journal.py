@@ -190,8 +190,11 @@ class Journal:
         self._gone_back = {d: known for d, known in self._gone_back.items() if known[0] > record.round}
         record.payload, record.wire = by_kind(crossed.payload), by_kind(crossed.wire)
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
-        cost = self._model_bytes * len(record.participants) if record.kind == "training" else 0
-        record.fedavg = {UP: cost, DOWN: cost}
+        model = self._model_bytes if record.kind == "training" else 0
+        record.fedavg = {
+            UP: model * len(record.participants),
+            DOWN: model,
+        }  # one broadcast, as of any method here
         record.accuracy = self._by_domain(run, "accuracy.test")
         record.validation = self._by_domain(run, "accuracy.validation")
         record.loss = self._by_domain(run, "loss.test")

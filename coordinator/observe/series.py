@@ -98,8 +98,8 @@ class Traffic:
         )
         self.fedavg = Gauge(
             "protofleet_round_fedavg_bytes",
-            "What FedAvg would have cost in the last round: the same network's weights, encoded once, times the "
-            "cohort",
+            "What FedAvg would have cost in the last round: the same network's weights, up from each device of the "
+            "cohort and down in one broadcast",
             ["direction"],
             registry=r,
         )

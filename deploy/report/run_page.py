@@ -101,7 +101,7 @@ def summary_cards(summary: Mapping[str, Any]) -> str:
             human_bytes(wire),
             f"{wire / total:.4f} of the tensors" if total else "no tensor crossed",
         ),
-        ("of FedAvg", f"{total / fedavg:.1%}" if fedavg else "-", "same network, no shared broadcast"),
+        ("of FedAvg", f"{total / fedavg:.1%}" if fedavg else "-", "same network, one broadcast a round too"),
         (
             "time",
             f"{summary['seconds']:.0f} s",
