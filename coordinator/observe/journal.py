@@ -191,10 +191,8 @@ class Journal:
         record.payload, record.wire = by_kind(crossed.payload), by_kind(crossed.wire)
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
         model = self._model_bytes if record.kind == "training" else 0
-        record.fedavg = {
-            UP: model * len(record.participants),
-            DOWN: model,
-        }  # one broadcast, as of any method here
+        # One broadcast, as of any method here.
+        record.fedavg = {UP: model * len(record.participants), DOWN: model}
         record.accuracy = self._by_domain(run, "accuracy.test")
         record.validation = self._by_domain(run, "accuracy.validation")
         record.loss = self._by_domain(run, "loss.test")
