@@ -96,9 +96,9 @@ def data(options: argparse.Namespace) -> int:
 
 
 def public_set(options: argparse.Namespace) -> int:
-    from protofleet.edge_client.data.public_images import images_of
     from protofleet.edge_client.data.settings import DataSettings
     from protofleet.edge_client.data.shard import Shards
+    from protofleet.edge_client.public_images import images_of
     from protofleet.methods.contract.public import DRAWN, HASHED_SIZE, PublicSet, sha256_of
     from protofleet.protocol.settings.reader import decode, encode, write_toml
 

@@ -10,12 +10,12 @@ import torch
 
 from protofleet.edge_client.compute import moved, set_torch
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.data.public_images import public_images
 from protofleet.edge_client.data.shard import Shard, Shards
 from protofleet.edge_client.gpu.accelerator import Cuda
 from protofleet.edge_client.gpu.admission import Admission, GpuFullError, Work
 from protofleet.edge_client.gpu.turns import Turns, folder_of
 from protofleet.edge_client.limits import HalfBuilder
+from protofleet.edge_client.public_images import public_images
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.gpu_job import GpuJob, GpuWork
 from protofleet.edge_client.trainer.job import Job, LocalJob

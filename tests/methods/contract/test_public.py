@@ -10,9 +10,9 @@ import torch
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.local.experiment import Experiment
-from protofleet.edge_client.data.public_images import public_images
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shards
+from protofleet.edge_client.public_images import public_images
 from protofleet.methods.contract.plan import Network, Plan, agreed_public_set, read_plan
 from protofleet.methods.contract.public import HASHED_SIZE, PublicSet, drawn, sha256_of
 from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml
