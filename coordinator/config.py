@@ -7,6 +7,7 @@ from typing import Any
 
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Policy
+from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.plan import Network, Plan, agreed_public_set
 from protofleet.methods.contract.public import PublicSet
 from protofleet.protocol.security.envelope import seals
@@ -45,6 +46,8 @@ class CoordinatorSettings:
     mutual: Network | None = None
     # For methods whose devices compare what they make of images that all have; None: the drawn ones.
     public: PublicSet | None = None
+    init: FirstWeights | None = None  # of every party's network; None: they are drawn
+    freeze: Freeze | None = None  # "backbone": it stays as it is
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     broker: BrokerAddress = field(default_factory=BrokerAddress)
@@ -78,7 +81,7 @@ class CoordinatorSettings:
         name, hyper = split_method(self.method)
         return Plan(
             name, self.classes, self.rounds, self.seed, self.size, self.network, hyper, self.channels, self.mutual,
-            agreed_public_set(name, self.public),
+            agreed_public_set(name, self.public), self.init, self.freeze,
         )  # fmt: skip
 
 

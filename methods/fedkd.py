@@ -38,7 +38,7 @@ from protofleet.methods.parts.local import Norm, demand_one_of
 from protofleet.methods.parts.mutual import MutualClient, MutualHyper, MutualServer
 from protofleet.methods.parts.prototypes import LARGEST_NUMBER
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
+from protofleet.methods.parts.weights import load_weights, named_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import PositiveShare
 
 Travel = Literal["update", "parameters"]
@@ -154,12 +154,16 @@ class Unpacked(Mapping[str, Tensor]):
 
 def matrices(model: Net) -> dict[str, tuple[int, int]]:
     """Parameters of more than one dimension, by their names on the wire, as rows and columns."""
-    return {f"weights.{name}": (len(p), p[0].numel()) for name, p in model.named_parameters() if p.ndim > 1}
+    return {
+        f"weights.{name}": (len(p), p[0].numel())
+        for name, p in model.named_parameters()
+        if p.ndim > 1 and name in named_weights(model)
+    }
 
 
 def changing(model: Net) -> Collection[str]:
     """What a change is sent of: buffers are not learned, and a variance must not become negative."""
-    return {f"weights.{name}" for name, _ in model.named_parameters()}
+    return {f"weights.{name}" for name, _ in model.named_parameters() if name in named_weights(model)}
 
 
 def in_factors(weights: Mapping[str, Tensor], model: Net, energy: float) -> Payload:

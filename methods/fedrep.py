@@ -50,6 +50,8 @@ class Client(Base, SharingClient):
         self.fit(base, head, self.hyper.base_epochs, f"{phase}-base")
 
     def fit(self, part: list[nn.Parameter], rest: list[nn.Parameter], epochs: int, purpose: str) -> None:
+        if not any(parameter.requires_grad for parameter in part):
+            return  # a base that is all of a frozen backbone
         hyper, generator = replace(self.hyper, epochs=epochs), self.generator(purpose)
         with fixed(rest):
             train(self.model, self.data, self.objective, hyper, generator, optimizers=[sgd(part, hyper)])
@@ -58,7 +60,7 @@ class Client(Base, SharingClient):
 @contextmanager
 def fixed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Without gradients meanwhile: those of an earlier part would count in the norm that is clipped."""
-    held = list(parameters)
+    held = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in held:
         parameter.requires_grad_(False)
         parameter.grad = None

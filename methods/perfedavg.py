@@ -80,7 +80,7 @@ class FromWhereItStood(SGD):
     """Takes a step ahead, to see the gradient there, and then its own step from where it was."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
-        super().__init__(parameters, lr)
+        super().__init__([w for w in parameters if w.requires_grad], lr)
         self.stood: list[Tensor] = []
 
     def look_ahead(self, loss: Tensor, lr: float) -> None:

@@ -1,4 +1,4 @@
-"""`protofleet methods`, `networks`, `data`, `public-set`: what there is to choose from, and what data holds."""
+"""`protofleet methods`, `networks`, `data`, `public-set`, `weights`: what there is to choose from, or holds."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def add_lists(commands: Subparsers) -> None:
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     command.set_defaults(command=data)
     add_public_set(commands)
+    command = commands.add_parser(
+        "weights", help="put a file of weights where runs that begin with it look for it, and print its name"
+    )
+    command.add_argument("file", type=Path, help="of the safetensors format")
+    command.set_defaults(command=weights)
 
 
 def add_public_set(commands: Subparsers) -> None:
@@ -111,4 +116,23 @@ def public_set(options: argparse.Namespace) -> int:
         decode(DataSettings, {"source": chosen.source, "domain": chosen.domain}, "public")
         images = images_of(chosen, options.root, Shards(), HASHED_SIZE)
     print(write_toml({"public": encode(replace(chosen, sha256=sha256_of(images)))}).strip())
+    return 0
+
+
+def weights(options: argparse.Namespace) -> int:
+    from protofleet.methods.contract.first_weights import FirstWeights, weights_folder
+    from protofleet.methods.nets.weights_file import WeightsFileError, read_weights, sha256_of_file
+    from protofleet.protocol.settings.reader import SettingsError, encode, write_toml
+    from protofleet.protocol.storage.disk import Disk
+
+    try:
+        read_weights(options.file)
+        named = FirstWeights(f"{options.file.name}@sha256:{sha256_of_file(options.file)}")
+        folder = weights_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = folder / f"{named.sha256}.safetensors"
+        Disk().replace(kept, options.file.read_bytes())
+    except (OSError, WeightsFileError) as error:
+        raise SettingsError(f"{options.file}: {error}") from None
+    print(write_toml({"init": encode(named)}).strip())
     return 0

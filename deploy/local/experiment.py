@@ -17,6 +17,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.settings import DataSettings, Fraction, Samples
 from protofleet.edge_client.feature_snapshots import Snapshots
+from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import PublicSet
 from protofleet.protocol.settings.bounds import Classes, OptionalPort, Rounds, Seed, Within
@@ -109,6 +110,8 @@ class Experiment:
     mutual: Network | None = None
     # For methods whose devices compare what they make of images that all have; None: the drawn ones.
     public: PublicSet | None = None
+    init: FirstWeights | None = None  # of every party's network; None: they are drawn
+    freeze: Freeze | None = None  # "backbone": it stays as it is
     data: DataSettings = field(default_factory=DataSettings)
     domains: dict[str, DomainSource] = field(default_factory=dict)  # if not all are from data.source
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)
@@ -132,6 +135,8 @@ class Experiment:
                 plan.device_model(network)
             if plan.load().mutual:
                 plan.mutual_model()
+        if plan.init is not None:
+            plan.model()
 
     @cached_property
     def plan(self) -> Plan:
@@ -274,7 +279,8 @@ def coordinator_settings(
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, size=e.data.size, channels=e.data.channels,
-        network=e.network, mutual=e.mutual, public=e.public, policy=e.effective_policy, broker=broker,
+        network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze,
+        policy=e.effective_policy, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=Limits(domains=dict(e.devices_by_domain)),
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from protofleet.methods.nets.base import Net
+from protofleet.methods.nets.base import Net, frozen_backbones
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,4 +51,6 @@ class Cost:
 
 
 def parameters(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
+    """Of a frozen backbone, which nobody sends, none."""
+    still = {p for _, backbone in frozen_backbones(module) for p in backbone.parameters()}
+    return sum(p.numel() for p in module.parameters() if p not in still)

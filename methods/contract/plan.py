@@ -13,6 +13,7 @@ from torch import Tensor
 
 from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.public import DRAWN, HASHED_SIZE, Images, PublicSet, batches_of, sha256_of
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.nets.base import Net
@@ -52,6 +53,8 @@ class Plan:
     mutual: Network | None = None
     # For methods whose devices compare what they make of images that all have; None: the drawn ones.
     public: PublicSet | None = None
+    init: FirstWeights | None = None  # of every party's network; None: they are drawn
+    freeze: Freeze | None = None  # what of it is not trained
 
     def __post_init__(self) -> None:
         if self.classes < 2:
@@ -86,10 +89,16 @@ class Plan:
 
     def model(self, network: Network | None = None) -> Net:
         """The same first weights everywhere. A device that runs a network of its own names it."""
-        return self._built(network or self.network, self.seed)
+        built = self._built(network or self.network, self.seed)
+        if self.init is not None and network in (None, self.network) and not torch.empty(0).is_meta:
+            self.init.load_into(built)
+        if self.freeze == "backbone":
+            built.freeze_backbone()
+        return built
 
     def mutual_model(self) -> Net:
-        """With first weights of its own: of two networks that begin as one, neither learns anything of the other."""
+        """With first weights of its own: of two networks that begin as one, neither learns anything of the other. It
+        is trained whole."""
         return self._built(self.mutual or self.network, seeded(self.seed, "mutual").initial_seed())
 
     def _built(self, chosen: Network, seed: int) -> Net:

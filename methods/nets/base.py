@@ -31,6 +31,7 @@ class Net(nn.Module):
     feature_size: int
     embedding_size: int
     classes: int
+    backbone_is_frozen: bool = False
 
     def __init__(
         self,
@@ -49,6 +50,17 @@ class Net(nn.Module):
         self.projector = nn.Identity() if projector is None else projector
         self.head = nn.Linear(self.embedding_size, classes, bias=head_bias)
 
+    def freeze_backbone(self) -> None:
+        """The features are the same for all and for good: nobody trains them, sends them or keeps a state of them."""
+        self.backbone_is_frozen = True
+        self.features.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> Net:
+        super().train(mode)
+        if self.backbone_is_frozen:
+            self.features.eval()  # its batch norms count nothing, and nothing is dropped
+        return self
+
     def project(self, size: int) -> None:
         """A linear projector of this width, and a head behind it."""
         self.projector, self.embedding_size = nn.Linear(self.feature_size, size), size
@@ -61,6 +73,13 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.head(self.embed(x))
         return scores
+
+
+def frozen_backbones(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The features of networks in this module whose backbone is frozen, by their name in it."""
+    for name, part in module.named_modules():
+        if isinstance(part, Net) and part.backbone_is_frozen:
+            yield ".".join(filter(None, (name, "features"))), part.features
 
 
 def frozen(model: Module) -> Module:

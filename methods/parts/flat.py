@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from protofleet.methods.contract.base import Payload
 from protofleet.methods.contract.wants import TensorSpec
-from protofleet.methods.parts.weights import NEVER_NEGATIVE
+from protofleet.methods.parts.weights import NEVER_NEGATIVE, named_weights
 
 
 def flat_weights(module: nn.Module, prefix: str = "weights") -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def load_flat(module: nn.Module, payload: Payload, prefix: str = "weights") -> N
 def by_kind(module: nn.Module) -> Mapping[str, list[Tensor]]:
     learned = {name for name, _ in module.named_parameters()}
     found: dict[str, list[Tensor]] = {}
-    for name, value in module.state_dict().items():
+    for name, value in named_weights(module).items():
         kind = "parameters" if name in learned else name.rpartition(".")[2]
         found.setdefault(kind, []).append(value)
     return found

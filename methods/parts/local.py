@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofleet.methods.contract.base import Samples
-from protofleet.methods.nets.base import Net, seeded_globally
+from protofleet.methods.nets.base import Net, frozen_backbones, seeded_globally
 from protofleet.methods.parts.optimizers import SGD, Optimizer
 from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.settings.bounds import LONGEST_NORM, Batch, Epochs, Momentum, Rate, Weight, Within
@@ -88,7 +88,8 @@ def train(
 
 
 def norms_of(model: nn.Module) -> list[nn.Module]:
-    return [part for part in model.modules() if isinstance(part, _BatchNorm)]
+    still = {part for _, backbone in frozen_backbones(model) for part in backbone.modules()}
+    return [part for part in model.modules() if isinstance(part, _BatchNorm) and part not in still]
 
 
 def train_norms(norms: Iterable[nn.Module], samples: int) -> None:

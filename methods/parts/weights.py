@@ -1,4 +1,5 @@
-"""A module's weights under wire names, and back: `<prefix>.<state_dict key>`, buffers included.
+"""A module's weights under wire names, and back: `<prefix>.<state_dict key>`, buffers included; of a frozen backbone,
+which everybody has, none.
 
 `keys` are those of the state dict that are meant; without any, all of them.
 """
@@ -14,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofleet.methods.contract.base import Payload
 from protofleet.methods.contract.wants import TensorSpec, like
-from protofleet.methods.nets.base import Net
+from protofleet.methods.nets.base import Net, frozen_backbones
 
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
 
@@ -23,7 +24,7 @@ def weights_of(
     module: nn.Module, prefix: str = "weights", keys: Collection[str] | None = None
 ) -> dict[str, Tensor]:
     """Views, not copies: a broadcast costs the coordinator no second model. They move when it trains."""
-    return {f"{prefix}.{name}": value.detach() for name, value in _named(module, keys).items()}
+    return {f"{prefix}.{name}": value.detach() for name, value in named_weights(module, keys).items()}
 
 
 def load_weights(
@@ -32,7 +33,7 @@ def load_weights(
     """Take over the weights in the payload: all of them, or none where it brings none under this prefix."""
     start = f"{prefix}."
     found = {name.removeprefix(start) for name in payload if name.startswith(start)}
-    own = _named(module, keys)
+    own = named_weights(module, keys)
     if not found:
         return
     if found != set(own):
@@ -72,8 +73,13 @@ def keys_of_head(model: Net) -> frozenset[str]:
     return frozenset(f"head.{key}" for key in model.head.state_dict())
 
 
-def _named(module: nn.Module, keys: Collection[str] | None) -> dict[str, Tensor]:
-    return {key: value for key, value in module.state_dict().items() if keys is None or key in keys}
+def named_weights(module: nn.Module, keys: Collection[str] | None = None) -> dict[str, Tensor]:
+    same = tuple(f"{name}." for name, _ in frozen_backbones(module))
+    return {
+        key: value
+        for key, value in module.state_dict().items()
+        if (keys is None or key in keys) and not key.startswith(same)
+    }
 
 
 def torch_device_of(module: nn.Module) -> torch.device:

@@ -184,6 +184,34 @@ def leaf(value):
     return value.clone().requires_grad_(value.is_floating_point())
 
 
+@every_method
+@pytest.mark.parametrize("projector", [True, False], ids=["projector", "bare"])
+def test_a_frozen_backbone_stays_as_it_is_and_never_crosses(module, projector):
+    network = {"frozen": True, "norm": True, "projector": projector}
+    server, clients = halves(module, **network)
+    first = tiny(norm=True, projector=projector).state_dict()
+    backbone = {key for key in first if key.startswith("features.")}
+    sent = []
+    for number in (1, 2):
+        sent += [payload for answers in play(server, clients, number) for payload in answers.values()]
+    for half in (server, *clients.values()):
+        found = half.model.state_dict()
+        assert all(torch.equal(found[key], first[key]) for key in backbone)
+    for payload in (
+        *sent,
+        server.payload(),
+        server.state(),
+        *(client.state() for client in clients.values()),
+    ):
+        assert not [name for name in payload if ".features." in name]
+    again = module.METHOD.Client(tiny(**network), SHARDS["device-0"], HYPERS[module], 7, "device-0")
+    with_public_set(again).restore(snapshot(clients["device-0"].state()))
+    again.receive(server.payload())
+    clients["device-0"].receive(server.payload())
+    x = SHARDS["device-0"].x
+    assert torch.equal(again.model.eval().embed(x), clients["device-0"].model.eval().embed(x))
+
+
 # SingleSet
 
 

@@ -26,7 +26,14 @@ class Shard:
     y: Tensor
 
 
-def tiny(seed: int = 0, *, projector: bool = True, norm: bool = False) -> Net:
+def tiny(seed: int = 0, *, projector: bool = True, norm: bool = False, frozen: bool = False) -> Net:
+    net = made(seed, projector=projector, norm=norm)
+    if frozen:
+        net.freeze_backbone()
+    return net
+
+
+def made(seed: int, *, projector: bool, norm: bool) -> Net:
     with initialised_from(seed):
         layers = [nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU()]
         features = nn.Sequential(*layers)

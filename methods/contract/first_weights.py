@@ -1,0 +1,70 @@
+"""Where a run's network begins: from a file that every party has, in place of drawn numbers; and what stays as it is.
+
+The plan names the file by its hash. Each party has it in its folder of weights, where `protofleet weights` puts it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Final, Literal, TypeAlias
+
+from protofleet.methods.nets.base import Net
+from protofleet.methods.nets.weights_file import WeightsFileError, load_from, read_weights, sha256_of_file
+from protofleet.protocol.settings.reader import SettingsError
+
+NAMED: Final = re.compile(r"(?P<file>[^@]+)@sha256:(?P<sha256>[0-9a-f]{64})")
+Freeze: TypeAlias = Literal["backbone"]
+
+
+@dataclass(frozen=True)
+class FirstWeights:
+    """The [init] table."""
+
+    file: str  # NAME@sha256:64 hex digits
+
+    def __post_init__(self) -> None:
+        if not NAMED.fullmatch(self.file):
+            raise ValueError(
+                f"file is {self.file[:200]!r}, it must be a name and a hash, such as 'resnet18.safetensors@sha256:' "
+                "and 64 hex digits; `protofleet weights FILE` prints it"
+            )
+
+    @property
+    def name(self) -> str:
+        return PurePath(self.file.partition("@")[0]).name
+
+    @property
+    def sha256(self) -> str:
+        return self.file.rpartition(":")[2]
+
+    def load_into(self, model: Net) -> None:
+        path = weights_folder() / f"{self.sha256}.safetensors"
+        try:
+            if sha256_of_file(path) != self.sha256:
+                raise SettingsError(
+                    f"{path} is damaged: it has not the hash that it is called by; {self._way_out()}"
+                )
+            load_from(model, read_weights(path))
+        except FileNotFoundError:
+            raise SettingsError(
+                f"the run begins with the weights {self.name}, and there is no {path}; {self._way_out()}"
+            ) from None
+        except (OSError, WeightsFileError) as error:
+            raise SettingsError(f"the run's first weights, {self.name}, cannot be used: {error}") from None
+
+    def _way_out(self) -> str:
+        return f"bring {self.name} here and say `protofleet weights {self.name}`"
+
+
+def weights_folder() -> Path:
+    """$PROTOFLEET_DATA/weights, else ~/.cache/protofleet/weights."""
+    try:
+        data = Path(os.environ.get("PROTOFLEET_DATA") or Path.home() / ".cache" / "protofleet")
+    except RuntimeError:  # a user without an entry, as containers have them
+        raise SettingsError(
+            "this user has no home folder to look for weights in; set the environment variable PROTOFLEET_DATA"
+        ) from None
+    return data / "weights"

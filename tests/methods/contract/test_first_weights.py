@@ -1,0 +1,262 @@
+"""Runs that begin with the weights of a file, and with a backbone that stays as it is."""
+
+import hashlib
+import json
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.cli.main import main
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.deploy.simulation.federation import Simulation
+from protofleet.methods.contract.cost import parameters
+from protofleet.methods.contract.first_weights import FirstWeights, weights_folder
+from protofleet.methods.contract.plan import Network, Plan, read_plan
+from protofleet.methods.nets.weights_file import WeightsFileError, load_from, read_weights, write_weights
+from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml
+from tests.methods.tiny import same
+from tests.support.small_federation import POLICY, shard, simulation
+
+NETWORK = Network("cnn_bn", feature_size=32)
+# As safetensors 0.8.0 writes {"a": int16 [2], "b": float32 [1, 2]}.
+GOLDEN = (
+    b'p\x00\x00\x00\x00\x00\x00\x00{"b":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},'
+    b'"a":{"dtype":"I16","shape":[2],"data_offsets":[8,12]}}  \x00\x00\x00?\x00\x00\x80\xc0\xfe\xff\x03\x00'
+)
+
+
+def plan(method="fedavg", **more):
+    return Plan(method, 3, 1, 1, 16, NETWORK, **more)
+
+
+def other_weights():
+    """Of the same network, of another run."""
+    return replace(plan(), seed=77).model().state_dict()
+
+
+@pytest.fixture(autouse=True)
+def data_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROTOFLEET_DATA", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def kept(tmp_path, capsys):
+    """Put where a run looks for it: what the run says of it."""
+
+    def keep(weights, name="backbone.safetensors"):
+        write_weights(tmp_path / name, weights)
+        assert main(["weights", str(tmp_path / name)]) == 0
+        return decode(FirstWeights, parse_toml(capsys.readouterr().out.encode(), "printed")["init"])
+
+    return keep
+
+
+def start_of(key, weights):
+    return {name: value for name, value in weights.items() if name.startswith(key)}
+
+
+# The file
+
+
+def test_the_format_is_that_of_safetensors(tmp_path):
+    (tmp_path / "w").write_bytes(GOLDEN)
+    found = read_weights(tmp_path / "w")
+    assert same(found, {"a": torch.tensor([-2, 3], dtype=torch.int16), "b": torch.tensor([[0.5, -4.0]])})
+
+
+def test_what_is_written_is_read_again_in_every_type_and_shape(tmp_path):
+    dtypes = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool
+    weights = {str(d): torch.arange(6).reshape(2, 3).to(d) for d in dtypes}
+    weights |= {"none": torch.zeros(0, 4), "one": torch.tensor(5)}
+    write_weights(tmp_path / "w", weights)
+    assert same(read_weights(tmp_path / "w"), weights)
+
+
+def file_with(**change):
+    row = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **change}
+    text = json.dumps({"w": row}).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "it has 0 bytes"),
+        (b"PK\x03\x04 a zip file of torch.save", "its table would have"),
+        (struct.pack("<Q", 4) + b"nope", "not JSON"),
+        (struct.pack("<Q", 2) + b"[]", "no object"),
+        (file_with(dtype="F8"), "which does not fit the file"),
+        (file_with(shape=[3]), "which does not fit"),
+        (file_with(shape=[-2]), "which does not fit"),
+        (file_with(shape=["x"]), "which does not fit"),
+        (file_with(data_offsets=[8, 16]), "which does not fit"),
+        (file_with(data_offsets=[-8, 0]), "which does not fit"),
+        (file_with(data_offsets=[0]), "which does not fit"),
+        (file_with(data_offsets=[0.0, 8.0]), "which does not fit"),
+    ],
+)
+def test_a_file_that_is_none_is_an_error_in_one_line(data, message, tmp_path, capsys):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(WeightsFileError, match=message):
+        read_weights(path)
+    assert main(["weights", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# A network
+
+
+def test_projector_and_head_may_be_missing_and_stay_as_they_were_drawn():
+    model, before = plan().model(), plan().model().state_dict()
+    given = start_of("features.", other_weights())
+    load_from(model, given)
+    assert same(start_of("features.", model.state_dict()), given)
+    assert same(start_of("head.", model.state_dict()), start_of("head.", before))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: {**w, "fc.weight": torch.zeros(1)}, "it has fc.weight, and the network has features"),
+        (
+            lambda w: start_of("head.", w),
+            "it lacks features.0.weight, .* and .* more of the network's backbone",
+        ),
+        (
+            lambda w: {**w, "head.bias": torch.zeros(9)},
+            r"head.bias is \(9,\), and the network's \(3,\); leave it out",
+        ),
+        (lambda w: {**w, "head.bias": torch.full((3,), float("nan"))}, "head.bias is not finite"),
+    ],
+    ids=["strange", "missing", "shape", "not finite"],
+)
+def test_what_does_not_fit_is_named_and_nothing_is_loaded(change, message):
+    model = plan().model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(WeightsFileError, match=message):
+        load_from(model, change(other_weights()))
+    assert same(model.state_dict(), before)
+
+
+# A run
+
+
+def test_every_party_begins_with_the_files_weights(kept):
+    weights = other_weights()
+    made = plan(init=kept(weights))
+    server, client = made.server_half(), made.client_half(shard(0).train, "device-0")
+    assert same(server.model.state_dict(), weights) and same(client.model.state_dict(), weights)
+    assert not same(plan().model().state_dict(), weights)
+
+
+def test_the_plan_names_the_file_and_has_another_hash_than_without_it(kept):
+    made = plan(init=kept(other_weights()), freeze="backbone")
+    assert read_plan(made.encode()) == made
+    assert (
+        len({made.digest, replace(made, freeze=None).digest, replace(made, init=None).digest, plan().digest})
+        == 4
+    )
+    assert not {"init", "freeze"} & json.loads(plan().encode()).keys()
+
+
+def test_a_party_without_the_file_says_where_it_looked_and_what_to_do():
+    made = plan(init=FirstWeights("resnet.safetensors@sha256:" + "ab" * 32))
+    with pytest.raises(SettingsError) as found:
+        made.client_half(shard(0).train, "device-0")
+    assert str(weights_folder() / ("ab" * 32 + ".safetensors")) in str(found.value)
+    assert "bring resnet.safetensors here and say `protofleet weights resnet.safetensors`" in str(found.value)
+
+
+def test_a_file_that_was_changed_afterwards_is_not_used(kept):
+    named = kept(other_weights())
+    path = weights_folder() / f"{named.sha256}.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    with pytest.raises(SettingsError, match="is damaged: it has not the hash that it is called by"):
+        plan(init=named).model()
+
+
+def test_weights_of_another_network_are_refused_before_a_run_begins(kept):
+    named = kept({"conv1.weight": torch.zeros(2)}, "other.safetensors")
+    table = {"name": "a", "rounds": 1, "method": {"name": "fedavg"}, "init": {"file": named.file}}
+    with pytest.raises(
+        SettingsError, match="first weights, other.safetensors, cannot be used: it has conv1.weight"
+    ):
+        decode(Experiment, table)
+
+
+@pytest.mark.parametrize(
+    "file", ["w.safetensors", "w@sha256:12", "@sha256:" + "a" * 64, "w@sha256:" + "G" * 64]
+)
+def test_a_name_without_a_hash_is_refused_with_the_way_to_one(file):
+    with pytest.raises(
+        SettingsError, match="it must be a name and a hash.*`protofleet weights FILE` prints it"
+    ):
+        decode(FirstWeights, {"file": file}, "init")
+
+
+def test_a_coordinators_file_says_both(kept):
+    named = kept(other_weights())
+    table = {
+        "name": "a", "rounds": 1, "classes": 3, "method": {"name": "fedavg"}, "init": {"file": named.file},
+        "freeze": "backbone",
+    }  # fmt: skip
+    made = decode(CoordinatorSettings, table).plan()
+    assert (made.init, made.freeze) == (named, "backbone")
+    with pytest.raises(SettingsError, match='freeze is "head", but must be one of "backbone"'):
+        decode(CoordinatorSettings, {**table, "freeze": "head"})
+
+
+def test_a_name_in_another_folder_is_the_same_file():
+    digest = hashlib.sha256(b"").hexdigest()
+    named = FirstWeights(f"/some/where/w.safetensors@sha256:{digest}")
+    assert (named.name, named.sha256) == ("w.safetensors", digest)
+
+
+# A frozen backbone
+
+
+@pytest.mark.slow
+def test_the_page_about_it_writes_a_file_that_a_run_begins_with(tmp_path, kept):
+    """But for the download: untrained weights in place of ImageNet's."""
+    page = (Path(__file__).parents[3] / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+    program = page.partition("```python\n")[2].partition("```")[0]
+    assert 'weights="IMAGENET1K_V1"' in program
+    (tmp_path / "program.py").write_text(program.replace('weights="IMAGENET1K_V1"', ""))
+    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True, timeout=60)
+    weights = read_weights(tmp_path / "resnet18.safetensors")
+    made = Plan("fedavg", 10, 1, size=32, network=Network("resnet18"), init=kept(weights), freeze="backbone")
+    model = made.model()
+    assert same(start_of("features.", model.state_dict()), weights)
+    assert parameters(model) == 5130 and "5,130 numbers" in page
+    assert sum(p.numel() for p in model.parameters()) == 11_181_642 and "11,181,642" in page
+
+
+def test_a_run_with_a_frozen_backbone_sends_and_costs_what_is_left(tmp_path):
+    common = simulation(tmp_path / "common", "fedavg")
+    chosen = replace(common.plan, freeze="backbone", network=NETWORK)
+    run = Simulation(chosen, common.shards, common.policy, tmp_path / "frozen").run()
+    left = {"head.weight": 3 * 32, "head.bias": 3}
+    for agent in run.agents.values():
+        model = agent.run.job.half.model
+        assert parameters(model) == sum(left.values())
+        assert agent.link.meter.payload["up", "weights"] == 4 * POLICY.rounds * sum(left.values())
+        first = run.plan.model().state_dict()
+        assert same(start_of("features.", model.state_dict()), start_of("features.", first))
+        assert not same(start_of("head.", model.state_dict()), start_of("head.", first))
+
+
+def test_norms_of_a_frozen_backbone_count_nothing_and_use_what_they_have():
+    model = plan(freeze="backbone").model().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model.embed(x)[:2], model.embed(x[:2])) or torch.allclose(
+        model.embed(x)[:2], model.embed(x[:2])
+    )
+    assert same(model.state_dict(), before) and not model.features.training and model.head.training
