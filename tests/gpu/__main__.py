@@ -1,35 +1,45 @@
-"""`make gpu`: what needs a GPU is tested on one, and each method runs with 100 devices that share a part of it."""
+"""`make gpu`: what needs a GPU is tested on one, and each method runs with 100 devices that share a part of it.
+
+Each run is also made on the CPU, at the same time: accuracies must not be further apart than `--tolerance`. All that
+was seen is kept as JSON.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from protofleet.methods.contract.catalog import names
-from tests.gpu.runs import Wanted, report, run_of
-from tests.gpu.small_part import Gpu, small_part
+from tests.gpu.runs import Run, Wanted, report, run_of
+from tests.gpu.small_part import small_part
 
 ROOT = Path(__file__).parents[2]
 
 
+@dataclass(frozen=True)
+class Pair:
+    """One method's runs: where it is on trial, and on the CPU."""
+
+    method: str
+    there: Run
+    cpu: Run
+    problems: list[str]
+
+
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="make gpu", description=__doc__)
-    parser.add_argument("--methods", nargs="*", default=names(), help="all, if none is named")
-    parser.add_argument("--devices", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument(
-        "--leave",
-        type=int,
-        default=4000,
-        metavar="MB",
-        help="of the GPU's memory to the runs; the rest is filled",
-    )
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     if not torch.cuda.is_available():
         print(f"no GPU: torch {torch.__version__} sees no CUDA device here, so nothing was run")
         return 0
@@ -39,17 +49,69 @@ def main(arguments: list[str]) -> int:
     wanted = Wanted(options.devices, options.rounds, "cuda")
     with small_part(options.leave * 1_000_000) as gpu:
         print(gpu, flush=True)
-        problems = [problem for method in options.methods for problem in tried(method, wanted, gpu)]
+        pairs = [pair(name, wanted, options.tolerance, gpu.used_bytes) for name in options.methods]
+        keep(options.json, {"gpu": str(gpu), "tests": tests.returncode}, wanted, pairs)
+    problems = [problem for one in pairs for problem in one.problems]
     for problem in problems:
         print(f"failed: {problem}")
     return 1 if problems or tests.returncode else 0
 
 
-def tried(method: str, wanted: Wanted, gpu: Gpu) -> list[str]:
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog="make gpu", description=__doc__)
+    found.add_argument("--methods", nargs="*", default=names(), help="all, if none is named")
+    found.add_argument("--devices", type=int, default=100)
+    found.add_argument("--rounds", type=int, default=2)
+    found.add_argument(
+        "--leave", type=int, default=4000, metavar="MB",
+        help="of the GPU's memory to the runs; the rest is filled",
+    )  # fmt: skip
+    found.add_argument("--tolerance", type=float, default=0.05, help="of the accuracies, from 0 to 1")
+    found.add_argument("--json", type=Path, default=Path("gpu.json"), help="where what was seen is kept")
+    return found
+
+
+def pair(method: str, wanted: Wanted, tolerance: float, used_bytes: Callable[[], int]) -> Pair:
     folder = Path(tempfile.mkdtemp(prefix=f"gpu-{method}-"))
-    run = run_of(method, wanted, folder, gpu.used_bytes)
-    print(report(run), flush=True)
-    return [f"{method}: {problem}; kept: {folder}" for problem in run.problems]
+    on_cpu = Wanted(wanted.devices, wanted.rounds, "cpu")
+    for part in ("there", "cpu"):
+        (folder / part).mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.submit(run_of, method, wanted, folder / "there", used_bytes)
+        beside = pool.submit(run_of, method, on_cpu, folder / "cpu", lambda: 0)
+    there, cpu = found.result(), beside.result()
+    problems = [
+        *there.problems,
+        *(f"on the CPU: {problem}" for problem in cpu.problems),
+        *apart(there, cpu, tolerance),
+    ]
+    print(report(there), flush=True)
+    print(report(cpu), flush=True)
+    return Pair(method, there, cpu, [f"{method}: {problem}; kept: {folder}" for problem in problems])
+
+
+def apart(there: Run, cpu: Run, tolerance: float) -> list[str]:
+    if there.accuracy is None or cpu.accuracy is None:
+        return ["it has no accuracy"]
+    if abs(there.accuracy - cpu.accuracy) <= tolerance:
+        return []
+    return [
+        f"accuracy {there.accuracy:.3f}, and {cpu.accuracy:.3f} on the CPU, further apart than {tolerance}"
+    ]
+
+
+def keep(file: Path, seen: dict[str, Any], wanted: Wanted, pairs: list[Pair]) -> None:
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    common = {
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"), "commit": commit.stdout.strip(),
+        "torch": torch.__version__, "cores": os.cpu_count(), "wanted": asdict(wanted),
+    }  # fmt: skip
+    file.write_text(
+        json.dumps({**common, **seen, "methods": [asdict(one) for one in pairs]}, indent=1) + "\n"
+    )
+    print(f"kept: {file}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from protofleet.protocol.settings.reader import write_toml
 
@@ -32,6 +33,8 @@ class Run:
     answers: int  # in the round with the fewest
     peak_bytes: int  # of the GPU
     out_of_memory: int
+    accuracy: float | None  # mean over domains after the last round
+    devices_per_second: float | None  # that have trained and answered, in the fastest round
     problems: list[str] = field(default_factory=list)
 
 
@@ -53,7 +56,21 @@ def run_of(method: str, wanted: Wanted, folder: Path, used_bytes: Callable[[], i
     if answers and min(answers) < wanted.devices:
         problems.append(f"{min(answers)} of {wanted.devices} devices answered in the worst round")
     seconds = time.monotonic() - began
-    return Run(method, seconds, min(answers, default=0), peak, out_of_memory(folder), problems)
+    return Run(
+        method, seconds, min(answers, default=0), peak, out_of_memory(folder), accuracy_of(folder),
+        devices_per_second(rounds), problems,
+    )  # fmt: skip
+
+
+def accuracy_of(folder: Path) -> float | None:
+    file = folder / "runs" / NAME / "summary.json"
+    return json.loads(file.read_text())["accuracy"]["final"].get("mean") if file.exists() else None
+
+
+def devices_per_second(rounds: list[dict[str, Any]]) -> float | None:
+    """The first round has what each kind of work does once."""
+    trained = [len(one["participants"]) / one["seconds"] for one in rounds if one["kind"] == "training"]
+    return max(trained, default=None)
 
 
 def experiment(method: str, wanted: Wanted) -> dict[str, object]:
@@ -68,7 +85,7 @@ def experiment(method: str, wanted: Wanted) -> dict[str, object]:
     }
 
 
-def rounds_of(file: Path) -> list[dict[str, list[dict[str, list[str]]]]]:
+def rounds_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -83,6 +100,7 @@ def last_line(folder: Path) -> str:
 
 def report(run: Run) -> str:
     return (
-        f"{run.method:10} {run.seconds:7.1f} s, {run.answers:4} answers in each round, the GPU's peak "
+        f"{run.method:10} {run.seconds:7.1f} s, {run.devices_per_second or 0:6.1f} devices a second, accuracy "
+        f"{100 * (run.accuracy or 0):5.1f} %, {run.answers:4} answers in each round, the GPU's peak "
         f"{run.peak_bytes / 1e6:7,.0f} MB, out of memory {run.out_of_memory} times"
     )

@@ -1,10 +1,12 @@
 """`make gpu` where there is no GPU, and its runs on a CPU."""
 
+import json
+
 import pytest
 import torch
 
 from tests.gpu import __main__ as program
-from tests.gpu.runs import Wanted, report, run_of
+from tests.gpu.runs import Run, Wanted, report, run_of
 
 
 def test_a_machine_without_a_gpu_says_so_in_one_line_and_has_failed_in_nothing(monkeypatch, capsys):
@@ -17,10 +19,31 @@ def test_a_machine_without_a_gpu_says_so_in_one_line_and_has_failed_in_nothing(m
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.parametrize("method", ["fcclplus", "fedavg", "fedgen", "fml"])
-def test_a_run_of_a_method_is_one_of_which_all_devices_answer(method, tmp_path):
-    run = run_of(method, Wanted(3, 1, "cpu"), tmp_path, lambda: 7_000_000)
-    assert (run.answers, run.problems, run.out_of_memory) == (3, [], 0)
+def test_a_pair_of_runs_has_the_same_accuracy_where_both_are_on_the_cpu(method, tmp_path):
+    pair = program.pair(method, Wanted(3, 1, "cpu"), 0.0, lambda: 7_000_000)
+    assert pair.problems == [] and pair.there.accuracy == pair.cpu.accuracy
+    run = pair.there
+    assert (run.answers, run.out_of_memory) == (3, 0) and run.devices_per_second > 0
     assert report(run).startswith(method) and "7 MB" in report(run)
+    program.keep(tmp_path / "gpu.json", {"gpu": "none"}, Wanted(3, 1, "cpu"), [pair])
+    kept = json.loads((tmp_path / "gpu.json").read_text())
+    assert kept["methods"][0]["there"]["accuracy"] == run.accuracy and kept["wanted"]["devices"] == 3
+
+
+def run_with(accuracy):
+    return Run("fedavg", 1.0, 3, 0, 0, accuracy, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("there", "cpu", "problem"),
+    [
+        (0.8, 0.84, None),
+        (0.8, 0.86, "accuracy 0.800, and 0.860 on the CPU, further apart than 0.05"),
+        (None, 0.8, "it has no accuracy"),
+    ],
+)
+def test_accuracies_that_are_too_far_apart_are_a_failure(there, cpu, problem):
+    assert program.apart(run_with(there), run_with(cpu), 0.05) == ([problem] if problem else [])
 
 
 @pytest.mark.slow
