@@ -69,7 +69,9 @@ def generate() -> str:
 
 
 def what_it_is(of: Overview) -> str:
-    place = ", ".join(dict.fromkeys(part for part in (of.source, of.method.paper) if part))
+    # Else who and where are said twice.
+    number = of.method.paper if of.method.paper.startswith("arXiv:") or not of.source else ""
+    place = ", ".join(filter(None, (of.source, number)))
     measured = "; ".join(part for part in (of.method.reports, ", ".join(of.method.other_rules)) if part)
     return f"| {of.title} (`{of.name}`) | {of.idea} | {place} | {measured} | {of.networks} |\n"
 
