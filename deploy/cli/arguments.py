@@ -6,7 +6,16 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from protofleet.protocol.settings.bounds import OptionalPort, Port, PositiveShare, Rounds, Seed, Within
+from protofleet.protocol.settings.bounds import (
+    OptionalPort,
+    Port,
+    PositiveShare,
+    PublicBatch,
+    PublicSamples,
+    Rounds,
+    Seed,
+    Within,
+)
 
 Subparsers = Any  # argparse keeps the type of its sub-parsers private
 
@@ -44,6 +53,8 @@ SHARE: Final = as_in_settings(PositiveShare)
 DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
 ROUND: Final = as_in_settings(Rounds)
 SEED: Final = as_in_settings(Seed)
+PUBLIC_SAMPLES: Final = as_in_settings(PublicSamples)
+PUBLIC_BATCH: Final = as_in_settings(PublicBatch)
 PORT: Final = as_in_settings(Port)
 OPTIONAL_PORT: Final = as_in_settings(OptionalPort)
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from protofleet.deploy.cli.arguments import Subparsers
+from protofleet.deploy.cli.arguments import PUBLIC_BATCH, PUBLIC_SAMPLES, SEED, Subparsers
 
 
 def add_lists(commands: Subparsers) -> None:
@@ -42,9 +42,9 @@ def add_public_set(commands: Subparsers) -> None:
     )
     command.add_argument("source", nargs="?", default="shapes", help="of data; without one, the drawn images")
     command.add_argument("--domain", help="of the source; without one, all of them")
-    command.add_argument("--samples", type=int)
-    command.add_argument("--batch", type=int, help="images that are compared with each other")
-    command.add_argument("--seed", type=int)
+    command.add_argument("--samples", type=PUBLIC_SAMPLES)
+    command.add_argument("--batch", type=PUBLIC_BATCH, help="images that are compared with each other")
+    command.add_argument("--seed", type=SEED)
     command.add_argument("--root", default="", help="folder of the data, as data.root of a device")
     command.set_defaults(command=public_set)
 

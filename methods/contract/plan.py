@@ -175,7 +175,7 @@ class Plan:
 
 def agreed_public_set(method: str, chosen: PublicSet | None) -> PublicSet | None:
     """As it stands in the plan of a run: with a hash, so that no device uses other images than the rest."""
-    if not load(method).public:
+    if method not in names() or not load(method).public:  # what cannot be, the plan refuses
         return chosen
     chosen = chosen or PublicSet()
     if chosen.sha256:

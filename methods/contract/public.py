@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofleet.protocol.settings.bounds import Pixels, Seed, Within
+from protofleet.protocol.settings.bounds import Pixels, PublicBatch, PublicSamples, Seed
 from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 DRAWN: Final = "shapes"
@@ -32,10 +32,9 @@ Images = NDArray[np.uint8]  # [N, size, size, 3]
 class PublicSet:
     source: str = DRAWN  # or a source of data that every device has
     domain: str = ""  # of that source; "": all of them
-    samples: Annotated[int, Within(2, 1 << 20)] = 512
-    batch: Annotated[int, Within(2, 1 << 12)] = (
-        64  # images that are compared with each other; they stay together
-    )
+    samples: PublicSamples = 512
+    # Images that are compared with each other; they stay together.
+    batch: PublicBatch = 64
     seed: Seed = 0  # by which they are drawn, or chosen
     sha256: str = ""  # of the images; `protofleet public-set` says it
 

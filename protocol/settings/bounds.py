@@ -76,3 +76,5 @@ Share = Annotated[float, Within(0, 1)]
 PositiveShare = Annotated[float, Within(0, 1, above=True)]
 Epochs = Annotated[int, Within(1, LARGEST_COUNT)]
 Batch = Annotated[int, Within(1, 1_000_000_000)]
+PublicSamples = Annotated[int, Within(2, 1 << 20)]  # images that all devices have
+PublicBatch = Annotated[int, Within(2, 1 << 12)]

@@ -176,6 +176,16 @@ def test_the_drawn_ones_come_from_no_data():
     assert public_images(plan(PublicSet(seed=4)), DATA, Shards()) is None
 
 
-def test_the_command_refuses_what_cannot_be_in_one_line(capsys):
-    assert main(["public-set", "digits", "--samples", "1"]) == 2
-    assert capsys.readouterr().err.startswith("protofleet: public.samples is 1, it must be at least 2")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["digits", "--samples", "1"], "--samples: it is '1', it must be a whole number, at least 2"),
+        (["nothing"], "public: source is 'nothing'; there are digits"),
+        (["digits", "--domain", "x"], "public: domain is 'x'; digits has mnist"),
+        (["--domain", "mnist"], "domain is 'mnist', and the drawn images have none"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be_in_one_line(words, message, capsys):
+    assert main(["public-set", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
