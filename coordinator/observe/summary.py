@@ -19,7 +19,7 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
         "name": settings.name,
         "method": run.plan.method,
         "paper": method.paper,
-        "network": run.plan.network.name,
+        "network": run.plan.network_words,
         "reports": method.reports,
         "rounds": settings.rounds,
         "seed": settings.seed,

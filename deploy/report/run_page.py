@@ -180,7 +180,7 @@ def bytes_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
         pictures.append(f"<h3>{direction}: {text}</h3>{picture}")
     text = (
         "Every byte of every packet, by what it carried; control is headers, tables, signatures and topics. "
-        "A broadcast crosses once for the whole cohort. Outlined: the same network's weights, sent once to each."
+        "A broadcast crosses once for the whole cohort. Outlined: what FedAvg would have sent, the network's weights."
     )
     return (
         f"<section><h2>Bytes per round</h2><p>{text}</p>{''.join(pictures)}{bytes_table(summary)}</section>"

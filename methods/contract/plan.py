@@ -84,6 +84,16 @@ class Plan:
         """The method as this run's settings make it."""
         return self.load().under(self.settings())
 
+    @property
+    def network_words(self) -> str:
+        """Which networks a run is about, and what is special about them."""
+        own = [self.network.name]
+        own += [f"first weights {self.init.name}"] if self.init else []
+        own += [f"{self.freeze} frozen"] if self.freeze else []
+        mutual = self.mutual or self.network
+        own += [f"mutual {mutual.name}"] if self.load().mutual else []
+        return ", ".join(own)
+
     def settings(self) -> Any:
         return decode(self.load().Hyper, self.hyper, "method")
 

@@ -6,10 +6,21 @@ import pytest
 import torch
 
 from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.first_weights import FirstWeights
 from protofleet.methods.contract.plan import Network, Plan, methods_for_mixed_networks, read_plan
 from protofleet.protocol.settings.reader import SettingsError
 
 OWN = Network("cnn4", 64)
+
+
+def test_a_run_says_which_networks_it_is_about():
+    named = FirstWeights("w.safetensors@sha256:" + "a" * 64)
+    common = "fml", 3, 1, 0, 16, Network("cnn_bn")
+    assert Plan("fedavg", *common[1:]).network_words == "cnn_bn"
+    assert Plan(*common).network_words == "cnn_bn, mutual cnn_bn"
+    assert Plan(*common, mutual=Network("cnn4")).network_words == "cnn_bn, mutual cnn4"
+    frozen = Plan("fedavg", *common[1:], init=named, freeze="backbone")
+    assert frozen.network_words == "cnn_bn, first weights w.safetensors, backbone frozen"
 
 
 def test_a_device_may_run_a_network_of_its_own_where_no_weights_are_shared():

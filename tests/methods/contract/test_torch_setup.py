@@ -126,6 +126,7 @@ def test_the_same_flags_are_set_as_by_torchs_own_call_and_no_compiler_is_importe
         assert theirs[2], "torch's own call imports no compiler any longer, and ours is not needed"
 
 
+@pytest.mark.slow
 def test_a_round_of_every_method_imports_no_compiler():
     loaded = json.loads(in_a_fresh_process(ROUNDS, *COMPILER))
     assert set(loaded) == set(names())
