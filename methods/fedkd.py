@@ -175,15 +175,26 @@ def in_factors(weights: Mapping[str, Tensor], model: Net, energy: float) -> Payl
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Of "update". Ranks are the data's, and what is in none of them is sent whole."""
     g = sizes.mutual or sizes.model
-    saved = sum(
-        m * n - numbers(m, n, sizes.ranks.get(name, min(m, n))) for name, (m, n) in matrices(g).items()
-    )
-    return Cost(up={"weights": parameters(g) - saved}, down={"weights": parameters(g)})
+    return Cost(up={"weights": in_all(g, sizes.ranks)}, down={"weights": parameters(g)})
+
+
+def cost_of_parameters(sizes: Sizes) -> Cost:
+    g = sizes.mutual or sizes.model
+    return Cost(up={"weights": in_all(g, sizes.ranks)}, down={"weights": in_all(g, sizes.ranks_down)})
+
+
+def in_all(g: Net, ranks: Mapping[str, int]) -> int:
+    """Ranks are the data's, and what is in none of them is sent whole."""
+    saved = sum(m * n - numbers(m, n, ranks.get(name, min(m, n))) for name, (m, n) in matrices(g).items())
+    return parameters(g) - saved
+
+
+def variant(hyper: Hyper) -> Method:
+    return replace(METHOD, cost=cost_of_parameters) if hyper.travel == "parameters" else METHOD
 
 
 METHOD = Method(
     "arXiv:2108.13323", Hyper, Server, Client,
-    reports="personal", private="its own network and W_h", alike="nothing", mutual=True, cost=cost,
+    reports="personal", private="its own network and W_h", alike="nothing", mutual=True, cost=cost, variant=variant,
 )  # fmt: skip

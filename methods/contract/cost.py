@@ -27,6 +27,7 @@ class Sizes:
     first_round: bool = False
     last_rounds: bool = False  # of RUCR's, in which heads are retrained
     ranks: Mapping[str, int] = field(default_factory=dict)  # of each matrix that goes up in factors
+    ranks_down: Mapping[str, int] = field(default_factory=dict)  # of each that comes down so
     public: tuple[int, ...] = ()  # images of each batch of those that all devices have
     mutual: Net | None = None  # the network of all, where it is none like the device's own
 

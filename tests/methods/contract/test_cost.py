@@ -30,9 +30,9 @@ def plan_of(name, **hyper):
     return Plan(name, 3, 3, 7, 8, Network("mlp"), {**{k: v for k, v in LOCAL.items() if k in known}, **hyper})
 
 
-def ranks_of(payload, client):
+def ranks_of(payload, half):
     """Of each matrix that was sent in factors: laid flat, rank x (rows + columns + 1) numbers."""
-    shared = getattr(client, "mutual", client.model).state_dict()
+    shared = getattr(half, "mutual", half.model).state_dict()
     found = {}
     for name, value in payload.items():
         whole = shared.get(name.removeprefix("weights."), value)
@@ -59,10 +59,11 @@ def played(plan, rounds):
         ]
         server.begin(number, members)
         server_round, up, down = server.round(), {n: Counter() for n in clients}, Counter()
-        ranks = {}
+        ranks, ranks_down = {}, {}
         ask = next(server_round)
         while ask:
             down.update(counted(ask.payload))
+            ranks_down |= ranks_of(ask.payload, server)
             sent = {n: answer(client, ask, number) for n, client in sorted(clients.items())}
             for n, payload in sent.items():
                 up[n].update(counted(payload))
@@ -78,17 +79,21 @@ def played(plan, rounds):
                     client.model, held=len(set(data[n].y.tolist())), examples=len(data[n].y), clients=3,
                     local_prototypes=up[n]["prototypes"] // D, global_prototypes=down["prototypes"] // D,
                     first_round=number == 1, last_rounds="head" in up[n], ranks=ranks[n],
-                    public=PUBLIC,
+                    ranks_down=ranks_down, public=PUBLIC,
                 ),
                 up[n],
                 down,
             )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_numbers_by_kind_are_the_closed_form(name):
-    method = load(name)
-    for sizes, up, down in played(plan_of(name), 3):
+IN_FACTORS = {"travel": "parameters", "energy_first": 0.5, "energy_last": 0.5}  # both ways
+
+
+@pytest.mark.parametrize("name, hyper", [*((name, {}) for name in METHODS), ("fedkd", IN_FACTORS)])
+def test_numbers_by_kind_are_the_closed_form(name, hyper):
+    plan = plan_of(name, **hyper)
+    method = plan.variant
+    for sizes, up, down in played(plan, 3):
         assert method.cost, f"{name} does not say what it costs"
         cost = method.cost(sizes)
         assert {k: n for k, n in cost.up.items() if n} == {k: n for k, n in up.items() if n}
