@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
 from protofleet.protocol.settings.bounds import (
@@ -28,6 +28,7 @@ class BoundedNumber:
 
     kind: type[int] | type[float]
     bound: Within
+    hint: str = ""
 
     def __call__(self, text: str) -> float:
         expected = {int: "a whole number", float: "a number"}[self.kind]
@@ -37,7 +38,9 @@ class BoundedNumber:
                 return value
         except (ValueError, OverflowError):
             pass
-        raise argparse.ArgumentTypeError(f"it is {text[:99]!r}, it must be {expected}, {self.bound}")
+        raise argparse.ArgumentTypeError(
+            f"it is {text[:99]!r}, it must be {expected}, {self.bound}{self.hint}"
+        )
 
 
 def as_in_settings(hint: Any) -> BoundedNumber:
@@ -53,6 +56,7 @@ SHARE: Final = as_in_settings(PositiveShare)
 DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
 ROUND: Final = as_in_settings(Rounds)
 SEED: Final = as_in_settings(Seed)
+SEEDS: Final = replace(SEED, hint="; a file goes before --seeds")  # which takes all that follows it
 PUBLIC_SAMPLES: Final = as_in_settings(PublicSamples)
 PUBLIC_BATCH: Final = as_in_settings(PublicBatch)
 PORT: Final = as_in_settings(Port)

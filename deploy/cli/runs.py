@@ -6,7 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from protofleet.deploy.cli.arguments import SEED, SHARE, Subparsers
+from protofleet.deploy.cli.arguments import SEEDS, SHARE, Subparsers
 from protofleet.runtime.interrupts import held_interrupts
 from protofleet.runtime.launcher import Launcher
 
@@ -29,7 +29,7 @@ def add_run(commands: Subparsers) -> None:
     )
     command.add_argument(
         "--seeds",
-        type=SEED,
+        type=SEEDS,
         nargs="+",
         default=[],
         help="run each file once for each seed, as <name>-s<seed>",
@@ -75,7 +75,9 @@ def add_centralised(commands: Subparsers) -> None:
         "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting"
     )
     command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
-    command.add_argument("--seeds", type=SEED, nargs="+", default=[], help="once for each, as <name>-s<seed>")
+    command.add_argument(
+        "--seeds", type=SEEDS, nargs="+", default=[], help="once for each, as <name>-s<seed>"
+    )
     command.set_defaults(command=centralised)
 
 

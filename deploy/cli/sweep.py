@@ -6,7 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from protofleet.deploy.cli.arguments import SEED, Subparsers
+from protofleet.deploy.cli.arguments import SEEDS, Subparsers
 from protofleet.runtime.interrupts import held_interrupts
 from protofleet.runtime.launcher import Launcher
 
@@ -23,7 +23,7 @@ def add_sweep(commands: Subparsers) -> None:
         "--grid", action="append", default=[], metavar="TABLE.KEY=VALUE,VALUE",
         help="values of a setting, each tried with each of the others; may be given several times",
     )  # fmt: skip
-    command.add_argument("--seeds", type=SEED, nargs="+", default=[], help="of each point (default: 1)")
+    command.add_argument("--seeds", type=SEEDS, nargs="+", default=[], help="of each point (default: 1)")
     command.add_argument(
         "--choose", choices=("validation", "best-validation"),
         help="by validation accuracy after the last round (default), or at each run's best round",

@@ -118,6 +118,15 @@ def test_every_odd_summary_is_a_report_or_one_line(tmp_path, capsys):
             assert code == 1 or is_said(text) or job == "compare"
 
 
+@pytest.mark.parametrize("job", ["run", "sweep", "centralised"])
+def test_a_file_after_its_seeds_is_taken_for_one_and_where_it_goes_is_said(job, capsys):
+    from protofleet.deploy.cli.main import main
+
+    assert main([job, "--seeds", "1", "2", "demo.toml"]) == 2
+    assert "argument --seeds: it is 'demo.toml'" in (said := capsys.readouterr().err)
+    assert "a file goes before --seeds" in said
+
+
 @pytest.mark.parametrize("name", ["summary.json", "rounds.jsonl", "rounds.copy.jsonl", "experiment.toml"])
 def test_a_folder_where_a_file_should_be_is_one_line(tmp_path, name):
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
