@@ -1,5 +1,6 @@
 """What files this process has open."""
 
+import contextlib
 from pathlib import Path
 
 
@@ -8,5 +9,8 @@ def open_files(folder: Path = Path()) -> list[str]:
     thread or a collection of garbage closes in between.
     """
     handles = list(Path("/proc/self/fd").iterdir())  # that of the folder itself is closed again by now
-    named = [str(each.readlink()) for each in handles if each.is_symlink()]
+    named = []
+    for each in handles:
+        with contextlib.suppress(FileNotFoundError):  # only to read its name tells that it is still open
+            named.append(str(each.readlink()))
     return [name for name in named if folder == Path() or name.startswith(f"{folder}/")]
