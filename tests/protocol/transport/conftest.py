@@ -2,6 +2,8 @@
 
 import pytest
 
+from protofleet.protocol.transport import mqtt
+from tests.conftest import PATIENCE
 from tests.support.scripted_broker import ScriptedBroker
 
 
@@ -16,3 +18,9 @@ def scripted():
     yield start
     for broker in brokers:
         broker.close()
+
+
+@pytest.fixture
+def time_to_leave(monkeypatch):
+    """For what has to leave, or to be over, when a connection is closed: a program waits a second, and then goes."""
+    monkeypatch.setattr(mqtt, "LEAVE_SECONDS", PATIENCE)

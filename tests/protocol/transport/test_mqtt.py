@@ -132,6 +132,7 @@ def test_a_birth_is_kept_for_those_who_come_later(any_broker, peer, federation):
     assert peer("late", any_broker.address, subscriptions=[topic]).frame(topic) == b"online"
 
 
+@pytest.mark.usefixtures("time_to_leave")
 def test_whoever_closes_sends_all_first_and_no_will(any_broker, peer, federation):
     topic, will = f"{federation}/up/d", f"{federation}/dev/d/state"
     watcher = peer("w", any_broker.address, subscriptions=[topic, will]).ready()
@@ -145,6 +146,7 @@ def test_whoever_closes_sends_all_first_and_no_will(any_broker, peer, federation
     assert watcher.frame(will) == b"no will came before this"
 
 
+@pytest.mark.usefixtures("time_to_leave")
 def test_a_session_keeps_frames_for_a_device_that_is_away(any_broker, peer, federation):
     topic = f"{federation}/down/d"
     session = {"clean_start": False, "session_seconds": 60}
@@ -178,6 +180,7 @@ def test_a_publish_against_the_rules_is_denied_and_the_rest_goes_on(tmp_path, st
     assert heard == Arrived("free/x", b"yes")
 
 
+@pytest.mark.usefixtures("time_to_leave")
 def test_a_publish_that_nobody_hears_is_not_denied(broker, peer, federation):
     device = peer("d", broker.address).ready()
     device.mqtt.publish(f"{federation}/nobody", b"x")  # Mosquitto acknowledges with 16

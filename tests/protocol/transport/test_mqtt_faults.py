@@ -194,6 +194,7 @@ def test_an_inbox_that_raises_does_not_stop_the_network_thread(broker, federatio
     assert "an inbox should not do this" in caplog.text
 
 
+@pytest.mark.usefixtures("time_to_leave")
 def test_closing_says_goodbye_and_killing_does_not(scripted, peer):
     for end, goodbyes in ((Mqtt.close, 1), (Mqtt.kill, 0)):
         broker = scripted([WELCOME])

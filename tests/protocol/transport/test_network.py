@@ -22,6 +22,7 @@ def threads_of(name):
     return sorted(one.name for one in threading.enumerate() if one.name.endswith(name))
 
 
+@pytest.mark.usefixtures("time_to_leave")
 def test_many_connections_share_one_thread_which_ends_with_the_last(broker, peer, federation):
     network = Network(federation)
     topics = [f"{federation}/{i}" for i in range(MANY)]
@@ -147,6 +148,7 @@ def test_a_line_on_which_a_long_frame_is_coming_is_kept_though_no_ping_is_answer
     broker.expect(PINGREQ)
 
 
+@pytest.mark.usefixtures("time_to_leave")
 @pytest.mark.parametrize("end", ["close", "kill"])
 def test_who_waits_for_its_next_try_can_leave_at_once(end, tmp_path, broker, peer, federation):
     """The pause is longer than the test."""
