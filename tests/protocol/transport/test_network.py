@@ -135,15 +135,33 @@ def test_a_broker_that_says_nothing_is_given_up(scripted, peer, script):
     assert "it is silent" in lost.reason and not lost.final
 
 
+class Clock:
+    """In the place of the module `time`: it goes on only where it is told to. `looks` are counted."""
+
+    now, looks = 1000.0, 0
+
+    def monotonic(self):
+        self.looks += 1
+        return self.now
+
+
 @pytest.mark.usefixtures("seconds_of_keepalive")
-def test_a_line_on_which_a_long_frame_is_coming_is_kept_though_no_ping_is_answered(scripted, peer):
+def test_a_line_on_which_a_long_frame_is_coming_is_kept_though_no_ping_is_answered(
+    scripted, peer, monkeypatch
+):
+    """On a clock of its own: a machine that stands still for a second would be a line that is silent."""
+    clock = Clock()
+    monkeypatch.setattr(over_mqtt, "time", clock)
     broker = scripted([WELCOME])
     device = peer("d", broker.address)
     device.next(Connected)
     broker.say(b"\x30\x0e\x00\x01t\x00")
     for _ in range(10):
-        time.sleep(0.35)  # all of it takes more than three times as long as silence may last
+        clock.now += 0.35  # all of it takes more than three times as long as silence may last
         broker.say(b"x")
+        seen, deadline = clock.looks, time.monotonic() + PATIENCE
+        while clock.looks < seen + 4 and time.monotonic() < deadline:  # it has read what has come, and looked
+            time.sleep(0.01)
     assert device.inbox.get(timeout=PATIENCE) == Arrived("t", bytes(b"x" * 10))
     broker.expect(PINGREQ)
 
