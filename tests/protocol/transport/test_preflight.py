@@ -6,23 +6,34 @@ import socket
 import tempfile
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from protofleet.deploy.brokers.ports import free_port
+from protofleet.protocol.transport import mqtt as over_mqtt
 from protofleet.protocol.transport.address import (
     FINAL_REASONS,
     BrokerAddress,
     BrokerError,
     TlsFiles,
-    preflight,
 )
+from protofleet.protocol.transport.address import preflight as preflight_within
 from protofleet.protocol.transport.base import Disconnected
 from protofleet.protocol.transport.mqtt import Mqtt
 from protofleet.protocol.transport.tls import tls_context
 from tests.conftest import PATIENCE
 from tests.support.certificates import DAY, NOW, Authority
 from tests.support.scripted_broker import WELCOME, ScriptedBroker, connack
+
+preflight = partial(preflight_within, seconds=PATIENCE)  # a busy machine's broker may stand still for a while
+
+
+@pytest.fixture(autouse=True)
+def time_to_connect(monkeypatch):
+    """As much as a preflight has here."""
+    monkeypatch.setattr(over_mqtt, "CONNECT_SECONDS", PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +44,7 @@ def authority(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tls(authority, start_mosquitto):
     """A Mosquitto that wants client certificates, and a certificate that it takes."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     server, device = authority.issue("server", "127.0.0.1"), authority.issue("d1")
     start_mosquitto(
         f"listener {port} 127.0.0.1",
@@ -95,9 +105,10 @@ def test_a_good_broker_has_no_problem(any_broker):
 
 
 def test_nothing_listens_there():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = BrokerAddress(port=server.getsockname()[1])
-    assert_both_say(address, "nothing listens there", "start a broker, or correct host and port")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and held, so that nobody else comes to listen there
+        address = BrokerAddress(port=silent.getsockname()[1])
+        assert_both_say(address, "nothing listens there", "start a broker, or correct host and port")
 
 
 def test_nobody_knows_the_host():
