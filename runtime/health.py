@@ -58,13 +58,22 @@ def end_at_once(seconds: float, part: str) -> None:
 
 @contextlib.contextmanager
 def watchdog(heartbeats: Heartbeats, seconds: float) -> Iterator[None]:
-    """While the `with` lasts, each part gives a sign of life that often; 0: it is not watched."""
+    """While the `with` lasts, each part gives a sign of life that often; 0: it is not watched.
+
+    A process that was stopped as a whole (SIGSTOP, a machine that is paused) hangs in no part of it: when it goes on,
+    each has its time again.
+    """
     done = threading.Event()
 
     def watch() -> None:
+        looked = going_on = time.monotonic()
         while not done.wait(seconds / 10):
+            now = time.monotonic()
+            if now - looked > seconds / 2:  # this thread has had no turn either
+                going_on = now
+            looked = now
             gap, part = heartbeats.longest_gap()
-            if gap > seconds:
+            if gap > seconds and now - going_on > seconds:
                 end_at_once(gap, part)
 
     if seconds:

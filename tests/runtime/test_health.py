@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -80,29 +82,55 @@ if how == "work": worker.submit(hang, lambda result: None)
 if how in WORK: worker.submit(lambda: slowly(WORK[how]), lambda result: inbox.put(Stop("done")))
 import protofleet.runtime.event_loop; protofleet.runtime.event_loop.IDLE_SECONDS = 0.2
 with watchdog(heartbeats, 1.0):
+    print("begun", flush=True)
     serve(App(), inbox, time.monotonic, heartbeats)
 print("ended by itself")
 """
 
 
+def start_hanging(how):
+    return subprocess.Popen(
+        [sys.executable, "-c", HANGING, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
 def run_hanging(how):
-    command = [sys.executable, "-c", HANGING, how]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    """Its exit code, what it said, and its errors."""
+    process = start_hanging(how)
+    try:
+        said, errors = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    return process.returncode, said, errors
 
 
 @pytest.mark.parametrize("how", ["loop", "work"])
 def test_a_process_that_hangs_ends_itself_and_leaves_its_stacks(how):
-    done = run_hanging(how)
-    assert done.returncode == STUCK
-    assert f"{how} has shown no sign of life" in done.stderr and "in hang" in done.stderr
+    code, _, errors = run_hanging(how)
+    assert code == STUCK
+    assert f"{how} has shown no sign of life" in errors and "in hang" in errors
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["training", "spreading anchors", "clustering", "averaging", "merging"])
 def test_work_may_last_as_long_as_it_makes_steps(how):
-    done = run_hanging(how)  # three times as long as the watchdog waits
-    assert (done.returncode, done.stdout.strip()) == (0, "ended by itself"), done.stderr
+    code, said, errors = run_hanging(how)  # three times as long as the watchdog waits
+    assert (code, said) == (0, "begun\nended by itself\n"), errors
+
+
+@pytest.mark.slow
+def test_a_process_that_was_stopped_as_a_whole_goes_on():
+    process = start_hanging("training")
+    try:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)  # twice as long as the watchdog waits
+        process.send_signal(signal.SIGCONT)
+        said, errors = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert (process.returncode, said) == (0, "ended by itself\n"), errors
 
 
 def test_a_part_that_rests_is_not_missed():
@@ -120,9 +148,12 @@ def test_a_part_that_rests_is_not_missed():
 
 
 def test_no_watch_is_kept_where_none_is_asked_for():
-    before = threading.active_count()
+    def watchdogs():
+        return {one for one in threading.enumerate() if one.name == "watchdog"}
+
+    before = watchdogs()  # those of other tests may be on their way out
     with watchdog(Heartbeats(), 0.0):
-        assert threading.active_count() == before
+        assert watchdogs() <= before
 
 
 def test_a_disk_that_takes_nothing_is_said_and_asked_again(tmp_path):
