@@ -21,6 +21,7 @@ from protofleet.protocol.settings.reader import encode, write_toml
 from protofleet.runtime.health import STUCK
 
 ROOT = Path(__file__).parents[3]
+PATIENCE = 120.0  # seconds, for a process that imports torch on a machine that has other work
 
 # It says when it is ready, works when it is told to, and prints when its network was passed first and last.
 DEVICE = """
@@ -46,7 +47,7 @@ job.run("train", 1, to_numpy(ask.payload))
 print(passes[0], passes[-1])
 """
 
-# Its worker asks for a slot, says when it has it, and keeps it for ever where it is told to.
+# Its worker asks for a slot, says when it asks and when it has it, and keeps it for ever where it is told to.
 WORKER = """
 import sys, threading, time
 from protofleet.edge_client.group.device import Process
@@ -60,7 +61,7 @@ def work():
             time.sleep(600)
     done.set()
 process.start_work(1)
-print("asks", flush=True)
+print(time.monotonic(), flush=True)
 process.work.put(work)
 with watchdog(process.heartbeats, float(sys.argv[3])):
     done.wait()
@@ -109,9 +110,8 @@ class Work:
 
 
 def has_it(worker):
-    """Since when."""
-    assert worker.stdout.readline() == "asks\n"
-    return float(worker.stdout.readline())
+    """When it has asked, and since when it has it."""
+    return float(worker.stdout.readline()), float(worker.stdout.readline())
 
 
 def device(folder, name, slots):
@@ -131,7 +131,7 @@ def test_five_device_processes_with_two_slots_train_two_at_a_time(tmp_path, star
     for one in devices:
         one.stdin.write("\n")
         one.stdin.flush()
-    spans = [tuple(map(float, one.communicate(timeout=60)[0].split())) for one in devices]
+    spans = [tuple(map(float, one.communicate(timeout=PATIENCE)[0].split())) for one in devices]
     assert at_once(spans) == 2
 
 
@@ -149,18 +149,21 @@ def test_a_process_that_is_killed_with_a_slot_frees_it(tmp_path, start):
     holder = start(WORKER, tmp_path, "keeps", 0)
     has_it(holder)
     waiting = start(WORKER, tmp_path, "gives it back", 0)
-    assert waiting.stdout.readline() == "asks\n"
+    assert waiting.stdout.readline()
     killed = time.monotonic()
     holder.kill()
     assert float(waiting.stdout.readline()) > killed
-    assert waiting.wait(10) == 0
+    assert waiting.wait(PATIENCE) == 0
 
 
 def test_a_watchdog_ends_who_is_stuck_with_a_slot_and_nobody_who_waits_for_it(tmp_path, start):
-    since = has_it(stuck := start(WORKER, tmp_path, "keeps", 5))
+    asked, _ = has_it(
+        stuck := start(WORKER, tmp_path, "keeps", 5)
+    )  # its last sign of life is from when it asked
     waiting = start(WORKER, tmp_path, "gives it back", 1)  # much less than it has to wait
-    assert has_it(waiting) > since + 5
-    assert (waiting.wait(10), stuck.wait(10)) == (0, STUCK)
+    _, since = has_it(waiting)
+    assert since > asked + 5
+    assert (waiting.wait(PATIENCE), stuck.wait(PATIENCE)) == (0, STUCK)
 
 
 def test_what_is_waited_for_a_slot_is_no_work(tmp_path, monkeypatch):
@@ -173,7 +176,7 @@ def test_what_is_waited_for_a_slot_is_no_work(tmp_path, monkeypatch):
         assert waited == 0.0
         begun = time.monotonic()
         waiting.start()
-        assert looked.wait(10)
+        assert looked.wait(PATIENCE)
     waiting.join()
     ((payload, metrics),) = answers
     assert payload is arrays and metrics["accuracy"] == 1.0
@@ -187,7 +190,7 @@ def test_nobody_waits_for_a_process_that_has_been_stopped(start, tmp_path):
     while state_of(holder) != "T":
         time.sleep(0.001)
     comes = start(WORKER, tmp_path, "gives it back", 60)
-    too_late = threading.Timer(30, comes.kill)
+    too_late = threading.Timer(PATIENCE, comes.kill)
     too_late.start()
     assert comes.wait() == 0 and is_taken(tmp_path / "0.slot"), "it is still the other's"
     too_late.cancel()
