@@ -25,7 +25,7 @@ class BusyProcesses:
         for _ in range(self._number):
             command = [sys.executable, "-S", "-c", "while True: pass"]
             self._processes.append(subprocess.Popen(command, start_new_session=True))
-        self._tell_all(signal.SIGSTOP)
+        self._stop()
         return self
 
     def __exit__(
@@ -41,11 +41,17 @@ class BusyProcesses:
         try:
             yield
         finally:
-            self._tell_all(signal.SIGSTOP)
+            self._stop()
 
     def cpu_seconds(self) -> float:
         """That they have used, while they are there."""
         return sum(cpu_seconds(process.pid) for process in self._processes)
+
+    def _stop(self) -> None:
+        """And wait until they do stand still: one that runs on another core goes on until it has heard."""
+        self._tell_all(signal.SIGSTOP)
+        for process in self._processes:
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def _tell_all(self, number: signal.Signals) -> None:
         for process in self._processes:
