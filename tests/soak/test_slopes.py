@@ -1,6 +1,8 @@
 """What grows is found, what only trembles is not."""
 
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -36,16 +38,30 @@ def test_too_few_samples_are_said():
         slope([1.0], [1.0])
 
 
-def test_a_process_and_a_folder_are_measured(tmp_path):
-    import os
+HOLDS = """
+import sys
+print("up", flush=True)
+sys.stdin.readline()
+file, held = open(sys.argv[1], "wb"), b"x" * (30 << 20)
+file.write(b"12345")
+file.flush()
+print("holds", flush=True)
+sys.stdin.readline()
+"""
 
-    before = of_process(os.getpid())
-    with (tmp_path / "open").open("wb") as file:
-        held = bytearray(30 << 20)
-        held[:] = b"x" * len(held)
-        file.write(b"12345")
-        file.flush()
-        after = of_process(os.getpid())
-        assert after["handles"] == before["handles"] + 1
-        assert after["memory, MB"] > before["memory, MB"] + 20
-        assert of_folder(tmp_path) == 5
+
+def test_a_process_and_a_folder_are_measured(tmp_path):
+    """One of its own: in this one, threads and files of other tests come to their end."""
+    (tmp_path / "folder").mkdir()
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / "folder" / "file")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        before = of_process(process.pid)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "holds\n"
+        after = of_process(process.pid)
+        process.kill()
+    assert after["handles"] == before["handles"] + 1 and after["threads"] == before["threads"] == 1
+    assert after["memory, MB"] > before["memory, MB"] + 20
+    assert of_folder(tmp_path) == 5
