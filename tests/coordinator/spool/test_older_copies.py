@@ -1,9 +1,11 @@
 """A folder put back from an older copy, the coordinator's or a device's: it is said, and there is a way on."""
 
 import json
+import os
 import re
 import shutil
 import signal
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -21,7 +23,7 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Hello, Update
-from tests.deploy.local.test_run import lines, place, protofleet, start, wait_for_rounds
+from tests.deploy.local.test_run import ROOT, command, lines, place, protofleet, wait_for_rounds
 from tests.support.small_federation import POLICY, assert_same, simulation
 
 __all__ = ["place"]  # a fixture
@@ -227,23 +229,33 @@ def test_parties_that_come_back_as_they_were_are_not_taken_for_older_copies(tmp_
     assert_same(honest, run)
 
 
+LONG = ("run", "small.toml", "--set", "rounds=250")  # so many that it is not over before it is interrupted
+
+
+def begun(place):
+    return subprocess.Popen(
+        command(*LONG), cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_older_copies_of_a_real_runs_folders_are_said_and_gone_on_from(place):
     """Of the coordinator's folder alone, of all that the coordinator writes, and of a device's."""
     (place / "small.toml").write_text(
         (place / "small.toml").read_text() + "[policy]\npatience_seconds = 6.0\n"
     )
-    folder, first = place / "runs" / "small", start(place)
+    folder, first = place / "runs" / "small", begun(place)
     wait_for_rounds(place, 2)
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=40)
     shutil.copytree(folder, place / "copy")
-    second = start(place)
+    second = begun(place)
     wait_for_rounds(place, len(lines(place)) + 3)
     second.send_signal(signal.SIGINT)
     second.communicate(timeout=40)
     newest = lines(place)[-1]["round"]
-    again = ("run", "small.toml", "--set", "rounds=40")
 
     def restore(*names):
         for name in names:
@@ -253,14 +265,14 @@ def test_older_copies_of_a_real_runs_folders_are_said_and_gone_on_from(place):
             shutil.copytree(copied, target) if copied.is_dir() else shutil.copy(copied, target)
 
     restore("coordinator")
-    refused = protofleet(*again, cwd=place)
+    refused = protofleet(*LONG, cwd=place)
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
     assert re.search(
         rf"older copy: it stands at round \d+, and rounds.jsonl has round {newest}\. Put the newest",
         refused.stderr,
     )
     restore("rounds.jsonl", "rounds.copy.jsonl")
-    refused = protofleet(*again, cwd=place)
+    refused = protofleet(*LONG, cwd=place)
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
     told = re.search(
         r"of \d devices \(.*\) have answered round (\d+)\..*`protofleet (go-on .* --from-round \d+)`",
@@ -269,6 +281,6 @@ def test_older_copies_of_a_real_runs_folders_are_said_and_gone_on_from(place):
     assert told and int(told[1]) >= newest, refused.stderr
     assert protofleet(*told[2].split(), cwd=place).returncode == 0
     restore("devices/device-1")
-    done = protofleet(*again, cwd=place, timeout=300)
+    done = protofleet(*LONG, cwd=place, timeout=500)
     assert done.returncode == 0, done.stderr
-    assert lines(place)[-1]["round"] == 41 and json.loads((folder / "summary.json").read_text())
+    assert lines(place)[-1]["round"] == 251 and json.loads((folder / "summary.json").read_text())
