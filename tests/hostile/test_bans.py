@@ -41,8 +41,8 @@ def test_an_honest_device_that_a_broker_has_banned_is_heard_again_by_itself(tmp_
         f.wait_until(lambda: len(f.rounds()) >= 2 and f.proxy.frames("update", "two"), "rounds")
         for _ in range(3000):
             f.proxy.tell("coordinator", f"protofleet/1/{f.name}/up/two", words(f))
-        f.wait_until(lambda: banned(f), "two to be banned")
-        assert " UTC or `protofleet unban two" in f.log_of(first)
+        f.wait_until(lambda: " UTC or `protofleet unban two" in f.log_of(first), "two to be banned")
+        assert banned(f)
         first.kill()
         begun = len(f.rounds())
         second = f.coordinator(ahead=HOUR - 600.0)
