@@ -32,13 +32,17 @@ from protofleet.protocol.storage.disk import Disk
 Disk.is_local = lambda self, folder: False
 """
 HELD_AT_RESUME = """
-import sqlite3, sys, threading
+import os, sqlite3, sys, threading, time
 import protofleet.coordinator.run as run
 resume = run.Run._resume
 def held(self):
     db = sqlite3.connect(self.spool.index.path, isolation_level=None, check_same_thread=False)
     db.execute("BEGIN IMMEDIATE")
-    threading.Timer(7.0, db.close).start()  # longer than SQLite waits by itself
+    def let_go():
+        while not os.path.exists({!r}):
+            time.sleep(0.05)
+        db.close()
+    threading.Thread(target=let_go, daemon=True).start()
     resume(self)
 run.Run._resume = held
 """
@@ -123,8 +127,10 @@ def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else
         coordinator.kill()
         for path in (f.run / "coordinator" / "answers").glob("*.log"):
             path.write_bytes(path.read_bytes()[:-1])
-        coordinator = f.coordinator(planted=HELD_AT_RESUME)
+        free = tmp_path / "free"
+        coordinator = f.coordinator(planted=HELD_AT_RESUME.format(str(free)))
         f.wait_until(lambda: "held by another program" in f.log_of(coordinator), "word of the lock")
+        free.touch()
         works.append(True)
         assert f.wait_for_end(coordinator) == 0, f.last_words()
         said = f.log_of(coordinator)
