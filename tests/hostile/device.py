@@ -108,12 +108,13 @@ class Device:
         self.serves: dict[bytes, tuple[bytes, list[Any]]] = {}  # object -> body, manifest
         self.finished = threading.Event()
         self.closed: list[str] = []  # why connections ended
-        self._news = threading.Condition()
+        self._news, self._counting = threading.Condition(), threading.Lock()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._objects: dict[bytes, bytes] = {}
         self._coming: tuple[list[Any], dict[int, bytes]] | None = None
         self._task: tuple[int, str] | None = None
         self._open: tuple[int, str, bytes] | None = None  # said, and no receipt yet
+        self._said_at = 0.0  # an answer, or anything again
         self._client = self._paho(clean)
         self._thread = threading.Thread(target=self._live, name=f"raw {self.name}", daemon=True)
 
@@ -154,11 +155,13 @@ class Device:
     # -- what it says
 
     def header(self, kind: str, place: tuple[int, str, bytes] = (0, "", b""), **other: Any) -> wire.Header:
-        self.sequence += 1
+        with self._counting:  # tests speak for it while it speaks itself
+            self.sequence += 1
+            sequence = self.sequence
         round, phase, base = place
         return {
             "major": 1, "minor": 0, "suite": int(kind != "state"), "kind": kind, "federation": self.who.federation,
-            "run": self.run, "epoch": self.epoch, "sender": self.name, "boot": self.boot, "sequence": self.sequence,
+            "run": self.run, "epoch": self.epoch, "sender": self.name, "boot": self.boot, "sequence": sequence,
             "recipient": "*" if kind == "state" else "coordinator", "round": round, "phase": phase, "base": base,
             **other,
         }  # fmt: skip
@@ -183,6 +186,7 @@ class Device:
         self.say("hello", {**fields, **self.hello_fields, **other})
 
     def answer(self, place: tuple[int, str, bytes], answer: Answer) -> None:
+        self._said_at = time.monotonic()
         data = wire.body(answer.body) if isinstance(answer.body, Mapping) else answer.body
         fields = {"examples": answer.examples, "metrics": answer.metrics, "arrays": data, **answer.fields}
         self.say("update", fields, place, **answer.header)
@@ -222,7 +226,6 @@ class Device:
     # -- the honest script
 
     def _live(self) -> None:
-        said_at = 0.0
         while True:
             try:
                 item = self._inbox.get(timeout=self.again / 4)
@@ -230,8 +233,12 @@ class Device:
                 item = "tick"
             if item is None:
                 return
-            if item == "tick" and time.monotonic() - said_at > self.again and not self.finished.is_set():
-                said_at = time.monotonic()
+            if (
+                item == "tick"
+                and time.monotonic() - self._said_at > self.again
+                and not self.finished.is_set()
+            ):
+                self._said_at = time.monotonic()
                 self._say_again()
             elif item == "connected" and self.says_hello:
                 self.say("state", {"online": True})
