@@ -168,9 +168,9 @@ class Federation:
         return Path(self.settings.get("folder", self.folder / "runs")) / self.settings.get("name", RUN)
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The lines of rounds.jsonl; an error where one is no JSON."""
+        """The lines of rounds.jsonl; an error where one is no JSON. The last one may be half written."""
         with contextlib.suppress(FileNotFoundError):
-            lines = (self.run / "rounds.jsonl").read_text().splitlines()
+            *lines, _ = (self.run / "rounds.jsonl").read_text().split("\n")
             return [json.loads(line, parse_constant=_no_json) for line in lines]
         return []
 
