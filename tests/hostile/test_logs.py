@@ -58,7 +58,8 @@ def test_twenty_thousand_hostile_frames_write_little_and_nothing_of_their_own(tm
 def test_a_device_writes_little_of_what_a_hostile_broker_says(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=2) as f:
         real = f.device("real")
-        f.wait_until(lambda: "real" in f.proxy.wills, "the device to be there")
+        # No word reaches it before its broker has taken it, and then it says hello.
+        f.wait_until(lambda: f.proxy.frames("hello", "real", down=False), "the device to be there")
         topic = f"protofleet/1/{f.name}/down/real"
         for number in range(2000):
             f.proxy.tell("real", topic, b"PF\x01" + number.to_bytes(4, "little") * 50)
