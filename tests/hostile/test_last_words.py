@@ -26,7 +26,7 @@ def test_refusals_that_a_broker_has_kept_end_no_later_start_however_many_there_a
         strict.kill()
         f.proxy.passes = lambda frame: True
         kept = said_to(f, "real", "refusal")
-        again, before = f.device("real"), hellos(f, "real")
+        before, again = hellos(f, "real"), f.device("real")  # it may be there before the next line is run
         until_connected(f, "real", before + 1)
         # Each after the hello that the one before may have brought about.
         for number, refusal in enumerate(kept):

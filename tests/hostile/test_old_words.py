@@ -36,7 +36,7 @@ def test_a_refusal_ends_a_device_once_and_not_each_time_that_a_broker_says_it(tm
         strict.kill()
         refusals = said_to(f, "real", "refusal")
         assert refusals
-        again, before = f.device("real"), hellos(f, "real")
+        before, again = hellos(f, "real"), f.device("real")  # it may be there before the next line is run
         until_connected(f, "real", before + 1)
         tell_again(f, "real", refusals)
         f.coordinator()
@@ -50,7 +50,7 @@ def test_the_end_of_a_run_ends_no_device_that_waits_for_the_next_one(tmp_path):
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(first) == 0, f.last_words()
         kept = said_to(f, "real", "finished", "state")
         assert "finished" in {frame.kind for frame in kept}
-        again, before = f.device("real"), hellos(f, "real")
+        before, again = hellos(f, "real"), f.device("real")  # it may be there before the next line is run
         # And the broker has said the coordinator's last state by itself.
         until_connected(f, "real", before + 1)
         tell_again(f, "real", kept)
@@ -91,7 +91,7 @@ def test_a_device_that_is_killed_and_told_everything_again_works_on_nothing_twic
         first.kill()
         kept = [x for x in f.proxy.seen if x.party == "real" and x.down and not is_receipt_of(x, 3)]
         answers = len(said_by(f, "real", 3))
-        again, before = f.device("real"), hellos(f, "real")
+        before, again = hellos(f, "real"), f.device("real")  # it may be there before the next line is run
         until_connected(f, "real", before + 2)  # the second says that it has the plan
         tell_again(f, "real", kept)
         f.wait_until(lambda: len(said_by(f, "real", 3)) > answers, "its third answer again")
