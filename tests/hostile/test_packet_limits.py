@@ -34,7 +34,10 @@ def test_a_broadcast_that_is_under_way_is_cut_anew_for_a_smaller_limit(tmp_path)
         f.proxy.passes = lambda frame: not (frame.down and frame.kind == "block")
         coordinator = f.coordinator()
         devices = [f.device(name) for name in ("one", "two")]
-        f.wait_until(lambda: len(f.proxy.frames("task", down=True)) >= 2, "a question to both")
+        f.wait_until(
+            lambda: len({frame.party for frame in f.proxy.frames("task", down=True)}) == 2,
+            "a question to both",
+        )
         after = shrink(f, 5200, "coordinator", "one", "two")
         assert f.wait_for_end(coordinator) == 0, coordinator.last_word()
         assert [f.wait_for_end(device) for device in devices] == [0, 0]
