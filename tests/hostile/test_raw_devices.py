@@ -4,12 +4,15 @@ from pathlib import Path
 
 import numpy as np
 
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import Federation
 from tests.hostile.wire import header_of
 
+BOTH = Policy(quorum=2, gather=2)  # by default a run begins without whoever comes two seconds later
+
 
 def test_raw_devices_take_part_in_a_real_run_to_its_end(tmp_path):
-    with Federation(tmp_path, "one", "two") as f:
+    with Federation(tmp_path, "one", "two", policy=BOTH) as f:
         coordinator = f.coordinator()
         one, two = f.raw("one"), f.raw("two")
         assert f.wait_for_end(coordinator) == 0, f.last_words()
@@ -20,7 +23,7 @@ def test_raw_devices_take_part_in_a_real_run_to_its_end(tmp_path):
 
 
 def test_a_raw_device_works_beside_a_real_one_behind_a_broker_that_keeps_all(tmp_path):
-    with Federation(tmp_path, "real", "raw", taken_over=True, rounds=2) as f:
+    with Federation(tmp_path, "real", "raw", taken_over=True, rounds=2, policy=BOTH) as f:
         coordinator, real = f.coordinator(), f.device("real")
         raw = f.raw("raw")
         assert f.wait_for_end(coordinator) == 0, f.last_words()

@@ -2,6 +2,7 @@
 
 import time
 
+from protofleet.coordinator.round.policy import Policy
 from protofleet.protocol.security.records import RECORD
 from protofleet.protocol.security.statements import Writer, armoured, sign_statement
 from tests.hostile.federation import Federation
@@ -18,7 +19,8 @@ def enrol_weakly(federation, name, sign, receive):
 
 
 def test_records_with_keys_of_small_order_stop_nobody_but_their_own_devices(tmp_path):
-    with Federation(tmp_path, "one", "two", "open", "forged", rounds=2) as f:
+    both = Policy(quorum=2, gather=2)
+    with Federation(tmp_path, "one", "two", "open", "forged", rounds=2, policy=both) as f:
         weak = []
         for name in ("open", "forged"):
             who = f.credentials(name)
