@@ -1,6 +1,7 @@
 """One answer within every bound, and what the run comes to."""
 
 import json
+import threading
 import time
 
 import numpy as np
@@ -39,9 +40,12 @@ def test_an_answer_just_below_every_bound_is_put_aside_and_the_run_ends_well(tmp
 
 
 def test_without_the_gate_the_poisoned_round_is_repeated_without_its_outlier(tmp_path):
-    """A kill of the coordinator in the repeated round changes nothing of that."""
+    """A kill of the coordinator behind the repeated round changes nothing of that."""
+    killed = threading.Event()
 
     def strikes_in_round_two(task):
+        if task.round > 2 and not killed.is_set():
+            return None  # the run is not over before the kill
         return just_below_the_norm(task) if task.round == 2 else honest(task)
 
     with Federation(
@@ -51,7 +55,9 @@ def test_without_the_gate_the_poisoned_round_is_repeated_without_its_outlier(tmp
         f.device("one"), f.device("two")
         f.raw("liar", strikes_in_round_two)
         f.wait_until(lambda: "back to round 2" in f.log_of(coordinator), "the way back", 120)
+        assert coordinator.runs()
         coordinator.kill()
+        killed.set()
         again = f.coordinator()
         assert f.wait_for_end(again, 180) == 0, f.last_words()
         assert [line["round"] for line in f.rounds()] == [1, 2, 3, 4]
