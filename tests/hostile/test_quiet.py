@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import Federation
@@ -78,7 +79,8 @@ def test_a_device_that_is_unbanned_takes_part_at_the_next_word_about_who_is_miss
 
 def test_a_leave_of_an_earlier_run_that_a_broker_repeats_puts_nobody_out_of_this_one(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, policy=RULES) as f:
-        first = f.coordinator(name="spring", rounds=1)
+        both = replace(RULES, quorum=2, gather=2)  # or the run is over before the second has begun
+        first = f.coordinator(name="spring", rounds=1, policy=both)
         for name in ("one", "two"):
             f.device(name, planted=SLOWLY, stays=True)
         assert f.wait_for_end(first) == 0, f.last_words()
