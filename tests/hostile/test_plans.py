@@ -25,9 +25,8 @@ def most_memory(number):
     return 0
 
 
-def ends_with(federation, device):
+def ends_with(federation, device, most=0):
     """Its exit code, its last word, and the most memory that was seen of it."""
-    most = 0
 
     def ended():
         nonlocal most
@@ -51,9 +50,10 @@ def refused(log, words):
 @pytest.mark.parametrize("trainer", ["inside", "child"])
 def test_a_network_that_is_too_wide_is_declined_and_no_memory_is_taken(tmp_path, trainer):
     with Federation(tmp_path, "d", rounds=1, size=SIZE, network=Network("mlp", feature_size=WIDE)) as f:
-        f.coordinator()
         device = f.device("d", trainer=trainer, limits=Limits(memory_bytes=1_000_000_000))
-        code, log, most = ends_with(f, device)
+        seen = f.wait_until(lambda: most_memory(device.child.pid), "a look at it before it can end")
+        f.coordinator()
+        code, log, most = ends_with(f, device, seen)
         assert code == 1 and refused(log, "over this device's limits.memory_bytes = 1,000,000,000"), log
         assert 0 < most < 600_000_000, "what its imports take, and no network"
         f.wait_until(lambda: farewells(f, "cannot_follow"), "the coordinator to hear of it")
