@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import hypothesis  # noqa: F401 - else its plugin imports it last of all, while threads of the tests still run
+import hypothesis  # here, else its plugin imports it last of all, while threads of the tests still run
 import pytest
 
 import protofleet.protocol
@@ -29,6 +29,15 @@ if Path(protofleet.protocol.__file__).parent.parent != ROOT:
         f"protofleet.protocol is {protofleet.protocol.__file__}, not of this checkout {ROOT}; "
         "run these tests by its own environment (make .venv/.dev, then .venv/bin/python -m pytest)"
     )
+
+# What a loaded machine takes for one example says nothing about our code, in whichever room it is tried.
+hypothesis.settings.register_profile(
+    "unhurried",
+    hypothesis.settings.default,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("unhurried")
 
 # A shell without job control starts background jobs with SIGINT ignored, and our children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,16 +3,9 @@
 import tracemalloc
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from protofleet.protocol.storage.store import ObjectStore
 from tests.protocol.objects import ARRAYS, BLOCK
-
-# What a loaded machine takes for one example says nothing about our code.
-settings.register_profile(
-    "unhurried", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("unhurried")
 
 
 @pytest.fixture
