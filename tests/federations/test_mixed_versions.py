@@ -118,6 +118,7 @@ def test_a_later_minor_version_takes_part_and_changes_no_bit(mixed, tmp_path, la
 def test_a_kind_of_message_that_only_a_later_version_knows_is_dropped_and_counted(mixed, tmp_path):
     mixed.later = ("device-1",)
     mixed.start(*mixed.coordinator())
+    mixed.wait_until_the_coordinator_listens()  # it is said once
     for i, name in enumerate(DEVICES):
         agent, inbox = mixed.device(name, i)
         if name == "device-1":  # before its first hello: it may be the only one
