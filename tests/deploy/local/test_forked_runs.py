@@ -10,7 +10,7 @@ import pytest
 from protofleet.deploy.local import processes
 from protofleet.deploy.local.processes import uses_cuda
 from protofleet.runtime.launcher import CAN_FORK
-from tests.deploy.local.test_resume import alive, bits, descendants, wait_until
+from tests.deploy.local.test_resume import alive, bits, descendants, name_of, wait_until
 from tests.deploy.local.test_run import ROOT, command, lines, place, protofleet, start, wait_for_rounds
 
 __all__ = ["place"]  # a fixture
@@ -33,16 +33,12 @@ def test_a_run_whose_launcher_is_killed_ends_with_all_its_processes_and_says_why
     run = start(place)
     wait_for_rounds(place, 1)
     family = descendants(run.pid)
-    (launcher,) = [pid for pid in descendants(run.pid, levels=1) if name(pid) == "launcher"]
+    (launcher,) = [pid for pid in descendants(run.pid, levels=1) if name_of(pid) == "launcher"]
     os.kill(launcher, signal.SIGKILL)
     out, err = run.communicate(timeout=40)
     assert run.returncode == 1 and "Traceback" not in err
     assert err.splitlines()[-1] == "protofleet: coordinator: the process that forks ended with exit code -9"
     assert len(family) > 5 and wait_until(lambda: not any(alive(pid) for pid in family))
-
-
-def name(pid):
-    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def logs(place):
@@ -77,7 +73,7 @@ def test_control_c_at_any_stage_is_one_line_and_leaves_no_process(place, stage):
     family.update(descendants(run.pid))
     assert run.returncode == 1 and "Traceback" not in err, err
     assert len([line for line in err.splitlines() if line.startswith("protofleet: ")]) == 1
-    assert wait_until(lambda: not any(alive(pid) for pid in family)), [name(p) for p in family if alive(p)]
+    assert wait_until(lambda: not any(alive(pid) for pid in family)), [name_of(p) for p in family if alive(p)]
 
 
 def test_two_runs_at_once_do_not_meet(place):

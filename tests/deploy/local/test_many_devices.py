@@ -10,7 +10,7 @@ from protofleet.deploy.cli.main import main
 from protofleet.deploy.local.many_devices import DeviceProcess
 from protofleet.runtime.children import Interpreters
 from protofleet.runtime.restart_backoff import FIRST_SECONDS, LONGEST_SECONDS, STABLE_SECONDS
-from tests.deploy.local.test_resume import alive, descendants, wait_until
+from tests.deploy.local.test_resume import alive, descendants, name_of, wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,7 +49,7 @@ def test_a_device_that_is_killed_is_forked_again_and_none_outlives_a_fleet_that_
     fleet = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
     def pid(name):
-        found = [p for p in descendants(fleet.pid) if (Path(f"/proc/{p}/comm").read_text() == f"{name}\n")]
+        found = [p for p in descendants(fleet.pid) if name_of(p) == name]
         return found[0] if found else 0
 
     assert wait_until(lambda: pid("d1") and pid("d2"), 60)

@@ -44,6 +44,14 @@ def descendants(pid, levels=9):
     return found
 
 
+def name_of(pid):
+    """Of a process; nothing of one that is gone, which a list of them may still have."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place):
     (place / "small.toml").write_text(
@@ -90,7 +98,7 @@ def a_rounds_seconds(folder):
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second where it ends between two steps of reading
         return False
 
 
