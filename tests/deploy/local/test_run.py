@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protofleet.coordinator.observe.rounds_file import read_rounds
+
 ROOT = Path(__file__).parents[3]
 SMALL = """
 name = "small"
@@ -110,14 +112,12 @@ def start(place):
 
 
 def wait_for_rounds(place, number):
+    """Whole ones: the run may be writing a line at any moment."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
-        try:
-            if len(lines(place)) >= number:
-                return
-        except FileNotFoundError:
-            pass
-        time.sleep(0.005)
+        if len(read_rounds(place / "runs" / "small" / "rounds.jsonl")) >= number:
+            return
+        time.sleep(0.005)  # between two looks
     raise AssertionError(f"no {number} rounds after 90 s")
 
 
