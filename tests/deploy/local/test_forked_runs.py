@@ -12,6 +12,7 @@ from protofleet.deploy.local.processes import uses_cuda
 from protofleet.runtime.launcher import CAN_FORK
 from tests.deploy.local.test_resume import alive, bits, descendants, name_of, wait_until
 from tests.deploy.local.test_run import ROOT, command, lines, place, protofleet, start, wait_for_rounds
+from tests.support.held_run import HeldRun
 
 __all__ = ["place"]  # a fixture
 pytestmark = [
@@ -30,7 +31,7 @@ def test_forked_processes_come_to_the_bits_of_fresh_interpreters(place, method):
 
 
 def test_a_run_whose_launcher_is_killed_ends_with_all_its_processes_and_says_why(place):
-    run = start(place)
+    run = start(place, HeldRun(place / "held", 10))
     wait_for_rounds(place, 1)
     family = descendants(run.pid)
     (launcher,) = [pid for pid in descendants(run.pid, levels=1) if name_of(pid) == "launcher"]
@@ -58,7 +59,7 @@ STAGES = {
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_control_c_at_any_stage_is_one_line_and_leaves_no_process(place, stage):
-    run = start(place)
+    run = start(place, held := HeldRun(place / "held", 10))
     family = set[int]()
 
     def reached():
@@ -66,9 +67,10 @@ def test_control_c_at_any_stage_is_one_line_and_leaves_no_process(place, stage):
         return STAGES[stage](run, place)
 
     # Before, Python itself says where it was interrupted.
-    assert wait_until(lambda: b"_multiarray" in Path(f"/proc/{run.pid}/maps").read_bytes())
+    assert wait_until(lambda: b"_multiarray" in Path(f"/proc/{run.pid}/maps").read_bytes(), 60)
     assert wait_until(reached, 60)
     run.send_signal(signal.SIGINT)
+    held.let_go()
     out, err = run.communicate(timeout=40)
     family.update(descendants(run.pid))
     assert run.returncode == 1 and "Traceback" not in err, err

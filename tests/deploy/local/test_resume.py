@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.observe.rounds_file import read_rounds
-from tests.deploy.local.test_run import ROOT, SMALL, command, lines, place, protofleet, wait_for_rounds
+from tests.deploy.local.test_run import SMALL, command, lines, place, protofleet, wait_for_rounds
+from tests.support.held_run import HeldRun
 
 __all__ = ["place"]  # a fixture
 ROUNDS = 10
@@ -70,7 +71,7 @@ def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place)
     whole = protofleet(*arguments, "--runs", "whole", cwd=place, timeout=200)
     assert whole.returncode == 0, whole.stderr
     run = subprocess.Popen(
-        command(*arguments), cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        command(*arguments), cwd=place, env=HeldRun(place / "held", ROUNDS - 2).environment,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     dice = random.Random(SEED)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from protofleet.coordinator.observe.rounds_file import read_rounds
+from tests.support.held_run import HeldRun
 
 ROOT = Path(__file__).parents[3]
 SMALL = """
@@ -103,8 +104,9 @@ def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place)
     assert "diverged: " in once_more.stdout and "already" in once_more.stdout and once_more.returncode == 1
 
 
-def start(place):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def start(place, held=None):
+    """Of forty rounds: some seconds, and as long as it takes where it is `held`."""
+    environment = held.environment if held else {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command("run", "small.toml", "--set", "rounds=40"),
         cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -123,9 +125,10 @@ def wait_for_rounds(place, number):
 
 @pytest.mark.slow
 def test_control_c_ends_a_run_cleanly_and_the_same_command_continues_it(place):
-    first = start(place)
+    first = start(place, held := HeldRun(place / "held", 10))
     wait_for_rounds(place, 3)
     first.send_signal(signal.SIGINT)
+    held.let_go()
     out, err = first.communicate(timeout=40)
     assert first.returncode == 1 and "resumes" in err and "Traceback" not in err
     before = len(lines(place))

@@ -13,7 +13,8 @@ from protofleet.deploy.local.run import computes_on_gpu, slots_of
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.protocol.settings.reader import SettingsError
 from tests.deploy.local.test_resume import alive, bits, wait_until
-from tests.deploy.local.test_run import ROOT, SMALL, command, lines, place, protofleet, wait_for_rounds
+from tests.deploy.local.test_run import SMALL, command, lines, place, protofleet, wait_for_rounds
+from tests.support.held_run import HeldRun
 
 __all__ = ["place"]  # a fixture
 TOGETHER = ("--set", "devices.processes=1")
@@ -39,13 +40,15 @@ def test_ten_devices_in_one_process_that_is_killed_come_to_the_bits_of_a_process
     arguments = ["run", "small.toml", "--set", "rounds=8", "--set", "method.name=fedpall"]
     each = protofleet(*arguments, "--set", "devices.processes=each", "--runs", "each", cwd=place, timeout=300)
     assert each.returncode == 0 and "10, a process each" in each.stdout, each.stdout + each.stderr
+    held = HeldRun(place / "held", 4)
     run = subprocess.Popen(
         command(*arguments, *TOGETHER, "--set", "devices.start=spawn", "--runs", str(place / "runs")), cwd=place,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+        env=held.environment, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     wait_for_rounds(place, 2)
     (worker,) = pids_of_devices(place / "runs")
     os.kill(worker, signal.SIGKILL)
+    held.let_go()
     assert wait_until(lambda: not alive(worker))
     said = run.communicate(timeout=200)[0]
     assert run.returncode == 0 and "10 in 1 process" in said, said
@@ -86,14 +89,16 @@ def log_of_devices(place):
 
 @pytest.mark.slow
 def test_a_device_that_an_error_has_ended_comes_back_into_its_process_and_the_run(place):
+    held = HeldRun(place / "held", 4)
     run = subprocess.Popen(
         command("run", "small.toml", *TOGETHER, "--set", "rounds=10"), cwd=place, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=held.environment,
     )  # fmt: skip
     wait_for_rounds(place, 2)
     state = place / "runs" / "small" / "devices" / "device-2" / "device.json"
     state.rename(state.with_name("aside"))
     state.mkdir()  # it can replace no file
+    held.let_go()
     assert wait_until(lambda: "device-2: ended by an error; the other" in log_of_devices(place), 30)
     state.rmdir()
     state.with_name("aside").rename(state)
