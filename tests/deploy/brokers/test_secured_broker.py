@@ -51,12 +51,16 @@ def standing(tmp_path_factory):
 
 @pytest.fixture
 def join_as(secured):
-    peers = []
+    """Connects parties; when that has come back, the broker knows what they listen to."""
+    peers, topics = [], Topics(secured.federation)
 
     def join(name, **options):
-        peers.append(Peer(f"{secured.federation}.{name}", secured.address(name), **options))
-        peers[-1].next(Connected)
-        return peers[-1]
+        peers.append(joined := Peer(f"{secured.federation}.{name}", secured.address(name), **options))
+        joined.next(Connected)
+        # Brokers work in order: whoever has taken this word has taken the subscriptions before it.
+        joined.mqtt.publish(topics.down("d2") if name == COORDINATOR else topics.device_state(name), b"here")
+        assert joined.mqtt.flush(PATIENCE)
+        return joined
 
     yield join
     for peer in peers:
