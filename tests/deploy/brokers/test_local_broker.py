@@ -8,14 +8,18 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from protofleet.deploy.brokers.local import LocalBroker, find_broker
-from protofleet.protocol.transport.address import BrokerAddress, BrokerError, preflight
+from protofleet.protocol.transport import address as addresses
+from protofleet.protocol.transport.address import BrokerAddress, BrokerError
+from tests.conftest import PATIENCE
 
 REPOSITORY = Path(__file__).parents[3]
+preflight = partial(addresses.preflight, seconds=PATIENCE)  # however the machine stands still
 
 
 def until(happened, seconds=20.0):

@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from cryptography.hazmat.primitives import serialization as s
@@ -17,7 +18,9 @@ from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.certificates import PEM, issue_certificate, new_key
 from protofleet.deploy.enrol.local_federation import enrol, enrol_federation, tls_files
 from protofleet.protocol.security.keyfiles import write_file, write_private
-from protofleet.protocol.transport.address import BrokerAddress, BrokerError, TlsFiles, preflight
+from protofleet.protocol.transport import address as addresses
+from protofleet.protocol.transport import mqtt as transports
+from protofleet.protocol.transport.address import BrokerAddress, BrokerError, TlsFiles
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected
 from protofleet.protocol.transport.mqtt import Mqtt
 from protofleet.protocol.wire.names import COORDINATOR
@@ -26,6 +29,15 @@ from tests.conftest import PATIENCE, Peer, missing
 from tests.support.secured_broker import start_enrolled
 
 HOUR = dt.timedelta(hours=1)
+preflight = partial(addresses.preflight, seconds=PATIENCE)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A machine that stands still for some seconds is no reason why a broker does not take somebody."""
+    monkeypatch.setattr(transports, "CONNECT_SECONDS", PATIENCE)
+    monkeypatch.setattr(disconnect, "preflight", preflight)
+    monkeypatch.setattr(disconnect, "RELOAD_SECONDS", PATIENCE)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The broker of `protofleet run`: everybody enrolled and in TLS, unless the settings say otherwise."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -8,8 +9,10 @@ from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.local.run import broker_of_run, prepare_folder
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, write_toml
-from protofleet.protocol.transport.address import preflight
+from protofleet.protocol.transport import address as addresses
+from tests.conftest import PATIENCE
 
+preflight = partial(addresses.preflight, seconds=PATIENCE)  # however the machine stands still
 TABLE = {
     "name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"},
     "devices": {"clients": {"mnist": 2}},
