@@ -3,6 +3,7 @@
 By people's commands; as processes of their own where what one has written is read by another much later.
 """
 
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from protofleet.deploy.cli.main import main
 from protofleet.deploy.enrol import key_folder, lifecycle
 from protofleet.deploy.enrol.approval import Approval, issue_approval, read_approval
 from protofleet.deploy.enrol.authority import Authority, make_authority
+from protofleet.deploy.enrol.certificates import new_csr, read_csr
 from protofleet.deploy.enrol.local_federation import enrol
 from protofleet.deploy.enrol.request import REQUEST, new_request
 from protofleet.protocol.security.enrolment import load_trust
@@ -175,6 +177,7 @@ def csr_of(key, version=0):
             ),
             "cannot be used",
         ),
+        (lambda: csr_of(ec.generate_private_key(ec.SECP256R1())).replace(b"d1", b"d2"), "by its own key"),
         (lambda: b"", "invalid request"),
     ],
 )
@@ -184,6 +187,24 @@ def test_a_tls_part_that_is_none_is_one_line(tmp_path, make, words):
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
     with pytest.raises(StatementError, match=words):
         lifecycle.review_request(authority, sign_statement(REQUEST, body, [identity]))
+
+
+def test_an_interrupt_while_a_request_is_read_is_no_wrong_signature():
+    data = new_csr("d1", ec.generate_private_key(ec.SECP256R1()))
+
+    def interrupted_in_its_signature(frame, event, argument):
+        """Of the first call of Python text that the library makes then."""
+        if frame.f_code.co_filename != csr_file and frame.f_back.f_code.co_name == "read_csr":
+            raise KeyboardInterrupt
+
+    csr_file = read_csr.__code__.co_filename
+    before = sys.gettrace()
+    sys.settrace(interrupted_in_its_signature)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            read_csr(data, "d1")
+    finally:
+        sys.settrace(before)
 
 
 # -- what is approved, and for what
