@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from protofleet.methods.contract.base import ClientHalf, Payload, Samples
 from protofleet.methods.contract.plan import Network, Plan, PublicImages
+from protofleet.methods.contract.public import PublicSet
+from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.weights import weights_of
 from protofleet.protocol.settings.bounds import LONG_SECONDS, Bytes, Epochs, PositiveBytes, Within
 from protofleet.protocol.settings.reader import SettingsError, demand_within
@@ -57,8 +59,11 @@ class HalfBuilder:
     def build(self, plan: Plan) -> ClientHalf:
         epochs, limits = plan.settings().epochs, self.limits
         demand(f"{epochs:,} epochs", epochs <= limits.epochs, f"epochs = {limits.epochs:,}", "fewer")
+        public = public_bytes(plan)
+        self._demand_memory(public)
         weights, state, features = self._sizes(plan)
-        self._demand_memory(COPIES * weights + features)
+        held = COPIES * weights + features + public
+        self._demand_memory(held)
         stored, most = weights + state, limits.disk_bytes
         demand(f"{stored:,} bytes of disk", stored <= most, f"disk_bytes = {most:,}", "a smaller network")
         half = plan.client_half(
@@ -69,9 +74,7 @@ class HalfBuilder:
             validation=self.validation,
             public=self.public(plan),
         )
-        self._demand_memory(
-            COPIES * weights + features + self._batch(plan) * activation_bytes(half, self.train.x)
-        )
+        self._demand_memory(held + self._batch(plan) * activation_bytes(half, self.train.x))
         return half
 
     def _sizes(self, plan: Plan) -> tuple[int, int, int]:
@@ -90,12 +93,26 @@ class HalfBuilder:
             raise SettingsError(f"the run's network cannot be made: {first_line(error)}") from None
 
     def _batch(self, plan: Plan) -> int:
-        return min(int(plan.settings().batch), len(self.train.y))
+        """The most images of one step: its own, or the public ones, of which it may have more."""
+        own = min(int(plan.settings().batch), len(self.train.y))
+        return max(own, *public_set(plan).batches) if plan.load().public else own
 
     def _demand_memory(self, size: int) -> None:
         most = self.limits.memory_bytes or total_memory(self.place)
         limit = f"memory_bytes = {most:,}"
         demand(f"{size:,} bytes of memory", size <= most, limit, "a smaller network or batch")
+
+
+def public_set(plan: Plan) -> PublicSet:
+    return plan.public or PublicSet()
+
+
+def public_bytes(plan: Plan) -> int:
+    """Of the images that all devices of a run have, and of their cosines."""
+    if not plan.load().public:
+        return 0
+    chosen = public_set(plan)
+    return FLOAT * (chosen.samples * plan.channels * plan.size**2 + chosen.pairs)
 
 
 def demand(takes: str, holds: bool, limit: str, other: str) -> None:
@@ -108,7 +125,9 @@ def demand(takes: str, holds: bool, limit: str, other: str) -> None:
 
 def activation_bytes(half: ClientHalf, x: Tensor) -> int:
     """Bytes that one sample's pass leaves for the way back; a network that does not take these images is refused."""
-    trained = [n for n in half.networks() if any(w.requires_grad for w in n.parameters())]
+    # What takes no images, as FedKD's map of embeddings, keeps next to nothing.
+    networks = [n for n in half.networks() if isinstance(n, Net)]
+    trained = [n for n in networks if any(w.requires_grad for w in n.parameters())]
     return sum(kept_by(network, x) for network in trained) if len(x) else 0
 
 

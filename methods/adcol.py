@@ -4,19 +4,22 @@ Device i: l = CE + mu KL(uniform || softmax(D(z))), D fixed: features are to tel
 Server  : D <- SGD on CE(D(z), i) over the features of all samples of the round's devices
 
 A device's model is its own from the run's first network on. After training it sends the features of all its samples,
-in evaluation mode. D has an output for each device that ever took part, whose number never changes, and it goes on
-from round to round with its optimizer; `clients` makes outputs for devices that are yet to come. mu is also 0.3 in
-FedPall's copy, and 0.5 in FL-bench, which averages the models as well: average_models.
+in evaluation mode. D goes on from round to round with its optimizer. Where we differ, or codes do:
+  clients  the paper's D has an output for each of the run's clients from the start. Here devices may come at any
+           time: D has one for each that ever took part, whose number never changes, and grows with them. Set to how
+           many will come, `clients` makes it the paper's.
+  mu       also 0.3 in FedPall's copy, and 0.5 in FL-bench, which averages the models as well: average_models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofleet.methods import singleset
 from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, ServerHalf
@@ -89,7 +92,11 @@ class Client(singleset.Client):
     def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
         super().__init__(model, data, hyper, seed, device)
         like = next(model.parameters())
-        self.D = frozen(amplifier(model.embedding_size, 1).to(like.device, like.dtype))
+        D = amplifier(model.embedding_size, max(hyper.clients, 1))
+        self.D = frozen(D.to(like.device, like.dtype))
+
+    def networks(self) -> Sequence[nn.Module]:
+        return [self.model, self.D]
 
     def receive(self, payload: Payload) -> None:
         load_weights(self.model, payload)
@@ -106,21 +113,23 @@ class Client(singleset.Client):
         return F.cross_entropy(self.model.head(z), y) + self.hyper.mu * apart
 
 
-def cost(sizes: Sizes) -> Cost:
+def cost(sizes: Sizes, outputs: int = 0) -> Cost:
+    """`outputs`: those that are made before their devices come."""
     with torch.device("meta"):
-        D = amplifier(sizes.D, sizes.clients)
+        D = amplifier(sizes.D, max(outputs, sizes.clients))
     return Cost({"features": sizes.examples * sizes.D}, {Discriminator.kind: parameters(D)})
 
 
-def cost_with_models(sizes: Sizes) -> Cost:
-    own, models = cost(sizes), {"weights": sizes.weights}
+def cost_with_models(sizes: Sizes, outputs: int = 0) -> Cost:
+    own, models = cost(sizes, outputs), {"weights": sizes.weights}
     return Cost({**models, **own.up}, {**models, **own.down})
 
 
 def variant(hyper: Hyper) -> Method:
-    if not hyper.average_models:
-        return METHOD
-    return replace(METHOD, reports="global", alike="network", private="", cost=cost_with_models)
+    if hyper.average_models:
+        form = partial(cost_with_models, outputs=hyper.clients)
+        return replace(METHOD, reports="global", alike="network", private="", cost=form)
+    return replace(METHOD, cost=partial(cost, outputs=hyper.clients)) if hyper.clients else METHOD
 
 
 METHOD = Method(

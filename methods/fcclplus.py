@@ -44,7 +44,15 @@ from protofleet.methods.parts.optimizers import BETA1, Adam
 from protofleet.methods.parts.prototypes import LARGEST_NUMBER
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
-from protofleet.protocol.settings.bounds import Momentum, PositiveShare, Rate, Temperature, Weight
+from protofleet.protocol.settings.bounds import (
+    Batch,
+    Epochs,
+    Momentum,
+    PositiveShare,
+    Rate,
+    Temperature,
+    Weight,
+)
 
 Teacher = Literal["own", "global"]
 SMALLEST_DEVIATION = 1e-12
@@ -52,6 +60,8 @@ SMALLEST_DEVIATION = 1e-12
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
+    epochs: Epochs = 20
+    batch: Batch = 128
     lr: Rate = 0.001
     momentum: Momentum = BETA1  # Adam's first beta
     public_lr: Rate = 0.001
@@ -189,13 +199,19 @@ def standardised(scores: Tensor) -> Tensor:
 
 def cost(sizes: Sizes) -> Cost:
     """With models averaged; their code's exchanges for each batch make as many numbers."""
+    weights, told = {"weights": sizes.weights}, cost_of_images(sizes)
+    return Cost({**weights, **told.up}, {**weights, **told.down})
+
+
+def cost_of_images(sizes: Sizes) -> Cost:
     told = {"logits": sum(sizes.public) * sizes.C, "cosines": sum(n * (n - 1) for n in sizes.public)}
-    both = {"weights": sizes.weights, **told}
-    return Cost(up=both, down=both)
+    return Cost(up=told, down=told)
 
 
 def variant(hyper: Hyper) -> Method:
-    return METHOD if hyper.average else replace(METHOD, reports="personal", alike="nothing")
+    if hyper.average:
+        return METHOD
+    return replace(METHOD, reports="personal", alike="nothing", cost=cost_of_images)
 
 
 METHOD = Method(

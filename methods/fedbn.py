@@ -4,7 +4,7 @@ w_l <- sum_i (N_i / N) w_i,l   for every layer l that is no batch norm          
 
 A batch norm's weight, bias and statistics stay on their device. They are found by type: the "downsample.1" of a
 ResNet is one, and does not say so in its name. Group and layer norms keep no statistics, and are averaged. The
-authors' code averages with 1/K; N_i/N here, as in all methods that average.
+authors' code averages with 1/K.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.shared import SharedPart, SharingClient, SharingServer
-from protofleet.methods.parts.weights import keys_of_norms
+from protofleet.methods.parts.weights import keys_of_norms, named_weights
 
 
 class WithoutNorms(SharedPart):
@@ -35,9 +35,9 @@ def shared_keys_of(model: Net) -> frozenset[str]:
 
 
 def cost(sizes: Sizes) -> Cost:
-    """All parameters but a weight and a bias for each channel that is normed."""
-    parameters = dict(sizes.model.named_parameters())
-    shared = sum(parameters[key].numel() for key in shared_keys_of(sizes.model) if key in parameters)
+    """All parameters that travel in FedAvg but a weight and a bias for each channel that is normed."""
+    travelling = named_weights(sizes.model, shared_keys_of(sizes.model))
+    shared = sum(w.numel() for key, w in sizes.model.named_parameters() if key in travelling)
     return Cost(up={"weights": shared}, down={"weights": shared})
 
 

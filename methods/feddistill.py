@@ -5,7 +5,8 @@ t_c <- mean over the devices that hold c of their mean logits of class c
 
 A device's means are of all that it sees in its local epochs, each batch before its step; proto_source = "eval" takes
 them in a pass of their own after training. A sample whose class has no row is no part of the second mean. Nothing
-else is shared, so networks may differ altogether. HtFLlib takes t_y itself for the target (raw_targets): unbounded
+else is shared, so networks may differ altogether. Counts go up beside the means: t_c needs none, but by them no
+device can state more rows than it has samples. HtFLlib takes t_y itself for the target (raw_targets): unbounded
 below.
 """
 
@@ -69,6 +70,11 @@ class Client(singleset.Client):
         self.seen.add(logits.detach(), y)
         return F.cross_entropy(logits, y) + self.hyper.lam * self.distillation(logits, y)
 
+    def embedding(self, x: Tensor) -> Tensor:
+        """[B, C]: scores, which the server's rows are means of. Embeddings may be of any size."""
+        scores: Tensor = self.model(x)
+        return scores
+
     def distillation(self, logits: Tensor, y: Tensor) -> Tensor:
         held = self.known[y]
         rows = self.targets[y[held]]
@@ -86,10 +92,10 @@ class Client(singleset.Client):
 def cost(sizes: Sizes) -> Cost:
     """Their classes and counts are a number each."""
     up = {"prototypes": sizes.held * sizes.C, "labels": sizes.held, "counts": sizes.held}
-    return Cost(up, {} if sizes.first_round else {"prototypes": sizes.C * sizes.C, "labels": sizes.C})
+    return Cost(up, {} if sizes.first_round else {"prototypes": sizes.rows * sizes.C, "labels": sizes.rows})
 
 
 METHOD = Method(
     "arXiv:1811.11479", Hyper, Server, Client,
-    reports="personal", alike="embedding", private="the model", cost=cost,
+    reports="personal", alike="nothing", private="the model", cost=cost,
 )  # fmt: skip

@@ -181,6 +181,6 @@ def variant(hyper: Hyper) -> Method:
 
 
 METHOD = Method(
-    "Zhang et al., CVPR 2023: FedDG-GA", Hyper, Server, Client,
+    "Zhang et al., CVPR 2023: FedDG-GA", Hyper, Server, Client, validates=True,
     private="how good its last two models were on its validation samples", cost=cost, variant=variant,
 )  # fmt: skip

@@ -17,6 +17,8 @@ differ:
   energy   HtFLlib's e_t is that of the round before.
   kl, targets  as FML has them; with "moving" targets the MSE counts twice.
   clip     10, HtFLlib's: the fewer errors both networks make, the larger the quotient, and the steps that it makes.
+           The authors' code has none, with Adam at 3e-6. With SGD at 0.02 and momentum, on three easy classes, all of
+           six seeds had lost one or two of them in round 6 without it, and two seeds with it.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class Server(MutualServer):
 
     def round(self) -> Round:
         wants = self.wants()
-        replies = yield Ask("train", self.payload(), wants)
+        replies = yield Ask("train", self.shared(), wants)
         own = weights_of(self.model)
         mean = plain_mean([replace(r, payload=Unpacked(r.payload, own)) for r in replies], wants)
         changes = changing(self.model) if self.hyper.travel == "update" else ()
@@ -84,8 +86,8 @@ class Server(MutualServer):
             )  # fmt: skip
         return wants
 
-    def payload(self) -> Payload:
-        whole = super().payload()
+    def shared(self) -> Payload:
+        whole = super().shared()
         if self.hyper.travel == "update":
             return whole
         return in_factors(whole, self.model, self.hyper.energy(self.number, self.rounds))
@@ -102,6 +104,9 @@ class Client(MutualClient):
         with initialised_from(seeded(seed, "W_h").initial_seed()):
             self.W_h = nn.Linear(self.mutual.embedding_size, model.embedding_size, bias=False)
         self.W_h.to(like.device, like.dtype)
+
+    def networks(self) -> list[nn.Module]:
+        return self.trained()
 
     def receive(self, payload: Payload) -> None:
         super().receive(Unpacked(payload, weights_of(self.mutual)))

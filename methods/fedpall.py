@@ -205,6 +205,9 @@ class Client(singleset.Client):
         self.C_g: Payload = {}
         self.prototypes, self.known = table_of({}, model)
 
+    def networks(self) -> Sequence[nn.Module]:
+        return [self.model, self.A]
+
     def receive(self, payload: Payload) -> None:
         self.A = amplifier_from(payload, self.A).requires_grad_(False)
         self.C_g = {name: payload[name] for name in payload if name.startswith("classifier.")}
@@ -289,7 +292,7 @@ def cost(sizes: Sizes) -> Cost:
         C_g, A = fedpall_classifier(sizes.D, sizes.C), amplifier(sizes.D, sizes.clients)
     held, n = sizes.held, sizes.examples
     up = {"prototypes": held * sizes.D, "labels": held + n, "counts": held, "features": n * sizes.D}
-    known = {"prototypes": sizes.C * sizes.D, "labels": sizes.C}
+    known = {"prototypes": sizes.rows * sizes.D, "labels": sizes.rows}
     return Cost(up, {"classifier": parameters(C_g), "amplifier": parameters(A), **known})
 
 

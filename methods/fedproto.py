@@ -147,9 +147,10 @@ class Client(singleset.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """The paper's is without labels and counts; down comes what anybody has ever held."""
+    """The paper's is without labels and counts, and of all classes; down comes what anybody has ever held."""
     up = {"prototypes": sizes.held * sizes.D, "labels": sizes.held, "counts": sizes.held}
-    return Cost(up, {} if sizes.first_round else {"prototypes": sizes.C * sizes.D, "labels": sizes.C})
+    down = {"prototypes": sizes.rows * sizes.D, "labels": sizes.rows}
+    return Cost(up, {} if sizes.first_round else down)
 
 
 def cost_with_models(sizes: Sizes) -> Cost:

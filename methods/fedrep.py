@@ -50,8 +50,6 @@ class Client(Base, SharingClient):
         self.fit(base, head, self.hyper.base_epochs, f"{phase}-base")
 
     def fit(self, part: list[nn.Parameter], rest: list[nn.Parameter], epochs: int, purpose: str) -> None:
-        if not any(parameter.requires_grad for parameter in part):
-            return  # a base that is all of a frozen backbone
         hyper, generator = replace(self.hyper, epochs=epochs), self.generator(purpose)
         with fixed(rest):
             train(self.model, self.data, self.objective, hyper, generator, optimizers=[sgd(part, hyper)])

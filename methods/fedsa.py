@@ -260,7 +260,7 @@ def cost(sizes: Sizes) -> Cost:
     """The paper's figures are of anchors down and prototypes up alone."""
     table = sizes.C * sizes.D
     up = {"prototypes": sizes.held * sizes.D, "labels": sizes.held, "counts": sizes.held}
-    known = {} if sizes.first_round else {"prototypes": table, "labels": sizes.C}
+    known = {} if sizes.first_round else {"prototypes": sizes.rows * sizes.D, "labels": sizes.rows}
     return Cost(up, {"anchors": table, **known})
 
 

@@ -17,7 +17,7 @@ Their code weighs devices by 1 / K and counts a round as 5 steps; here they are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -123,6 +123,9 @@ class Client(fedavg.Client):
         super().__init__(with_moments(model, seed), data, hyper, seed, device)
         like = next(model.parameters())
         self.own = Conditional(model.classes, model.embedding_size).to(like.device, like.dtype)
+
+    def networks(self) -> Sequence[nn.Module]:
+        return [self.model, self.own]
 
     def run(self, ask: Ask) -> Payload:
         self.noise = self.generator(f"{ask.phase}-noise")

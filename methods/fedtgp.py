@@ -26,12 +26,18 @@ from torch import Tensor, nn
 from protofleet.methods import fedproto
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, ServerHalf
 from protofleet.methods.contract.liveness import report_progress
-from protofleet.methods.maths.geometry import diagonal, distances
+from protofleet.methods.maths.geometry import distances, margins
 from protofleet.methods.maths.means import class_means
 from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.parts.local import LocalHyper, demand_one_of
 from protofleet.methods.parts.optimizers import SGD
-from protofleet.methods.parts.prototypes import held_row_wants, held_rows, known_rows
+from protofleet.methods.parts.prototypes import (
+    class_means_in,
+    class_rows,
+    held_row_wants,
+    held_rows,
+    known_rows,
+)
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, Rate, Weight
@@ -83,23 +89,20 @@ class Server(ServerHalf):
 
     def round(self) -> Round:
         replies = yield Ask("train", self.payload(), held_row_wants(self.model))
-        rows, labels = pairs(replies)
+        rows, labels = pairs(replies, self.model.classes)
         if len(labels):
             self.learn(rows, labels)
             self.known[labels] = True
 
     def learn(self, rows: Tensor, labels: Tensor) -> None:
         hyper, generator = self.hyper, self.generator("train")
-        margin = min(SPREAD[hyper.margin](means_of(rows, labels, self.model.classes)), hyper.margin_limit)
+        margin = margin_between(means_of(rows, labels, self.model.classes), hyper)
         sgd = SGD(self.trainable.parameters(), hyper.server_lr)
         for _ in range(hyper.server_epochs):
             order = torch.randperm(len(labels), generator=generator)
             for batch in torch.split(order, hyper.server_batch):
-                y = labels[batch]
-                far = distances(rows[batch], self.trainable())
-                own = F.one_hot(y, self.model.classes).to(far.dtype)
                 sgd.zero_grad()
-                torch.autograd.backward(F.cross_entropy(-(far + margin * own), y))
+                torch.autograd.backward(contrast(rows[batch], labels[batch], self.trainable(), margin))
                 sgd.step()
                 report_progress()
 
@@ -126,12 +129,19 @@ class Client(fedproto.Client):
         """FedProto's last fit is none of its settings."""
 
 
-def pairs(replies: Sequence[Reply]) -> tuple[Tensor, Tensor]:
-    """What devices sent, [n, D] and [n], by device and then by class."""
-    ordered = [reply.payload for reply in sorted(replies, key=lambda reply: reply.device)]
-    found = [(p["prototypes"], p["labels"], p["labels"].argsort(stable=True)) for p in ordered]
-    rows = torch.cat([prototypes[order] for prototypes, _, order in found])
-    return rows, torch.cat([labels[order] for _, labels, order in found])
+def contrast(p: Tensor, y: Tensor, t: Tensor, margin: float) -> Tensor:
+    """l: mean over the pairs p [n, D], y [n] of these t [C, D]."""
+    far = distances(p, t)
+    own = F.one_hot(y, len(t)).to(far.dtype)
+    return F.cross_entropy(-(far + margin * own), y)
+
+
+def pairs(replies: Sequence[Reply], classes: int) -> tuple[Tensor, Tensor]:
+    """What devices sent, [n, D] and [n], by device and then by class; each has one pair of a class at most."""
+    ordered = sorted(replies, key=lambda reply: reply.device)
+    tables = [class_means_in(reply.payload, classes) for reply in ordered]
+    found = [class_rows(means, counts > 0) for means, counts in tables]
+    return torch.cat([p["prototypes"] for p in found]), torch.cat([p["labels"] for p in found])
 
 
 def means_of(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -141,9 +151,7 @@ def means_of(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def nearest_others(Q: Tensor) -> float:
-    if len(Q) < 2:
-        return torch.inf
-    return float(distances(Q, Q).masked_fill(diagonal(Q), torch.inf).min(dim=1).values.max())
+    return float(margins(Q).max()) if len(Q) > 1 else torch.inf
 
 
 def farthest_others(Q: Tensor) -> float:
@@ -151,6 +159,12 @@ def farthest_others(Q: Tensor) -> float:
 
 
 SPREAD: Mapping[str, Callable[[Tensor], float]] = {"nearest": nearest_others, "farthest": farthest_others}
+
+
+def margin_between(Q: Tensor, hyper: Hyper) -> float:
+    """m"""
+    return min(SPREAD[hyper.margin](Q), hyper.margin_limit)
+
 
 METHOD = Method(
     "arXiv:2401.03230", Hyper, Server, Client,

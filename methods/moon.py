@@ -51,22 +51,23 @@ class Client(fedavg.Client):
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         z = self.model.embed(x)
-        near, far = (self.cosines(z, other, x) for other in (self.world, self.previous))
-        scores = torch.stack([near, far], dim=1) / self.hyper.tau
-        contrast = F.cross_entropy(scores, torch.zeros_like(y))
-        return F.cross_entropy(self.model.head(z), y) + self.hyper.mu * contrast
-
-    @staticmethod
-    def cosines(z: Tensor, other: Net, x: Tensor) -> Tensor:
         with torch.no_grad():
-            fixed = unit(other.embed(x))
-        return (unit(z) * fixed).sum(dim=1)
+            near, far = self.world.embed(x), self.previous.embed(x)
+        loss = F.cross_entropy(self.model.head(z), y)
+        return loss + self.hyper.mu * contrast(z, near, far, self.hyper.tau)
 
     def state(self) -> Payload:
         return snapshot(weights_of(self.previous))
 
     def restore(self, state: Payload) -> None:
         load_weights(self.previous, state)
+
+
+def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+    """l_con, of embeddings [B, D]: mean over the batch."""
+    cosines = [(unit(z) * unit(other)).sum(dim=1) for other in (near, far)]
+    scores = torch.stack(cosines, dim=1) / tau
+    return F.cross_entropy(scores, scores.new_zeros(len(z), dtype=torch.int64))
 
 
 METHOD = Method(

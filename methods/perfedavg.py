@@ -3,17 +3,20 @@
 w' = w - lr grad f(w; D),   w <- w - beta grad f(w'; D')                        (alg. 1, with their FO approximation)
 
 Batches of 2B samples: D is the first half of one, rounded up, and D' the rest; one sample alone is both. Steps are
-plain SGD. PFLlib, whose beta is lr too, trains twice a round and gives a device of fewer than 2B samples no step at
-all; FedPall's alternates whole batches, and a device with one never trains.
+plain SGD: `momentum` and `weight_decay`, which an experiment may say for all of its methods, change nothing. PFLlib,
+whose beta is lr too, trains twice a round and gives a device of fewer than 2B samples no step at all; FedPall's
+alternates whole batches, and a device with one never trains.
 
 Measured at the end with one step of lr on one batch of the device's own, as the paper's model is meant to be, and
-without it ("unadapted").
+without it ("unadapted"). In a round before, "personal" is the model that comes of the device's local training: the
+last accuracy of the series is another model's than those before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -24,22 +27,31 @@ from protofleet.methods.nets.base import Net, frozen
 from protofleet.methods.parts.local import LocalHyper, norms_of, train, train_norms
 from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.weights import weights_of
-from protofleet.protocol.settings.bounds import Rate
+from protofleet.protocol.settings.bounds import Rate, Within
 
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
+    batch: Annotated[int, Within(1, 500_000_000)] = 64  # B: two of them are one of `train`, which bounds it
     beta: Rate | None = None  # default: lr
+
+    @property
+    def pairs(self) -> LocalHyper:
+        """Of a loop over batches of 2B samples."""
+        return LocalHyper(self.epochs, 2 * self.batch, self.lr, clip=self.clip)
 
 
 class Client(fedavg.Client):
     hyper: Hyper
     unadapted: Net | None = None  # of the last round, beside the model that has made its step
 
+    def networks(self) -> Sequence[nn.Module]:
+        return [self.model, *([] if self.unadapted is None else [self.unadapted])]
+
     def run(self, ask: Ask) -> Payload:
         self.outer = FromWhereItStood(self.model.parameters(), self.hyper.beta or self.hyper.lr)
-        hyper = replace(self.hyper, batch=2 * self.hyper.batch)
-        train(self.model, self.data, self.meta, hyper, self.generator(ask.phase), optimizers=[self.outer])
+        generator = self.generator(ask.phase)
+        train(self.model, self.data, self.meta, self.hyper.pairs, generator, optimizers=[self.outer])
         return weights_of(self.model)
 
     def meta(self, x: Tensor, y: Tensor) -> Tensor:

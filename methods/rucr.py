@@ -155,14 +155,14 @@ class Client(fedavg.Client):
     def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
         super().__init__(model, data, hyper, seed, device)
         self.rectified: nn.Module | None = None
-        self.prototypes, _ = table_of({}, model)
-        self.shares = self.prototypes.new_zeros(model.classes)  # r; 0: there is no prototype
+        self.prototypes, self.known = table_of({}, model)
+        self.shares = self.prototypes.new_zeros(model.classes)  # r, of what is known
         self.local = data.y.bincount(minlength=model.classes) > 0
 
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
         self.rectified = rectified_in(payload, self.model)
-        self.prototypes, _ = table_of(payload, self.model)
+        self.prototypes, self.known = table_of(payload, self.model)
         self.shares = torch.zeros_like(self.shares)
         if "shares" in payload:
             self.shares[payload["labels"]] = payload["shares"].detach()
@@ -179,8 +179,11 @@ class Client(fedavg.Client):
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         h, z = self.hyper, self.model.embed(x)
-        contrast = balanced_contrast(z, y, self.prototypes, self.shares, self.local, h.tau)
+        contrast = balanced_contrast(z, y, self.prototypes, self.known, self.shares, self.local, h.tau)
         return F.cross_entropy(self.model.head(z), y) + h.mu * contrast
+
+    def networks(self) -> Sequence[nn.Module]:
+        return [self.model, *([] if self.rectified is None else [self.rectified])]
 
     def rectified_head(self, z: Tensor, payload: Payload) -> nn.Module:
         head = deepcopy(self.model.head)
@@ -231,14 +234,14 @@ def mixed(lam: Tensor, direction: Tensor, z: Tensor) -> Tensor:
 
 
 def balanced_contrast(
-    z: Tensor, y: Tensor, prototypes: Tensor, shares: Tensor, local: Tensor, tau: float
+    z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, shares: Tensor, local: Tensor, tau: float
 ) -> Tensor:
     """Only samples whose class has a prototype are in the mean."""
-    held = (shares > 0)[y]
+    held = known[y]
     z, y = z[held], y[held]
     cosines = unit(z) @ unit(prototypes).T / tau
     own = F.one_hot(y, len(shares)).to(z.dtype)
-    scores = cosines.masked_fill(~(local & (shares > 0)), 0.0) + own * shares[y].log().unsqueeze(1)
+    scores = cosines.masked_fill(~(local & known), 0.0) + own * shares[y].log().unsqueeze(1)
     return F.cross_entropy(scores, y, reduction="sum") / max(len(y), 1)
 
 
@@ -257,7 +260,7 @@ def rectified_in(payload: Payload, model: Net) -> nn.Module | None:
 
 def cost(sizes: Sizes) -> Cost:
     """The paper's is without labels and counts. With the retrained head in the last evaluation, once."""
-    rows, held, table = sizes.C * sizes.D, sizes.held, sizes.C
+    rows, held, table = sizes.rows * sizes.D, sizes.held, sizes.rows
     up = {"weights": sizes.weights, "prototypes": held * sizes.D, "labels": held, "counts": held}
     down = {"weights": sizes.weights, "prototypes": rows, "labels": table, "shares": table}
     if sizes.last_rounds:

@@ -124,8 +124,8 @@ class Learned:
         self.accuracy = Gauge(
             "protofleet_accuracy_ratio",
             "Of each domain; split is test or validation; view is global (the model that the round began with) or "
-            "personal (after local training), with the way to predict behind it where a method has several: "
-            "personal-classifier",
+            "personal (after local training; in the last evaluation what the device makes of the last broadcast), "
+            "with the way to predict behind it where a method has several: personal-classifier",
             ["domain", "split", "view"],
             registry=r,
         )

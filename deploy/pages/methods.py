@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from protofleet.deploy.pages.generated_table import DOCS
 from protofleet.methods.contract.catalog import names
+from protofleet.methods.contract.cost import Cost
 from protofleet.methods.contract.overview import Overview, Reference, overview
+from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.public import HASHED_SIZE, PublicSet, sha256_of
 
 PAGE: Final = DOCS / "methods.md"
@@ -16,8 +19,9 @@ TOP: Final = """\
 # The methods
 
 One file of `methods/` each; `protofleet methods` prints this list, `protofleet methods NAME` says which equations a
-method follows, where text and code of its authors differ and what each setting does, and [results.md](results.md)
-what they measured. Array for array, what crosses is in [protocol.md](protocol.md), section 13.
+method follows, where text and code of its authors differ, and its settings with their defaults;
+[results.md](results.md) what they measured. Array for array, what crosses is in section 13 of
+[protocol.md](protocol.md).
 
 **Numbers** are what one device sends and receives in a round, in closed form (`cost` in the method's file; a test
 compares it with what crosses): {reference}. BatchNorm's statistics cross too and are not counted, as in the papers.
@@ -78,13 +82,37 @@ def what_it_is(of: Overview) -> str:
 
 def what_crosses(of: Overview) -> str:
     readings = "<br>".join(f"`{name}`: {', '.join(words)}" for name, words in of.variants.items())
-    cells = (numbers(of.cost.up), numbers(of.cost.down), of.method.private or "nothing", readings)
+    least = cost_of_rank_one(of)
+    up, down = numbers(of.cost.up, least.up), numbers(of.cost.down, least.down)
+    cells = (up, down, of.method.private or "nothing", readings)
     return f"| `{of.name}` | {' | '.join(cells)} |\n"
 
 
-def numbers(kinds: Mapping[str, int]) -> str:
+class RankOne(Mapping[str, int]):
+    """Of every matrix, the least that factors can have."""
+
+    def __getitem__(self, name: str) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def cost_of_rank_one(of: Overview) -> Cost:
+    """Ranks are the data's: where fewer numbers cross if they are small, what is counted is the most."""
+    reference = Reference()
+    plan = Plan(of.name, reference.classes, 1, size=reference.size, network=reference.network)
+    sizes = replace(reference.sizes(plan), ranks=RankOne(), ranks_down=RankOne())
+    return of.method.cost(sizes) if of.method.cost else Cost()
+
+
+def numbers(kinds: Mapping[str, int], least: Mapping[str, int]) -> str:
     parts = [f"{kind} {count:,}" for kind, count in kinds.items() if count]
-    return f"**{sum(kinds.values()):,}**: {', '.join(parts)}" if parts else "nothing"
+    most = "at most " if sum(least.values()) < sum(kinds.values()) else ""
+    return f"{most}**{sum(kinds.values()):,}**: {', '.join(parts)}" if parts else "nothing"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from protofleet.edge_client.data.sources import (
     usps,
 )
 from protofleet.edge_client.data.sources.source import Source
+from protofleet.protocol.settings.suggest import there_are
 
 SOURCES: Final[Mapping[str, Source]] = {
     "digits": digits.SOURCE,
@@ -40,7 +41,7 @@ def names() -> list[str]:
 
 def find(name: str) -> Source:
     if name not in SOURCES:
-        raise ValueError(f"source is {name!r}; there are {', '.join(SOURCES)}")
+        raise ValueError(f"source is {name!r}; {there_are(name, SOURCES)}")
     return SOURCES[name]
 
 

@@ -196,6 +196,7 @@ class Method:
     alike: Alike = "network"  # what all devices of a run must have in common
     mutual: bool = False  # its server half's network is another one, which devices train beside their own
     public: bool = False  # its devices compare what their networks make of images that all of them have
+    validates: bool = False  # without any device that has validation samples it would be another method
     other_rules: tuple[str, ...] = ()  # all that its client half's `other_rules` can name
     cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
     variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings

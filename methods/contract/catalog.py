@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 
 from protofleet import methods
 from protofleet.methods.contract.base import Method
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.settings.suggest import there_are
 
 
 def names() -> list[str]:
@@ -18,6 +22,22 @@ def names() -> list[str]:
 def load(name: str) -> Method:
     """Read from the disk once: a device asks for its method at every hello."""
     if name not in names():
-        raise LookupError(f"no method {name!r}; there are {', '.join(names())}")
-    method: Method = import_module(f"{methods.__name__}.{name}").METHOD
+        raise LookupError(f"no method {name!r}; {there_are(name, names())}")
+    try:
+        method: Method = import_module(f"{methods.__name__}.{name}").METHOD
+    except Exception as error:
+        raise BrokenMethodError(f"the method {name} cannot be loaded: {described(error)}") from error
     return method
+
+
+class BrokenMethodError(SettingsError):
+    """A file of methods/ that is no method: it keeps nobody from the others."""
+
+
+def described(error: Exception) -> str:
+    """With the file and the line that have to be mended."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).parent == Path(methods.__path__[0])] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}: {type(error).__name__}: {error}"

@@ -18,7 +18,7 @@ from protofleet.methods.nets.base import Net, frozen_backbones
 class Sizes:
     """All that a method's cost can depend on. The letters are those of the papers."""
 
-    model: Net
+    model: Net  # as the device's half holds it: FedSR's and FedNH's is another than the plan's
     held: int  # |C_i|: classes that the device holds
     examples: int = 0  # N_i
     clients: int = 1  # N
@@ -30,6 +30,7 @@ class Sizes:
     ranks_down: Mapping[str, int] = field(default_factory=dict)  # of each that comes down so
     public: tuple[int, ...] = ()  # images of each batch of those that all devices have
     mutual: Net | None = None  # the network of all, where it is none like the device's own
+    known: int | None = None  # classes that anybody has held before this round; None: all of them
 
     @property
     def weights(self) -> int:
@@ -38,6 +39,11 @@ class Sizes:
     @property
     def C(self) -> int:  # noqa: N802 - the papers' letter
         return self.model.classes
+
+    @property
+    def rows(self) -> int:
+        """Of a table of classes that comes down with what is known of it, as in FedProto."""
+        return self.C if self.known is None else self.known
 
     @property
     def D(self) -> int:  # noqa: N802

@@ -6,8 +6,11 @@ import re
 import sys
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
 
 from protofleet.methods.contract.base import Method
 from protofleet.methods.contract.cost import Cost, Sizes
@@ -25,6 +28,14 @@ NETWORKS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
+class NoSamples:
+    """Of a device whose half is made for what it holds alone."""
+
+    x: Tensor = field(default_factory=lambda: torch.zeros(0))
+    y: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+
+@dataclass(frozen=True)
 class Reference:
     """What the numbers of all methods are counted for, so that they can be compared."""
 
@@ -36,10 +47,10 @@ class Reference:
     groups: int = 3  # prototypes of a class, where a method has several
 
     def sizes(self, plan: Plan) -> Sizes:
-        """In a round after the first."""
-        rows = self.groups * self.classes
+        """In a round after the first. The network is that of a device's half, which may have made another of it."""
+        rows, model = self.groups * self.classes, plan.client_half(NoSamples(), "").model
         return Sizes(
-            plan.model(), held=self.classes, examples=self.examples, clients=self.devices,
+            model, held=self.classes, examples=self.examples, clients=self.devices,
             local_prototypes=rows, global_prototypes=rows, public=PublicSet().batches,
         )  # fmt: skip
 

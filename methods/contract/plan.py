@@ -19,6 +19,7 @@ from protofleet.methods.nets import catalog as nets
 from protofleet.methods.nets.base import Net
 from protofleet.protocol.settings.bounds import Channels, Classes, Pixels, Rounds, Seed, Width
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
+from protofleet.protocol.settings.suggest import there_are
 
 CHANNELS = (1, 3)
 
@@ -34,7 +35,7 @@ class Network:
 
     def __post_init__(self) -> None:
         if self.name not in nets.names():
-            raise ValueError(f"no network {self.name!r}; there are {', '.join(nets.names())}")
+            raise ValueError(f"no network {self.name!r}; {there_are(self.name, nets.names())}")
         if self.head not in nets.HEADS:
             raise ValueError(f"head is {self.head!r}, it must be one of {', '.join(nets.HEADS)}")
 
@@ -143,6 +144,8 @@ class Plan:
             images = chosen.draw
         if images is None:
             raise SettingsError(f"the run's public set is {chosen.title}, and this device was given none")
+        if chosen.source != DRAWN and not chosen.sha256:  # whatever other files a device has would do
+            raise no_hash(chosen)
         if chosen.sha256:
             chosen.check(images(HASHED_SIZE))
         return batches_of(images(self.size), self.channels, chosen, place)
@@ -192,10 +195,22 @@ def agreed_public_set(method: str, chosen: PublicSet | None) -> PublicSet | None
         return chosen
     if chosen.source == DRAWN:
         return replace(chosen, sha256=sha256_of(chosen.draw(HASHED_SIZE)))
-    raise SettingsError(
+    raise no_hash(chosen)
+
+
+def no_hash(chosen: PublicSet) -> SettingsError:
+    return SettingsError(
         f"public.sha256 is missing, and the run's public set is {chosen.title}, of files that devices bring; "
-        f"`protofleet public-set {chosen.source}` prints what to set"
+        f"`{command_for(chosen)}` prints what to set"
     )
+
+
+def command_for(chosen: PublicSet) -> str:
+    """What says the hash of this very set."""
+    given = {"domain": chosen.domain, "samples": chosen.samples, "batch": chosen.batch, "seed": chosen.seed}
+    usual = PublicSet()
+    options = [f" --{key} {value}" for key, value in given.items() if value != getattr(usual, key)]
+    return f"protofleet public-set {chosen.source}{''.join(options)}"
 
 
 def methods_for_mixed_networks() -> list[str]:

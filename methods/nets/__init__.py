@@ -1,4 +1,4 @@
-"""Networks, and which there are by name. Torch alone.
+"""Networks, and which there are by name.
 
-May import: nothing of ours.
+May import: protocol.settings.
 """

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+import torch
+
 from protofleet.methods.nets import cnn, zoo
 from protofleet.methods.nets.base import Image, Net, initialised_from
 from protofleet.methods.nets.mlp import fedpall_classifier
@@ -14,6 +16,7 @@ from protofleet.methods.nets.perceptron import SMALLEST as SMALLEST_PERCEPTRON
 from protofleet.methods.nets.perceptron import perceptron
 from protofleet.methods.nets.resnet10 import SMALLEST as SMALLEST_RESNET10
 from protofleet.methods.nets.resnet10 import resnet10
+from protofleet.protocol.settings.suggest import there_are
 
 __all__ = ["Net", "build", "names"]
 
@@ -75,7 +78,7 @@ def build(
     """
     recipe = RECIPES.get(name)
     if recipe is None:
-        raise LookupError(f"no network {name!r}; there are {', '.join(names())}")
+        raise LookupError(f"no network {name!r}; {there_are(name, names())}")
     if problem := recipe.problem_with(image):
         raise ValueError(f"{name} {problem}; convert the images{_or_another_network(image)}")
     if classes < 2:
@@ -91,6 +94,31 @@ def build(
     if head == "mlp":
         model.head = fedpall_classifier(model.embedding_size, classes, seed=seed)
     return model
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    name: str
+    parameters: int
+    bytes: int  # of parameters and buffers, as they are sent
+    smallest: int  # side of an image, in pixels
+    channels: int | None  # None: as many as the images have
+
+
+def sizes(classes: int = 10, side: int = 32) -> list[Size]:
+    """Of all networks, for colour images of this side or the smallest that a network takes. Nothing is allocated."""
+    found = []
+    with torch.device("meta"):
+        for name in names():
+            recipe = RECIPES[name]
+            larger = max(side, recipe.smallest)
+            model = build(name, classes=classes, image=(3, larger, larger))
+            state = model.state_dict().values()
+            found.append(Size(
+                name, sum(p.numel() for p in model.parameters()), sum(t.nbytes for t in state),
+                recipe.smallest, recipe.channels,
+            ))  # fmt: skip
+    return found
 
 
 def _or_another_network(image: Image) -> str:

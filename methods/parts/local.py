@@ -65,9 +65,12 @@ def train(
 ) -> None:
     """Shuffled batches; no sample is dropped, and a device without samples changes nothing.
 
+    Neither does a network without a parameter to train, as what is left of one with a frozen backbone may be.
     `optimizers` are the caller's own; without any, it is a new SGD over all the model's parameters. Of each of the
     modules `clipped` the gradient has a norm of its own that is bounded; without any, it is the model's.
     """
+    if not any(w.requires_grad for w in model.parameters()):
+        return
     steps = optimizers or [sgd(model.parameters(), hyper)]
     seed = int(torch.randint(1 << 62, (), generator=generator))
     norms = norms_of(model)

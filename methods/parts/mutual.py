@@ -42,13 +42,17 @@ class MutualServer(ServerHalf):
 
     def round(self) -> Round:
         wants = self.wants()
-        replies = yield Ask("train", self.payload(), wants)
+        replies = yield Ask("train", self.shared(), wants)
         load_weights(self.model, plain_mean(replies, wants))
 
     def wants(self) -> Mapping[str, TensorSpec]:
         return weight_wants(self.model)
 
     def payload(self) -> Payload:
+        """Nothing: to predict, a device needs its own network alone."""
+        return {}
+
+    def shared(self) -> Payload:
         return weights_of(self.model)
 
     def state(self) -> Payload:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 import sys
@@ -19,6 +18,7 @@ else:  # pragma: no cover - Python 3.10
     import tomli as tomllib
 
 from protofleet.protocol.settings.bounds import Within
+from protofleet.protocol.settings.suggest import there_are
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -75,12 +75,14 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
     return both
 
 
-def decode_file(cls: type[T], path: Path, table: object, assignments: Sequence[str] = ()) -> T:
-    """What a file says, with `--set` on top of it; an error names the file too."""
+def decode_file(
+    cls: type[T], path: Path, table: object, assignments: Sequence[str] = (), option: str = "--set"
+) -> T:
+    """What a file says, with the assignments of an option on top of it; an error names both."""
     try:
         return decode(cls, override(table, assignments) if isinstance(table, dict) else table)
     except SettingsError as error:
-        raise SettingsError(f"{path}{' with --set' if assignments else ''}: {error}") from None
+        raise SettingsError(f"{path}{f' with {option}' if assignments else ''}: {error}") from None
 
 
 def decode(cls: type[T], table: object, where: str = "") -> T:
@@ -210,9 +212,7 @@ def _plain(hint: Any, value: object, where: str) -> Any:
 
 
 def _unknown(path: str, key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"{path} is not a setting; {hint}there are: {', '.join(sorted(known))}"
+    return f"{path} is not a setting; {there_are(key, sorted(known))}"
 
 
 def _value(text: str) -> object:

@@ -165,6 +165,31 @@ def test_the_cost_with_averaged_models_is_what_crosses():
     assert from_form.down["weights"] == learned
 
 
+@pytest.mark.parametrize("average", [False, True])
+def test_the_cost_with_outputs_for_devices_yet_to_come_is_what_crosses(average):
+    hyper = replace(HYPER, clients=9, average_models=average)
+    server, clients = halves(adcol, hyper)
+    server.begin(1, [member(name, client) for name, client in clients.items()])
+    down = next(server.round()).payload
+    learned = {
+        key: v for key, v in down.items() if key.startswith("discriminator.") and v.is_floating_point()
+    }
+    sent = sum(v.numel() for key, v in learned.items() if "running" not in key)
+    sizes = Sizes(clients["device-1"].model, held=2, examples=18, clients=len(clients))
+    assert adcol.METHOD.under(hyper).cost(sizes).down["discriminator"] == sent
+    more = replace(sizes, clients=11)
+    assert adcol.METHOD.under(hyper).cost(more).down["discriminator"] == sent + 2 * WIDTH
+
+
+def test_a_device_judges_its_memory_by_the_discriminator_too_with_as_many_outputs_as_came():
+    outputs = lambda half: [len(n[-1].weight) for n in half.networks() if n is not half.model]  # noqa: E731
+    server, clients = halves(adcol, HYPER)
+    assert outputs(clients["device-0"]) == [1]
+    play(server, clients, 1)
+    assert outputs(clients["device-0"]) == [len(clients)]
+    assert outputs(halves(adcol, replace(HYPER, clients=9))[1]["device-0"]) == [9], "before anything came"
+
+
 def test_a_server_and_a_device_that_start_again_go_on_with_the_same_bits():
     server, clients = played(adcol, HYPER)
     again = adcol.METHOD.Server(network(), HYPER, 7)

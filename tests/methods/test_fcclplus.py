@@ -7,18 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.testing import assert_close
 
 from protofleet.methods import fcclplus
-from protofleet.methods.contract.base import Reply
+from protofleet.methods.contract.base import Ask, Reply
 from protofleet.methods.contract.cost import Sizes, parameters
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.maths.distillation import non_target_divergence
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import weights_of
 from tests.methods.plain import DATA, PRESENT, WITHOUT_2, batches, halves, network, order_of, played
 from tests.methods.test_oracles import case, check, gradient, leaf
-from tests.methods.tiny import PUBLIC, answer, member, play, same, with_public_set
+from tests.methods.tiny import PUBLIC, SHARDS, answer, member, normal, play, same, with_public_set
 
 HYPER = fcclplus.Hyper(
     epochs=2, batch=8, lr=0.004, weight_decay=0.01, public_lr=0.002, temperature=2.0, tau=0.3, off_weight=0.2
@@ -252,6 +254,38 @@ def test_numbers_that_cross_are_those_of_the_public_set():
     cost = fcclplus.cost(Sizes(server.model, 3, public=SIZES))
     assert cost.up == cost.down == {"weights": parameters(server.model), "logits": 27, "cosines": 36}
     assert PUBLIC.batches == SIZES
+
+
+def test_a_public_image_that_is_there_twice_makes_no_cosine_that_cannot_be():
+    """Rounding does."""
+    client = fcclplus.METHOD.Client(network().float(), SHARDS["device-0"], HYPER, 7, "device-0")
+    server = with_public_set(fcclplus.METHOD.Server(network().float(), HYPER, 7))
+    client.public = (normal(40, 4, seed=1, dtype=torch.float32).repeat(2, 1),)
+    server.public = PublicSet(samples=80, batch=80)
+    server.begin(1, [])
+    ask = next(server.round())
+    found = answer(client, ask, 1)
+    rounded = fcclplus.cosines(client.model.embed(client.public[0]).detach())
+    assert float(rounded.max()) > 1, "else this test shows nothing"
+    assert ask.problem_with(found) is None and float(found["cosines"].max()) == 1
+
+
+@pytest.mark.parametrize("phase", ["train", "public"])
+def test_what_a_network_with_dropout_makes_of_public_images_is_the_devices_own_draw(phase):
+    """Whatever else draws in the same process, and nothing of it is taken from there."""
+    found = []
+    for before in (1, 2):
+        model = network()
+        model.features = nn.Sequential(model.features, nn.Dropout(0.5))
+        client = with_public_set(
+            fcclplus.METHOD.Client(model, DATA["device-0"], replace(HYPER, train_mode=True), 7, "device-0")
+        )
+        told = snapshot(client.run(Ask("train"))) if phase == "public" else {}
+        torch.manual_seed(before)
+        state = torch.get_rng_state()
+        found.append(snapshot(client.run(Ask(phase, told))))
+        assert torch.equal(torch.get_rng_state(), state)
+    assert same(*found)
 
 
 def test_what_no_cosine_can_be_is_refused():

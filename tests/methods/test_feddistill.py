@@ -8,28 +8,31 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from protofleet.methods import feddistill
+from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.parts.state import snapshot
-from tests.methods.plain import DATA, LOCAL, PRESENT, fit, halves, network, order_of, played
+from tests.methods.plain import DATA, LOCAL, PRESENT, WITHOUT_2, fit, halves, network, order_of, played
+from tests.methods.test_oracles import case, check
 from tests.methods.tiny import CLASSES, Shard, floats, play, tiny
 
 HYPER = feddistill.Hyper(**LOCAL, lam=0.7)
 
 
-def plain(hyper):
+def plain(hyper, of=DATA):
     """Each class's target, by class, and every device's model."""
-    models, targets = {name: network() for name in DATA}, {}
+    models, targets = {name: network() for name in of}, {}
     for number, present in enumerate(PRESENT, 1):
         sent = {}
         for name in present:
-            model, data, seen = models[name], DATA[name], {}
+            model, data, seen = models[name], of[name], {}
 
             def loss(x, y, model=model, seen=seen):
                 logits = model(x)
                 for row, label in zip(logits.detach(), y.tolist(), strict=True):
                     seen.setdefault(label, []).append(row)
                 held = [i for i, label in enumerate(y.tolist()) if label in targets]
-                soft = torch.stack([targets[int(y[i])].softmax(0) for i in held]) if held else None
-                extra = F.cross_entropy(logits[held], soft) if held else 0.0
+                rows = [targets[int(y[i])] for i in held]
+                soft = rows if hyper.raw_targets else [row.softmax(0) for row in rows]
+                extra = F.cross_entropy(logits[held], torch.stack(soft)) if held else 0.0
                 return F.cross_entropy(logits, y) + hyper.lam * extra
 
             fit(model, list(model.parameters()), data, hyper.epochs, hyper, order_of(name, number), loss)
@@ -45,13 +48,18 @@ def plain(hyper):
     return targets, models
 
 
-@pytest.mark.parametrize("source", ["training", "eval"])
-def test_four_rounds_are_those_of_a_plain_loop(source):
-    hyper = replace(HYPER, proto_source=source)
-    server, clients = played(feddistill, hyper)
-    targets, models = plain(hyper)
+VARIANTS = ({}, {"proto_source": "eval"}, {"raw_targets": True, "lam": 0.1})
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "without one"])
+def test_four_rounds_are_those_of_a_plain_loop(data, variant):
+    hyper = replace(HYPER, **variant)
+    server, clients = played(feddistill, hyper, data)
+    targets, models = plain(hyper, data)
     payload = server.payload()
     assert payload["labels"].tolist() == sorted(targets)
+    assert (2 in targets) == (data is DATA)
     for label, row in zip(payload["labels"].tolist(), payload["prototypes"], strict=True):
         assert_close(row, targets[label], rtol=1e-10, atol=1e-12)
     for name, model in models.items():
@@ -77,6 +85,16 @@ def test_raw_targets_are_the_logits_themselves():
     assert_close(client.distillation(logits, y), -(rows[y] * logits.log_softmax(1)).sum(1).mean())
 
 
+@pytest.mark.parametrize(
+    ("raw", "key"), [(True, "code_raw_logits_as_targets"), (False, "recommended_softmax_targets")]
+)
+def test_the_term_is_that_of_the_oracle(raw, key):
+    given, expected = case("feddistill.term")
+    client = halves(feddistill, replace(HYPER, raw_targets=raw))[1]["device-0"]
+    client.receive({"prototypes": given["global_class_logits"].expand(1, -1), "labels": torch.tensor([1])})
+    check(expected, **{key: client.distillation(given["logits"], torch.tensor([1]))})
+
+
 def test_a_mean_for_each_class_that_is_held_crosses_and_no_model_whatever_the_networks():
     server = feddistill.METHOD.Server(tiny(), HYPER, 7)
     clients = {
@@ -91,6 +109,15 @@ def test_a_mean_for_each_class_that_is_held_crosses_and_no_model_whatever_the_ne
         n: {"prototypes": 3 * c, "labels": c, "counts": c} for n, c in held.items()
     }
     assert up["device-1"]["counts"].tolist() == [9, 9], "each sample once, whatever the epochs"
+
+
+def test_embeddings_may_be_of_any_size_and_pictures_show_the_scores_which_all_have():
+    plan = Plan("feddistill", CLASSES, 1, size=16, network=Network("mlp", 16))
+    own = plan.device_model(Network("cnn4", 24, head="mlp"))
+    x = torch.rand(5, 3, 16, 16)
+    client = feddistill.METHOD.Client(own.eval(), Shard(x, torch.arange(5) % CLASSES), HYPER, 7, "a")
+    assert own.embedding_size == 24 != plan.model().embedding_size
+    assert torch.equal(client.embedding(x), own(x))
 
 
 def test_a_device_that_was_away_keeps_its_model_and_takes_the_newest_targets():

@@ -173,6 +173,11 @@ def test_no_gap_moves_nothing_and_no_weight_falls_below_0():
     assert found == {"a": 0.0, "b": pytest.approx(0.1), "c": 0.9}
 
 
+def test_no_weight_rises_above_1_before_all_are_made_to_sum_to_what_they_did():
+    found = fedga.moved({"a": 0.95, "b": 0.05}, {"a": 1.0, "b": -0.2}, 0.4)
+    assert found == {"a": pytest.approx(1 / 1.01), "b": pytest.approx(0.01 / 1.01)}
+
+
 def test_steps_fall_from_the_first_round_to_the_last():
     server = fedga.Server(network(), replace(HYPER, step=0.2), 7)
     server.rounds, found = 5, []
@@ -212,6 +217,25 @@ def test_a_gap_of_a_device_that_the_server_did_not_count_moves_nothing():
     (up,) = play(server, {name: clients[name] for name in sent}, 2)
     assert "validation" in up["device-1"]
     assert server.shares == {"device-0": 0.5, "device-1": 0.5}, "one alone keeps the sum"
+
+
+def test_a_device_that_measures_and_whose_model_never_came_is_not_counted():
+    server, clients = halves(replace(HYPER, when="phase"))
+    both = {name: clients[name] for name in ("device-0", "device-1")}
+    play(server, both, 1)
+    before = dict(server.shares)
+    assert before.keys() == both.keys()
+    server.begin(2, [Member(name, len(c.data.y)) for name, c in both.items()])
+    story = server.round()
+    ask = next(story)
+    trained = {name: answer(client, ask, 2) for name, client in both.items()}
+    ask = story.send([Reply("device-0", 24, trained["device-0"])])
+    measured = [Reply(name, len(c.data.y), answer(c, ask, 2)) for name, c in both.items()]
+    gaps = {reply.device: float(reply.payload["validation"].diff()) for reply in measured}
+    assert fedga.moved(before, gaps, -0.1) != pytest.approx(before), "with both counted they would move"
+    with pytest.raises(StopIteration):
+        story.send(measured)
+    assert server.shares == pytest.approx(before), "one alone keeps the sum"
 
 
 def test_a_round_that_is_asked_for_again_gives_the_answer_that_it_gave():

@@ -288,6 +288,26 @@ def test_a_server_that_starts_again_goes_on_with_the_same_bits():
     assert same(other.state(), server.state())
 
 
+def test_a_server_that_starts_again_knows_the_counts_of_devices_that_are_away():
+    server, _ = played(PRESENT, HYPER)
+    other, _ = fleet(HYPER)
+    other.restore(snapshot(server.state()))
+    counts = asked(other, ["device-3"], 5).payload["counts"]
+    assert torch.equal(counts, sum(part.y.bincount(minlength=3) for part in DATA.values()))
+
+
+def test_what_a_generator_makes_is_of_a_length_with_real_embeddings_unless_its_rate_is_htfllibs():
+    """Far longer ones leave heads that are no numbers, in some run after some rounds."""
+    lengths = {}
+    for rate in (fedgen.Hyper().server_lr, 0.1):
+        server, clients = played(PRESENT, fedgen.Hyper(**LOCAL, server_lr=rate))
+        z, _ = fedgen.generated(server.G, server.labels(), 500, torch.Generator().manual_seed(1))
+        own = torch.cat([client.model.eval().embed(client.data.x) for client in clients.values()])
+        lengths[rate] = (z.norm(dim=1).mean() / own.norm(dim=1).mean()).item()
+    usual, high = lengths.values()
+    assert usual < 10 < 50 < high, lengths
+
+
 def test_the_generator_of_a_hundred_classes_has_as_many_numbers_as_the_paper_of_the_code_less_a_bias():
     model = Plan("fedgen", 100, 1, network=Network("cnn4")).model()
     cost = fedgen.cost(Sizes(model, held=10))

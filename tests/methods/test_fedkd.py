@@ -171,12 +171,22 @@ def test_who_sat_out_begins_from_the_same_student_as_all():
 
 def test_with_parameters_what_goes_down_is_in_factors_too():
     server, clients, _ = played(PRESENT, replace(HYPER, travel="parameters"))
-    payload = server.payload()
+    payload = server.shared()
     assert len(payload["weights.features.3.weight"]) < 192
     clients["device-0"].receive(snapshot(payload))
     energy = HYPER.energy(4, 4)
     expected = compressed(server.model.features[3].weight.detach(), energy)
     assert_close(clients["device-0"].mutual.features[3].weight.detach(), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("travel", ["update", "parameters"])
+def test_the_last_evaluation_is_of_each_own_network_and_brings_nothing(travel):
+    server, clients, _ = played(PRESENT, replace(HYPER, travel=travel))
+    assert not server.payload()
+    client, x = clients["device-0"], DATA["device-0"].x
+    client.receive({})
+    own = client.model.eval()
+    assert torch.equal(client.predict(x), own(x))
 
 
 def ready(server):

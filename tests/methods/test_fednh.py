@@ -16,8 +16,8 @@ from protofleet.methods.maths.means import class_means, merge_class_means
 from protofleet.methods.parts.averaging import plain_mean
 from protofleet.methods.parts.state import snapshot
 from tests.methods.plain import DATA, LOCAL, PRESENT, fit, halves, network, order_of, played
-from tests.methods.test_oracles import CASES, case, check
-from tests.methods.tiny import CLASSES, Shard, floats, play, same, tiny
+from tests.methods.test_oracles import case, check
+from tests.methods.tiny import CLASSES, SHARDS, Shard, floats, play, same, tiny
 
 HYPER = fednh.Hyper(**LOCAL, rho=0.7, scale=3.0, lr_decay=0.8, clip=None)
 FREE = fednh.Hyper(**LOCAL, clip=0.5)
@@ -81,6 +81,66 @@ def test_four_rounds_are_those_of_a_plain_loop(changes, data):
         assert_close(payload[f"weights.{key}"], value, rtol=1e-8, atol=1e-10)
 
 
+def test_a_last_fit_is_one_more_local_training_from_the_last_broadcast_at_the_next_rounds_rate():
+    hyper, number = replace(HYPER, final_fit=True), len(PRESENT) + 1
+    server, clients = played(fednh, hyper)
+    client, payload = clients["device-1"], snapshot(server.payload())
+    client.begin(number)
+    client.receive(payload)
+    client.after_last_round()
+    model, W = network(), payload["prototypes"]
+    weights = {
+        key.removeprefix("weights."): value
+        for key, value in payload.items()
+        if key.startswith(("weights.features.", "weights.projector."))
+    }
+    model.load_state_dict({**model.state_dict(), **weights})
+    scale = payload["weights.head.scale"].clone().requires_grad_()
+
+    def loss(x, y):
+        z = model.embed(x)
+        return F.cross_entropy(scale * (z / z.norm(dim=1, keepdim=True)) @ W.T, y)
+
+    part = [p for key, p in model.named_parameters() if not key.startswith("head.")]
+    slower = replace(hyper, lr=hyper.lr * hyper.lr_decay ** len(PRESENT))
+    order = order_of("device-1", number, "settle")
+    fit(model, [*part, scale], DATA["device-1"], hyper.epochs, slower, order, loss)
+    found = dict(client.model.state_dict())
+    assert torch.equal(found.pop("head.prototypes"), W)
+    assert_close(found.pop("head.scale"), scale.detach(), rtol=1e-10, atol=1e-12)
+    for key, value in found.items():
+        assert_close(value, model.state_dict()[key], rtol=1e-10, atol=1e-12)
+
+
+def test_the_personal_model_is_reported_after_a_last_fit_and_without_one_nothing_moves():
+    assert fednh.METHOD.under(HYPER).reports == "global"
+    assert fednh.METHOD.under(replace(HYPER, final_fit=True)).reports == "personal"
+    both = fednh.METHOD.under(replace(HYPER, final_fit=True, fixed_scale=True))
+    assert both.reports == "personal", "whatever else is set"
+    server, clients = halves(fednh, HYPER)
+    client = clients["device-0"]
+    client.begin(1)
+    client.receive(snapshot(server.payload()))
+    before = snapshot(client.model.state_dict())
+    client.after_last_round()
+    assert same(client.model.state_dict(), before)
+
+
+def test_where_nothing_is_left_to_train_prototypes_are_sent_all_the_same():
+    hyper = replace(HYPER, fixed_scale=True, final_fit=True)
+    model = tiny(projector=False, norm=True, frozen=True)
+    client = fednh.METHOD.Client(model, SHARDS["device-1"], hyper, 7, "device-1")
+    before = snapshot(client.model.state_dict())
+    client.begin(1)
+    sent = client.run(Ask("train"))
+    client.after_last_round()
+    assert same(client.model.state_dict(), before)
+    z = F.normalize(model.eval().embed(SHARDS["device-1"].x), dim=1)
+    means = torch.stack([z[SHARDS["device-1"].y == label].mean(0) for label in (0, 1)])
+    assert sent.keys() == {"prototypes", "labels", "counts"}
+    assert_close(sent["prototypes"], F.normalize(means, dim=1).detach())
+
+
 def test_the_server_moves_its_prototypes_as_the_vectors_say():
     given, expected = case("fednh.prototypes")
     pieces = []
@@ -92,10 +152,6 @@ def test_the_server_moves_its_prototypes_as_the_vectors_say():
     W_new = fednh.moved(given["W"], merged, given["rho"])
     check(expected, average=F.normalize(merged[0], dim=1), W_new=W_new)
     assert torch.equal(W_new[2], given["W"][2])
-
-
-def test_no_case_of_fednh_is_left_out():
-    assert [name for name in CASES if name.startswith("fednh.")] == ["fednh.prototypes"]
 
 
 def test_rows_begin_orthogonal_where_there_is_room_and_of_length_1_where_there_is_not():

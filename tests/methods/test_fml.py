@@ -99,7 +99,7 @@ def test_four_rounds_are_those_of_a_plain_loop(rounds, variant):
     server, clients = played(rounds, hyper)
     world, models = plain(rounds, hyper)
     for key, value in world.state_dict().items():
-        assert_close(server.payload()[f"weights.{key}"], value, rtol=1e-8, atol=1e-10)
+        assert_close(server.shared()[f"weights.{key}"], value, rtol=1e-8, atol=1e-10)
     for name, model in models.items():
         for key, value in model.state_dict().items():
             assert_close(clients[name].model.state_dict()[key], value, rtol=1e-8, atol=1e-10)
@@ -138,7 +138,7 @@ def test_every_device_counts_once_in_the_mean_whatever_it_holds():
     server, clients = fleet(HYPER)
     up = play(server, clients, 1)[0]
     key = "weights.head.weight"
-    assert_close(server.payload()[key], sum(sent[key] for sent in up.values()) / 4)
+    assert_close(server.shared()[key], sum(sent[key] for sent in up.values()) / 4)
     server, _ = fleet(HYPER)
     server.begin(1, [])
     story = server.round()
@@ -147,10 +147,10 @@ def test_every_device_counts_once_in_the_mean_whatever_it_holds():
     assert all(ask.problem_with(reply.payload) is None for reply in replies)
     with pytest.raises(StopIteration):
         story.send(replies)
-    other = server.payload()[key].clone()
+    other = server.shared()[key].clone()
     server, clients = fleet(HYPER)
     play(server, clients, 1)
-    assert torch.equal(server.payload()[key], other), "in whatever order they come"
+    assert torch.equal(server.shared()[key], other), "in whatever order they come"
 
 
 def test_a_devices_own_network_never_leaves_it_and_outlasts_a_restart():
@@ -167,6 +167,15 @@ def test_a_devices_own_network_never_leaves_it_and_outlasts_a_restart():
         sent.append(snapshot(half.run(asked)))
     assert same(*sent) and same(client.model.state_dict(), again.model.state_dict())
     assert sent[0].keys() == {f"weights.{key}" for key in shared_network().state_dict()}
+
+
+def test_the_last_evaluation_is_of_each_own_network_and_brings_nothing():
+    server, clients = played(PRESENT, HYPER)
+    assert not server.payload()
+    client, x = clients["device-0"], DATA["device-0"].x
+    client.receive({})
+    own = client.model.eval()
+    assert torch.equal(client.predict(x), own(x))
 
 
 def test_what_crosses_is_the_shared_network_and_no_more():

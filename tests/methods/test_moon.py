@@ -3,6 +3,7 @@
 import copy
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
@@ -10,14 +11,26 @@ from torch.testing import assert_close
 from protofleet.methods import fedavg, moon
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import weights_of
-from tests.methods.plain import DATA, LOCAL, PRESENT, averaged, fit, halves, network, order_of, played
+from tests.methods.plain import (
+    DATA,
+    LOCAL,
+    PRESENT,
+    WITHOUT_2,
+    averaged,
+    fit,
+    halves,
+    network,
+    order_of,
+    played,
+)
+from tests.methods.test_oracles import case, check
 from tests.methods.tiny import play, same
 
 HYPER = moon.Hyper(**LOCAL, mu=2.0, tau=0.4)
 
 
-def plain():
-    previous = {name: network().eval() for name in DATA}
+def plain(devices):
+    previous = {name: network().eval() for name in devices}
 
     def train(model, device, number):
         world, last = copy.deepcopy(model).eval(), previous[device]
@@ -29,18 +42,26 @@ def plain():
             a, b = (torch.exp(F.cosine_similarity(z, other) / HYPER.tau) for other in (near, far))
             return F.cross_entropy(model.head(z), y) + HYPER.mu * -(a / (a + b)).log().mean()
 
-        data, order = DATA[device], order_of(device, number)
+        data, order = devices[device], order_of(device, number)
         fit(model, list(model.parameters()), data, HYPER.epochs, HYPER, order, loss)
         previous[device] = copy.deepcopy(model).eval()
 
-    return averaged(PRESENT, train)
+    return averaged(PRESENT, train, data=devices)
 
 
-def test_four_rounds_are_those_of_a_plain_loop():
-    server, _ = played(moon, HYPER)
-    shared, _ = plain()
+@pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+def test_four_rounds_are_those_of_a_plain_loop(devices):
+    server, _ = played(moon, HYPER, devices)
+    shared, _ = plain(devices)
     for key, value in shared.items():
         assert_close(server.payload()[f"weights.{key}"], value, rtol=1e-8, atol=1e-10)
+
+
+def test_the_term_is_that_of_the_oracle():
+    given, expected = case("moon.con")
+    z, near, far = (given[key] for key in ("z", "z_global", "z_prev"))
+    rows = [moon.contrast(z[[i]], near[[i]], far[[i]], given["tau"]) for i in range(len(z))]
+    check(expected, per_sample=torch.stack(rows), loss=moon.contrast(z, near, far, given["tau"]))
 
 
 def test_the_first_round_is_fedavgs_whatever_mu_is():

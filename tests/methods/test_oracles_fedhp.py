@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.testing import assert_close
 
@@ -16,7 +15,7 @@ from protofleet.methods.parts.hyperspheres import (
     shares,
     uniformity,
 )
-from tests.methods.test_oracles import CASES, case, check, gradient, leaf
+from tests.methods.test_oracles import case, check, gradient, leaf
 
 
 def test_distance_cross_entropy():
@@ -94,8 +93,3 @@ def test_equation_5_as_printed_shrinks_the_prototypes():
         scaled = aggregate([(scaled, counts)] * given["clients"], scaled)
         assert_close(printed.norm(dim=1), wanted.expand(C), rtol=1e-8, atol=1e-8)
     assert_close(scaled, torch.eye(C, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("prefix, tested", [("fedhp.", 7)])
-def test_no_case_of_fedhp_is_left_out(prefix, tested):
-    assert len([name for name in CASES if name.startswith(prefix)]) == tested

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from protofleet.methods.contract.base import seeded
@@ -15,7 +14,7 @@ from protofleet.methods.maths.adversary import (
 )
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.maths.means import class_means, merge_class_means
-from tests.methods.test_oracles import CASES, case, check, gradient, leaf
+from tests.methods.test_oracles import case, check, gradient, leaf
 
 KNOWN = torch.ones(3, dtype=torch.bool)
 
@@ -87,8 +86,3 @@ def test_the_exact_mask_keeps_as_many_as_the_authors_code():
     masks = [exact_mask(int(d), given["beta"], seeded("mask", d)) for d in given["d"]]
     assert all(set(mask.tolist()) == {0.0, 1.0} for mask in masks)
     assert [int(mask.sum()) for mask in masks] == expected["ones"].tolist()
-
-
-@pytest.mark.parametrize("prefix, tested", [("fedpall.", 6)])
-def test_no_case_of_fedpall_is_left_out(prefix, tested):
-    assert len([name for name in CASES if name.startswith(prefix)]) == tested

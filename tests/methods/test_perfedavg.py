@@ -2,39 +2,55 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
 from protofleet.methods import perfedavg
+from protofleet.methods.contract.base import seeded
 from protofleet.methods.parts.state import snapshot
-from tests.methods.plain import DATA, LOCAL, PRESENT, averaged, batches, halves, network, order_of, played
-from tests.methods.tiny import Shard
+from protofleet.protocol.settings.reader import SettingsError, decode
+from tests.methods.plain import (
+    DATA,
+    LOCAL,
+    PRESENT,
+    WITHOUT_2,
+    averaged,
+    batches,
+    halves,
+    network,
+    order_of,
+    played,
+)
+from tests.methods.test_oracles import case, check
+from tests.methods.tiny import Shard, play
 
 HYPER = perfedavg.Hyper(**{**LOCAL, "batch": 3}, beta=0.03)  # of seven samples the last batch is one
+ODD = replace(HYPER, batch=4)  # the seven are one batch, and its halves are four and three
 
 
-def plain():
+def plain(hyper, data):
     def train(model, device, number):
         names = [key for key, _ in model.named_parameters()]
-        for x, y in batches(model, DATA[device], 2 * HYPER.batch, HYPER.epochs, order_of(device, number)):
+        for x, y in batches(model, data[device], 2 * hyper.batch, hyper.epochs, order_of(device, number)):
             half = -(-len(y) // 2)
             first, rest = (x[:half], y[:half]), (x[half:], y[half:]) if len(y) > 1 else (x, y)
             here = dict(model.named_parameters())
             take_in(model, len(first[1]))
             slopes = torch.autograd.grad(F.cross_entropy(model(first[0]), first[1]), list(here.values()))
             there = {
-                key: (here[key] - HYPER.lr * slope).detach().requires_grad_()
+                key: (here[key] - hyper.lr * slope).detach().requires_grad_()
                 for key, slope in zip(names, slopes, strict=True)
             }
             take_in(model, len(rest[1]))
             loss = F.cross_entropy(torch.func.functional_call(model, there, rest[0]), rest[1])
             with torch.no_grad():
                 for key, slope in zip(names, torch.autograd.grad(loss, list(there.values())), strict=True):
-                    here[key].sub_(HYPER.beta * slope)
+                    here[key].sub_(hyper.beta * slope)
 
-    return averaged(PRESENT, train)
+    return averaged(PRESENT, train, data=data)
 
 
 def take_in(model, samples):
@@ -43,11 +59,26 @@ def take_in(model, samples):
         norm.train(samples > 1)
 
 
-def test_four_rounds_are_those_of_a_plain_loop():
-    server, _ = played(perfedavg, HYPER)
-    shared, _ = plain()
+@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["three classes", "one that nobody holds"])
+@pytest.mark.parametrize("hyper", [HYPER, ODD], ids=["a batch of one", "a batch of seven"])
+def test_four_rounds_are_those_of_a_plain_loop(hyper, data):
+    server, _ = played(perfedavg, hyper, data)
+    shared, _ = plain(hyper, data)
     for key, value in shared.items():
         assert_close(server.payload()[f"weights.{key}"], value, rtol=1e-9, atol=1e-11)
+
+
+def test_a_step_is_that_of_the_oracle():
+    given, expected = case("perfedavg.step")
+    w = nn.Parameter(torch.tensor(given["w"], dtype=torch.float64))
+    outer = perfedavg.FromWhereItStood([w], given["beta"])
+    outer.look_ahead((w - 1) ** 2, given["inner_lr"])
+    check(expected, w_inner=w.clone())
+    outer.zero_grad()
+    ((w + 2) ** 2).backward()
+    outer.step()
+    check(expected, w_new=w)
+    assert (given["f1"], given["f2"]) == ("(w-1)^2", "(w+2)^2")
 
 
 def test_a_sample_that_is_alone_is_both_halves():
@@ -75,19 +106,28 @@ def test_beta_is_the_learning_rate_unless_it_is_told():
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_a_device_adapts_by_one_step_before_it_is_measured():
+def test_a_device_adapts_by_one_step_of_lr_on_one_batch_before_it_is_measured():
     server, clients = played(perfedavg, HYPER)
-    client = clients["device-2"]
+    client, number = clients["device-0"], len(PRESENT) + 1
+    client.begin(number)
     client.receive(snapshot(server.payload()))
-    before = [w.detach().clone() for w in client.model.parameters()]
-    client.after_last_round()
-    moved = [
-        float((w.detach() - old).norm()) for w, old in zip(client.model.parameters(), before, strict=True)
-    ]
-    assert max(moved) > 0
-    nobody = perfedavg.METHOD.Client(
-        network(), Shard(client.data.x[:0], client.data.y[:0]), HYPER, 7, "nobody"
+    model, data = network(), DATA["device-0"]
+    model.load_state_dict(client.model.state_dict())
+    rows = torch.randperm(len(data.y), generator=seeded(7, number, "device-0", "settle"))[: HYPER.batch]
+    assert len(rows) == HYPER.batch < len(data.y) and HYPER.beta != HYPER.lr
+    slopes = torch.autograd.grad(
+        F.cross_entropy(model.train()(data.x[rows]), data.y[rows]), list(model.parameters())
     )
+    client.after_last_round()
+    for found, start, slope in zip(client.model.parameters(), model.parameters(), slopes, strict=True):
+        assert_close(found, start - HYPER.lr * slope, rtol=1e-10, atol=1e-12)
+    for found, seen in zip(client.model.buffers(), model.buffers(), strict=True):
+        assert_close(found, seen, rtol=1e-10, atol=1e-12)
+
+
+def test_a_device_without_samples_has_nothing_to_adapt_to():
+    data = DATA["device-2"]
+    nobody = perfedavg.METHOD.Client(network(), Shard(data.x[:0], data.y[:0]), HYPER, 7, "nobody")
     nobody.after_last_round()
     assert all(
         torch.equal(w, old) for w, old in zip(nobody.model.parameters(), network().parameters(), strict=True)
@@ -107,3 +147,14 @@ def test_it_is_measured_with_its_step_and_without():
         (name, rule), without = client.other_rules().popitem(), plain_model.eval()(x)
         assert name == "unadapted" and torch.equal(client.scores(x, rule), without)
         assert torch.equal(client.predict(x), client.model(x)) and not torch.equal(client.predict(x), without)
+
+
+def test_a_batch_of_which_two_are_too_many_is_refused_where_it_is_read():
+    problem = "batch is 500000001, it must be at least 1 and at most 500_000_000"
+    with pytest.raises(ValueError, match=problem):
+        perfedavg.Hyper(batch=500_000_001)
+    with pytest.raises(SettingsError, match=f"method.{problem}"):
+        decode(perfedavg.Hyper, {"batch": 500_000_001}, "method")
+    server, clients = halves(perfedavg, replace(HYPER, batch=500_000_000, epochs=1))
+    play(server, clients, 1)
+    assert all(value.isfinite().all() for value in server.payload().values())

@@ -16,7 +16,7 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.flat import flat_weights
 from protofleet.methods.parts.state import snapshot
 from tests.methods.plain import DATA, LOCAL, PRESENT, batches, fit, halves, network, order_of
-from tests.methods.test_oracles import CASES, case, check
+from tests.methods.test_oracles import case, check
 from tests.methods.tiny import CLASSES, Shard, answer, member, play, same
 
 HYPER = rucr.Hyper(
@@ -134,16 +134,16 @@ def test_four_rounds_are_those_of_a_plain_loop(changes, data):
 
 def test_the_contrast_is_what_the_vectors_say():
     given, expected = case("rucr.feature_loss")
-    y, local = given["labels"], torch.ones(3, dtype=torch.bool)
+    y, every = given["labels"], torch.ones(3, dtype=torch.bool)
     one_by_one = [
         rucr.balanced_contrast(
-            given["features"][i : i + 1], y[i : i + 1], given["unified_prototypes"], given["class_ratio"],
-            local, given["t"],
+            given["features"][i : i + 1], y[i : i + 1], given["unified_prototypes"], every,
+            given["class_ratio"], every, given["t"],
         )
         for i in range(2)
     ]  # fmt: skip
     loss = rucr.balanced_contrast(
-        given["features"], y, given["unified_prototypes"], given["class_ratio"], local, given["t"]
+        given["features"], y, given["unified_prototypes"], every, given["class_ratio"], every, given["t"]
     )
     check(expected, per_sample=torch.stack(one_by_one), loss=loss)
 
@@ -153,27 +153,33 @@ def test_a_virtual_feature_is_what_the_vectors_say():
     check(expected, mixed=rucr.mixed(given["lam"], given["mean_c"], given["feature"]))
 
 
-def test_no_case_of_rucr_is_left_out():
-    assert sorted(name for name in CASES if name.startswith("rucr.")) == ["rucr.feature_loss", "rucr.mix"]
-
-
 def test_a_class_that_a_device_lacks_stays_in_the_sum_with_0_and_one_that_has_no_prototype_too():
     z, P = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]).double()
     y, shares = torch.tensor([0]), torch.tensor([0.5, 0.5, 0.0]).double()
+    known = torch.tensor([True, True, False])
     expected = math.log(math.exp(2 + math.log(0.5)) + 1 + 1) - (2 + math.log(0.5))
     for local in ([True, False, False], [True, False, True]):
-        found = rucr.balanced_contrast(z, y, P, shares, torch.tensor(local), 0.5)
+        found = rucr.balanced_contrast(z, y, P, known, shares, torch.tensor(local), 0.5)
         assert float(found) == pytest.approx(expected)
 
 
 def test_samples_whose_class_has_no_prototype_are_no_part_of_the_mean():
     z, P = torch.randn(4, 6).double().requires_grad_(), torch.randn(3, 6).double()
     y, every = torch.tensor([0, 2, 0, 2]), torch.ones(3, dtype=torch.bool)
-    shares = torch.tensor([0.4, 0.6, 0.0]).double()
-    some = rucr.balanced_contrast(z, y, P, shares, every, 0.9)
-    assert_close(some, rucr.balanced_contrast(z[[0, 2]], y[[0, 2]], P, shares, every, 0.9))
-    none = rucr.balanced_contrast(z, y, P, 0 * shares, every, 0.9)
+    known, shares = torch.tensor([True, True, False]), torch.tensor([0.4, 0.6, 0.0]).double()
+    some = rucr.balanced_contrast(z, y, P, known, shares, every, 0.9)
+    assert_close(some, rucr.balanced_contrast(z[[0, 2]], y[[0, 2]], P, known, shares, every, 0.9))
+    none = rucr.balanced_contrast(z, y, P, torch.zeros_like(known), shares, every, 0.9)
     assert none.item() == 0 and not torch.autograd.grad(none, z)[0].any()
+
+
+def test_what_stands_where_there_is_no_prototype_is_never_read():
+    z, P = torch.randn(4, 6).double(), torch.randn(3, 6).double()
+    y, every = torch.tensor([0, 2, 0, 2]), torch.ones(3, dtype=torch.bool)
+    known, shares = torch.tensor([True, True, False]), torch.tensor([0.4, 0.6, 0.0]).double()
+    wanted = rucr.balanced_contrast(z, y, P, known, shares, every, 0.9)
+    P[2], shares[2] = 1e3, 0.7
+    assert torch.equal(rucr.balanced_contrast(z, y, P, known, shares, every, 0.9), wanted)
 
 
 def test_heads_are_retrained_in_the_last_rounds_of_the_run_alone():

@@ -13,7 +13,18 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import keys_of_norms
-from tests.methods.plain import DATA, LOCAL, PRESENT, averaged, fit, halves, network, order_of, played
+from tests.methods.plain import (
+    DATA,
+    LOCAL,
+    PRESENT,
+    WITHOUT_2,
+    averaged,
+    fit,
+    halves,
+    network,
+    order_of,
+    played,
+)
 from tests.methods.tiny import SHARDS, Shard, floats, play, same, server_of, tiny
 
 HYPERS = {
@@ -30,11 +41,11 @@ TRAVELS = {  # by the beginnings of names, which the tests may know
 every_method = pytest.mark.parametrize("module", HYPERS, ids=lambda m: m.__name__.rpartition(".")[2])
 
 
-def plain(module):
+def plain(module, shards):
     hyper = HYPERS[module]
 
     def train(model, device, number):
-        data, loss = DATA[device], lambda x, y: F.cross_entropy(model(x), y)
+        data, loss = shards[device], lambda x, y: F.cross_entropy(model(x), y)
         if module is not fedrep:
             fit(model, list(model.parameters()), data, hyper.epochs, hyper, order_of(device, number), loss)
             return
@@ -43,13 +54,14 @@ def plain(module):
         fit(model, head, data, hyper.head_epochs, hyper, order_of(device, number, "train-head"), loss)
         fit(model, base, data, hyper.base_epochs, hyper, order_of(device, number, "train-base"), loss)
 
-    return averaged(PRESENT, train, TRAVELS[module])
+    return averaged(PRESENT, train, TRAVELS[module], shards)
 
 
 @every_method
-def test_four_rounds_are_those_of_a_plain_loop(module):
-    server, clients = played(module, HYPERS[module])
-    shared, models = plain(module)
+@pytest.mark.parametrize("shards", [DATA, WITHOUT_2], ids=["three classes", "one that nobody holds"])
+def test_four_rounds_are_those_of_a_plain_loop(module, shards):
+    server, clients = played(module, HYPERS[module], shards)
+    shared, models = plain(module, shards)
     found = {key.removeprefix("weights."): value for key, value in server.payload().items()}
     assert found.keys() == shared.keys()
     for key, value in shared.items():
@@ -162,6 +174,19 @@ def test_each_part_is_trained_while_the_other_is_fixed():
     assert len(seen) == 3 * 3 + 3, "three batches each epoch, the head first"
     assert all(p.requires_grad for p in client.model.parameters())
     assert all(not torch.equal(before[key], value) for key, value in client.model.state_dict().items())
+
+
+def test_over_a_frozen_backbone_that_is_all_of_the_base_the_head_alone_learns():
+    hyper = fedrep.Hyper(**LOCAL)
+    model = tiny(projector=False, norm=True, frozen=True)
+    client = fedrep.METHOD.Client(model, SHARDS["device-0"], hyper, 7, "device-0")
+    before, seen = snapshot(client.model.state_dict()), []
+    objective = client.objective
+    client.objective = lambda x, y: (seen.append(len(y)), objective(x, y))[1]
+    client.begin(1)
+    client.learn("train")
+    moved = {key for key, value in client.model.state_dict().items() if not torch.equal(value, before[key])}
+    assert moved == {"head.weight", "head.bias"} and len(seen) == 3 * 2, "no pass for the base"
 
 
 def test_the_head_has_as_many_epochs_as_all_else_would_unless_it_is_told():

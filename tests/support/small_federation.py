@@ -31,6 +31,8 @@ POLICY = RunPolicy(
 QUIET = {"epochs": 4, "batch": 8, "lr": 0.02, "momentum": 0.9}  # known to every local training
 # Of those that have it. FCCL+ learns nothing where its temperature is as high as there are classes.
 SMALL = {"server_epochs": 20, "init_steps": 20, "lambda1": 1.0, "lam": 1.0, "temperature": 1.0}
+# FedPall's server moves its classifier so far at that rate that single rounds lose a class.
+SLOWER = {"fedpall": {"lr": 0.01}}
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def shard(i: int, n: int = 48, classes=range(CLASSES)) -> Shard:
 
 def plan(method: str, rounds: int = POLICY.rounds, **hyper) -> Plan:
     known = Plan(method, CLASSES, rounds).load().Hyper.__dataclass_fields__
-    wished = {**QUIET, **SMALL, **hyper}
+    wished = {**QUIET, **SMALL, **SLOWER.get(method, {}), **hyper}
     settings = {name: value for name, value in wished.items() if name in known}
     if "server_epochs" in settings and "server_epochs" not in hyper:  # few are enough here, and fewer stay so
         settings["server_epochs"] = min(settings["server_epochs"], known["server_epochs"].default)

@@ -109,7 +109,7 @@ def test_a_method_is_a_module_and_support_is_none():
 
 
 def test_an_unknown_method_is_answered_with_the_known_ones():
-    with pytest.raises(LookupError, match="no method 'fedfoo'; there are .*fedavg"):
+    with pytest.raises(LookupError, match="no method 'fedfoo'; did you mean fedproto. there are .*fedavg"):
         methods.load("fedfoo")
     with pytest.raises(LookupError, match="no method 'base'; there are"):
         methods.load("base")

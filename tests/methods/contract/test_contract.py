@@ -5,6 +5,7 @@ import functools
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from protofleet import methods
 from protofleet.coordinator.observe.measured import names_of
@@ -60,6 +61,16 @@ def test_all_that_devices_measure_is_of_views_that_the_method_has(unbroken):
     for agent in run.agents.values():
         said = {name for answer in agent.state.saved.answers for name in answer.metrics}
         assert {name for name in said if not name.startswith("seconds.")} <= names
+
+
+def test_a_devices_limits_are_told_of_every_network_that_it_holds(unbroken):
+    """Also of those that have come."""
+    _, run = unbroken
+    for agent in run.agents.values():
+        half = agent.run.job.half
+        told = {p for network in half.networks() for p in network.parameters()}
+        held = {name: part for name, part in vars(half).items() if isinstance(part, nn.Module)}
+        assert not [name for name, part in held.items() if not told.issuperset(part.parameters())]
 
 
 def test_repeats_and_reordering_change_nothing_but_time(unbroken, tmp_path):

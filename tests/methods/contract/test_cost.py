@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,9 @@ def counted(payload):
     return floats({k: v for k, v in payload.items() if not k.endswith(STATISTICS)})
 
 
-def played(plan, rounds):
+def played(plan, rounds, classes=((0, 1, 2), (0, 1), (2,))):
     """For each round and device: its sizes, and the numbers that went up and down by kind."""
-    shards = {f"device-{i}": shard(i, classes=held) for i, held in enumerate([(0, 1, 2), (0, 1), (2,)])}
+    shards = {f"device-{i}": shard(i, classes=held) for i, held in enumerate(classes)}
     data = {name: part.train for name, part in shards.items()}
     clients = {
         name: plan.client_half(part.train, name, validation=part.validation) for name, part in shards.items()
@@ -79,7 +80,8 @@ def played(plan, rounds):
                     client.model, held=len(set(data[n].y.tolist())), examples=len(data[n].y), clients=3,
                     local_prototypes=up[n]["prototypes"] // D, global_prototypes=down["prototypes"] // D,
                     first_round=number == 1, last_rounds="head" in up[n], ranks=ranks[n],
-                    ranks_down=ranks_down, public=PUBLIC,
+                    ranks_down=ranks_down, public=PUBLIC, known=len(set().union(*classes)),
+                    mutual=getattr(client, "mutual", None),
                 ),
                 up[n],
                 down,
@@ -89,15 +91,38 @@ def played(plan, rounds):
 IN_FACTORS = {"travel": "parameters", "energy_first": 0.5, "energy_last": 0.5}  # both ways
 
 
-@pytest.mark.parametrize("name, hyper", [*((name, {}) for name in METHODS), ("fedkd", IN_FACTORS)])
-def test_numbers_by_kind_are_the_closed_form(name, hyper):
-    plan = plan_of(name, **hyper)
-    method = plan.variant
+OTHERWISE = [  # settings that change what crosses
+    ("fedkd", IN_FACTORS),
+    ("fednh", {"fixed_scale": True}),
+    ("fednh", {"fixed_scale": True, "final_fit": True}),
+    ("fcclplus", {"average": False}),
+    ("fedgen", {"hidden": 16, "noise": 5}),
+    ("fedgen", {"hidden": 16, "noise": 5, "generator": "untrained"}),
+    ("adcol", {"clients": 5}),
+    ("adcol", {"clients": 5, "average_models": True}),
+]
+
+
+@pytest.mark.parametrize("freeze", [None, "backbone"])
+@pytest.mark.parametrize("name, hyper", [*((name, {}) for name in METHODS), *OTHERWISE])
+def test_numbers_by_kind_are_the_closed_form(name, hyper, freeze):
+    assert load(name).cost, f"{name} does not say what it costs"
+    plan = replace(plan_of(name, **hyper), freeze=freeze)
     for sizes, up, down in played(plan, 3):
-        assert method.cost, f"{name} does not say what it costs"
-        cost = method.cost(sizes)
-        assert {k: n for k, n in cost.up.items() if n} == {k: n for k, n in up.items() if n}
-        assert {k: n for k, n in cost.down.items() if n} == {k: n for k, n in down.items() if n}
+        cost = plan.variant.cost(sizes)
+        assert some(cost.up) == some(up) and some(cost.down) == some(down)
+
+
+def some(kinds):
+    return {kind: numbers for kind, numbers in kinds.items() if numbers}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_where_nobody_holds_a_class_what_crosses_is_the_closed_form(name):
+    plan = plan_of(name)
+    for sizes, up, down in played(plan, 3, classes=((0, 2), (0,), (2,))):
+        cost = plan.variant.cost(sizes)
+        assert some(cost.up) == some(up) and some(cost.down) == some(down)
 
 
 @pytest.mark.parametrize("name", METHODS)

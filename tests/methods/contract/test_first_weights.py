@@ -10,20 +10,24 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.simulation.federation import Simulation
+from protofleet.methods.contract.catalog import load
 from protofleet.methods.contract.cost import parameters
 from protofleet.methods.contract.first_weights import FirstWeights, weights_folder
 from protofleet.methods.contract.plan import Network, Plan, read_plan
 from protofleet.methods.nets.weights_file import WeightsFileError, load_from, read_weights, write_weights
+from protofleet.methods.parts.state import snapshot
 from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml
-from tests.methods.tiny import same
+from tests.methods.contract.test_cost import LOCAL, METHODS
+from tests.methods.tiny import Shard, play, same
 from tests.support.small_federation import POLICY, shard, simulation
 
-NETWORK = Network("cnn_bn", feature_size=32)
+NETWORK = Network("cnn_bn", feature_size=32)  # without a projector
 # As safetensors 0.8.0 writes {"a": int16 [2], "b": float32 [1, 2]}.
 GOLDEN = (
     b'p\x00\x00\x00\x00\x00\x00\x00{"b":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},'
@@ -166,6 +170,21 @@ def test_the_plan_names_the_file_and_has_another_hash_than_without_it(kept):
     assert not {"init", "freeze"} & json.loads(plan().encode()).keys()
 
 
+def test_of_the_file_methods_with_a_part_of_their_own_use_what_the_page_says(kept):
+    network = Network("cnn_bn", feature_size=32, embedding_size=16)
+    weights = replace(plan(), seed=77, network=network).model().state_dict()
+    named, unused = kept(weights), {}
+    for name in METHODS:
+        made = replace(plan(name, init=named), network=network)
+        found = made.client_half(shard(0).train, "device-0").model.state_dict()
+        for key, value in weights.items():
+            if key not in found or found[key].shape != value.shape or not torch.equal(found[key], value):
+                unused.setdefault(name, set()).add(key.partition(".")[0])
+    assert unused == {"fednh": {"head"}, "fedpall": {"head"}, "fedsr": {"projector"}}
+    page = (Path(__file__).parents[3] / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+    assert all(title in page for title in ("FedNH", "FedPall", "FedSR"))
+
+
 def test_a_party_without_the_file_says_where_it_looked_and_what_to_do():
     made = plan(init=FirstWeights("resnet.safetensors@sha256:" + "ab" * 32))
     with pytest.raises(SettingsError) as found:
@@ -250,6 +269,32 @@ def test_a_run_with_a_frozen_backbone_sends_and_costs_what_is_left(tmp_path):
         first = run.plan.model().state_dict()
         assert same(start_of("features.", model.state_dict()), start_of("features.", first))
         assert not same(start_of("head.", model.state_dict()), start_of("head.", first))
+
+
+@pytest.mark.parametrize(
+    "name, hyper", [*((name, {}) for name in METHODS), ("fednh", {"fixed_scale": True, "final_fit": True})]
+)
+def test_a_round_of_every_method_ends_with_a_head_alone_above_a_frozen_backbone(name, hyper):
+    known = load(name).Hyper.__dataclass_fields__
+    short = {key: value for key, value in LOCAL.items() if key in known}
+    made = Plan(name, 3, 1, 1, 16, NETWORK, {**short, **hyper}, freeze="backbone")
+    parts = {f"device-{i}": shard(i, n=12) for i in range(2)}
+    clients = {
+        device: made.client_half(large(part.train), device, validation=large(part.validation))
+        for device, part in parts.items()
+    }
+    server, first = made.server_half(), start_of("features.", made.model().state_dict())
+    play(server, clients, 1)
+    for client in clients.values():
+        client.receive(snapshot(server.payload()))
+        client.after_last_round()
+        assert same(start_of("features.", client.model.state_dict()), first)
+        assert client.predict(client.data.x).isfinite().all()
+
+
+def large(part):
+    """Images of 16 x 16 pixels, as the network takes them."""
+    return Shard(F.interpolate(part.x, size=16), part.y)
 
 
 def test_norms_of_a_frozen_backbone_count_nothing_and_use_what_they_have():

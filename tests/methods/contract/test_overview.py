@@ -4,13 +4,19 @@ import sys
 from types import ModuleType
 
 import pytest
+import torch
 
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.pages import methods as page
 from protofleet.methods import fedavg
+from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.catalog import load, names
-from protofleet.methods.contract.overview import overview
-from tests.methods.tiny import clients_of, play, server_of
+from protofleet.methods.contract.cost import Sizes
+from protofleet.methods.contract.overview import Reference, overview
+from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.public import PublicSet
+from tests.methods.contract.test_cost import METHODS, counted
+from tests.methods.tiny import Shard, clients_of, play, server_of
 
 
 def test_the_page_of_all_methods_is_what_their_files_say():
@@ -38,6 +44,34 @@ def test_all_methods_are_printed_with_what_they_send(capsys):
     assert [line.split()[0] for line in lines[1 : len(names()) + 1]] == names()
     fedproto = next(line for line in lines if line.startswith("fedproto"))
     assert fedproto.split()[1:5] == ["personal", "mixed", "5,140", "5,130"]
+
+
+def listed(name):
+    """The run that the list counts for."""
+    return Plan(name, 10, 1, size=32, network=Reference().network)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_numbers_of_the_list_are_counted_with_the_network_that_a_device_holds(name):
+    plan = listed(name)
+    nobodys = Shard(torch.zeros(0, 3, 32, 32), torch.zeros(0, dtype=torch.int64))
+    model = plan.client_half(nobodys, "a").model
+    rows = 3 * 10
+    sizes = Sizes(model, 10, 240, 6, rows, rows, public=PublicSet().batches)
+    assert overview(name).cost == plan.variant.cost(sizes)
+
+
+def first_weights(plan):
+    server = plan.server_half()
+    server.begin(1, [Member("a", 240, (24,) * 10)])
+    return counted(next(server.round()).payload)["weights"]
+
+
+def test_the_weights_that_the_list_says_come_down_are_those_of_a_first_broadcast():
+    told = {name: overview(name).cost.down.get("weights") for name in METHODS}
+    sent = {name: first_weights(listed(name)) for name, weights in told.items() if weights}
+    assert sent == {name: weights for name, weights in told.items() if weights}
+    assert sent["fedsr"] > sent["fedavg"] > sent["fednh"], "of what a half has made another network of"
 
 
 def test_a_file_that_does_not_begin_as_others_do_is_refused_with_what_it_lacks(monkeypatch):

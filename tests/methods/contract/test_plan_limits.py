@@ -13,6 +13,7 @@ from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network
+from protofleet.methods.contract.public import PublicSet
 from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.wire.reasons import DisconnectReason
 from tests.support.run_policy import RunPolicy
@@ -74,18 +75,50 @@ def test_a_sample_takes_as_much_memory_in_a_pass_however_many_there_are():
     assert activation_bytes(half, few.x) == activation_bytes(half, many.x) < many.x.nbytes
 
 
-@pytest.mark.parametrize(("method", "networks", "trained"), [("fml", 2, 2), ("moon", 3, 1)])
+# FedGen's of 32 numbers and 3 classes, with the statistics of its 512; FedKD's map of 16 numbers to as many.
+GENERATOR = 4 * ((32 + 3) * 512 + 4 * 512 + 512 * 16 + 16) + 8
+MAP = 4 * 16 * 16
+
+
+@pytest.mark.parametrize(
+    ("method", "networks", "trained", "besides"),
+    [("fml", 2, 2, 0), ("moon", 3, 1, 0), ("fedgen", 1, 1, GENERATOR), ("fedkd", 2, 2, MAP)],
+)
 def test_every_network_that_a_method_holds_counts_and_every_one_that_it_trains_keeps_its_pass(
-    method, networks, trained
+    method, networks, trained, besides
 ):
     alone, several, train = plan("fedavg"), plan(method), part(20, 1, 0.0)
     one, more = (activation_bytes(made.client_half(train, "a"), train.x) for made in (alone, several))
     assert more == trained * one
     model = sum(value.nbytes for value in alone.model().state_dict().values())
-    least = networks * 4 * model + 20 * 4 * 16 + 8 * more
+    least = 4 * (networks * model + besides) + 20 * 4 * 16 + 8 * more
     assert builder(Limits(memory_bytes=least), train).build(several)
     with pytest.raises(SettingsError, match=f"takes {least:,} bytes of memory"):
         builder(Limits(memory_bytes=least - 1), train).build(several)
+
+
+@pytest.mark.parametrize(("batch", "step"), [(6, 8), (24, 24)])
+def test_public_images_and_their_cosines_count_and_a_step_takes_as_many_as_a_batch_of_them(batch, step):
+    train, public = part(20, 1, 0.0), PublicSet(samples=48, batch=batch)
+    made = replace(plan("fcclplus"), public=public)
+    model = sum(value.nbytes for value in made.model().state_dict().values())
+    one = activation_bytes(plan("fedavg").client_half(train, "a"), train.x)
+    images, cosines = 4 * 48 * 3 * 8 * 8, 4 * 48 * (batch - 1)
+    least = 2 * 4 * model + 20 * 4 * 16 + images + cosines + step * one
+    assert builder(Limits(memory_bytes=least), train).build(made)
+    with pytest.raises(SettingsError, match=f"takes {least:,} bytes of memory"):
+        builder(Limits(memory_bytes=least - 1), train).build(made)
+
+
+def test_public_images_that_are_too_many_are_refused_before_there_is_one():
+    def images(size):
+        raise AssertionError("nobody should have made them")
+
+    public = PublicSet("digits", samples=1 << 20, batch=2, sha256="ab" * 32)
+    made = replace(plan("fcclplus"), public=public)
+    few = HalfBuilder(Limits(memory_bytes=10**8), shard(0).train, "a", None, CPU, public=lambda of: images)
+    with pytest.raises(SettingsError, match=r"limits.memory_bytes = 100,000,000"):
+        few.build(made)
 
 
 def test_images_that_the_network_does_not_take_are_refused_and_not_met_in_training():

@@ -93,7 +93,10 @@ def test_a_device_that_draws_other_images_refuses_the_plan_and_says_both_hashes(
 
 
 def test_a_set_of_files_takes_a_hash_and_the_way_to_it_is_said():
-    with pytest.raises(SettingsError, match="public.sha256 is missing.*`protofleet public-set digits`"):
+    with pytest.raises(
+        SettingsError,
+        match="public.sha256 is missing.*`protofleet public-set digits --domain mnist --samples 40",
+    ):
         agreed_public_set("fcclplus", MNIST)
     table = {"source": "digits", "domain": "mnist"}
     settings = {"name": "a", "rounds": 1, "classes": 3, "method": {"name": "fcclplus"}, "public": table}
@@ -169,6 +172,16 @@ def test_a_device_that_has_no_such_images_says_so_in_one_line(public, message, t
 def test_where_a_device_is_given_no_images_of_files_the_plan_is_refused():
     with pytest.raises(SettingsError, match="the run's public set is digits mnist, .*was given none"):
         half(plan(MNIST))
+
+
+def test_files_without_a_hash_are_refused_by_a_device_too_and_not_the_drawn_ones():
+    """A plan from the wire may state none, whatever coordinators do."""
+    made = read_plan(plan(MNIST).encode())
+    with pytest.raises(
+        SettingsError, match="public.sha256 is missing.*digits mnist, 40 images.*public-set digits"
+    ):
+        half(made, public_images(made, DATA, Shards()))
+    assert half(read_plan(plan(PublicSet(samples=9, batch=6)).encode())).public
 
 
 def test_the_drawn_ones_come_from_no_data():

@@ -100,10 +100,10 @@ def test_every_kind_of_setting_is_decoded():
 
 def test_an_unknown_setting_is_named_with_its_path_its_neighbour_and_all_that_there_are():
     assert mistake(broker={"prot": 1}) == (
-        "broker.prot is not a setting; did you mean port? there are: host, port, tls"
+        "broker.prot is not a setting; did you mean port? there are host, port, tls"
     )
     assert mistake(broker={"tls": {"ca": "x", "zzz": 1}}) == (
-        "broker.tls.zzz is not a setting; there are: ca, cert"
+        "broker.tls.zzz is not a setting; there are ca, cert"
     )
     assert "brokers[1].hots is not a setting; did you mean host?" in mistake(brokers=[{}, {"hots": "x"}])
 
