@@ -6,6 +6,7 @@ It is meant for a file system in memory (/run): it is written whenever something
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -13,7 +14,10 @@ from pathlib import Path
 
 from protofleet.edge_client.view import AgentView
 from protofleet.protocol.security.keyfiles import PUBLIC
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
+
+log = logging.getLogger("protofleet.device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,13 @@ def read_status(path: Path) -> Status | None:
 
 class StatusFile:
     def __init__(self, path: Path, software: str, settings: int) -> None:
+        if not path.parent.is_dir():
+            raise SettingsError(
+                f"status is {str(path)!r}, and there is no folder {path.parent}: make it, or name a file elsewhere; "
+                "without `status` none is written"
+            )
         self._path, self._software, self._settings = path, software, settings
-        self._started, self._written = int(time.time()), ""
+        self._started, self._written, self._failed = int(time.time()), "", False
 
     def status_of(self, device: AgentView, error: str = "") -> Status:
         receipts = device.receipts
@@ -63,6 +72,14 @@ class StatusFile:
         text = json.dumps(asdict(self.status_of(device, error)), indent=1) + "\n"
         if text == self._written:
             return
-        # Readable by all: health checks run as other users, and all other files of this process are private.
-        Disk().replace(self._path, text.encode(), PUBLIC, durable=False)
-        self._written = text
+        try:
+            # Readable by all: health checks run as other users, and all other files of this process are private.
+            Disk().replace(self._path, text.encode(), PUBLIC, durable=False)
+        except OSError as error:  # it is for others to look at: the device itself does without
+            if not self._failed:
+                log.warning(
+                    "the status file %s cannot be written: %s; it is tried again", self._path, error.strerror
+                )
+            self._failed = True
+        else:
+            self._written, self._failed = text, False

@@ -6,6 +6,7 @@ import pytest
 
 from protofleet.edge_client.host.status_file import StatusFile, read_status
 from protofleet.edge_client.host.systemd import NotifySocket, SystemdNotifier
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.base import Done
 from tests.support.small_federation import simulation
 
@@ -101,3 +102,21 @@ def test_a_device_with_nothing_in_hand_is_drained_at_once(tmp_path):
     agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
     agent.take(Done(agent.drain), 0.0)
     assert agent.finished and agent.view.problem == ""
+
+
+def test_a_status_in_a_folder_that_is_missing_is_refused_with_the_way_out(tmp_path):
+    with pytest.raises(SettingsError, match="there is no folder .*/run: make it, or name a file elsewhere"):
+        StatusFile(tmp_path / "run" / "status.json", "1.2.3", 9)
+
+
+def test_a_folder_that_goes_away_costs_the_status_and_not_the_device(tmp_path, caplog):
+    sim, folder = simulation(tmp_path / "run", "fedavg"), tmp_path / "status"
+    folder.mkdir()
+    file, agent = StatusFile(folder / "status.json", "1.2.3", 9), sim.agents["device-0"]
+    folder.rmdir()
+    file.write(agent.view)
+    file.write(agent.view)
+    assert caplog.text.count("cannot be written") == 1
+    folder.mkdir()
+    file.write(agent.view)
+    assert read_status(folder / "status.json").software == "1.2.3"
