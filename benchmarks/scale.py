@@ -15,8 +15,8 @@ from benchmarks.harness import history
 from benchmarks.harness.history import Entry
 from benchmarks.harness.trees import ROOT
 from protofleet.deploy.report.charts import COLOURS, Line, line_chart
-from protofleet.deploy.report.numbers import human_bytes
 from protofleet.edge_client.conversation.hello_timer import LEAST_OF_QUIET, QUIET_SECONDS
+from protofleet.protocol.link.meter import human_bytes
 
 PAGE = ROOT / "docs" / "scale.md"
 IMAGES = ROOT / "docs" / "images"

@@ -41,8 +41,12 @@ class ProcessContext:
         return self.now
 
     @property
+    def enrolled_devices(self) -> frozenset[str]:
+        return frozenset(device for device in self.link.keyring if device != COORDINATOR)
+
+    @property
     def enrolled(self) -> int:
-        return sum(device != COORDINATOR for device in self.link.keyring)
+        return len(self.enrolled_devices)
 
     def announce(self, state: State) -> None:
         self.link.publish(self.link.topics.coord_state, state, retain=True)

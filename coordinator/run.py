@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from protofleet.coordinator.answers import AnswerReceiver
+from protofleet.coordinator.attendance import AttendanceLog
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.limits import Limits
@@ -75,6 +76,7 @@ class Run:
             spool, self._link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
             self._tell_of_answer, self._drop,
         )  # fmt: skip
+        self.attendance = AttendanceLog(machine.policy)
         self.diverged = ""  # why, where the run has come to nothing
         self._resumed = False
         self._advancing: Advance | None = None  # what the worker is at
@@ -97,7 +99,7 @@ class Run:
     @property
     def wake_at(self) -> float:
         machine = self.machine.wake_at or float("inf")
-        return min(machine, self.queue.wake_at, self.participants.wake_at)
+        return min(machine, self.queue.wake_at, self.participants.wake_at, self.attendance.wake_at)
 
     def wake(self) -> None:
         now = self._context.now
@@ -106,6 +108,14 @@ class Run:
         self.participants.resolve_wills()
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke())
+        self._say_who_is_missing(now)
+
+    def _say_who_is_missing(self, now: float) -> None:
+        m = self.machine
+        first = (m.round, m.attempt) == (1, 0)
+        self.attendance.say_if_due(
+            first, m.roster, m.not_counted_on(now), self._context.enrolled_devices, now
+        )
 
     def end_turn(self) -> None:
         """Commit what was decided since the last one, and let it out."""
@@ -128,6 +138,7 @@ class Run:
         """Over a new connection."""
         if not self._resumed:
             self._resume()
+        self.attendance.gathering(self.machine.stage is Stage.GATHERING, self._context.now)
         if step := self._too_large:
             self._too_large = None
             self._server_stepped(step)
@@ -154,6 +165,7 @@ class Run:
         commands = self.machine.handle(event, now)
         if self._context.connected and (self.machine.stage is not before or isinstance(event, Advanced)):
             self._set_here_timer(now)
+            self.attendance.gathering(self.machine.stage is Stage.GATHERING, now)
         # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
         ended = isinstance(event, Advanced) and event.phase is None
         if not ended:

@@ -202,7 +202,7 @@ class Agent:
     def take_receipt(self, receipt: Receipt) -> None:
         if self.tasks.delivery.received(receipt, self._context.now):
             self._context.keep_last_heard(durable=False)
-        if receipt.verdict == "refused":
+        elif receipt.verdict == "refused":
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
 
     def _run_ended(self, run: str, now: float) -> None:

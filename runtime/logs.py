@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import sys
+import sysconfig
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from datetime import datetime, timezone
+from pathlib import Path
 from types import TracebackType
-from typing import Final, TextIO
+from typing import Any, Final, Literal, TextIO
 
 from protofleet.protocol.wire.printable import printable
 
 LONGEST: Final = 4096  # letters of one message
 FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
+Form = Literal["text", "json"]
+LIBRARIES: Final = frozenset({"site-packages", "dist-packages"})
+STANDARD_LIBRARY: Final = Path(sysconfig.get_paths()["stdlib"])
+METHODS: Final = "methods"  # the folder whose files are written by whoever has a method of their own
+FIELDS: Final = "protofleet_fields"  # the attribute of a record that holds its figures by name
 _DEVICE: Final[ContextVar[str]] = ContextVar("device", default="")
 
 
@@ -43,10 +53,30 @@ class PrintableFormatter(logging.Formatter):
         return "\n".join(f"  {printable(line)}" for line in lines)
 
 
-def set_up_logging(stream: TextIO, level: int = logging.INFO) -> None:
+class JsonFormatter(logging.Formatter):
+    """One object a line, for a collector of logs; JSON has its own way to write what cannot be printed."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        device = _DEVICE.get().removesuffix(": ")
+        said: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname, "logger": record.name, **({"device": device} if device else {}),
+            "message": record.getMessage()[:LONGEST], **getattr(record, FIELDS, {}),
+        }  # fmt: skip
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(said, default=str)
+
+
+def fields(**figures: Any) -> Mapping[str, Any]:
+    """What a message has besides its words, for `extra` of a call of the log: keys of its own in JSON."""
+    return {FIELDS: {name: value for name, value in figures.items() if value is not None}}
+
+
+def set_up_logging(stream: TextIO, level: int = logging.INFO, form: Form = "text") -> None:
     """For a whole process, whatever its libraries log too."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(PrintableFormatter(FORMAT))
+    handler.setFormatter(JsonFormatter() if form == "json" else PrintableFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
 
 
@@ -60,4 +90,23 @@ def log_uncaught_errors() -> None:
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    logging.getLogger("protofleet").critical("ended by an error of ours", exc_info=(kind, error, trace))
+    logging.getLogger("protofleet").critical(
+        "ended by an error of ours%s: %s: %s",
+        place_of(trace),
+        kind.__name__,
+        error,
+        exc_info=(kind, error, trace),
+    )
+
+
+def is_of_a_library(file: Path) -> bool:
+    if "protofleet" in file.parts:  # which may be installed beside the others
+        return False
+    return not LIBRARIES.isdisjoint(file.parts) or STANDARD_LIBRARY in file.parents
+
+
+def place_of(trace: TracebackType | None) -> str:
+    """Where it came up in our own files, a method's or whose else: the last frame that is of no library."""
+    frames = [frame for frame in traceback.extract_tb(trace) if not is_of_a_library(Path(frame.filename))]
+    own = [f for f in frames if Path(f.filename).parent.name == METHODS] or frames
+    return f" in {own[-1].filename}:{own[-1].lineno} ({own[-1].name})" if own else ""

@@ -14,6 +14,7 @@ from typing import Any
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.observe.journal import SEEN, Journal, Sink
+from protofleet.coordinator.observe.log_lines import LogLines
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.observe.rounds_file import RoundsFile
@@ -42,7 +43,8 @@ def observed(
     require_newest(run.spool, rounds.last)
     metrics = Metrics(view)
     metrics.registry.register(HostMetrics(software, "coordinator", folder, settings.broker))
-    sinks: list[Sink] = [rounds, metrics, *([Events()] if events else [])]
+    lines = LogLines(view.plan.variant.reports, view.rounds_planned)
+    sinks: list[Sink] = [rounds, metrics, lines, *([Events()] if events else [])]
     with metrics.exposed(settings.endpoint(), checks):
         run.tell_of_devices(metrics.heard_from)
         keep_journal(run, sinks)

@@ -46,7 +46,7 @@ from protofleet.coordinator.round.events import (
 from protofleet.coordinator.round.flapping import FlapDetector
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round.stragglers import StragglerDeadline
-from protofleet.coordinator.round.verdicts import BROKEN, Verdicts
+from protofleet.coordinator.round.verdicts import Verdicts
 from protofleet.protocol.wire.reasons import Problem, Reason
 
 Handler: TypeAlias = "Callable[[RoundMachine, Any, float], Iterable[Command]]"
@@ -167,6 +167,10 @@ class RoundMachine:
         """With spares among the invited, the first answers make the phase."""
         p = self.policy
         return p.spares > 0 and not self.evaluating and len(self._answered) >= p.cohort
+
+    def not_counted_on(self, now: float) -> AbstractSet[str]:
+        """Who is present and unsteady, or had an answer refused in this round."""
+        return self.roster - self._reliable(now)
 
     def _reliable(self, now: float) -> set[str]:
         """Of those present, who can be counted on."""
@@ -326,10 +330,9 @@ class RoundMachine:
 
     def _maybe_blame(self) -> Iterator[Command]:
         """Whether most of the cohort have made nothing of the broadcast: one device alone is its own matter."""
-        broken = [why for why in self.verdicts.refused.values() if why.reason in BROKEN]
-        if self.stage is Stage.COLLECTING and not self.evaluating and 2 * len(broken) > len(self.cohort):
-            why = f"{len(broken)} of {len(self.cohort)} answers to round {self.round} {self.asked} are broken"
-            yield from self._blame(self._suspected_round, f"{why} ({broken[0].message})")
+        many = 2 * len(self.verdicts.broken) > len(self.cohort)
+        if many and self.stage is Stage.COLLECTING and not self.evaluating:
+            yield from self._blame(self._suspected_round, self._who_has_diverged())
 
     @property
     def _suspected_round(self) -> int:
@@ -373,13 +376,27 @@ class RoundMachine:
         yield from (Dismiss(device) for device in sorted(self.roster))
 
     def _repeat_round(self, now: float) -> Iterator[Command]:
-        """Too few answers: the same round once more, from its beginning."""
+        """Too few answers: the same round once more, from its beginning, or the end where that has been tried."""
+        if self._is_hopeless:
+            yield from self._diverge(f"{self._who_has_diverged()}, and policy.quorum is {self._quorum}")
+            return
         words = f"{len(self._answered)} of {len(self.cohort)} answers are in, policy.quorum is {self._quorum}"
         why, missing = words + self.verdicts.words_of_the_refused(), tuple(sorted(self._missing))
         self.attempt += 1
         self.stage, self._deadline, self._closed = Stage.GATHERING, None, {}
         yield Rollback(why, missing)
         yield from self._maybe_start(now)
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """A quorum would be there but for broken answers, after as many attempts as such a round gets."""
+        tried = 0 < self.policy.attempts <= self.attempt + 1
+        return tried and len(self._answered) + len(self.verdicts.broken) >= self._quorum
+
+    def _who_has_diverged(self) -> str:
+        broken, where = self.verdicts.broken, f"round {self.round} {self.asked}"
+        example = next(iter(broken.values())).message
+        return f"{len(broken)} of {len(self.cohort)} devices have diverged in {where} ({example}; lower method.lr)"
 
     def _end_round(self, now: float) -> Iterator[Command]:
         self.verdicts.end_round(self.round)

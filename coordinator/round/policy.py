@@ -17,6 +17,7 @@ from protofleet.protocol.settings.reader import demand_within
 
 Quorum = Annotated[int, Within(1, LARGEST_COUNT)]
 StragglerFactor = Annotated[float, Within(1, LARGEST_FACTOR, also=((0, "off"),))]
+Attempts = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "without end"),))]
 Flaps = Annotated[int, Within(2, LARGEST_COUNT, also=((0, "never"),))]
 
 
@@ -35,6 +36,9 @@ class Policy:
     # Who loses its connection so often within flap_seconds is asked, but not counted on; 0: nobody is too unsteady.
     flaps: Flaps = 5
     flap_seconds: Seconds = 300.0
+
+    # At a round without which the quorum is missed for want of numbers that can be used; then the run has diverged.
+    attempts: Attempts = 0
 
     def __post_init__(self) -> None:
         demand_within(self)

@@ -39,6 +39,11 @@ class Verdicts:
         self.refused[device] = problem
         self.suspects.add(device)
 
+    @property
+    def broken(self) -> Mapping[str, Problem]:
+        """Of the open ask, whose answers hold no numbers that can be used."""
+        return {device: why for device, why in self.refused.items() if why.reason in BROKEN}
+
     def known(self, phase: str, base: bytes) -> set[str]:
         """Who has answered this very question of the round in hand."""
         return {device for device, known in self.accepted.get(phase, {}).items() if known == base}

@@ -20,11 +20,12 @@ from protofleet.protocol.wire.messages import Arrays, Manifest
 from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.runtime.faults import is_ours
+from protofleet.runtime.logs import place_of
 
 log = logging.getLogger("protofleet.coordinator")
 
 
-MAX_FAULT_LETTERS: Final = 200  # of an error, for records and people
+MAX_FAULT_LETTERS: Final = 300  # of an error, for records and people
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,9 @@ class ServerRunner:
             self.errors += 1
             where = f"after {advance.phase}" if advance.phase else "at its start"
             log.exception("an error of the server half in round %d, %s", advance.round, where)
-            words = printable(f"the server half raised {type(error).__name__} {where}: {error}")[
-                :MAX_FAULT_LETTERS
-            ]
+            place = place_of(error.__traceback__)
+            words = printable(f"the server half raised {type(error).__name__}{place} {where}: {error}")
+            words = words[:MAX_FAULT_LETTERS]
             aside = self._stepper.aside
             return Step(advance.round, None, None, phase=advance.phase, aside=aside, fault=words)
 

@@ -19,14 +19,17 @@ from protofleet.deploy.errors import FAILED, MISUSED
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.printable import printable
 from protofleet.runtime.children import end_with_parent
-from protofleet.runtime.logs import log_uncaught_errors, set_up_logging
+from protofleet.runtime.logs import Form, fields, log_uncaught_errors, set_up_logging
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     end_with_parent()
+    say = print_error
     try:
         options = parser().parse_args(arguments)
-        set_up_logging(sys.stderr, logging.DEBUG if options.verbose else logging.INFO)
+        form: Form = getattr(options, "log", "text")
+        set_up_logging(sys.stderr, logging.DEBUG if options.verbose else logging.INFO, form)
+        say = log_error if form == "json" else print_error
         code: int = options.command(options)
     except KeyboardInterrupt:
         print("protofleet: stopped", file=sys.stderr)
@@ -35,13 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except SettingsError as error:
-        return print_error(str(error), MISUSED)
+        return say(str(error), MISUSED)
     except Exception as error:
         from protofleet.deploy.exit_codes import exit_code, message
 
         if (exit_status := exit_code(error)) is None:
             raise  # a bug of ours keeps its traceback
-        return print_error(message(error), exit_status)
+        return say(message(error), exit_status)
     return code
 
 
@@ -65,6 +68,12 @@ def exit_process(code: int) -> NoReturn:
 
 def print_error(problem: str, code: int) -> int:
     print("\n".join(map(printable, f"protofleet: {problem}".splitlines())), file=sys.stderr)
+    return code
+
+
+def log_error(problem: str, code: int) -> int:
+    """Where all that is said are objects, the last word is one too."""
+    logging.getLogger("protofleet").error("%s", problem, extra=fields(exit_code=code))
     return code
 
 

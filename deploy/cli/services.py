@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import DEVICES, ROUND, Subparsers, broker_changes
 from protofleet.runtime.interrupts import held_interrupts
+
+
+def add_log(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--log", choices=("text", "json"), default="text",
+        help="json: an object a line on standard error, for a collector of logs",
+    )  # fmt: skip
 
 
 def add_coordinator(commands: Subparsers) -> None:
@@ -14,6 +22,7 @@ def add_coordinator(commands: Subparsers) -> None:
     command.add_argument("settings", type=Path)
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     command.add_argument("--events", action="store_true", help="print what happens as JSON lines")
+    add_log(command)
     command.set_defaults(command=coordinator)
 
 
@@ -21,14 +30,32 @@ def coordinator(options: argparse.Namespace) -> int:
     with held_interrupts():
         from protofleet.coordinator.config import CoordinatorSettings
         from protofleet.coordinator.main import run_coordinator
+        from protofleet.coordinator.server.diverged import DivergedError
         from protofleet.deploy.cli.version import installed_version
         from protofleet.deploy.errors import RunError
         from protofleet.protocol.settings.reader import decode_file, read_toml
 
     settings = decode_file(CoordinatorSettings, options.settings, read_toml(options.settings), options.set)
-    if problem := run_coordinator(settings, installed_version(), options.events):
-        raise RunError(problem)
+    folder = Path(settings.folder) / settings.name
+    try:
+        if problem := run_coordinator(settings, installed_version(), options.events):
+            raise RunError(problem)
+    except DivergedError:
+        report_on(folder)
+        raise
+    report_on(folder)
     return 0
+
+
+def report_on(folder: Path) -> None:
+    """Of a run that has ended. What it came to stands in summary.json already: a page that fails changes nothing."""
+    from protofleet.deploy.report.run_page import write_report
+
+    log = logging.getLogger("protofleet.coordinator")
+    try:
+        log.info("report: %s", write_report(folder))
+    except Exception as error:  # noqa: BLE001 - the run itself is over, and well
+        log.warning("there is no report of %s: %s; protofleet report %s writes it", folder, error, folder)
 
 
 def add_device(commands: Subparsers) -> None:
@@ -52,6 +79,7 @@ def add_device(commands: Subparsers) -> None:
         metavar="FILE",
         help="where a process of several says which ended early, as JSON",
     )
+    add_log(command)
     command.set_defaults(command=device)
 
 

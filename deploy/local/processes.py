@@ -99,7 +99,10 @@ class Processes:
 
     def _last_line(self, name: str) -> str:
         lines = children.last_lines(self._log(name))
-        return lines[-1] if lines else ""
+        said = [
+            line for line in lines if not line.startswith("  ")
+        ]  # a traceback's lines stand behind its message
+        return (said or lines or [""])[-1]
 
     def _log(self, name: str) -> Path:
         return self._logs / f"{name}.log"

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from protofleet.deploy.report.numbers import human_bytes
+from protofleet.protocol.link.meter import human_bytes
 
 
 @dataclass

@@ -20,7 +20,8 @@ from protofleet.deploy.report.comparison import Group, Run, accuracy_target, rea
 from protofleet.deploy.report.comparison import Point as Measured
 from protofleet.deploy.report.comparison_page import comparison_page
 from protofleet.deploy.report.comparison_tables import Table, mean_and_deviation, tables
-from protofleet.deploy.report.numbers import human_bytes, percent_points
+from protofleet.deploy.report.numbers import percent_points
+from protofleet.protocol.link.meter import human_bytes
 
 FOLDER: Final = "sweeps"  # under the folder of all runs
 

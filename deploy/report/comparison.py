@@ -22,7 +22,7 @@ from protofleet.deploy.errors import RunError
 from protofleet.deploy.report.finished_run import Rounds, read_run, require_keys
 from protofleet.protocol.settings.reader import read_toml
 
-SEED_SUFFIX = re.compile(r"-s(eed)?\d+$")
+SEED_SUFFIX = re.compile(r"-s(eed)?-?\d+$")
 ROUNDING_ERROR = 1e-9  # of a mean: the baseline must reach its own accuracy with a share of 1
 REPORTS = "reports"  # the view that each method's paper reports
 # Settings in which two runs of one experiment may differ.
@@ -40,6 +40,7 @@ class Point:
     bytes: int  # of tensors, up and down
     accuracy: Mapping[str, float]  # on test images, by domain, and "mean"
     validation: Mapping[str, float]
+    in_round: bool = True  # and not by the last evaluation
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class Run:
             if by_domain := line["accuracy"].get(view):
                 test, validation = {**test, **by_domain}, {**validation, **line["validation"].get(view, {})}
                 spent = sent if is_global(view) else sent + in_round
-                found.append(
-                    Point(self.rounds_trained(line, view), spent, with_mean(test), with_mean(validation))
-                )
+                in_a_round = line.get("kind") != "evaluation"
+                trained = self.rounds_trained(line, view)
+                found.append(Point(trained, spent, with_mean(test), with_mean(validation), in_a_round))
             sent += in_round
         return [point for point in found if point.accuracy.keys() == found[-1].accuracy.keys()]
 
@@ -104,9 +105,8 @@ class Group:
         return [points[-1] for run in self.runs if (points := run.points(self.view))]
 
     def best_points(self) -> list[Point]:
-        """Chosen by validation, never by test: the first point whose validation mean is highest."""
-        measured = [[p for p in run.points(self.view) if p.validation] for run in self.runs]
-        return [max(points, key=lambda p: p.validation["mean"]) for points in measured if points]
+        found = [best_by_validation(run.points(self.view), self.view) for run in self.runs]
+        return [point for point in found if point is not None]
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,15 @@ class AccuracyTarget:
             for run in group.runs
         ]
         return [point for point in first_points if point is not None]
+
+
+def best_by_validation(points: Sequence[Point], view: str) -> Point | None:
+    """Never by test: the first whose validation mean is highest. Of devices' own models those of rounds alone, where
+    there are some: what the last evaluation measures may be another model, as one after a last fit."""
+    measured = [point for point in points if point.validation]
+    if not is_global(view):
+        measured = [point for point in measured if point.in_round] or measured
+    return max(measured, key=lambda point: point.validation["mean"], default=None)
 
 
 def is_global(view: str) -> bool:

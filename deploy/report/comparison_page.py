@@ -13,7 +13,8 @@ from protofleet.deploy.report.comparison_tables import Table
 from protofleet.deploy.report.grid_charts import grid_section
 from protofleet.deploy.report.html_page import page, table
 from protofleet.deploy.report.margins import BASELINE, Margins, margins_of_run, mean, ratio
-from protofleet.deploy.report.numbers import NONE, human_bytes, percent, two_places
+from protofleet.deploy.report.numbers import NONE, percent, two_places
+from protofleet.protocol.link.meter import human_bytes
 
 HALF_OPAQUE = "88"  # appended to a colour: for the second kind of bar of one run
 DASHES = ("", "7 3", "2 3")  # for more groups than colours
@@ -21,7 +22,7 @@ RUN_COLUMNS = ("seed", "rounds", "network", "seconds")
 LOG_AXIS_RATIO = 30.0  # of most to least bytes, from which the axis is logarithmic
 
 
-def comparison_page(groups: Sequence[Group], tables: Sequence[Table]) -> str:
+def comparison_page(groups: Sequence[Group], tables: Sequence[Table], title: str = "") -> str:
     sections = [
         *map(table_section, tables),
         grid_section(groups),
@@ -29,7 +30,7 @@ def comparison_page(groups: Sequence[Group], tables: Sequence[Table]) -> str:
         margins_section(groups),
         runs_section(groups),
     ]
-    title = f"{len(groups)} experiments compared"
+    title = title or f"{len(groups)} experiments compared"
     return page(title, f"<h1>{escape(title)}</h1>{''.join(sections)}", "wide")
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from protofleet.deploy.report.comparison import AccuracyTarget, Group, Point
-from protofleet.deploy.report.numbers import NONE, human_bytes, percent_points, plain_number
-from protofleet.protocol.link.meter import DOWN, UP
+from protofleet.deploy.report.numbers import NONE, percent_points, plain_number
+from protofleet.protocol.link.meter import DOWN, UP, human_bytes
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ def best_table(groups: Sequence[Group]) -> Table:
         ]
         for group, best in zip(groups, best_points, strict=True)
     ]  # fmt: skip
-    note = "The round with the highest mean validation accuracy; test images choose nothing."
+    note = (
+        "The round with the highest mean validation accuracy; test images choose nothing. Of devices' own models the "
+        "last evaluation is left out: it may measure another model than rounds do."
+    )
     head = ["run", "view", "round", *domains, "mean"]
     return Table("Accuracy at the round that validation chooses, %", note, head, rows)
 

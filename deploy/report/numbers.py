@@ -7,15 +7,6 @@ from typing import Final
 NONE: Final = "-"  # where there is no number
 
 
-def human_bytes(size: float) -> str:
-    """In units of powers of ten."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.2f} GB"
-
-
 def percent(value: float | None) -> str:
     return NONE if value is None else f"{value:.1%}"
 

@@ -12,7 +12,8 @@ from protofleet.deploy.report.charts import COLOURS, Bar, Line, bar_chart, line_
 from protofleet.deploy.report.feature_sections import feature_sections
 from protofleet.deploy.report.finished_run import FinishedRun, Rounds, read_run, require_keys
 from protofleet.deploy.report.html_page import page, table
-from protofleet.deploy.report.numbers import human_bytes, percent
+from protofleet.deploy.report.numbers import percent
+from protofleet.protocol.link.meter import human_bytes
 from protofleet.protocol.security.keyfiles import PUBLIC, write_file
 
 KIND_COLOURS = {

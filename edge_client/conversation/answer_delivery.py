@@ -9,8 +9,10 @@ from typing import Final
 
 from protofleet.edge_client.state.file import Answer
 from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.link.meter import human_bytes
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.wire.messages import Receipt, Update
+from protofleet.runtime.logs import fields
 
 log = logging.getLogger("protofleet.device")
 
@@ -18,6 +20,7 @@ RESEND_SECONDS: Final = 5.0  # before an answer without receipt is sent again; d
 LONGEST_RESEND_SECONDS: Final = 60.0
 # So many times as long as the last receipt took: a slow coordinator must not be slowed further by answers sent again.
 RECEIPT_FACTOR: Final = 4.0
+ACCURACY: Final = "accuracy.test."  # of metrics; behind it stands which model's
 
 
 @dataclass
@@ -90,6 +93,7 @@ class AnswerDelivery:
             return False
         if self.pending.first_sent_at is not None:
             self._receipt_seconds = now - self.pending.first_sent_at
+        log_receipt(self.pending.answer, self.largest_object, receipt)
         self._link.forget(bytes.fromhex(self.pending.answer.object))
         self.pending = None
         self.receipts[receipt.verdict] += 1
@@ -97,3 +101,25 @@ class AnswerDelivery:
 
     def cancel(self) -> None:
         self.pending = None
+
+
+def log_receipt(answer: Answer, size: int, receipt: Receipt) -> None:
+    """A line a question: what it took, or why it came to nothing."""
+    accuracy = {name: value for name, value in answer.metrics.items() if name.startswith(ACCURACY)}
+    seconds = answer.metrics.get("seconds.work", 0.0)
+    figures = fields(
+        event="answered", round=answer.round, phase=answer.phase, seconds=seconds, bytes=size,
+        verdict=receipt.verdict, reason=receipt.reason, **accuracy,
+    )  # fmt: skip
+    if receipt.verdict != "accepted":
+        log.warning(
+            "round %d %s %s: %s", answer.round, answer.phase, receipt.verdict, receipt.reason, extra=figures
+        )
+        return
+    measured = "".join(
+        f", accuracy {value:.1%} ({name[len(ACCURACY) :]})" for name, value in accuracy.items()
+    )
+    log.info(
+        "round %d %s: answered in %.1f s with %s%s: accepted",
+        answer.round, answer.phase, seconds, human_bytes(size), measured, extra=figures,
+    )  # fmt: skip

@@ -57,3 +57,12 @@ class Meter:
             self.frames - earlier.frames,
             self.rejected - earlier.rejected,
         )
+
+
+def human_bytes(size: float) -> str:
+    """In units of powers of ten."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"

@@ -587,7 +587,9 @@ def test_where_most_answers_are_broken_the_round_before_is_blamed():
     assert not any(isinstance(c, Blame) for c in all_nan(m, "ab"))
     (blame,) = [c for c in all_nan(m, "c") if isinstance(c, Blame)]
     assert (
-        blame.round == 1 and "3 of 4 answers to round 2 train are broken (weights is not finite)" in blame.why
+        blame.round == 1
+        and "3 of 4 devices have diverged in round 2 train (weights is not finite; lower method.lr)"
+        in blame.why
     )
     assert m.stage is Stage.BLAMING
 
@@ -703,3 +705,43 @@ def steps_of_an_answer(number, quorum):
 def test_an_answer_costs_no_more_where_many_are_asked(quorum):
     few, many = (steps_of_an_answer(n, k) for n, k in zip((50, 500), quorum, strict=True))
     assert many < 1.2 * few
+
+
+def quorum_but_for_broken(m):
+    """Of four whose answers are all needed one has none that can be used, three times over."""
+    said = []
+    for attempt in range(3):
+        for device in "abc":
+            answer(m, device, round=2, base=b"two")
+        said.append(answer(m, "d", round=2, base=b"two", problem=NAN))
+        if m.stage is Stage.FINISHED:
+            return said
+        m.handle(Woke(), 1000.0 * (attempt + 2))
+        m.handle(Advanced("train", b"two"), 1000.0 * (attempt + 2))
+    return said
+
+
+def test_a_round_that_broken_numbers_alone_keep_from_its_quorum_ends_the_run_after_its_attempts():
+    for attempts in (1, 2):
+        m, _ = in_round_two(quorum=4, attempts=attempts)
+        said = quorum_but_for_broken(m)
+        assert len(said) == attempts
+        (end,) = [c for c in said[-1] if isinstance(c, Diverge)]
+        assert end.words == (
+            "1 of 4 devices have diverged in round 2 train (weights is not finite; lower method.lr), and "
+            "policy.quorum is 4"
+        )
+
+
+def test_in_a_fleet_such_a_round_is_repeated_without_end():
+    m, _ = in_round_two(quorum=4)
+    said = quorum_but_for_broken(m)
+    assert len(said) == 3 and all(any(isinstance(c, Rollback) for c in commands) for commands in said)
+
+
+def test_a_quorum_that_others_miss_too_is_no_end():
+    m, _ = in_round_two(quorum=4, attempts=1)
+    answer(m, "a", round=2, base=b"two")
+    answer(m, "d", round=2, base=b"two", problem=NAN)
+    commands = m.handle(Woke(), 1000.0)
+    assert any(isinstance(c, Rollback) for c in commands) and m.stage is not Stage.FINISHED

@@ -14,7 +14,7 @@ from protofleet.deploy.report.charts import Axes, Line, end_labels, line_chart
 from protofleet.deploy.report.comparison import accuracy_target, name_without_seed, read_groups
 from protofleet.deploy.report.comparison_page import comparison_page
 from protofleet.deploy.report.comparison_tables import mean_and_deviation, tables
-from protofleet.deploy.report.numbers import human_bytes
+from protofleet.protocol.link.meter import human_bytes
 
 DOMAINS = ("mnist", "street")
 UP, DOWN = 100, 40  # payload bytes of a round

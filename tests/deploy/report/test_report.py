@@ -10,8 +10,8 @@ from rich.console import Console
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.local.progress import Progress, RunState
 from protofleet.deploy.report.charts import Bar, Line, bar_chart, line_chart, round_axis_end
-from protofleet.deploy.report.numbers import human_bytes
 from protofleet.deploy.report.run_page import final_table, write_report
+from protofleet.protocol.link.meter import human_bytes
 
 DOMAINS = ("mnist", "street")
 

@@ -1,0 +1,58 @@
+"""What a round came to, in a line of the log, and each answer that did not count, with its reason once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any, Final
+
+from protofleet.coordinator.observe.record import ByKind, RoundRecord
+from protofleet.protocol.link.meter import human_bytes
+from protofleet.runtime.logs import fields
+
+log = logging.getLogger("protofleet.coordinator")
+
+NOT_LOGGED_BEFORE: Final = {"dropped"}  # of what the journal tells; all else has its line where it is decided
+
+
+class LogLines:
+    """A sink of the journal."""
+
+    def __init__(self, view: str, rounds: int) -> None:
+        """`view`: whose accuracy the run is about."""
+        self._view, self._rounds = view, rounds
+        self._said: set[tuple[str, str]] = set()  # of the open round: device, reason
+
+    def entry(self, what: str, details: Mapping[str, Any]) -> None:
+        if what not in NOT_LOGGED_BEFORE:
+            return
+        refusal = str(details["device"]), str(details["reason"])
+        if refusal in self._said:
+            return
+        self._said.add(refusal)
+        log.warning(
+            "round %d %s: the answer of %s is %s: %s",
+            details["round"], details["phase"], refusal[0], details["verdict"], refusal[1],
+        )  # fmt: skip
+
+    def round_ended(self, record: RoundRecord) -> None:
+        self._said.clear()
+        asked = {device for phase in record.phases for device in phase.asked}
+        accuracy = record.accuracy.get(self._view, {})
+        up, down = total(record.payload, "up"), total(record.payload, "down")
+        named = f"round {record.round} of {self._rounds}" if record.kind == "training" else "final evaluation"
+        mean = f"accuracy {fmean(accuracy.values()):.1%} ({self._view}), " if accuracy else ""
+        log.info(
+            "%s: %d of %d answered, %stensors up %s, down %s, %.1f s",
+            named, len(record.participants), len(asked), mean, human_bytes(up), human_bytes(down), record.seconds,
+            extra=fields(
+                event="round", round=record.round, answered=len(record.participants), asked=len(asked),
+                accuracy=fmean(accuracy.values()) if accuracy else None, bytes_up=up, bytes_down=down,
+                seconds=record.seconds,
+            ),
+        )  # fmt: skip
+
+
+def total(kinds: ByKind, way: str) -> int:
+    return sum(kinds.get(way, {}).values())

@@ -1,0 +1,75 @@
+"""Who is waited for before a round: in the log at once, and every minute."""
+
+import json
+import logging
+
+import pytest
+
+from protofleet.coordinator.attendance import AttendanceLog
+from protofleet.coordinator.round.policy import Policy
+from protofleet.runtime.logs import JsonFormatter
+
+FLEET = frozenset(f"board-{i:02}" for i in range(12))
+
+
+@pytest.fixture
+def said(caplog):
+    caplog.set_level(logging.INFO, logger="protofleet.coordinator")
+
+    def since():
+        lines = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return lines
+
+    return since
+
+
+def test_it_is_said_at_once_and_every_minute_until_the_round_begins(said):
+    log = AttendanceLog(Policy(quorum=2, gather=3))
+    log.say_if_due(True, frozenset(), frozenset(), FLEET, 5.0)
+    assert said() == []  # nobody is waited for yet
+    log.gathering(True, 5.0)
+    assert log.wake_at == 5.0
+    here = FLEET - {"board-00"}
+    log.say_if_due(True, frozenset({"board-01"}), frozenset(), here, 5.0)
+    (line,) = said()
+    assert line.startswith(
+        "waiting for devices: 1 of 3 are here (policy.gather is 3); not here: board-02, board-03"
+    )
+    assert line.endswith(" and 2 more")
+    log.say_if_due(True, frozenset(), frozenset(), FLEET, 64.9)
+    assert said() == []
+    log.say_if_due(False, frozenset(), frozenset(), FLEET, 65.0)
+    assert "0 of 2 are here (policy.quorum is 2)" in said()[0]
+    log.gathering(False, 66.0)
+    log.say_if_due(False, frozenset(), frozenset(), FLEET, 200.0)
+    assert said() == []
+
+
+def test_who_is_here_and_not_counted_on_is_named(said):
+    log = AttendanceLog(Policy(quorum=12))
+    log.gathering(True, 0.0)
+    log.say_if_due(False, FLEET, frozenset({"board-04"}), FLEET, 0.0)
+    assert said() == [
+        "waiting for devices: 11 of 12 are here (policy.quorum is 12); unsteady, or refused in this round: board-04"
+    ]
+
+
+def test_a_number_that_the_fleet_cannot_reach_is_said_with_the_way_out(said):
+    log = AttendanceLog(Policy(quorum=1, gather=20))
+    log.gathering(True, 0.0)
+    log.say_if_due(True, FLEET, frozenset(), FLEET, 0.0)
+    assert said() == [
+        "waiting for devices: 12 of 20 are here (policy.gather is 20); only 12 are enrolled: lower policy.gather, or "
+        "enrol more"
+    ]
+
+
+def test_in_json_the_figures_have_keys_of_their_own(caplog):
+    caplog.set_level(logging.INFO, logger="protofleet.coordinator")
+    log = AttendanceLog(Policy(quorum=12))
+    log.gathering(True, 0.0)
+    log.say_if_due(False, frozenset(), frozenset(), FLEET, 0.0)
+    found = json.loads(JsonFormatter().format(caplog.records[0]))
+    assert (found["event"], found["here"], found["needed"], found["level"]) == ("waiting", 0, 12, "INFO")
+    assert found["missing"][0] == "board-00" and found["time"].endswith("+00:00")
