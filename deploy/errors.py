@@ -9,3 +9,7 @@ DIVERGED: Final = 4
 
 class RunError(RuntimeError):
     """The run cannot go on. The message says why and what to do."""
+
+
+class StoppedError(RunError):
+    """The user has ended the run, and so what was to follow it."""

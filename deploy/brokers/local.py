@@ -182,6 +182,18 @@ class LocalBroker:
                 if fixed_port or attempt == START_ATTEMPTS:
                     raise
 
+    def ended(self) -> str:
+        """How it has ended by itself, in words; "" while it runs."""
+        code = self._process.poll() if self._process is not None else None
+        if code is None:
+            return ""
+        return f"killed by signal {code - 128}" if code > 128 else f"exit code {code}: {self._reason()}"
+
+    def restart(self) -> None:
+        """After it has ended by itself: on the same port, so that its clients come back."""
+        self.kill()
+        self.start()
+
     def stop(self) -> None:
         if self._process is None or self._process.stdin is None:
             return

@@ -49,6 +49,7 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     with held_interrupts():
         from protofleet.deploy.local.batch import Batch
         from protofleet.deploy.local.class_check import agreed_names
+        from protofleet.deploy.local.data_check import require_data, require_public_images
         from protofleet.deploy.local.experiment import read_experiment
         from protofleet.deploy.local.run import prepare_folder, run_experiment
         from protofleet.protocol.settings.reader import SettingsError
@@ -60,6 +61,8 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
         return batch.run(options.experiments, options.seeds, options.set)
     experiment = read_experiment(options.experiments[0], options.set)
     agreed_names(experiment)  # before the folder of an earlier run is renamed
+    require_data([experiment])
+    require_public_images(experiment)
     prepare_folder(experiment, options.runs, options.fresh, options.resume)
     print(f"report: {run_experiment(experiment, options.runs, launcher)}")
     return 0
@@ -78,16 +81,24 @@ def add_centralised(commands: Subparsers) -> None:
     command.add_argument(
         "--seeds", type=SEEDS, nargs="+", default=[], help="once for each, as <name>-s<seed>"
     )
+    command.add_argument("--fresh", action="store_true", help="run again what has finished")
     command.set_defaults(command=centralised)
 
 
 def centralised(options: argparse.Namespace) -> int:
-    from protofleet.deploy.local.centralised import named, run_centralised
+    from protofleet.deploy.errors import StoppedError
+    from protofleet.deploy.local.centralised import finished_before, named, run_centralised
     from protofleet.deploy.local.experiment import read_experiment
 
     experiment = read_experiment(options.experiment, options.set)
-    for seed in options.seeds or [None]:
-        print(f"report: {run_centralised(named(experiment, seed), options.runs)}")
+    for one in [named(experiment, seed) for seed in options.seeds or [None]]:
+        if not options.fresh and finished_before(one, options.runs):
+            print(f"{one.name} has finished already; --fresh runs it again")
+            continue
+        try:
+            print(f"report: {run_centralised(one, options.runs)}")
+        except KeyboardInterrupt:
+            raise StoppedError(f"stopped in {one.name}, which begins anew with the same command") from None
     return 0
 
 

@@ -47,13 +47,16 @@ def sweep(options: argparse.Namespace) -> int:
 def sweep_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     with held_interrupts():
         from protofleet.deploy.local.batch import Batch
-        from protofleet.deploy.local.grid import read_axis
+        from protofleet.deploy.local.grid import beside_others, read_axis
         from protofleet.deploy.local.sweep_file import Wish, planned
         from protofleet.deploy.local.trials import read_trials, write_trials
 
     wish = Wish([read_axis(text) for text in options.grid], options.seeds, options.set, options.choose)
     grid, choose = planned(options.file, wish)
-    print(f"{len(grid.trials)} trials: {len(grid.points)} points, {len(grid.points[0].trials)} seeds each")
+    grid = beside_others(grid, options.runs)
+    print(
+        f"trials: {len(grid.trials)} (points {len(grid.points)}, seeds of each {len(grid.points[0].trials)})"
+    )
     code = Batch(options.runs, options.fresh, launcher).run_all(grid.trials)
     trials = read_trials(grid, options.runs, choose)
     print("\n".join(["", trials.table().text(), "", *trials.lines()]))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from protofleet.coordinator.observe.summary_file import read_summary
 from protofleet.coordinator.server.diverged import DivergedError
-from protofleet.deploy.errors import RunError
+from protofleet.deploy.errors import RunError, StoppedError
 from protofleet.deploy.local.class_check import agreed_names
+from protofleet.deploy.local.data_check import require_data
 from protofleet.deploy.local.experiment import Experiment, read_experiment
 from protofleet.deploy.local.run import prepare_folder, run_experiment, same_settings
 from protofleet.protocol.settings.reader import SettingsError
@@ -34,26 +35,39 @@ class Batch:
         """All settings are checked before the first run starts; a run that fails does not stop the others."""
         for experiment in experiments:
             agreed_names(experiment)
+        require_data(one for one in experiments if self.fresh or not is_finished(one, self.runs))
         started_at = time.monotonic()
         for i, experiment in enumerate(experiments, 1):
             elapsed = time.monotonic() - started_at
             print(f"--- {i} of {len(experiments)}, {elapsed:.0f} s elapsed: {experiment.name}", flush=True)
-            self.run_one(experiment)
+            try:
+                self.run_one(experiment)
+            except (KeyboardInterrupt, StoppedError):
+                raise StoppedError(self.stopped_at(experiment, experiments)) from None
         for name, reason in self.failed.items():
             print(f"failed: {name}: {reason}")
         print(f"{len(experiments) - len(self.failed)} of {len(experiments)} runs are finished")
         return 1 if self.failed else 0
 
+    def stopped_at(self, experiment: Experiment, experiments: Sequence[Experiment]) -> str:
+        finished = sum(is_finished(one, self.runs) for one in experiments)
+        return (
+            f"stopped in {experiment.name}; {finished} of {len(experiments)} runs are finished, and the same command "
+            "goes on from here"
+        )
+
     def run_one(self, experiment: Experiment) -> None:
         if not self.fresh and is_finished(experiment, self.runs):
             result = outcome(experiment, self.runs)
-            print(f"{result} already")
+            print(f"it has ended already: {result}")
             if result != "finished":
                 self.failed[experiment.name] = f"{result}; --fresh runs it again"
             return
         try:
             prepare_folder(experiment, self.runs, self.fresh)
             run_experiment(experiment, self.runs, self.launcher)
+        except StoppedError:
+            raise
         except (RunError, SettingsError, DivergedError) as error:
             self.failed[experiment.name] = str(error)
             print(f"failed: {error}")

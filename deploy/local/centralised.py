@@ -8,6 +8,7 @@ test images. Its folder is that of a run, so that reports and comparisons show i
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 import time
@@ -23,8 +24,10 @@ from protofleet.coordinator.observe.measured import by_domain, pooled
 from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.observe.summary_file import write_summary
+from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.deploy.cli.version import installed_version
 from protofleet.deploy.local.class_check import agreed_names
+from protofleet.deploy.local.data_check import require_data
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.local.run import prepare_folder
 from protofleet.deploy.report.run_page import final_table, write_report
@@ -36,7 +39,7 @@ from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.torch_setup import compute_deterministically
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.protocol.link.meter import DOWN, UP
-from protofleet.protocol.settings.reader import encode, write_toml
+from protofleet.protocol.settings.reader import SettingsError, encode, read_toml, write_toml
 from protofleet.protocol.storage.disk import Disk
 
 NAME: Final = "centralised"
@@ -54,22 +57,42 @@ class Union:
 
 
 def run_centralised(experiment: Experiment, runs: Path) -> Path:
-    """The path of its report. A run of this name that is there is put aside."""
+    """The path of its report. Another run of this name is put aside; DivergedError where it comes to nothing."""
     agreed_names(experiment)
+    require_data([experiment])
     prepare_folder(experiment, runs, fresh=True)
+    if experiment.networks:
+        print(f"one network, {experiment.network.name}: devices.networks are of devices, and here is none")
     folder, disk = runs / experiment.name, Disk(durable=False)
     shards, hyper = shards_of(experiment), local_settings(experiment)
-    table = encode(experiment) | {"method": {"name": NAME, **encode(hyper)}}
+    table = encode(experiment) | {"method": method_table(experiment)}
     disk.replace(folder / "experiment.toml", write_toml(table).encode())
     lines = RoundsFile(folder / "rounds.jsonl", disk)
     for record in rounds(experiment, shards, hyper):
+        require_finite(record)
         lines.round_ended(record)
         mean = sum(record.accuracy[VIEW].values()) / len(record.accuracy[VIEW])
-        print(f"round {record.round}: {record.seconds:.1f} s, mean accuracy before it {mean:.1%}", flush=True)
+        measured_at = (
+            "in the final evaluation" if record.kind == "evaluation" else f"before round {record.round}"
+        )
+        print(f"mean accuracy {measured_at}: {mean:.1%}, {record.seconds:.1f} s", flush=True)
     write_summary(folder / "summary.json", summary_of(experiment, shards, lines.records), disk)
     report = write_report(folder)
     print(final_table(folder))
     return report
+
+
+def finished_before(experiment: Experiment, runs: Path) -> bool:
+    """Whether this very run is there, to its end."""
+    folder, table = runs / experiment.name, encode(experiment) | {"method": method_table(experiment)}
+    try:
+        return (folder / "summary.json").exists() and read_toml(folder / "experiment.toml") == table
+    except SettingsError:
+        return False
+
+
+def method_table(experiment: Experiment) -> dict[str, Any]:
+    return {"name": NAME, **encode(local_settings(experiment))}
 
 
 def named(experiment: Experiment, seed: int | None = None) -> Experiment:
@@ -109,6 +132,13 @@ def rounds(experiment: Experiment, shards: Mapping[str, Shard], hyper: LocalHype
             learner.run(Ask("train"))
         record.seconds = round(time.monotonic() - started_at, 3)
         yield record
+
+
+def require_finite(record: RoundRecord) -> None:
+    if all(math.isfinite(loss) for loss in record.loss[VIEW].values()):
+        return
+    place = "at the end" if record.kind == "evaluation" else f"before round {record.round}"
+    raise DivergedError(f"the run has diverged: the loss is not finite {place}; lower method.lr")
 
 
 def measured_before(

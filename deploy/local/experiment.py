@@ -12,14 +12,15 @@ import torch
 
 from protofleet.coordinator.config import CoordinatorSettings, split_method
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.round.policy import Policy, StragglerFactor
+from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
+from protofleet.edge_client.data.catalog import find as find_source
 from protofleet.edge_client.data.settings import DataSettings, Fraction, Samples
 from protofleet.edge_client.feature_snapshots import Snapshots
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.plan import Network, Plan
-from protofleet.methods.contract.public import PublicSet
+from protofleet.methods.contract.public import DRAWN, PublicSet
 from protofleet.protocol.settings.bounds import Classes, OptionalPort, Rounds, Seed, Within
 from protofleet.protocol.settings.reader import SettingsError, decode_file, merge, read_toml
 from protofleet.protocol.transport.address import BrokerAddress
@@ -93,9 +94,11 @@ class BrokerChoice:
 
 @dataclass(frozen=True)
 class LocalPolicy(Policy):
-    """No straggler rule: here chance decides which device is slow, and a repeated run must have the same cohorts."""
+    """No straggler rule: here chance decides which device is slow, and a repeated run must have the same cohorts. And
+    one attempt at a round: its devices would answer the same numbers again."""
 
     straggler_factor: StragglerFactor = 0.0
+    attempts: Attempts = 1
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ class Experiment:
     def __post_init__(self) -> None:
         valid_name(self.name)
         split_method(self.method)
+        if self.public and self.public.source != DRAWN:
+            find_source(self.public.source)
         # All settings that a run writes are checked before anything starts.
         plan = self.plan
         for name, data in self.shards.items():
@@ -137,6 +142,11 @@ class Experiment:
                 plan.mutual_model()
         if plan.init is not None:
             plan.model()
+        if plan.variant.validates and not any(data.validation for data in self.shards.values()):
+            raise ValueError(
+                f"data.validation is 0 for every device, and {plan.method} learns by validation samples; set it to a "
+                "share, for example 0.1"
+            )
 
     @cached_property
     def plan(self) -> Plan:
@@ -247,8 +257,8 @@ def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> di
     return found
 
 
-def read_experiment(path: Path, assignments: list[str]) -> Experiment:
-    return decode_file(Experiment, path, read_with_bases(path), assignments)
+def read_experiment(path: Path, assignments: list[str], option: str = "--set") -> Experiment:
+    return decode_file(Experiment, path, read_with_bases(path), assignments, option)
 
 
 def read_with_bases(path: Path, parents: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -257,6 +267,8 @@ def read_with_bases(path: Path, parents: tuple[Path, ...] = ()) -> dict[str, Any
     if chain[-1] in parents:
         raise SettingsError(f"circular base: {' -> '.join(p.name for p in chain)}")
     table = read_toml(path)
+    if "grid" in table and "experiment" in table:
+        raise SettingsError(f"{path} is no experiment but a sweep of one: protofleet sweep {path}")
     base = table.pop("base", None)
     if base is None:
         return table
@@ -272,10 +284,9 @@ def coordinator_settings(
 ) -> CoordinatorSettings:
     e = experiment
     enrolled = runs / e.name / "enrolled"
-    if e.effective_policy.quorum > len(e.shards):
-        raise SettingsError(
-            f"policy.quorum is {e.effective_policy.quorum}, but there are {len(e.shards)} devices"
-        )
+    for key in ("quorum", "gather"):
+        if (wanted := getattr(e.effective_policy, key)) > len(e.shards):
+            raise SettingsError(f"policy.{key} is {wanted}, but there are {len(e.shards)} devices")
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, size=e.data.size, channels=e.data.channels,

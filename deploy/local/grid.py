@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from protofleet.deploy.local.experiment import Experiment, read_experiment
-from protofleet.protocol.settings.reader import SettingsError
+from protofleet.deploy.local.run import same_settings
+from protofleet.protocol.settings.reader import SettingsError, encode, override, write_toml
 from protofleet.protocol.wire.names import NAME
 
 LONGEST_NAME: Final = (
@@ -84,11 +85,24 @@ def read_axis(text: str) -> Axis:
 def checked_axis(key: str, values: Sequence[str], where: str) -> Axis:
     if key in NOT_SEARCHED:
         raise SettingsError(f"{where}: {key} is no axis, as {NOT_SEARCHED[key]}")
-    if twice := [value for value in values if values.count(value) > 1]:
-        raise SettingsError(f"{where}: {key} has {twice[0]} twice")
     if not values:
         raise SettingsError(f"{where}: {key} has no value")
-    return Axis(key, tuple(values))
+    for before, value in itertools.combinations(values, 2):
+        if meant_by(before) == meant_by(value):
+            twice = f"{value} twice" if before == value else f"{before} and {value}, which are one value"
+            raise SettingsError(f"{where}: {key} has {twice}")
+    return Axis(key, tuple(map(in_one_form, values)))
+
+
+def meant_by(text: str) -> object:
+    """The value that TOML reads there; a word without quotes is itself."""
+    return override({}, [f"value={text}"])["value"]
+
+
+def in_one_form(text: str) -> str:
+    """A number has one name, however it is written, so that its trial is found again."""
+    value = meant_by(text)
+    return repr(value) if isinstance(value, float) else text
 
 
 def split_values(text: str) -> Iterator[str]:
@@ -119,15 +133,47 @@ def plan_grid(file: Path, axes: Sequence[Axis], seeds: Sequence[int], assignment
         raise SettingsError(f"--grid has {twice[0]} twice; name its values in one")
     if same := [seed for seed in seeds if list(seeds).count(seed) > 1]:
         raise SettingsError(f"--seeds has {same[0]} twice: a seed repeats a trial bit for bit")
+    for key in (text.partition("=")[0].strip() for text in assignments):
+        if key == "seed" or key in [axis.key for axis in axes]:
+            other = "seeds are what --seeds is for" if key == "seed" else "it is an axis of the grid"
+            raise SettingsError(f"--set {key} would change nothing, as {other}; leave it out")
     base = read_experiment(file, list(assignments))
     hosted = ["devices.processes=1"] if base.devices.processes == 0 else []
     points = []
     for values in itertools.product(*(axis.values for axis in axes)):
         own = [f"{axis.key}={value}" for axis, value in zip(axes, values, strict=True)]
-        varied = read_experiment(file, [*assignments, *hosted, *own])
+        varied = read_experiment(file, [*assignments, *hosted, *own], "--grid")
+        require_validation(varied, file)
         name = point_name(base.name, axes, values)
         points.append(Point(values, tuple(replace(varied, name=f"{name}-s{s}", seed=s) for s in seeds)))
     return Grid(base.name, tuple(axes), tuple(points))
+
+
+def require_validation(trial: Experiment, file: Path) -> None:
+    if not any(data.validation for data in trial.shards.values()):
+        raise SettingsError(
+            f"{file} has data.validation = 0, and validation samples choose the best: --set data.validation=0.1 "
+            "holds a tenth of the training samples back for it"
+        )
+
+
+def beside_others(grid: Grid, runs: Path) -> Grid:
+    """Points get names of their own where runs of these names have other settings: a sweep with another --set, or
+    over another setting of that last name, puts no finished run aside."""
+
+    def is_taken(trial: Experiment) -> bool:
+        written = runs / trial.name / "experiment.toml"
+        return written.exists() and not same_settings(written, trial)
+
+    def renamed(point: Point) -> Point:
+        if not any(map(is_taken, point.trials)):
+            return point
+        settings = encode(replace(point.trials[0], name="any", seed=0))
+        own = hashlib.sha256(write_toml(settings).encode()).hexdigest()[:8]
+        name = f"{point.name[: LONGEST_NAME - 9]}-{own}"
+        return replace(point, trials=tuple(replace(t, name=f"{name}-s{t.seed}") for t in point.trials))
+
+    return replace(grid, points=tuple(map(renamed, grid.points)))
 
 
 def point_name(base: str, axes: Sequence[Axis], values: Values) -> str:

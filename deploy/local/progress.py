@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,9 @@ class RunState:
     present: int = 0
     accuracy: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
+    earlier_bytes: dict[str, int] = field(
+        default_factory=dict
+    )  # of rounds that ended before this process began
     transfers: dict[str, str] = field(default_factory=dict)  # by device, how far its answer is
     round_seconds: list[float] = field(default_factory=list)
     finished: bool = False  # all processes may exit now
@@ -48,12 +52,23 @@ class RunState:
             case {"event": "answered", "device": str(device)}:
                 self.answered.append(device)
                 self.transfers.pop(device, None)
-                self.bytes = {k: v for k, v in event.items() if k.startswith(("payload_", "wire_"))}
+                counted = {k: v for k, v in event.items() if k.startswith(("payload_", "wire_"))}
+                self.bytes = {k: v + self.earlier_bytes.get(k, 0) for k, v in counted.items()}
             case {"event": "round", "accuracy": dict(views)}:
                 self.accuracy = views.get(self.view) or self.accuracy
                 self.round_seconds.append(event.get("seconds", 0.0))
             case {"event": "finished" | "diverged"}:
                 self.finished = True
+
+    def fold(self, record: Mapping[str, Any]) -> None:
+        """A round of an earlier life of the run, as rounds.jsonl has it."""
+        self.apply({"event": "round", **record})
+        self.round = record["round"] + 1
+        for name in ("payload", "wire"):
+            for way, kinds in record[name].items():
+                key = f"{name}_{way}"
+                self.earlier_bytes[key] = self.earlier_bytes.get(key, 0) + sum(kinds.values())
+        self.bytes = dict(self.earlier_bytes)
 
     @property
     def seconds_left(self) -> float | None:
@@ -96,6 +111,11 @@ class Progress:
     @property
     def finished(self) -> bool:
         return self._state.finished
+
+    def fold(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Rounds that an earlier process of this run has seen the end of."""
+        for record in records:
+            self._state.fold(record)
 
     def print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)  # text of devices may look like markup

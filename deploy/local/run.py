@@ -13,10 +13,11 @@ from typing import IO, Final
 
 import torch
 
+from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.deploy.brokers.local import LocalBroker, MutualTls, find_broker
 from protofleet.deploy.enrol.local_federation import BROKER, LocalFederation, enrol_federation
-from protofleet.deploy.errors import DIVERGED, RunError
+from protofleet.deploy.errors import DIVERGED, RunError, StoppedError
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.device_launcher import starter_of_devices
 from protofleet.deploy.local.device_processes import DeviceProcesses
@@ -35,6 +36,7 @@ from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
 
 NOT_SYNCED: Final = "their files are not synced, so a power cut may cost them (devices.durable)"
 SYNCED: Final = "their files are synced"
+MOST_BROKER_RESTARTS: Final = 3
 NO_FORK: Final = "CUDA survives no fork" if CAN_FORK else "only Linux has a safe fork"
 
 
@@ -68,6 +70,7 @@ def run_processes(experiment: Experiment, runs: Path, starter: Starter) -> Path:
     folder = runs / experiment.name
     names = agreed_names(experiment)
     display = Progress(experiment.rounds, view=experiment.reports)
+    display.fold(read_rounds(folder / "rounds.jsonl"))
     with broker_of_run(experiment, folder) as broker, display as progress:
         progress.print(f"broker: {broker.description}")
         if isinstance(starter, Interpreters) and experiment.devices.start == "fork":
@@ -78,12 +81,12 @@ def run_processes(experiment: Experiment, runs: Path, starter: Starter) -> Path:
         with loads as device_starter, Processes(folder, starter) as processes:
             devices = DeviceProcesses.of(groups, processes, device_starter)
             try:
-                watch(experiment, processes, devices, progress)
+                watch(experiment, processes, devices, BrokerWatch(broker.own, progress.print), progress)
             except DivergedError:
                 write_report(folder)
                 raise
             except KeyboardInterrupt:
-                raise RunError(f"stopped; the same command resumes {folder}") from None
+                raise StoppedError(f"stopped; the same command resumes {folder}") from None
     report = write_report(folder)
     print(final_table(folder))
     return report
@@ -96,6 +99,7 @@ class RunningBroker:
     address: BrokerAddress
     description: str
     federation: LocalFederation | None = None  # whose client certificates it requires; None: no TLS
+    own: LocalBroker | None = None  # that this run has started
 
     def address_for(self, name: str) -> BrokerAddress:
         """With the TLS files of this device or coordinator."""
@@ -118,7 +122,7 @@ def broker_of_run(experiment: Experiment, folder: Path) -> Iterator[RunningBroke
     mutual_tls = MutualTls(federation.folder_of(BROKER), federation.tls(COORDINATOR)) if tls else None
     kind = "mosquitto" if choice.tls == "on" else choice.kind
     with LocalBroker(folder / "logs", kind=kind, mutual_tls=mutual_tls) as broker:
-        yield RunningBroker(broker.address, broker.describe(), federation if tls else None)
+        yield RunningBroker(broker.address, broker.describe(), federation if tls else None, broker)
 
 
 def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
@@ -157,7 +161,36 @@ def _write(path: Path, settings: object) -> None:
     Disk(durable=False).replace(path, write_toml(encode(settings)).encode())
 
 
-def watch(experiment: Experiment, processes: Processes, devices: DeviceProcesses, progress: Progress) -> None:
+@dataclass
+class BrokerWatch:
+    """Starts the run's own broker again when it has ended: all that it held is said again."""
+
+    broker: LocalBroker | None
+    say: Callable[[str], None]
+    restarts: int = 0
+
+    def look(self) -> None:
+        if self.broker is None or not (how := self.broker.ended()):
+            return
+        if self.restarts == MOST_BROKER_RESTARTS:
+            raise RunError(
+                f"the broker that this run started has ended {self.restarts + 1} times ({how}); {self.broker.log} "
+                "has what it said, and the same command resumes the run"
+            )
+        self.restarts += 1
+        self.say(
+            f"the broker that this run started has ended ({how}); it is started again, and the run goes on"
+        )
+        self.broker.restart()
+
+
+def watch(
+    experiment: Experiment,
+    processes: Processes,
+    devices: DeviceProcesses,
+    broker: BrokerWatch,
+    progress: Progress,
+) -> None:
     folder = processes.folder
     coordinator = processes.start(
         "coordinator", "coordinator", str(folder / "coordinator.toml"), "--events", piped=True
@@ -168,6 +201,7 @@ def watch(experiment: Experiment, processes: Processes, devices: DeviceProcesses
 
     def on_idle() -> None:
         if not progress.finished:  # once the run is over, devices may exit as they like
+            broker.look()
             devices.restart_killed()
             check_quorum(experiment, processes, devices)
 
@@ -219,7 +253,7 @@ def prepare_folder(experiment: Experiment, runs: Path, fresh: bool, resume: bool
             f"there is nothing to resume: {folder} {state}; without --resume a new run begins"
         )
     if not written.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         return
     finished = (folder / "summary.json").exists()
     if not finished and not fresh:
@@ -230,10 +264,21 @@ def prepare_folder(experiment: Experiment, runs: Path, fresh: bool, resume: bool
             )
         print(f"continuing the unfinished run in {folder}")
         return
-    renamed = next(p for i in itertools.count(1) if not (p := runs / f"{experiment.name}.{i}").exists())
-    folder.rename(renamed)
-    print(f"the earlier run is now in {renamed}")
+    print(f"the earlier run is now in {renamed(folder)}")
     folder.mkdir(parents=True)
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be made: {error.strerror}; --runs names another folder") from None
+
+
+def renamed(folder: Path) -> Path:
+    """Where it is now: beside what it was, with the next free number."""
+    free = (folder.with_name(f"{folder.name}.{i}") for i in itertools.count(1))
+    return folder.rename(next(path for path in free if not path.exists()))
 
 
 def same_settings(written: Path, experiment: Experiment) -> bool:

@@ -45,6 +45,10 @@ def planned(path: Path, wish: Wish) -> tuple[Grid, Choose]:
                 f"{path} has no [grid], and there is no --grid: for example --grid method.lr=0.02,0.05"
             )
         return plan_grid(path, wish.grid, wish.seeds or [1], wish.set), wish.choose or "validation"
+    for key, values in table["grid"].items() if isinstance(table["grid"], dict) else ():
+        if isinstance(values, dict):
+            inner = next(iter(values), "lr")
+            raise SettingsError(f'{path}: quote the settings of [grid], as in "{key}.{inner}" = [...]')
     try:
         found = decode(SweepFile, table)
     except SettingsError as error:
@@ -52,7 +56,13 @@ def planned(path: Path, wish: Wish) -> tuple[Grid, Choose]:
     own = [
         checked_axis(key, [json.dumps(v) for v in values], str(path)) for key, values in found.grid.items()
     ]
-    said = {axis.key for axis in wish.grid}
-    axes = [*(axis for axis in own if axis.key not in said), *wish.grid]
-    grid = plan_grid(path.parent / found.experiment, axes, wish.seeds or found.seeds, [*found.set, *wish.set])
+    said, keys = {axis.key: axis for axis in wish.grid}, [axis.key for axis in own]
+    # In its own place: names of trials follow the order of the axes.
+    axes = [said.get(axis.key, axis) for axis in own] + [axis for axis in wish.grid if axis.key not in keys]
+    seeds = wish.seeds or found.seeds
+    if not axes or not seeds:
+        raise SettingsError(
+            f"{path}: {'[grid]' if not axes else 'seeds'} is empty, so there is nothing to try"
+        )
+    grid = plan_grid(path.parent / found.experiment, axes, seeds, [*found.set, *wish.set])
     return replace(grid, name=path.stem), wish.choose or found.choose

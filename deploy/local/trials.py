@@ -16,7 +16,15 @@ from typing import Any, Final
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.local.batch import is_finished, outcome
 from protofleet.deploy.local.grid import Grid, Point
-from protofleet.deploy.report.comparison import Group, Run, accuracy_target, read_groups, write
+from protofleet.deploy.local.run import renamed
+from protofleet.deploy.report.comparison import (
+    Group,
+    Run,
+    accuracy_target,
+    best_by_validation,
+    read_groups,
+    write,
+)
 from protofleet.deploy.report.comparison import Point as Measured
 from protofleet.deploy.report.comparison_page import comparison_page
 from protofleet.deploy.report.comparison_tables import Table, mean_and_deviation, tables
@@ -26,16 +34,12 @@ from protofleet.protocol.link.meter import human_bytes
 FOLDER: Final = "sweeps"  # under the folder of all runs
 
 
-def at_the_end(points: Sequence[Measured]) -> Measured | None:
+def at_the_end(points: Sequence[Measured], view: str) -> Measured | None:
     return points[-1] if points and points[-1].validation else None
 
 
-def at_its_best(points: Sequence[Measured]) -> Measured | None:
-    return max((p for p in points if p.validation), key=lambda p: p.validation["mean"], default=None)
-
-
-Choice = Callable[[Sequence[Measured]], Measured | None]
-CHOICES: Final[Mapping[str, Choice]] = {"validation": at_the_end, "best-validation": at_its_best}
+Choice = Callable[[Sequence[Measured], str], Measured | None]
+CHOICES: Final[Mapping[str, Choice]] = {"validation": at_the_end, "best-validation": best_by_validation}
 
 
 @dataclass(frozen=True)
@@ -77,16 +81,20 @@ class Trials:
 
     @property
     def chosen(self) -> Trial | None:
-        """The first of those with the highest mean; only of points all of whose runs have a result."""
+        """The highest mean, and of equal ones the first that is no end of the grid; only of points all of whose runs
+        have a result."""
         whole = [trial for trial in self.trials if trial.is_whole]
-        return max(whole, key=lambda trial: fmean(trial.validation), default=None)
+        return max(whole, key=lambda trial: (fmean(trial.validation), not self._is_end(trial)), default=None)
+
+    def _is_end(self, trial: Trial) -> bool:
+        return any(axis.is_end(value) for axis, value in zip(self.grid.axes, trial.point.values, strict=True))
 
     @property
     def near(self) -> list[Trial]:
-        """Whole trials whose mean is less than a deviation of the chosen one's seeds below it."""
-        if (best := self.chosen) is None or len(best.validation) < 2:
+        """Whole trials whose mean is at most a deviation of the chosen one's seeds below it."""
+        if (best := self.chosen) is None:
             return []
-        limit = fmean(best.validation) - stdev(best.validation)
+        limit = fmean(best.validation) - (stdev(best.validation) if len(best.validation) > 1 else 0.0)
         return [
             trial for trial in self.trials
             if trial is not best and trial.is_whole and fmean(trial.validation) >= limit
@@ -107,7 +115,7 @@ class Trials:
         return found
 
     def table(self) -> Table:
-        head = [*(axis.key for axis in self.grid.axes), "seeds", "validation", "test", "tensors", ""]
+        head = [*(axis.key for axis in self.grid.axes), "seeds", "validation", "test", "tensors", "choice"]
         rows = [
             [
                 *trial.point.values, str(len(trial.measured)),
@@ -132,7 +140,7 @@ class Trials:
         """What there is to say below the table."""
         best = self.chosen
         chosen = [f"chosen: {self.grid.words(best.point)}"] if best else []
-        near = [f"less than a deviation below it: {self.grid.words(trial.point)}" for trial in self.near]
+        near = [f"at most a deviation below it: {self.grid.words(trial.point)}" for trial in self.near]
         return [*chosen, *near, *(f"warning: {text}" for text in self.warnings())]
 
     def as_json(self) -> str:
@@ -155,6 +163,12 @@ class Trials:
         }  # fmt: skip
 
 
+def one_group(groups: Sequence[Group]) -> Group:
+    """Their settings are one point's, though an earlier version that has run some of them wrote fewer."""
+    first, *others = groups
+    return replace(first, runs=[*first.runs, *(run for group in others for run in group.runs)])
+
+
 def read_trials(grid: Grid, runs: Path, choose: str) -> Trials:
     """RunError where runs have finished and none has validation samples: nothing could be chosen."""
     found = []
@@ -164,8 +178,10 @@ def read_trials(grid: Grid, runs: Path, choose: str) -> Trials:
             for trial in point.trials
             if is_finished(trial, runs) and outcome(trial, runs) == "finished"
         ]
-        (group,) = read_groups(finished) if finished else (None,)
-        measured = [CHOICES[choose](run.points(group.view)) for run in group.runs] if group else []
+        group = one_group(read_groups(finished)) if finished else None
+        measured = (
+            [CHOICES[choose](run.points(group.view), group.view) for run in group.runs] if group else []
+        )
         found.append(Trial(point, group, tuple(one for one in measured if one is not None)))
     if any(trial.group for trial in found) and not any(trial.measured for trial in found):
         raise RunError(
@@ -175,9 +191,20 @@ def read_trials(grid: Grid, runs: Path, choose: str) -> Trials:
     return Trials(grid, choose, tuple(found))
 
 
+def put_aside(folder: Path, grid: Grid) -> None:
+    """What an earlier sweep of this name wrote, if it was over other settings: a wider one takes its place."""
+    try:
+        before = list(json.loads((folder / "trials.json").read_text())["grid"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    if before != [axis.key for axis in grid.axes]:
+        print(f"the earlier sweep, over {', '.join(map(str, before))}, is now in {renamed(folder)}")
+
+
 def write_trials(trials: Trials, runs: Path) -> Path:
     """JSON, Markdown and a page; the page's path."""
     folder = runs / FOLDER / trials.grid.name
+    put_aside(folder, trials.grid)
     write(folder / "trials.json", trials.as_json())
     below = "".join(f"- {line}\n" for line in trials.lines())
     write(folder / "trials.md", f"{trials.table().markdown()}\n{below}")
@@ -187,6 +214,8 @@ def write_trials(trials: Trials, runs: Path) -> Path:
     found = replace(
         own, note=" ".join([own.note, *(f"{line[0].upper()}{line[1:]}." for line in trials.lines())])
     )
-    shown = [found, *tables(groups, accuracy_target(groups, "", 0.9), 0.9)]
-    write(page, comparison_page(groups, shown))
+    baseline = trials.chosen.group if trials.chosen else None
+    target = accuracy_target(groups, baseline.name if baseline else "", 0.9)
+    shown = [found, *tables(groups, target, 0.9)]
+    write(page, comparison_page(groups, shown, f"Sweep {trials.grid.name}"))
     return page

@@ -172,6 +172,12 @@ def class_names(settings: DataSettings) -> Names:
     )
 
 
+def missing_folder(settings: DataSettings) -> Path | None:
+    """Where the data should be, if nothing is there: found without reading any of it."""
+    folder = _folder(settings)
+    return None if folder.is_dir() or not find(settings.source).needs_folder else folder
+
+
 def configured_class_names(settings: DataSettings) -> Names:
     """Names of its classes as far as the settings tell them, without looking at the data."""
     return settings.classes or find(settings.source).default_classes

@@ -31,4 +31,4 @@ def read(folder: Path, domain: str) -> Domain:
     return Domain(domain, CLASSES, train, test)
 
 
-SOURCE = Source(read, tuple(RECIPES), CLASSES)
+SOURCE = Source(read, tuple(RECIPES), CLASSES, needs_folder=False)

@@ -90,4 +90,4 @@ def _print(grey: IntPixels, chosen: Indices, n: int, test: bool) -> Pixels:
 
 
 STYLES: Final[Mapping[str, Style]] = {"plain": _plain, "photo": _photo, "sketch": _sketch, "print": _print}
-SOURCE = Source(read, tuple(STYLES), CLASSES)
+SOURCE = Source(read, tuple(STYLES), CLASSES, needs_folder=False)  # Debian has a package

@@ -27,3 +27,4 @@ class Source:
     default_classes: tuple[str, ...] = ()  # that are kept unless the settings name others; none: all
     # All of them by their labels; no picture is read for it.
     class_names: Callable[[Path, str], tuple[str, ...]] = no_class_names
+    needs_folder: bool = True  # without its folder there are no data of it; False: packages have them

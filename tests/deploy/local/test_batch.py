@@ -2,7 +2,7 @@
 
 import pytest
 
-from protofleet.deploy.errors import RunError
+from protofleet.deploy.errors import RunError, StoppedError
 from protofleet.deploy.local import batch
 from protofleet.protocol.settings.reader import SettingsError, encode, write_toml
 
@@ -69,3 +69,19 @@ def test_a_mistake_in_the_last_file_is_found_before_the_first_run(tmp_path, file
 def test_two_runs_of_one_name_are_refused(files):
     with pytest.raises(SettingsError, match="two of the runs are called one"):
         batch.plan_runs([files[0], files[0]], [], [])
+
+
+def test_an_interrupt_ends_the_batch_and_says_how_to_go_on(tmp_path, files, started, monkeypatch):
+    whole = batch.run_experiment
+
+    def interrupted(experiment, runs, launcher):
+        if experiment.name == "one-s3":
+            raise StoppedError("stopped; the same command resumes it")
+        whole(experiment, runs, launcher)
+
+    monkeypatch.setattr(batch, "run_experiment", interrupted)
+    with pytest.raises(
+        StoppedError, match="stopped in one-s3; 1 of 4 runs are finished, and the same command goes on"
+    ):
+        batch.Batch(tmp_path / "runs").run(files, [1, 3], [])
+    assert started == ["one-s1"]

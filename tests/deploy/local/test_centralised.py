@@ -63,7 +63,7 @@ def test_it_leaves_a_run_that_is_compared_with_others_and_says_that_it_is_none(p
 def test_the_same_seed_is_the_same_result_and_an_earlier_one_is_put_aside(place):
     sets = [word for change in TWO for word in ("--set", change)]
     for _ in range(2):
-        assert main(["centralised", "small.toml", *sets]) == 0
+        assert main(["centralised", "small.toml", "--fresh", *sets]) == 0
     one, other = (
         json.loads((place / "runs" / name / "summary.json").read_text())["views"]
         for name in ("small-centralised", "small-centralised.1")
@@ -86,3 +86,38 @@ def test_runs_are_named_after_their_federation(place):
 def test_wrong_settings_are_one_line(place, capsys):
     assert main(["centralised", "small.toml", "--set", "method.lr=-1"]) == 2
     assert "method.lr is -1" in capsys.readouterr().err
+
+
+def test_what_has_finished_with_the_same_settings_is_not_run_again(place, capsys):
+    sets = [word for change in TWO for word in ("--set", change)]
+    assert main(["centralised", "small.toml", *sets]) == 0
+    assert main(["centralised", "small.toml", *sets]) == 0
+    assert "small-centralised has finished already" in capsys.readouterr().out
+    assert main(["centralised", "small.toml", *sets, "--set", "method.lr=0.02"]) == 0
+    assert (place / "runs" / "small-centralised.1").exists()
+
+
+def test_a_loss_that_is_no_number_ends_it_as_diverged(place, capsys):
+    sets = [word for change in [*TWO, "method.lr=1000", "rounds=9"] for word in ("--set", change)]
+    assert main(["centralised", "small.toml", *sets]) == 4
+    assert "the run has diverged: the loss is not finite" in capsys.readouterr().err
+
+
+def test_where_no_folder_can_be_made_it_is_one_line(place, capsys):
+    (place / "file").write_text("")
+    assert main(["centralised", "small.toml", "--runs", "file/runs"]) == 1
+    said = capsys.readouterr().err
+    assert "cannot be made: Not a directory; --runs names another folder" in said and "Traceback" not in said
+
+
+def test_data_that_are_nowhere_are_all_named_before_anything_starts(place, capsys, monkeypatch):
+    monkeypatch.setenv("PROTOFLEET_DATA", str(place / "nowhere"))
+    (place / "two.toml").write_text(
+        'name = "two"\nrounds = 1\nmethod = { name = "fedavg" }\n'
+        '[domains]\nusps = { source = "usps" }\nsvhn = { source = "svhn" }\n'
+    )
+    for command in ("run", "centralised"):
+        assert main([command, "two.toml"]) == 1
+        said = capsys.readouterr().err
+        assert f"{place / 'nowhere' / 'usps'} (usps), {place / 'nowhere' / 'svhn'} (svhn)" in said
+    assert not (place / "runs").exists()

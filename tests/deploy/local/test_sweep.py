@@ -10,7 +10,7 @@ from protofleet.deploy.cli.main import main
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.local import batch
 from protofleet.deploy.local.experiment import read_experiment
-from protofleet.deploy.local.grid import plan_grid, read_axis
+from protofleet.deploy.local.grid import beside_others, plan_grid, read_axis
 from protofleet.deploy.local.sweep_file import Wish, planned
 from protofleet.deploy.local.trials import read_trials, write_trials
 from protofleet.protocol.settings.reader import SettingsError, encode, write_toml
@@ -97,6 +97,7 @@ def test_values_that_no_name_can_hold_get_names_of_their_own(file):
         ("seed=1,2", "seeds are what --seeds is for"),
         ("name='a','b'", "every trial has a name of its own"),
         ("method.lr=0.1,0.1", "has 0.1 twice"),
+        ("method.lr=0.1,1e-1", "has 0.1 and 1e-1, which are one value"),
     ],
 )
 def test_a_wrong_axis_is_refused_with_the_way_out(axis, words):
@@ -125,8 +126,8 @@ def test_what_the_command_line_says_takes_the_place_of_the_files(file):
     wish = Wish([read_axis("method.lr=0.5")], [7], ["rounds=9"], "best-validation")
     grid, choose = planned(path, wish)
     assert [point.values for point in grid.points] == [
-        ("0", "0.5"),
-        ("1", "0.5"),
+        ("0.5", "0"),
+        ("0.5", "1"),
     ] and choose == "best-validation"
     assert {(trial.rounds, trial.seed) for trial in grid.trials} == {(9, 7)}
 
@@ -192,12 +193,12 @@ def test_one_value_or_words_have_no_edge_and_one_seed_may_be_chance(file, tmp_pa
     assert warning.startswith("one seed")
 
 
-def test_what_lies_less_than_a_deviation_below_is_named(file, tmp_path):
+def test_what_lies_at_most_a_deviation_below_is_named(file, tmp_path):
     grid = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1")], [1, 2], [])
     finished(grid, tmp_path, {("0.02",): (0.5, 0.6), ("0.05",): (0.8, 0.6), ("0.1",): (0.796, 0.6)})
     trials = read_trials(grid, tmp_path, "validation")
     assert [trial.point.values for trial in trials.near] == [("0.1",)]
-    assert "less than a deviation below it: method.lr = 0.1" in trials.lines()
+    assert "at most a deviation below it: method.lr = 0.1" in trials.lines()
 
 
 def test_a_point_of_which_a_seed_has_no_result_is_never_chosen(file, tmp_path):
@@ -266,3 +267,96 @@ def test_a_trial_hosted_in_one_process_measures_what_a_process_for_each_device_d
     for one, other in zip(hosted, apart, strict=True):
         for key in ("accuracy", "validation", "loss", "payload"):
             assert one.get(key) == other.get(key)
+
+
+def test_a_number_has_one_name_however_it_is_written(file):
+    assert read_axis("method.lr=0.10,2e-1") == read_axis("method.lr=0.1,0.2")
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["method.lr=0.2"], "--set method.lr would change nothing, as it is an axis of the grid"),
+        (["seed=4"], "--set seed would change nothing, as seeds are what --seeds is for"),
+        (["data.validation=0"], "has data.validation = 0, and validation samples choose the best"),
+        (["method.nosuch=1"], "base.toml with --set: method.nosuch"),
+    ],
+)
+def test_what_would_be_of_no_use_is_refused_before_anything_starts(file, sets, words):
+    with pytest.raises(SettingsError, match=words):
+        plan_grid(file, [read_axis("method.lr=0.1")], [1], sets)
+
+
+def test_a_wrong_value_of_an_axis_is_the_grid_s_fault(file):
+    with pytest.raises(SettingsError, match=r"base.toml with --grid: .*nosuch"):
+        plan_grid(file, [read_axis("method.nosuch=1,2")], [1], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('experiment = "base.toml"\nseeds = []\n[grid]\n"method.lr" = [0.1]\n', "seeds is empty"),
+        ('experiment = "base.toml"\n[grid]\n', r"\[grid\] is empty"),
+        ('experiment = "base.toml"\n[grid]\nmethod.lr = [0.1]\n', r'as in "method.lr" = \[...\]'),
+        ('experiment = "odd.toml"\n[grid]\n"method.lr" = [0.1]\n', "is no experiment but a sweep of one"),
+    ],
+)
+def test_a_sweep_s_file_that_says_nothing_to_try_is_refused_with_the_way_out(file, text, words):
+    path = file.parent / "odd.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=words):
+        planned(path, Wish())
+
+
+def test_an_axis_that_is_widened_stays_where_the_file_has_it(file):
+    path = file.parent / "both.toml"
+    path.write_text('experiment = "base.toml"\n[grid]\n"method.lr" = [0.1]\n"method.mu" = [0.5]\n')
+    few, _ = planned(path, Wish())
+    more, _ = planned(path, Wish(grid=[read_axis("method.lr=0.1,0.2")]))
+    assert {trial.name for trial in few.trials} < {trial.name for trial in more.trials}
+
+
+def test_trials_with_other_settings_get_other_names_and_are_found_again(file, tmp_path):
+    axes = [read_axis("method.lr=0.02,0.1")]
+    first = plan_grid(file, axes, [1], [])
+    for trial in first.trials:
+        finish(tmp_path, trial, 0.5, 0.5)
+    other = beside_others(plan_grid(file, axes, [1], ["rounds=3"]), tmp_path)
+    assert beside_others(first, tmp_path) == first
+    assert not {trial.name for trial in first.trials} & {trial.name for trial in other.trials}
+    finish(tmp_path, other.trials[0], 0.5, 0.5)
+    assert beside_others(plan_grid(file, axes, [1], ["rounds=3"]), tmp_path) == other
+
+
+def test_a_sweep_over_another_setting_puts_what_was_written_aside_and_a_wider_one_replaces_it(
+    file, tmp_path, capsys
+):
+    for text, asides in (("method.lr=0.1", 0), ("method.lr=0.1,0.2", 0), ("method.mu=0,1", 1)):
+        grid = plan_grid(file, [read_axis(text)], [1], [])
+        for trial in grid.trials:
+            if not (tmp_path / trial.name).exists():
+                finish(tmp_path, trial, 0.5, 0.5)
+        write_trials(read_trials(grid, tmp_path, "validation"), tmp_path)
+        assert len(list((tmp_path / "sweeps").glob("base.*"))) == asides
+    assert "the earlier sweep, over method.lr, is now in" in capsys.readouterr().out
+
+
+def test_of_equal_points_one_inside_the_grid_is_chosen_and_the_others_are_near(file, tmp_path):
+    grid = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1")], [1], [])
+    finished(grid, tmp_path, {(value,): (0.5, 0.5) for value in LR})
+    trials = read_trials(grid, tmp_path, "validation")
+    assert trials.chosen.point.values == ("0.05",)
+    assert [trial.point.values for trial in trials.near] == [("0.02",), ("0.1",)]
+    assert not any("end of its grid" in warning for warning in trials.warnings())
+
+
+def test_seeds_that_an_earlier_version_has_run_are_of_the_same_point(file, tmp_path):
+    """It knew fewer settings, and wrote down none of those that it did not know."""
+    grid = plan_grid(file, [read_axis("method.lr=0.02")], [1, 2], ["policy.quorum=1"])
+    finished(grid, tmp_path, {("0.02",): (0.5, 0.6)})
+    written = tmp_path / grid.trials[0].name / "experiment.toml"
+    lines = written.read_text().splitlines()
+    written.write_text("\n".join(line for line in lines if not line.startswith("attempts")) + "\n")
+    assert len(written.read_text().splitlines()) == len(lines) - 1
+    (trial,) = read_trials(grid, tmp_path, "validation").trials
+    assert trial.is_whole and len(trial.group.runs) == 2
