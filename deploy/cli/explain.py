@@ -7,21 +7,40 @@ import types
 from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from protofleet.methods.contract.base import Method
 from protofleet.methods.contract.catalog import load
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.protocol.settings.reader import SettingsError
 
 
 def explanation(name: str) -> str:
-    try:
-        method = load(name)
-    except LookupError as error:
-        raise SettingsError(str(error).strip('"')) from None
+    method = known_method(name)
     doc = (sys.modules[f"protofleet.methods.{name}"].__doc__ or "").strip()
     networks = "each device may have a network of its own" if method.mixed_networks else "one network for all"
     head = f"{doc}\n\nIts paper reports the {method.reports} model; {networks}.\n\n[method] settings"
     hints = get_type_hints(method.Hyper)
     return "\n".join([head, *(setting(f, hints[f.name]) for f in fields(method.Hyper))])
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """What there is to set, for programs."""
+    method = known_method(name)
+    hints = get_type_hints(method.Hyper)
+    settings = {
+        f.name: {"default": None if f.default is MISSING else f.default, "values": choices(hints[f.name])}
+        for f in fields(method.Hyper)
+    }
+    return {
+        "name": name, "paper": method.paper, "measured": method.reports, "mixed_networks": method.mixed_networks,
+        "settings": settings,
+    }  # fmt: skip
+
+
+def known_method(name: str) -> Method:
+    try:
+        return load(name)
+    except LookupError as error:
+        raise SettingsError(str(error).strip('"')) from None
 
 
 def setting(field: Field[Any], hint: object) -> str:

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import json
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from protofleet.deploy.cli.arguments import PUBLIC_BATCH, PUBLIC_SAMPLES, SEED, Subparsers
+from protofleet.deploy.errors import FAILED
+from protofleet.protocol.link.meter import human_bytes
+
+if TYPE_CHECKING:
+    from protofleet.methods.contract.overview import Overview
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--json", action="store_true", help="one object or list, and nothing else on standard output"
+    )
+
+
+def print_json(found: object) -> None:
+    print(json.dumps(found, indent=1, allow_nan=False))
 
 
 def add_lists(commands: Subparsers) -> None:
@@ -17,8 +35,11 @@ def add_lists(commands: Subparsers) -> None:
     command.add_argument(
         "--cost", action="store_true", help="what a round of them costs in the papers' settings"
     )
+    add_json(command)
     command.set_defaults(command=methods)
-    commands.add_parser("networks", help="the networks there are").set_defaults(command=networks)
+    command = commands.add_parser("networks", help="the networks there are, their sizes and smallest images")
+    add_json(command)
+    command.set_defaults(command=networks)
     command = commands.add_parser(
         "data", help="build or check data, print what it holds, and whether all have the same classes"
     )
@@ -27,6 +48,7 @@ def add_lists(commands: Subparsers) -> None:
         help="TOML files of devices, a coordinator, a fleet or an experiment",
     )  # fmt: skip
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    add_json(command)
     command.set_defaults(command=data)
     add_public_set(commands)
     command = commands.add_parser(
@@ -50,7 +72,7 @@ def add_public_set(commands: Subparsers) -> None:
 
 
 def methods(options: argparse.Namespace) -> int:
-    from protofleet.methods.contract.catalog import names
+    from protofleet.methods.contract.catalog import BrokenMethodError, names
     from protofleet.methods.contract.overview import Reference, overview
 
     if options.cost:
@@ -59,22 +81,54 @@ def methods(options: argparse.Namespace) -> int:
         print(table())
         return 0
     if options.name:
-        from protofleet.deploy.cli.explain import explanation
+        from protofleet.deploy.cli.explain import explanation, settings_of
 
-        print(explanation(options.name))
+        if options.json:
+            print_json(settings_of(options.name))
+        else:
+            print(explanation(options.name))
         return 0
-    print(f"{'':12} {'measured':9} {'networks':9} {'numbers up':>11} {'down':>11}")
-    for one in map(overview, names()):
-        networks = "mixed" if one.method.mixed_networks else "one"
-        print(f"{one.name:12} {one.method.reports:9} {networks:9} {one.up:>11,} {one.down:>11,}  {one.idea}")
-    print(f"Numbers of a device and round: {Reference().describe()}. More: docs/methods.md")
-    return 0
+    found, broken = [], []
+    for name in names():
+        try:
+            found.append(overview(name))
+        except BrokenMethodError as error:
+            broken.append(str(error))
+    if options.json:
+        print_json([as_table(one) for one in found])
+    else:
+        print(f"{'':12} {'measured':9} {'networks':9} {'numbers up':>11} {'down':>11}")
+        for one in found:
+            networks = "mixed" if one.method.mixed_networks else "one"
+            print(
+                f"{one.name:12} {one.method.reports:9} {networks:9} {one.up:>11,} {one.down:>11,}  {one.idea}"
+            )
+        print(f"Numbers of a device and round: {Reference().describe()}. More: docs/methods.md")
+    print("".join(f"protofleet: {words}\n" for words in broken), end="", file=sys.stderr)
+    return FAILED if broken else 0
+
+
+def as_table(one: Overview) -> dict[str, Any]:
+    return {
+        "name": one.name, "title": one.title, "source": one.source, "idea": one.idea, "paper": one.method.paper,
+        "measured": one.method.reports, "mixed_networks": one.method.mixed_networks, "up": one.up, "down": one.down,
+    }  # fmt: skip
 
 
 def networks(options: argparse.Namespace) -> int:
-    from protofleet.methods.nets.catalog import names
+    from protofleet.methods.nets.catalog import sizes
 
-    print("\n".join(names()))
+    found = sizes()
+    if options.json:
+        print_json([asdict(one) for one in found])
+        return 0
+    print(f"{'':16} {'parameters':>11} {'as float32':>11}  smallest image")
+    for one in found:
+        size = f"{one.smallest} x {one.smallest}{', 3 channels' if one.channels else ''}"
+        print(f"{one.name:16} {one.parameters:>11,} {human_bytes(one.bytes):>11}  {size}")
+    print(
+        "For 10 classes and 32 x 32 pixels in colour, and whole: with the head, and what a batch norm counts."
+    )
     return 0
 
 
@@ -87,16 +141,27 @@ def data(options: argparse.Namespace) -> int:
         participant for path in options.settings for participant in participants_in(path, options.set)
     ]
     require_same_classes(participants)
+    tables: list[dict[str, Any]] = []
     for participant in participants:
         called = f"classes: {listed(participant.names) or 'unknown'}"
+        tables.append({"name": participant.name, "classes": list(participant.names)})
         if participant.data is None or participant.remote_location:
-            print(f"{participant.name:16} {participant.remote_location:12} {called}")
-            continue
-        shard = load_shard(participant.data)
-        sizes = f"train {len(shard.train.y)}, validation {len(shard.validation.y)}, test {len(shard.test.y)}"
-        print(
-            f"{participant.name:16} {shard.domain:12} {sizes}; per class {shard.counts().tolist()}; {called}"
-        )
+            line = f"{participant.name:16} {participant.remote_location:12} {called}"
+        else:
+            shard = load_shard(participant.data)
+            counts = {
+                "train": len(shard.train.y),
+                "validation": len(shard.validation.y),
+                "test": len(shard.test.y),
+            }
+            per_class = shard.counts().tolist()
+            tables[-1] |= {"domain": shard.domain, **counts, "per_class": per_class}
+            sizes = ", ".join(f"{part} {number}" for part, number in counts.items())
+            line = f"{participant.name:16} {shard.domain:12} {sizes}; per class {per_class}; {called}"
+        if not options.json:
+            print(line)
+    if options.json:
+        print_json(tables)
     return 0
 
 
@@ -133,6 +198,7 @@ def weights(options: argparse.Namespace) -> int:
         kept = folder / f"{named.sha256}.safetensors"
         Disk().replace(kept, options.file.read_bytes())
     except (OSError, WeightsFileError) as error:
-        raise SettingsError(f"{options.file}: {error}") from None
+        words = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"{options.file}: {words}") from None
     print(write_toml({"init": encode(named)}).strip())
     return 0

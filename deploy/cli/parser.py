@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-from typing import NoReturn
+import re
+from typing import Final, NoReturn
 
 from protofleet.deploy.cli.deploy import add_deploy, add_doctor
 from protofleet.deploy.cli.enrol import add_enrol, add_keys
@@ -21,12 +22,21 @@ from protofleet.deploy.cli.services import (
 from protofleet.deploy.cli.sweep import add_sweep
 from protofleet.deploy.cli.version import installed_version
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.settings.suggest import there_are
+
+# As argparse says it, with quotes around each choice or, in newer Pythons, without.
+INVALID_CHOICE: Final = re.compile(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)")
+CHOICE: Final = re.compile(r"[\w-]+")
 
 
 class Parser(argparse.ArgumentParser):
     """A mistake is a SettingsError, one line. Parsers of sub-commands are of this class too."""
 
     def error(self, message: str) -> NoReturn:
+        if found := INVALID_CHOICE.fullmatch(message):
+            what, given, listed = found.groups()
+            known = CHOICE.findall(listed)
+            message = f"{what} is {given!r}; {there_are(given, known)}"
         raise SettingsError(f"{message} (see {self.prog} --help)")
 
 

@@ -1,0 +1,90 @@
+"""What there is to choose from: as a table and as JSON, with the nearest name for one that is unknown."""
+
+import json
+
+import pytest
+import torch
+
+from protofleet import methods
+from protofleet.deploy.cli.main import main
+from protofleet.methods.contract.catalog import names
+from protofleet.methods.nets import catalog as nets
+
+EXPERIMENT = """
+name = "two"
+rounds = 1
+method = { name = "fedavg" }
+data = { source = "digits", samples = 20, size = 8 }
+devices = { clients = { optdigits = 2 } }
+network = { name = "mlp" }
+"""
+
+
+def test_methods_are_listed_as_json_and_nothing_else_is_said(capsys):
+    assert main(["methods", "--json"]) == 0
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert sorted(found) == names()
+    assert found["fedproto"]["mixed_networks"] and not found["fedavg"]["mixed_networks"]
+    assert main(["methods", "fedprox", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["mu"]["default"] == 0.01
+
+
+def test_networks_say_parameters_bytes_and_smallest_images(capsys):
+    assert main(["networks", "--json"]) == 0
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert sorted(found) == nets.names()
+    model = nets.build("cnn_bn", classes=10)
+    assert found["cnn_bn"]["parameters"] == sum(p.numel() for p in model.parameters())
+    assert found["cnn_bn"]["bytes"] == sum(t.nbytes for t in model.state_dict().values())
+    for one in found.values():
+        side = one["smallest"]
+        with torch.device("meta"):
+            nets.build(one["name"], classes=10, image=(3, side, side))
+            with pytest.raises(ValueError, match="takes images from"):
+                nets.build(one["name"], classes=10, image=(3, side - 1, side - 1))
+    assert main(["networks"]) == 0
+    assert "cnn_bn               391,466      1.6 MB  8 x 8" in capsys.readouterr().out
+
+
+def test_data_are_said_as_json(tmp_path, capsys):
+    path = tmp_path / "two.toml"
+    path.write_text(EXPERIMENT)
+    assert main(["data", str(path), "--json"]) == 0
+    one, other = json.loads(capsys.readouterr().out)
+    assert (one["name"], one["domain"], other["name"]) == ("optdigits-1", "optdigits", "optdigits-2")
+    assert one["train"] + one["validation"] == 20 and len(one["per_class"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["methods", "fedlas"], "no method 'fedlas'; did you mean fedlsa? there are adcol"),
+        (["rnu"], "COMMAND is 'rnu'; did you mean run? there are run, sweep"),
+        (["run", "FILE", "--set", "method.name=fedavgg"], "did you mean fedavg? there are adcol"),
+        (["run", "FILE", "--set", "network.name=cnn_bm"], "did you mean cnn_bn? there are cnn23"),
+        (["run", "FILE", "--set", "data.source=digit"], "did you mean digits? there are digits"),
+        (["run", "FILE", "--set", "method.lrr=1"], "did you mean lr? there are "),
+    ],
+)
+def test_a_name_that_is_unknown_is_answered_with_the_nearest_one(tmp_path, capsys, words, said):
+    path = tmp_path / "two.toml"
+    path.write_text(EXPERIMENT)
+    assert main([str(path) if word == "FILE" else word for word in words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [("x = 1 +", ":1: invalid syntax"), ("import os\n\nnot_there()", ":3: NameError: name 'not_there'")],
+)
+def test_a_broken_file_is_named_with_its_line_and_keeps_nobody_from_the_others(
+    tmp_path, capsys, monkeypatch, text, fault
+):
+    path = tmp_path / "broken_one.py"
+    path.write_text(text)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    assert main(["methods"]) == 1
+    out, err = capsys.readouterr()
+    assert "fedavg" in out and "singleset" in out and "Traceback" not in err
+    assert f"protofleet: the method broken_one cannot be loaded: {path}{fault}" in err
+    assert main(["methods", "broken_one"]) == 2
