@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.settings import Fleet, Host
+from protofleet.protocol.settings.reader import SettingsError
 
 CONNECT_SECONDS: Final = 10
 CLOSE_SECONDS: Final = 10.0
@@ -95,7 +96,9 @@ class Ssh:
         """
         command = ["rsync", "-rtcL", "--chmod=D0755,F0644", "--partial-dir=.rsync-partial", "--delay-updates",
                    "--delete", "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
-        return self._call([*command, f"{source}/", f"{self._host.address}:{target}/"], "", seconds)
+        return self._call(
+            [*command, f"{source}/", f"{in_brackets(self._host.address)}:{target}/"], "", seconds
+        )
 
     def close(self) -> None:
         with contextlib.suppress(RunError, subprocess.TimeoutExpired):
@@ -120,20 +123,39 @@ class Ssh:
         return result.last_line
 
 
+def in_brackets(address: str) -> str:
+    """As rsync takes it: in an IPv6 address the colons are its own."""
+    return f"[{address}]" if ":" in address else address
+
+
+def quoted(path: str, key: str) -> str:
+    """As one word of ssh's configuration, which a line break would end, and the next line could run a command."""
+    if '"' in path or "\\" in path or CONTROL_CHARACTERS.search(path) or "\n" in path or "\t" in path:
+        raise SettingsError(
+            f"{key} is {path!r}; ssh's configuration takes no quotes, backslashes and line breaks in it: "
+            "name another path"
+        )
+    return f'"{path}"'
+
+
 def configuration(host: Host, fleet: Fleet, folder: Path) -> str:
     """An ssh configuration: what we require, then the user's own."""
     lines = [
         f"Host {host.address}", "BatchMode yes", "StrictHostKeyChecking yes", "ForwardAgent no", "ForwardX11 no",
         f"ConnectTimeout {CONNECT_SECONDS}", "ServerAliveInterval 5", "ServerAliveCountMax 6", "RequestTTY no",
-        "ControlMaster auto", f"ControlPath {folder}/%C", "ControlPersist 60", "LogLevel ERROR",
+        "ControlMaster auto", f"ControlPath {quoted(f'{folder}/%C', 'the folder for temporary files')}",
+        "ControlPersist 60", "LogLevel ERROR",
     ]  # fmt: skip
     if host.user:
         lines.append(f"User {host.user}")
     if host.port:
         lines.append(f"Port {host.port}")
     if host.key:
-        lines += [f"IdentityFile {host.key}", "IdentitiesOnly yes"]
+        lines += [f"IdentityFile {quoted(host.key, 'key')}", "IdentitiesOnly yes"]
     if fleet.known_hosts:
-        lines += [f"UserKnownHostsFile {fleet.known_hosts}", "GlobalKnownHostsFile /dev/null"]
+        lines += [
+            f"UserKnownHostsFile {quoted(fleet.known_hosts, 'known_hosts')}",
+            "GlobalKnownHostsFile /dev/null",
+        ]
     own = (Path.home() / ".ssh" / "config", Path("/etc/ssh/ssh_config"))
     return "\n".join([*lines, "Host *", *(f"Include {path}" for path in own if path.exists())]) + "\n"

@@ -1,7 +1,13 @@
 """What comes back from a device is data, and no more than that."""
 
+import shutil
+import subprocess
+
+import pytest
+
 from protofleet.deploy.fleet.settings import Fleet, Host
-from protofleet.deploy.fleet.ssh import Ssh
+from protofleet.deploy.fleet.ssh import Result, Ssh, configuration
+from protofleet.protocol.settings.reader import SettingsError
 
 
 def test_a_devices_words_do_not_steer_the_operators_terminal(tmp_path, monkeypatch):
@@ -14,3 +20,50 @@ def test_a_devices_words_do_not_steer_the_operators_terminal(tmp_path, monkeypat
     host = Host("board.example")
     said = Ssh("board-1", host, Fleet("root", {"board-1": host}), tmp_path).run("")
     assert said.out == "a[2Jb\nc\tde\n" and said.last_line == "]0;mineword"
+
+
+def fleet_of(host, **more):
+    return Fleet("root", {"board-1": host}, **more)
+
+
+@pytest.mark.parametrize("path", ['known\nMatch exec "touch mine"\n', 'a"b', "a\\b", "a\rb", "a\tb"])
+@pytest.mark.parametrize("key", ["known_hosts", "key"])
+def test_a_path_that_would_begin_a_line_of_ssh_s_configuration_is_refused(tmp_path, key, path):
+    host = Host("board.example")
+    with pytest.raises(SettingsError, match=f"{key} is .*takes no quotes, backslashes and line breaks"):
+        if key == "key":
+            object.__setattr__(host, "key", path)  # what is joined to a folder is checked as a whole
+            configuration(host, fleet_of(host), tmp_path)
+        else:
+            configuration(host, fleet_of(host, known_hosts=path), tmp_path)
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh on this machine")
+def test_ssh_itself_reads_paths_with_spaces(tmp_path):
+    host, folder = Host("fe80::1"), tmp_path / "my files"
+    folder.mkdir()
+    conf = folder / "conf"
+    conf.write_text(configuration(host, fleet_of(host, known_hosts=str(folder / "known hosts")), folder))
+    said = subprocess.run(
+        ["ssh", "-G", "-F", str(conf), "fe80::1"], capture_output=True, text=True, timeout=20
+    )
+    assert f"userknownhostsfile {folder / 'known hosts'}" in said.stdout, said.stderr
+    assert f"controlpath {folder}/" in said.stdout
+
+
+def test_rsync_gets_an_ipv6_address_in_brackets(tmp_path):
+    called = []
+
+    def recorded(command, stdin, seconds):
+        called.append(command)
+        return Result(0, "", "")
+
+    for address, target in (
+        ("fe80::1", "[fe80::1]:/srv/"),
+        ("10.0.0.1", "10.0.0.1:/srv/"),
+        ("board", "board:/srv/"),
+    ):
+        host = Host(address)
+        Ssh("board-1", host, fleet_of(host), tmp_path, recorded).send(tmp_path, "/srv")
+        assert called[-1][-1] == target
