@@ -69,7 +69,11 @@ def approve(o: Options) -> int:
     print(f"the {r.part} {r.name}{hosts} asks to join {r.federation}")
     if not _confirmed(o, reviewed.fingerprint, "request"):
         raise StatementError(StatementFault.WRONG_KEYS, "not approved: the fingerprint was not confirmed")
+    denied = r.name in lifecycle.revoked_names(authority, authority.now())
     lifecycle.approve(authority, reviewed, o.days, o.replace)
+    if denied:
+        print(f"{r.name} was revoked before, and the brokers deny that name until they have their new rules:")
+        _print_broker_approvals(o, authority)
     if r.part == "device" and not (o.root / "records" / f"{COORDINATOR}.record").exists():
         print(
             f"there is no coordinator yet: enrol it, then `enrol renew {r.name}` gives this device its record"
@@ -189,14 +193,18 @@ def revoke(o: Options) -> int:
         return 0
     lifecycle.revoke(authority, o.name, o.reason)
     print(f"{o.name} is revoked; now update the brokers:")
-    for entry in authority.register.current_entries(authority.now()):
-        if entry.part == "broker":
-            path = o.root / "approvals" / f"{entry.name}.approval"
-            print(f"  {path}: `protofleet enrol install` it there and make Mosquitto reload (SIGHUP)")
+    _print_broker_approvals(o, authority)
     if (path := o.root / "approvals" / f"{COORDINATOR}.approval").exists():
         print(f"  {path}: for the coordinator, `protofleet enrol install` it there")
     print(f"  then end its connection: protofleet enrol cut {o.name} HOST:PORT --root {o.root}")
     return 0
+
+
+def _print_broker_approvals(o: Options, authority: Authority) -> None:
+    for entry in authority.register.current_entries(authority.now()):
+        if entry.part == "broker":
+            path = o.root / "approvals" / f"{entry.name}.approval"
+            print(f"  {path}: `protofleet enrol install` it there and make Mosquitto reload (SIGHUP)")
 
 
 def cut(o: Options) -> int:

@@ -73,8 +73,9 @@ def approve(
     authority: Authority, reviewed: ReviewedRequest, days: float = DAYS, replace: bool = False
 ) -> bytes:
     """The approval, also written to approvals/<name>.approval. An earlier record of the name stays valid until
-    it expires: the participant may be in the middle of a run."""
+    it expires: the participant may be in the middle of a run. Of a name that was revoked, brokers get new rules."""
     request = reviewed.request
+    denied = request.name in revoked_names(authority, authority.now())
     taken = authority.register.latest(request.name)
     if (
         taken is not None
@@ -87,6 +88,8 @@ def approve(
     root = issuing_root(authority, request)
     issued = authority.issue(request, days, reviewed.fingerprint, root)
     authority.store(issued, reviewed.data)
+    if denied:
+        reissue_approvals(authority, "broker")
     return _write_approval(authority, request, issued)
 
 

@@ -11,7 +11,7 @@ from cryptography import x509
 
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.enrol import key_folder, lifecycle
-from protofleet.deploy.enrol.approval import APPROVAL
+from protofleet.deploy.enrol.approval import APPROVAL, unverified_approval
 from protofleet.deploy.enrol.authority import DAY, Authority, make_authority
 from protofleet.deploy.enrol.local_federation import enrol, enrol_federation
 from protofleet.deploy.enrol.request import REQUEST, read_request
@@ -228,10 +228,12 @@ def test_a_revoked_device_is_known_no_more_and_says_why(lab, tmp_path):
     assert "d1" not in known and why(known.admitted, "d1") == StatementFault.REVOKED
     assert lab("revoke d1 --root root")[0] == 2 and lab("renew d1 --root root")[0] == 2
     lab(f"request d1 --federation {FEDERATION} --folder d1 --new-keys")
-    assert lab("approve d1/pending/request --root root --yes")[0] == 0  # it may come back, with other keys
-    assert (
-        "user d1" not in Authority(tmp_path / "root").folder.joinpath("approvals/broker.approval").read_text()
-    )
+    approval = tmp_path / "root/approvals/broker.approval"
+    assert "user d1\ntopic deny" in unverified_approval(read_armoured(APPROVAL, approval)).rules
+    code, said = lab("approve d1/pending/request --root root --yes")  # it may come back, with other keys
+    assert code == 0 and "d1 was revoked before, and the brokers deny that name until" in said
+    assert "root/approvals/broker.approval: `protofleet enrol install` it there" in said
+    assert "user d1" not in unverified_approval(read_armoured(APPROVAL, approval)).rules
 
 
 def test_records_that_change_while_a_run_goes_on_are_seen(tmp_path):

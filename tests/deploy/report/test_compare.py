@@ -391,3 +391,14 @@ def test_curves_survive_few_points(log):
         band = [(x, y - 0.1, y + 2.0) for x, y in points]
         chart = line_chart([Line("a", points, "#000", band=band, dash="2 3")], str, "x", "y", log_x=log)
         assert ET.fromstring(chart).tag.endswith("svg")
+
+
+def test_of_devices_own_models_the_last_evaluation_is_no_best_round(tmp_path):
+    """It may be of another model, as one after a last fit; of a global model it is the last round's."""
+    for reports, best in (("personal", 2), ("global", 3)):
+        folder = tmp_path / reports
+        finished(folder, "run", [0.1, 0.4, 0.3, 0.9], reports=reports)
+        (group,) = read_groups([folder])
+        (point,) = group.best_points()
+        assert point.rounds == best
+    assert point.accuracy["mean"] == pytest.approx(0.9)
