@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.fleet.settings import Fleet, device_settings
-from protofleet.deploy.local.experiment import Experiment, read_with_bases
+from protofleet.deploy.local.experiment import Experiment, read_experiment, read_with_bases
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
@@ -66,7 +66,7 @@ def participants_in(path: Path, assignments: list[str]) -> list[Participant]:
     if COORDINATOR_KEYS & table.keys() or isinstance(table.get("devices"), str):
         coordinator = decode_file(CoordinatorSettings, path, table, assignments)
         return [Participant(COORDINATOR, normalized(coordinator.class_names), classes=coordinator.classes)]
-    return list(_from_experiment(decode_file(Experiment, path, table, assignments)))
+    return list(_from_experiment(read_experiment(path, assignments)))
 
 
 def _from_experiment(experiment: Experiment) -> Iterator[Participant]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -258,10 +258,27 @@ def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> di
 
 
 def read_experiment(path: Path, assignments: list[str], option: str = "--set") -> Experiment:
-    return decode_file(Experiment, path, read_with_bases(path), assignments, option)
+    return decode_file(Experiment, path, experiment_table(path), assignments, option)
 
 
-def read_with_bases(path: Path, parents: tuple[Path, ...] = ()) -> dict[str, Any]:
+def experiment_table(path: Path) -> dict[str, Any]:
+    """What a file and its bases say, each folder of data by its file and not by where the command was given."""
+    return read_with_bases(path, to_its_folders)
+
+
+def to_its_folders(table: dict[str, Any], folder: Path) -> None:
+    domains = table.get("domains")
+    for place in [table.get("data"), *(domains.values() if isinstance(domains, dict) else ())]:
+        root = place.get("root") if isinstance(place, dict) else None
+        if isinstance(place, dict) and isinstance(root, str) and root and not root.startswith("~"):
+            place["root"] = str(folder.absolute() / root)
+
+
+def read_with_bases(
+    path: Path,
+    change: Callable[[dict[str, Any], Path], None] = lambda table, folder: None,
+    parents: tuple[Path, ...] = (),
+) -> dict[str, Any]:
     """The file's table merged over that of its `base`, which may have a base itself."""
     chain = (*parents, path.resolve())
     if chain[-1] in parents:
@@ -269,6 +286,7 @@ def read_with_bases(path: Path, parents: tuple[Path, ...] = ()) -> dict[str, Any
     table = read_toml(path)
     if "grid" in table and "experiment" in table:
         raise SettingsError(f"{path} is no experiment but a sweep of one: protofleet sweep {path}")
+    change(table, path.parent)
     base = table.pop("base", None)
     if base is None:
         return table
@@ -276,7 +294,7 @@ def read_with_bases(path: Path, parents: tuple[Path, ...] = ()) -> dict[str, Any
         raise SettingsError(
             f"{path}: base is {base!r}, it must be the path of a TOML file, relative to this file"
         )
-    return merge(read_with_bases(path.parent / base, chain), table)
+    return merge(read_with_bases(path.parent / base, change, chain), table)
 
 
 def coordinator_settings(

@@ -68,3 +68,26 @@ def test_fedpalls_five_devices_test_on_a_fifth_of_all_and_learn_from_a_tenth_of_
     found = sizes(loaded("fedpall/table1-digits-fedpall.toml"))
     everything = {**{name: sum(both) for name, both in SIZES.items()}, "synth": 220, "mnistm": 220}
     assert found == {name: (round(0.08 * n), 0, round(0.2 * n)) for name, n in everything.items()}
+
+
+def test_folders_of_data_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
+    """Each to its own, in a chain of bases; `--set`, to where the command was given, as any path there."""
+    for folder in ("here", "tables/base"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "tables/base/common.toml").write_text(
+        'rounds = 1\nmethod = { name = "fedavg" }\n[domains]\n'
+        'near = { source = "folder", root = "../pictures" }\nusps = { source = "usps", root = "~/usps" }\n'
+    )
+    (tmp_path / "tables/one.toml").write_text('base = "base/common.toml"\nname = "one"\n')
+    (tmp_path / "tables/two.toml").write_text(
+        'name = "two"\nrounds = 1\nmethod = { name = "fedavg" }\ndata = { source = "folder", root = "mine" }\n'
+        "devices = { count = 2 }\n"
+    )
+    monkeypatch.chdir(tmp_path / "here")
+    one = read_experiment(Path("../tables/one.toml"), [])
+    near = Path(one.domains["near"].root)
+    assert near.is_absolute() and near.resolve() == (tmp_path / "tables/pictures").resolve()
+    assert one.domains["usps"].root == "~/usps"
+    two = read_experiment(Path("../tables/two.toml"), [])
+    assert Path(two.data.root).resolve() == (tmp_path / "tables/mine").resolve()
+    assert read_experiment(Path("../tables/two.toml"), ["data.root=there"]).data.root == "there"

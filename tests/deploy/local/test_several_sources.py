@@ -84,7 +84,7 @@ def test_a_person_is_told_what_every_device_has(file, tmp_path, capsys):
             "devices.count is 3, for devices that share one source, but .domains. has 3",
         ),
         ("[domains.usbs]\nsource = 'usps'", "domains.usbs: usps has no domain 'usbs'; it has usps"),
-        ("[domains.usps]\nsource = 'upsp'", "domains.usps: source is 'upsp'; there are digits, "),
+        ("[domains.usps]\nsource = 'upsp'", "domains.usps: source is 'upsp'; did you mean usps\\?"),
         ("[domains.usps]\nroot = 'here'", "domains.usps.source is missing"),
         (
             "[domains.usps]\nsource = 'usps'\nsize = 3",
