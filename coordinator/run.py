@@ -108,9 +108,11 @@ class Run:
         self.participants.resolve_wills()
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke())
-        self._say_who_is_missing(now)
+        if now >= self.attendance.wake_at:
+            self._say_who_is_missing(now)
 
     def _say_who_is_missing(self, now: float) -> None:
+        """Goes through all that are enrolled: not at every wake."""
         m = self.machine
         first = (m.round, m.attempt) == (1, 0)
         self.attendance.say_if_due(
