@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from statistics import fmean
-from typing import Any, Final
+from typing import Any
 
 from protofleet.coordinator.observe.record import ByKind, RoundRecord
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.runtime.logs import fields
 
 log = logging.getLogger("protofleet.coordinator")
-
-NOT_LOGGED_BEFORE: Final = {"dropped"}  # of what the journal tells; all else has its line where it is decided
 
 
 class LogLines:
@@ -25,7 +23,7 @@ class LogLines:
         self._said: set[tuple[str, str]] = set()  # of the open round: device, reason
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
-        if what not in NOT_LOGGED_BEFORE:
+        if what != "dropped":  # all else has its line where it is decided
             return
         refusal = str(details["device"]), str(details["reason"])
         if refusal in self._said:
@@ -39,16 +37,17 @@ class LogLines:
     def round_ended(self, record: RoundRecord) -> None:
         self._said.clear()
         asked = {device for phase in record.phases for device in phase.asked}
-        accuracy = record.accuracy.get(self._view, {})
+        by_domain = record.accuracy.get(self._view, {})
+        accuracy = fmean(by_domain.values()) if by_domain else None
         up, down = total(record.payload, "up"), total(record.payload, "down")
         named = f"round {record.round} of {self._rounds}" if record.kind == "training" else "final evaluation"
-        mean = f"accuracy {fmean(accuracy.values()):.1%} ({self._view}), " if accuracy else ""
+        mean = "" if accuracy is None else f"accuracy {accuracy:.1%} ({self._view}), "
         log.info(
             "%s: %d of %d answered, %stensors up %s, down %s, %.1f s",
             named, len(record.participants), len(asked), mean, human_bytes(up), human_bytes(down), record.seconds,
             extra=fields(
                 event="round", round=record.round, answered=len(record.participants), asked=len(asked),
-                accuracy=fmean(accuracy.values()) if accuracy else None, bytes_up=up, bytes_down=down,
+                accuracy=accuracy, bytes_up=up, bytes_down=down,
                 seconds=record.seconds,
             ),
         )  # fmt: skip

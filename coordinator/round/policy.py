@@ -37,7 +37,7 @@ class Policy:
     flaps: Flaps = 5
     flap_seconds: Seconds = 300.0
 
-    # At a round without which the quorum is missed for want of numbers that can be used; then the run has diverged.
+    # So often a round is tried that broken numbers alone keep from its quorum; then the run has diverged.
     attempts: Attempts = 0
 
     def __post_init__(self) -> None:

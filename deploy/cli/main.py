@@ -32,8 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say = log_error if form == "json" else print_error
         code: int = options.command(options)
     except KeyboardInterrupt:
-        print("protofleet: stopped", file=sys.stderr)
-        return FAILED
+        return say("stopped", FAILED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED

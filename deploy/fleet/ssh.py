@@ -130,7 +130,7 @@ def in_brackets(address: str) -> str:
 
 def quoted(path: str, key: str) -> str:
     """As one word of ssh's configuration, which a line break would end, and the next line could run a command."""
-    if '"' in path or "\\" in path or CONTROL_CHARACTERS.search(path) or "\n" in path or "\t" in path:
+    if '"' in path or "\\" in path or not path.isprintable():
         raise SettingsError(
             f"{key} is {path!r}; ssh's configuration takes no quotes, backslashes and line breaks in it: "
             "name another path"

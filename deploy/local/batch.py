@@ -53,7 +53,7 @@ class Batch:
         finished = sum(is_finished(one, self.runs) for one in experiments)
         return (
             f"stopped in {experiment.name}; {finished} of {len(experiments)} runs are finished, and the same command "
-            "goes on from here"
+            f"goes on from here{', without --fresh' if self.fresh else ''}"
         )
 
     def run_one(self, experiment: Experiment) -> None:

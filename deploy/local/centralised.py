@@ -65,8 +65,7 @@ def run_centralised(experiment: Experiment, runs: Path) -> Path:
         print(f"one network, {experiment.network.name}: devices.networks are of devices, and here is none")
     folder, disk = runs / experiment.name, Disk(durable=False)
     shards, hyper = shards_of(experiment), local_settings(experiment)
-    table = encode(experiment) | {"method": method_table(experiment)}
-    disk.replace(folder / "experiment.toml", write_toml(table).encode())
+    disk.replace(folder / "experiment.toml", write_toml(settings_table(experiment)).encode())
     lines = RoundsFile(folder / "rounds.jsonl", disk)
     for record in rounds(experiment, shards, hyper):
         require_finite(record)
@@ -84,15 +83,16 @@ def run_centralised(experiment: Experiment, runs: Path) -> Path:
 
 def finished_before(experiment: Experiment, runs: Path) -> bool:
     """Whether this very run is there, to its end."""
-    folder, table = runs / experiment.name, encode(experiment) | {"method": method_table(experiment)}
+    folder = runs / experiment.name
     try:
-        return (folder / "summary.json").exists() and read_toml(folder / "experiment.toml") == table
+        written = read_toml(folder / "experiment.toml")
     except SettingsError:
         return False
+    return (folder / "summary.json").exists() and written == settings_table(experiment)
 
 
-def method_table(experiment: Experiment) -> dict[str, Any]:
-    return {"name": NAME, **encode(local_settings(experiment))}
+def settings_table(experiment: Experiment) -> dict[str, Any]:
+    return {**encode(experiment), "method": {"name": NAME, **encode(local_settings(experiment))}}
 
 
 def named(experiment: Experiment, seed: int | None = None) -> Experiment:

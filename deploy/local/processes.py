@@ -99,9 +99,8 @@ class Processes:
 
     def _last_line(self, name: str) -> str:
         lines = children.last_lines(self._log(name))
-        said = [
-            line for line in lines if not line.startswith("  ")
-        ]  # a traceback's lines stand behind its message
+        # The lines of a traceback are indented, and stand behind its message.
+        said = [line for line in lines if not line.startswith("  ")]
         return (said or lines or [""])[-1]
 
     def _log(self, name: str) -> Path:

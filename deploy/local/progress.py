@@ -33,9 +33,7 @@ class RunState:
     present: int = 0
     accuracy: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
-    earlier_bytes: dict[str, int] = field(
-        default_factory=dict
-    )  # of rounds that ended before this process began
+    earlier_bytes: dict[str, int] = field(default_factory=dict)  # of rounds before this process began
     transfers: dict[str, str] = field(default_factory=dict)  # by device, how far its answer is
     round_seconds: list[float] = field(default_factory=list)
     finished: bool = False  # all processes may exit now
