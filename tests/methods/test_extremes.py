@@ -16,9 +16,10 @@ from protofleet.methods.contract.plan import Network
 from protofleet.methods.parts.state import snapshot
 from tests.methods.extremes import any_answer, any_member, any_settings
 from tests.methods.tiny import same
+from tests.support.few_methods import of_each_shape
 from tests.support.small_federation import CLASSES, plan
 
-METHODS = names()
+METHODS = of_each_shape(names())
 MOST = 40  # examples of a device
 SECONDS = 20.0  # of a round, on a machine that others use too; it takes some hundredths
 KNOWN = {"init_steps": 5, "server_epochs": 3, "server_steps": 3}

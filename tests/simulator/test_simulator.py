@@ -68,6 +68,7 @@ def test_a_failure_says_how_to_see_it_again():
     assert done.returncode == 0 and "2 of 2 seeds" in done.stdout and "0 failed" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name):
     bug = BUGS[name]

@@ -124,6 +124,7 @@ def device(folder, name, slots):
     return path
 
 
+@pytest.mark.slow
 def test_five_device_processes_with_two_slots_train_two_at_a_time(tmp_path, start):
     slots = Slots(str(tmp_path / "slots"), 2)
     devices = [start(DEVICE, device(tmp_path, f"d{i}", slots)) for i in range(5)]

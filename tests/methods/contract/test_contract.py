@@ -11,25 +11,35 @@ from protofleet import methods
 from protofleet.coordinator.observe.measured import names_of
 from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.methods.contract.catalog import load, names
+from tests.support.few_methods import SHAPES, of_each_shape
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import POLICY, assert_same, final_state, simulation
 
 ROUGH = NetworkConditions(jitter=0.5, repeat=0.5)
 LOSSY = NetworkConditions(jitter=0.3, loss=0.2)
-longer = functools.partial(pytest.param, marks=pytest.mark.slow)  # of thirty methods, each case counts
-SHAPES = str(Path(__file__).parent.parent / "shapes")  # methods of a shape that no method has yet
+HOME_OF_SHAPES = str(Path(__file__).parent.parent / "shapes")  # methods of a shape that no method has yet
 
 
 @contextlib.contextmanager
 def more_methods():
     """While it lasts: other tests of the same process know the real ones alone."""
-    methods.__path__.append(SHAPES)
+    methods.__path__.append(HOME_OF_SHAPES)
     yield
-    methods.__path__.remove(SHAPES)
+    methods.__path__.remove(HOME_OF_SHAPES)
 
 
 with more_methods():
     METHODS = names()
+every_run = pytest.mark.parametrize("unbroken", of_each_shape(METHODS), indirect=True)
+
+
+def every_run_and(name, first, *others):
+    """All with the first; one method of each shape with all others, and the rest with one of them in turn."""
+    longer = functools.partial(pytest.param, marks=pytest.mark.slow)
+    found = [(method, first) if method in SHAPES else longer(method, first) for method in METHODS]
+    for i, method in enumerate(METHODS):
+        found += [longer(method, o) for o in (others if method in SHAPES else (others[i % len(others)],))]
+    return pytest.mark.parametrize(("unbroken", name), found, indirect=["unbroken"])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,12 +83,13 @@ def test_a_devices_limits_are_told_of_every_network_that_it_holds(unbroken):
         assert not [name for name, part in held.items() if not told.issuperset(part.parameters())]
 
 
+@every_run
 def test_repeats_and_reordering_change_nothing_but_time(unbroken, tmp_path):
     method, run = unbroken
     assert_same(run, simulation(tmp_path, method, ROUGH, seed=3).run())
 
 
-@pytest.mark.parametrize("seed", [0, longer(1), longer(2)])
+@every_run_and("seed", 0, 1, 2)
 def test_finishes_with_the_same_bits_when_frames_are_lost(unbroken, tmp_path, seed):
     method, run = unbroken
     patient = {"patience_seconds": 3000.0, "grace_seconds": 1000.0}
@@ -88,7 +99,7 @@ def test_finishes_with_the_same_bits_when_frames_are_lost(unbroken, tmp_path, se
     assert_same(run, lossy)
 
 
-@pytest.mark.parametrize("when", [longer(0.9), longer(1.3), 2.0, longer(3.1)])
+@every_run_and("when", 2.0, 0.9, 1.3, 3.1)
 def test_a_crashed_coordinator_ends_where_an_unbroken_one_does(unbroken, tmp_path, when):
     method, run = unbroken
     broken = simulation(tmp_path, method)
@@ -98,7 +109,7 @@ def test_a_crashed_coordinator_ends_where_an_unbroken_one_does(unbroken, tmp_pat
     assert_same(run, broken)
 
 
-@pytest.mark.parametrize("when", [longer(0.9), longer(1.3), 2.0, longer(3.1)])
+@every_run_and("when", 2.0, 0.9, 1.3, 3.1)
 def test_a_rebooted_device_gives_the_answer_it_would_have_given(unbroken, tmp_path, when):
     method, run = unbroken
     broken = simulation(tmp_path, method)
@@ -125,7 +136,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("fault", SPOILT)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", of_each_shape(METHODS))
 def test_one_bad_device_cannot_stop_the_others(method, fault, tmp_path):
     policy = RunPolicy(rounds=2, quorum=2, cohort=3, patience_seconds=20.0, settle_seconds=0.5)
     run = simulation(tmp_path, method, policy=policy, build=Spoiler(SPOILT[fault]))
@@ -167,7 +178,7 @@ def test_the_same_seed_is_the_same_history(tmp_path):
     assert_same(a, b)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", of_each_shape(METHODS))
 def test_bytes_are_the_same_at_both_ends_and_add_up(method, tmp_path):
     run = simulation(tmp_path, method).run()
     run.clock.run(lambda: False, run.clock.now + 10)  # let the last words arrive

@@ -16,6 +16,7 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import PublicSet
 from protofleet.protocol.wire.arrays import KINDS
 from tests.methods.tiny import answer, floats
+from tests.support.few_methods import of_each_shape
 from tests.support.small_federation import POLICY, shard, simulation
 
 HOME = Path(methods.__file__).parent
@@ -125,7 +126,7 @@ def test_where_nobody_holds_a_class_what_crosses_is_the_closed_form(name):
         assert some(cost.up) == some(up) and some(cost.down) == some(down)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", of_each_shape(METHODS))
 def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
     """Upload, as metered where it crosses. Costs are linear in prototypes, so one round may state them all."""
     ranks = {}

@@ -133,6 +133,7 @@ def test_state_on_the_disk_and_epochs_have_their_limits():
         builder(Limits(epochs=6)).build(plan("fedavg", epochs=7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_no_experiment_comes_near_the_defaults(path):
     """Of every file as it stands; what a batch takes beside the weights is in docs/security-limits.md."""

@@ -21,6 +21,7 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.wants import table_of
 from protofleet.methods.nets import catalog as nets
 from protofleet.protocol.wire.tables import wanted_rows
+from tests.support.few_methods import of_each_shape
 
 CLASSES, EXAMPLES, NORM = 5, 40, 1e6
 ROOM = 1024  # bytes that a table may take
@@ -194,7 +195,7 @@ def judged(ask, answer):
     return ask.problem_with(tensors, EXAMPLES, NORM)
 
 
-@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("method", of_each_shape(names()))
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=10, deadline=None)
 def test_what_is_made_from_the_rows_alone_is_taken(method, seed):
@@ -202,7 +203,7 @@ def test_what_is_made_from_the_rows_alone_is_taken(method, seed):
         assert judged(ask, Client(ask, seed).answer()) is None
 
 
-@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("method", of_each_shape(names()))
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=3, deadline=None)
 def test_what_breaks_any_of_the_rows_is_refused(method, seed):

@@ -226,6 +226,7 @@ def clustered(n, size):
     return torch.from_numpy(rows.astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [clustered(12_000, 32), torch.ones(6000, 8)], ids=["clustered", "all equal"])
 def test_memory_grows_with_the_rows_and_not_with_their_square(rows):
     list(levels(np.eye(3)))  # imports

@@ -8,6 +8,7 @@ from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.methods.contract.plan import Network, Plan, methods_for_mixed_networks
 from protofleet.methods.nets import catalog as nets
 from tests.methods.contract.test_contract_skew import assert_numbers
+from tests.support.few_methods import of_each_shape
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import CLASSES, Part, Shard
 
@@ -30,7 +31,7 @@ def shard(i):
     return Shard(f"domain-{i}", CLASSES, part(9, i), part(3, 10 + i), part(6, 20 + i))
 
 
-@pytest.mark.parametrize("method", methods_for_mixed_networks())
+@pytest.mark.parametrize("method", of_each_shape(methods_for_mixed_networks()))
 def test_four_architectures_take_part_in_one_federation(method, tmp_path):
     hyper = {"epochs": 1, "batch": 9}
     plan = Plan(method, CLASSES, 2, 1, SIZE, FLEET["device-0"], hyper)

@@ -153,6 +153,7 @@ def test_forward_is_the_head_of_the_projector_of_the_features(name):
         assert torch.equal(net(x), net.head(embedded))
 
 
+@pytest.mark.slow
 @every_network
 def test_a_network_is_the_same_for_the_same_seed_whatever_was_drawn_before(name):
     torch.manual_seed(5)
@@ -176,6 +177,7 @@ def test_features_have_the_size_that_was_asked_for(name, size):
     assert net.head(net.projector(features)).shape == (2, CLASSES)
 
 
+@pytest.mark.slow
 @every_network
 @pytest.mark.parametrize("image", [(1, 28, 28), (3, 28, 28), (3, 64, 64), (3, 33, 47)])
 def test_an_image_of_another_size_works_or_the_error_says_what_to_do(name, image):
@@ -191,6 +193,7 @@ def test_an_image_of_another_size_works_or_the_error_says_what_to_do(name, image
         assert net(x).shape == (2, CLASSES)
 
 
+@pytest.mark.slow
 @every_network
 def test_the_smallest_image_a_network_takes_goes_through_it_and_one_pixel_less_is_refused(name):
     smallest = nets.RECIPES[name].smallest

@@ -144,6 +144,7 @@ def test_an_absurd_number_is_one_line_that_names_the_key(leaf):
     assert (infinite is None) == (str(leaf) in MAY_BE_INFINITE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "leaf"), HYPERS, ids=lambda part: str(part))
 def test_an_absurd_number_of_a_method_is_one_line_that_names_the_key(name, leaf):
     for value in [*NEVER, *EDGES]:
