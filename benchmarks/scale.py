@@ -14,13 +14,20 @@ from dataclasses import dataclass
 from benchmarks.harness import history
 from benchmarks.harness.history import Entry
 from benchmarks.harness.trees import ROOT
-from protofleet.deploy.report.charts import COLOURS, Line, line_chart
+from protofleet.deploy.report.drawing.canvas import WIDE
+from protofleet.deploy.report.drawing.charts import Line, line_picture
+from protofleet.deploy.report.drawing.palette import COLOURS
 from protofleet.edge_client.conversation.hello_timer import LEAST_OF_QUIET, QUIET_SECONDS
 from protofleet.protocol.link.meter import human_bytes
 
 PAGE = ROOT / "docs" / "scale.md"
 IMAGES = ROOT / "docs" / "images"
-STYLE = "<style>svg{background:#fff}text{font:12px system-ui,sans-serif;fill:#5b6875}.grid{stroke:#dde3e8}</style>"
+# A picture of a document stands alone, and on white.
+STYLE = (
+    "<style>svg{background:#fff;--series-0:#0060a8;--series-1:#d55e00;--series-2:#00886a;--series-3:#be5c97}"
+    "text{font:12px system-ui,sans-serif;fill:#16202a}.grid{stroke:#dde3e8}.axis{stroke:#4f5b67}"
+    ".end{text-anchor:end}.middle{text-anchor:middle}</style>"
+)
 SECTION = re.compile(
     r"^(<!-- generated (?P<name>\w+) -->\n).*?^(<!-- end of generated -->)$", re.MULTILINE | re.DOTALL
 )
@@ -139,9 +146,9 @@ def picture(curve: Curve, entries: Sequence[Entry]) -> str:
         Line(name if several else "", points[name], colour, marked=True)
         for name, colour in zip(curve.figures, COLOURS, strict=False)
     ]
-    drawn = line_chart(
+    drawn = line_picture(
         lines, number, curve.x_label, curve.title, x_format=lambda x: f"{x:,g}", log_x=True
-    )  # fmt: skip
+    ).svg(WIDE)
     head, rest = drawn.split(">", 1)
     return f"{head}>{STYLE}{rest}"
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 from html import escape
 from statistics import fmean, stdev
 
-from protofleet.deploy.report.charts import COLOURS, Bar, Line, bar_chart, line_chart
 from protofleet.deploy.report.comparison import Group, Point
 from protofleet.deploy.report.comparison_tables import Table
+from protofleet.deploy.report.drawing.charts import Bar, Line, bar_chart, line_chart
+from protofleet.deploy.report.drawing.palette import INK, line_style
 from protofleet.deploy.report.grid_charts import grid_section
-from protofleet.deploy.report.html_page import page, table
-from protofleet.deploy.report.margins import BASELINE, Margins, margins_of_run, mean, ratio
+from protofleet.deploy.report.html_page import page, section, table
 from protofleet.deploy.report.numbers import NONE, percent, two_places
+from protofleet.deploy.report.sections.margins import BASELINE, Margins, margins_of_run, mean, ratio
+from protofleet.deploy.report.settings_difference import settings_difference
 from protofleet.protocol.link.meter import human_bytes
 
-HALF_OPAQUE = "88"  # appended to a colour: for the second kind of bar of one run
-DASHES = ("", "7 3", "2 3")  # for more groups than colours
 RUN_COLUMNS = ("seed", "rounds", "network", "seconds")
 LOG_AXIS_RATIO = 30.0  # of most to least bytes, from which the axis is logarithmic
 
@@ -25,6 +25,7 @@ LOG_AXIS_RATIO = 30.0  # of most to least bytes, from which the axis is logarith
 def comparison_page(groups: Sequence[Group], tables: Sequence[Table], title: str = "") -> str:
     sections = [
         *map(table_section, tables),
+        settings_section(groups),
         grid_section(groups),
         curves_section(groups),
         margins_section(groups),
@@ -34,9 +35,18 @@ def comparison_page(groups: Sequence[Group], tables: Sequence[Table], title: str
     return page(title, f"<h1>{escape(title)}</h1>{''.join(sections)}", "wide")
 
 
-def table_section(section: Table) -> str:
-    html = table(section.head, section.rows)
-    return f"<section><h2>{escape(section.title)}</h2>{html}<p>{escape(section.note)}</p></section>"
+def table_section(found: Table) -> str:
+    html = table(found.title, found.head, found.rows, found.best)
+    note = f"{found.note} Bold: the best of its column." if found.best else found.note
+    return section(found.title, html, note=note)
+
+
+def settings_section(groups: Sequence[Group]) -> str:
+    """Only what differs; all settings are in each run's own report."""
+    found = settings_difference(groups)
+    if not found.rows:
+        return ""
+    return section("What differs", table("Settings that differ", found.head, found.rows), note=found.note)
 
 
 def curves_section(groups: Sequence[Group]) -> str:
@@ -59,9 +69,10 @@ def curves_section(groups: Sequence[Group]) -> str:
     bytes_chart = line_chart(
         by_bytes, percent, axis, "mean accuracy over bytes", x_format=human_bytes, log_x=log
     )
-    return (
-        f"<section><h2>Accuracy over rounds and over bytes</h2><p>{escape(text)}</p>"
-        f"<h3>over rounds</h3>{rounds_chart}<h3>over bytes that have crossed</h3>{bytes_chart}</section>"
+    return section(
+        "Accuracy over rounds and over bytes",
+        f"<h3>over rounds</h3>{rounds_chart}<h3>over bytes that have crossed</h3>{bytes_chart}",
+        note=text,
     )
 
 
@@ -80,10 +91,6 @@ def accuracy_line(i: int, group: Group, x_of: Callable[[Point], float]) -> Line:
     return Line(group.name, data, colour, dash=dash, band=band)
 
 
-def line_style(i: int) -> tuple[str, str]:
-    return COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
-
-
 def without_zero(line: Line) -> Line:
     return replace(line, points=[p for p in line.points if p[0] > 0], band=[b for b in line.band if b[0] > 0])
 
@@ -91,7 +98,7 @@ def without_zero(line: Line) -> Line:
 def margins_section(groups: Sequence[Group]) -> str:
     """FedLSA fig. 1 for several runs: those that have saved features and anchors or prototypes."""
     found = [
-        (line_style(i)[0] + HALF_OPAQUE * (k > 0), *named)
+        (line_style(i)[0], k > 0, *named)
         for i, group in enumerate(groups)
         for k, named in enumerate(group_margins(group))
     ]
@@ -99,7 +106,7 @@ def margins_section(groups: Sequence[Group]) -> str:
         return ""
     width = 0.8 / len(found)
     elements, rows = [], []
-    for i, (_, name, gaps, local) in enumerate(found):
+    for i, (_, _, name, gaps, local) in enumerate(found):
         for label, gap in sorted(gaps.items()):
             x = label + width * (i - (len(found) - 1) / 2)
             elements.append(Bar(x, [(name, gap)], width * 0.8))
@@ -110,15 +117,16 @@ def margins_section(groups: Sequence[Group]) -> str:
             name, f"{mean(gaps):.3f}", f"{mean(local):.3f}" if local else NONE,
             NONE if share is None else two_places(share),
         ])  # fmt: skip
-    colours = {name: colour for colour, name, _, _ in found} | {BASELINE: "var(--ink)"}
-    picture = bar_chart(elements, colours, two_places, "class", "margins of every class by run")
+    colours = {name: colour for colour, _, name, _, _ in found} | {BASELINE: INK}
+    faint = [name for _, second, name, _, _ in found if second]
+    picture = bar_chart(elements, colours, two_places, "class", "margins of every class by run", faint)
     head = ["run", "mean margin", "mean of the largest local", "ratio"]
     text = (
         "Distance from a class's anchor or prototype to the nearest one of another class (FedLSA, fig. 1), at the "
         "end of each run. Outlined: the largest margin of the class among the class means of any one device. "
         "Distances in different feature spaces cannot be compared; the ratio can."
     )
-    return f"<section><h2>Margins</h2><p>{text}</p>{picture}{table(head, rows)}</section>"
+    return section("Margins", picture, table("Mean margins over classes", head, rows), note=text)
 
 
 def group_margins(group: Group) -> list[tuple[str, Margins, Margins]]:
@@ -148,4 +156,4 @@ def runs_section(groups: Sequence[Group]) -> str:
         for run in group.runs
     ]
     head = ["folder", "run", *RUN_COLUMNS]
-    return f"<section><h2>Runs</h2>{table(head, rows)}</section>"
+    return section("Runs", table("Folders of the runs", head, rows))

@@ -10,6 +10,10 @@ from protofleet.deploy.report.comparison import AccuracyTarget, Group, Point
 from protofleet.deploy.report.numbers import NONE, percent_points, plain_number
 from protofleet.protocol.link.meter import DOWN, UP, human_bytes
 
+SEEDS_NOTE = "With several seeds: mean ± sample standard deviation, which is left out where all are equal."
+
+NO_SPREAD = 1e-6  # of the mean: the deviation of a few bytes among millions
+
 
 @dataclass(frozen=True)
 class Table:
@@ -17,6 +21,7 @@ class Table:
     note: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    best: frozenset[tuple[int, int]] = frozenset()  # rows and columns of the best of a column
 
     def text(self) -> str:
         widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
@@ -30,7 +35,11 @@ class Table:
 
     def markdown(self) -> str:
         rule = ["---", *("---:" for _ in self.head[1:])]
-        lines = ["| " + " | ".join(map(escaped, row)) + " |" for row in (self.head, rule, *self.rows)]
+        rows = [
+            [f"**{c}**" if (i, j) in self.best else c for j, c in enumerate(map(escaped, row))]
+            for i, row in enumerate(self.rows)
+        ]
+        lines = ["| " + " | ".join(row) + " |" for row in (map(escaped, self.head), rule, *rows)]
         return "\n".join([f"### {self.title}", "", *lines, "", self.note]).rstrip() + "\n"
 
 
@@ -47,56 +56,59 @@ def final_table(groups: Sequence[Group]) -> Table:
     domains = domains_of(final_points)
     pooled = [[p for run in g.runs if (p := run.pooled(g.view)) is not None] for g in groups]
     pooled_head = ["pooled"] if any(pooled) else []
+    measured = [
+        [*(accuracies(final, name) for name in (*domains, "mean")), *([values] if pooled_head else [])]
+        for final, values in zip(final_points, pooled, strict=True)
+    ]
     rows = [
-        [
-            group.name, group.method, group.view, str(len(group.runs)),
-            *(accuracy(final, name) for name in (*domains, "mean")),
-            *(mean_and_deviation(values, percent_points) for _ in pooled_head),
-        ]
-        for group, final, values in zip(groups, final_points, pooled, strict=True)
-    ]  # fmt: skip
-    note = "With several seeds: mean ± sample standard deviation. mean: of the domains, all with the same weight."
+        [g.name, g.method, g.view, str(len(g.runs)), *(mean_and_deviation(v, percent_points) for v in values)]
+        for g, values in zip(groups, measured, strict=True)
+    ]
+    note = f"{SEEDS_NOTE} mean: of the domains, all with the same weight."
     if pooled_head:
         note += " pooled: right answers of all devices over all their test images."
     if not all(run.is_complete(group.view) for group in groups for run in group.runs):
         note += " A domain that missed a round counts with its last measurement."
     head = ["run", "method", "view", "seeds", *domains, "mean", *pooled_head]
-    return Table("Accuracy after the last round, %", note, head, rows)
+    return Table(
+        "Accuracy after the last round, %", note, head, rows, best_cells(measured, 4, percent_points)
+    )
 
 
 def best_table(groups: Sequence[Group]) -> Table:
     best_points = [group.best_points() for group in groups]
     domains = domains_of(best_points)
+    measured = [[accuracies(best, name) for name in (*domains, "mean")] for best in best_points]
     rows = [
         [
             group.name, group.view, mean_and_deviation([point.rounds for point in best], plain_number),
-            *(accuracy(best, name) for name in (*domains, "mean")),
+            *(mean_and_deviation(v, percent_points) for v in values),
         ]
-        for group, best in zip(groups, best_points, strict=True)
+        for group, best, values in zip(groups, best_points, measured, strict=True)
     ]  # fmt: skip
     note = (
         "The round with the highest mean validation accuracy; test images choose nothing. Of devices' own models the "
         "last evaluation is left out: it may measure another model than rounds do."
     )
     head = ["run", "view", "round", *domains, "mean"]
-    return Table("Accuracy at the round that validation chooses, %", note, head, rows)
+    bold = best_cells(measured, 3, percent_points)
+    return Table("Accuracy at the round that validation chooses, %", note, head, rows, bold)
 
 
 def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: float) -> Table:
-    rows = []
+    rows, sizes, rounds = [], [], []
     for group in groups:
         reached = target.points_of(group) if target else []
         count = f" ({len(reached)} of {len(group.runs)})" if 0 < len(reached) < len(group.runs) else ""
+        sent = [[run.total_bytes("payload", way) for run in group.runs] for way in (UP, DOWN)]
+        sent += [[run.total_bytes("wire", UP, DOWN) for run in group.runs]]
+        to_target, numbers = [point.bytes for point in reached], [point.rounds for point in reached]
         rows.append([
-            group.name,
-            *(
-                mean_and_deviation([run.total_bytes("payload", direction) for run in group.runs], human_bytes)
-                for direction in (UP, DOWN)
-            ),
-            mean_and_deviation([run.total_bytes("wire", UP, DOWN) for run in group.runs], human_bytes),
-            mean_and_deviation([point.bytes for point in reached], human_bytes) + count,
-            mean_and_deviation([point.rounds for point in reached], plain_number) + count,
+            group.name, *(mean_and_deviation(values, human_bytes) for values in sent),
+            mean_and_deviation(to_target, human_bytes) + count, mean_and_deviation(numbers, plain_number) + count,
         ])  # fmt: skip
+        sizes.append([*sent, [] if count else to_target])  # of seeds that reach it no mean is the best
+        rounds.append([[] if count else numbers])
     head = [
         "run",
         "tensors up",
@@ -110,20 +122,42 @@ def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: f
         if target
         else "There is no baseline: name one with --baseline, or compare with one group that runs fedavg."
     )
-    return Table("Bytes of a whole run", note, head, rows)
+    bold = best_cells(sizes, 1, human_bytes, highest=False)
+    bold |= best_cells(rounds, 5, plain_number, highest=False)
+    return Table("Bytes of a whole run", note, head, rows, bold)
+
+
+def best_cells(
+    measured: Sequence[Sequence[Sequence[float]]], first: int, format_value: Callable[[float], str],
+    highest: bool = True,
+) -> frozenset[tuple[int, int]]:  # fmt: skip
+    """(row, column) of the best means, from the column `first` on; equal where they are written alike.
+
+    A column in which nobody is worse has no best.
+    """
+    found = set()
+    for j, column in enumerate(zip(*measured, strict=True)):
+        means = {i: fmean(values) for i, values in enumerate(column) if values}
+        if not means:
+            continue
+        best = format_value(max(means.values()) if highest else min(means.values()))
+        cells = {(i, first + j) for i, mean in means.items() if format_value(mean) == best}
+        if len(cells) < len(means):
+            found |= cells
+    return frozenset(found)
 
 
 def domains_of(groups: Sequence[Sequence[Point]]) -> list[str]:
     return sorted({name for points in groups for point in points for name in point.accuracy} - {"mean"})
 
 
-def accuracy(points: Sequence[Point], name: str) -> str:
-    return mean_and_deviation(
-        [point.accuracy[name] for point in points if name in point.accuracy], percent_points
-    )
+def accuracies(points: Sequence[Point], name: str) -> list[float]:
+    return [point.accuracy[name] for point in points if name in point.accuracy]
 
 
 def mean_and_deviation(values: Sequence[float], format_value: Callable[[float], str]) -> str:
+    """Without a deviation where there is none, as in bytes of equal runs."""
     if not values:
         return NONE
-    return format_value(fmean(values)) + (f" ± {format_value(stdev(values))}" if len(values) > 1 else "")
+    mean, deviation = fmean(values), stdev(values) if len(values) > 1 else 0.0
+    return format_value(mean) + (f" ± {format_value(deviation)}" if deviation > NO_SPREAD * abs(mean) else "")

@@ -17,6 +17,7 @@ Rounds = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class FinishedRun:
+    folder: Path
     rounds: Rounds
     summary: Mapping[str, Any]
     faults: str = ""  # what is damaged or missing in rounds.jsonl
@@ -41,7 +42,7 @@ def read_run(folder: Path) -> FinishedRun:
     restored, lost = sorted(missing & copies.keys()), sorted(missing - copies.keys())
     lines |= {number: copies[number] for number in restored}
     faults = describe_faults(path, damaged, restored, lost)
-    return FinishedRun([lines[number] for number in sorted(lines)], summary, faults)
+    return FinishedRun(folder, [lines[number] for number in sorted(lines)], summary, faults)
 
 
 def require_keys(folder: Path, summary: Mapping[str, Any], required: Sequence[str]) -> None:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from statistics import fmean, stdev
-from typing import Any, Final
+from typing import Final
 
-from protofleet.deploy.report.charts import COLOURS, HEIGHT, LEFT, TOP, WIDTH, Line, line_chart, svg
 from protofleet.deploy.report.comparison import Group
-from protofleet.deploy.report.numbers import percent, percent_points
+from protofleet.deploy.report.drawing.canvas import LETTER_WIDTH, TOP, Canvas, Drawing, Numbers, Picture
+from protofleet.deploy.report.drawing.charts import Line, line_chart
+from protofleet.deploy.report.drawing.palette import COLOURS
+from protofleet.deploy.report.html_page import section
+from protofleet.deploy.report.numbers import NONE, percent, percent_points
+from protofleet.deploy.report.settings_difference import differing, settings_of
 
 FEWEST: Final = 3  # points that make a curve
 LOG_RATIO: Final = 8.0  # of the largest to the smallest value, from which the axis is logarithmic
-DARK: Final = 0.55  # share of the range from which letters on a cell are white
+BLUE: Final = (
+    0,
+    114,
+    178,
+)  # of the best cell; the worst is nearly white. Letters are black or white, as can be read
+READABLE: Final = 0.179  # luminance of a cell on which black and white letters have one contrast, 4.6:1
 CELL_HEIGHT: Final = 34.0
 
 
@@ -32,21 +41,13 @@ class Varied:
 
 def varied(groups: Sequence[Group]) -> Varied | None:
     """None where groups differ in something else, or two of them in nothing that can be seen."""
-    settings = [flat(json.loads(group.runs[0].settings)) for group in groups]
-    keys = sorted({key for one in settings for key in one})
-    differing = [key for key in keys if len({json.dumps(one.get(key)) for one in settings}) > 1]
-    found = [tuple(one.get(key) for key in differing) for one in settings]
-    if not differing or not all(is_number(value) for values in found for value in values):
+    settings = settings_of(groups)
+    keys = differing(settings)
+    found = [tuple(one.get(key) for key in keys) for one in settings]
+    if not keys or not all(is_number(value) for values in found for value in values):
         return None
     placed = dict(zip(found, groups, strict=True))
-    return Varied(tuple(differing), placed) if len(placed) == len(groups) else None  # type: ignore[arg-type]
-
-
-def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return found
+    return Varied(tuple(keys), placed) if len(placed) == len(groups) else None  # type: ignore[arg-type]
 
 
 def is_number(value: object) -> bool:
@@ -57,12 +58,10 @@ def grid_section(groups: Sequence[Group]) -> str:
     """Nothing where the groups are no grid of one or two numbers."""
     if len(groups) < FEWEST or (found := varied(groups)) is None or len(found.keys) > 2:
         return ""
-    picture = curve(found) if len(found.keys) == 1 else heat_map(found)
+    drawn = curve(found) if len(found.keys) == 1 else heat_map(found)
     text = "Mean test accuracy over domains after the last round; with several seeds their mean"
     text += ", and a band of one standard deviation." if len(found.keys) == 1 else "."
-    return (
-        f"<section><h2>Accuracy over {escape(' and '.join(found.keys))}</h2><p>{text}</p>{picture}</section>"
-    )
+    return section(f"Accuracy over {' and '.join(found.keys)}", drawn, note=text)
 
 
 def accuracies(group: Group) -> list[float]:
@@ -87,35 +86,69 @@ def heat_map(found: Varied) -> str:
     """The first setting downwards, the second across; a point that has no result is left out."""
     rows, columns = found.values(0), found.values(1)
     means = {at: fmean(values) for at, group in found.groups.items() if (values := accuracies(group))}
+    title = f"accuracy over {' and '.join(found.keys)}"
+    table = [
+        [f"{row:g}", *(percent_points(means[row, c]) if (row, c) in means else NONE for c in columns)]
+        for row in rows
+    ]
+    best = max(means, key=means.__getitem__, default=None)
+    words = f"A grid of {found.keys[0]} downwards and {found.keys[1]} across."
+    if best is not None:
+        words += f" The best is {percent(means[best])} at {best[0]:g} and {best[1]:g}."
+    numbers = Numbers([" / ".join(found.keys), *(f"{c:g}" for c in columns)], table)
+    return Picture(
+        title, words, lambda canvas: draw_heat_map(canvas, found.keys, rows, columns, means), numbers
+    ).html()
+
+
+def draw_heat_map(
+    canvas: Canvas, keys: Sequence[str], rows: Sequence[float], columns: Sequence[float],
+    means: Mapping[tuple[float, ...], float],
+) -> Drawing:  # fmt: skip
     low, high = min(means.values(), default=0.0), max(means.values(), default=1.0)
-    width = (WIDTH - LEFT - 16) / len(columns)
-    elements = []
+    width = (canvas.width - canvas.left - 16) / len(columns)
+    drawn = []
     for i, row in enumerate(rows):
         y = TOP + i * CELL_HEIGHT
-        elements.append(label(LEFT - 8, y + CELL_HEIGHT / 2, f"{row:g}", "end"))
+        drawn.append(label(canvas.left - 8, y + CELL_HEIGHT / 2 + 4, f"{row:g}", "end"))
         for j, column in enumerate(columns):
             if (row, column) in means:
                 share = (means[row, column] - low) / ((high - low) or 1.0)
-                elements.append(cell(LEFT + j * width, y, width, means[row, column], share))
+                drawn.append(cell(canvas.left + j * width, y, width, means[row, column], share))
     bottom = TOP + len(rows) * CELL_HEIGHT
-    elements += [
-        label(LEFT + (j + 0.5) * width, bottom + 18, f"{column:g}") for j, column in enumerate(columns)
+    every = max(1, math.ceil(6 * LETTER_WIDTH / width))
+    drawn += [
+        label(canvas.left + (j + 0.5) * width, bottom + 18, f"{column:g}")
+        for j, column in enumerate(columns)
+        if j % every == 0
     ]
-    words = f"down: {found.keys[0]}; across: {found.keys[1]}"
-    elements.append(label(LEFT + (WIDTH - LEFT) / 2, bottom + 38, words))
-    return svg("".join(elements), f"accuracy over {' and '.join(found.keys)}", max(bottom + 46, HEIGHT / 3))
+    middle = canvas.left + (canvas.width - canvas.left) / 2
+    words = canvas.wrapped(f"down: {keys[0]}; across: {keys[1]}")
+    drawn += [label(middle, bottom + 38 + 14 * i, line) for i, line in enumerate(words)]
+    return Drawing("".join(drawn), bottom + 32 + 14 * len(words))
 
 
 def cell(x: float, y: float, width: float, mean: float, share: float) -> str:
-    ink = "#ffffff" if share > DARK else "#111111"
+    red, green, blue = (round(255 + (c - 255) * (0.08 + 0.92 * share)) for c in BLUE)
+    ink = "#000000" if luminance(red, green, blue) > READABLE else "#ffffff"
+    text = percent_points(mean)
+    words = (
+        f'<text x="{x + width / 2:.1f}" y="{y + CELL_HEIGHT / 2 + 3:.1f}" class="middle" '
+        f'style="fill:{ink}">{text}</text>'
+        if width >= len(text) * LETTER_WIDTH + 4
+        else ""  # the numbers are in the table
+    )
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width - 2:.1f}" height="{CELL_HEIGHT - 2:.1f}" '
-        f'fill="#ffffff"/><rect x="{x:.1f}" y="{y:.1f}" width="{width - 2:.1f}" height="{CELL_HEIGHT - 2:.1f}" '
-        f'fill="{COLOURS[0]}" fill-opacity="{0.08 + 0.92 * share:.2f}"/>'
-        f'<text x="{x + width / 2:.1f}" y="{y + CELL_HEIGHT / 2 + 4:.1f}" text-anchor="middle" '
-        f'style="fill:{ink}">{percent_points(mean)}</text>'
+        f'fill="#{red:02x}{green:02x}{blue:02x}"><title>{text}</title></rect>{words}'
     )
 
 
+def luminance(*colour: int) -> float:
+    """As the contrast of two colours is defined by."""
+    linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 def label(x: float, y: float, text: str, anchor: str = "middle") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{anchor}">{escape(text)}</text>'

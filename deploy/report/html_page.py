@@ -1,22 +1,83 @@
-"""A self-contained HTML page, and tables on it."""
+"""A self-contained HTML page: its sections, its tables, and what can be unfolded.
+
+For a keyboard and a screen reader as well: every table has a caption and says which cells are heads, and what may be
+wider than the screen is a region of its own, which takes the focus and is shaded where it goes on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from html import escape
 from pathlib import Path
+from typing import Final
+
+HEADING: Final = re.compile(r'<h2 id="([^"]+)">(.*?)</h2>')
+FEWEST_LINKS: Final = 3  # sections that are worth a list of them
 
 
 def page(title: str, content: str, width: str = "") -> str:
     style = (Path(__file__).parent / "report.css").read_text()
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>'
-        f'<body><main class="{width}">{content}</main></body></html>\n'
+        f'<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">'
+        f'<style>{style}</style></head><body><main class="{width}">'
+        f"{_with_links(content)}</main></body></html>\n"
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(h)}</th>" for h in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+def _with_links(content: str) -> str:
+    """A list of the sections stands before the first of them."""
+    found = HEADING.findall(content)
+    if len(found) < FEWEST_LINKS:
+        return content
+    links = "".join(f'<li><a href="#{name}">{text}</a></li>' for name, text in found)
+    before, first, rest = content.partition("<section>")
+    return f'{before}<nav aria-label="sections of this page"><ul>{links}</ul></nav>{first}{rest}'
+
+
+def section(title: str, *content: str, note: str = "") -> str:
+    """`note` is a paragraph under the title; `content` is HTML."""
+    text = f"<p>{escape(note)}</p>" if note else ""
+    return f'<section><h2 id="{slug(title)}">{escape(title)}</h2>{text}{"".join(content)}</section>'
+
+
+def table(
+    caption: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    best: Collection[tuple[int, int]] = (),
+    words: bool = False,
+) -> str:
+    """The first cell of a row is its head. `best`: rows and columns in bold. `words`: no table of numbers."""
+    top = "".join(f'<th scope="col">{escape(h)}</th>' for h in head)
+    body = "".join(
+        "<tr>" + "".join(_cell(text, j == 0, (i, j) in best) for j, text in enumerate(row)) + "</tr>"
+        for i, row in enumerate(rows)
+    )
+    kind = ' class="words"' if words else ""
+    html = (
+        f"<table{kind}><caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead>"
+        f"<tbody>{body}</tbody></table>"
+    )
+    return scrolling(caption, html)
+
+
+def _cell(text: str, head: bool, best: bool) -> str:
+    content = f"<strong>{escape(text)}</strong>" if best else escape(text)
+    return f'<th scope="row">{content}</th>' if head else f"<td>{content}</td>"
+
+
+def scrolling(label: str, html: str) -> str:
+    """A region that can be scrolled sideways, by the keyboard too. No two regions of a page have one label."""
+    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">{html}</div>'
+
+
+def unfolded(summary: str, html: str) -> str:
+    """What is shown when it is asked for."""
+    return f"<details><summary>{escape(summary)}</summary>{html}</details>"
+
+
+def slug(text: str) -> str:
+    """For an id: the letters and digits of a text."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"

@@ -21,3 +21,7 @@ def two_places(value: float) -> str:
 
 def plain_number(value: float) -> str:
     return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
+
+
+def three_places(value: float) -> str:
+    return f"{value:.3f}"

@@ -2,19 +2,15 @@
 
 import math
 import re
-import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protofleet.deploy.report import feature_sections as sections
-from protofleet.deploy.report.charts import COLOURS, LEFT
-from protofleet.deploy.report.margins import class_margins, class_means, local_margins, margins_of_run
-from protofleet.deploy.report.plot_style import PlotStyle
-from protofleet.deploy.report.projection import evenly_spaced, project, project_snapshots, subsample
-from protofleet.deploy.report.scatter import (
+from protofleet.deploy.report.drawing.canvas import WIDE
+from protofleet.deploy.report.drawing.palette import COLOURS
+from protofleet.deploy.report.drawing.scatter import (
     DOT_SHAPES,
     SHAPES,
     TITLE_HEIGHT,
@@ -26,7 +22,16 @@ from protofleet.deploy.report.scatter import (
     outline,
     scatter_plot,
 )
-from protofleet.deploy.report.snapshots import (
+from protofleet.deploy.report.sections import features as sections
+from protofleet.deploy.report.sections.margins import (
+    class_margins,
+    class_means,
+    local_margins,
+    margins_of_run,
+)
+from protofleet.deploy.report.sections.plot_style import PlotStyle
+from protofleet.deploy.report.sections.projection import evenly_spaced, project, project_snapshots, subsample
+from protofleet.deploy.report.sections.snapshots import (
     ANCHOR,
     GLOBAL,
     LOCAL,
@@ -37,6 +42,7 @@ from protofleet.deploy.report.snapshots import (
     saved_rounds,
     sent_points,
 )
+from tests.deploy.report.pictures import pictures_of
 
 CLASSES, SIZE = 3, 4
 DEVICES = ("mnist", "street")
@@ -97,7 +103,7 @@ def clusters(tmp_path):
 def drawn(html):
     """Every picture, parsed; nothing in them is not a number."""
     assert "nan" not in html.replace("nance", "") and "inf" not in html
-    return [ET.fromstring("<svg" + part.split("</svg>")[0] + "</svg>") for part in html.split("<svg")[1:]]
+    return pictures_of(html)
 
 
 def titles(picture):
@@ -326,7 +332,7 @@ def test_margins_are_bars_for_every_class_with_the_local_ones_outlined(run):
     bars = [t for t in titles(picture) if t]
     assert sum(t.startswith("anchors:") for t in bars) == CLASSES
     assert sum(t.startswith("largest local:") for t in bars) == CLASSES
-    assert min(float(bar.get("x")) for bar in picture.findall("{*}rect")) > LEFT  # that of class 0
+    assert min(float(bar.get("x")) for bar in picture.findall("{*}rect")) > WIDE.left  # that of class 0
     text = sections.margins_section(run, 2)
     _, local, _ = margins_of_run(run)
     mean = sum(local.values()) / CLASSES
@@ -462,7 +468,8 @@ def test_panels_and_legends_of_any_number_are_whole_pictures(panels):
     marks = [Mark((1, 1), "#000", "star", "b & c", tag="<1>")]
     names = [LegendEntry(f"a long name, number {i}", "#000", "bar") for i in range(20)]
     legend = [LegendEntry("what"), *names, LegendEntry("more")]
-    picture = ET.fromstring(scatter_plot([Panel(f"p{i}", dots, marks) for i in range(panels)], legend, "x"))
-    *_, width, height = map(float, picture.get("viewBox").split())
-    for node in picture.findall("{*}text"):
-        assert float(node.get("x")) + 6 * len(node.text) < width + 20 and float(node.get("y")) < height
+    html = scatter_plot([Panel(f"p{i}", dots, marks) for i in range(panels)], legend, "x")
+    for picture in (*pictures_of(html), *pictures_of(html, "narrow")):
+        *_, width, height = map(float, picture.get("viewBox").split())
+        for node in picture.findall("{*}text"):
+            assert float(node.get("x")) + 6 * len(node.text) < width + 20 and float(node.get("y")) < height

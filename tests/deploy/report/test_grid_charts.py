@@ -6,7 +6,8 @@ import pytest
 
 from protofleet.deploy.report.comparison import read_groups
 from protofleet.deploy.report.comparison_page import comparison_page
-from protofleet.deploy.report.grid_charts import grid_section, varied
+from protofleet.deploy.report.grid_charts import cell, grid_section, luminance, varied
+from tests.deploy.report.pictures import pictures_of
 from tests.deploy.report.test_compare import finished
 
 
@@ -25,7 +26,7 @@ def groups(tmp_path, settings, seeds=(1, 2)):
 
 def test_one_number_is_a_curve_with_a_point_for_each_value_and_a_band(tmp_path):
     section = grid_section(groups(tmp_path, [f"size = {size}" for size in (8, 16, 32)]))
-    assert "Accuracy over size" in section and section.count("<circle") == 3 and "<polygon" in section
+    assert "Accuracy over size" in section and section.count("<circle") == 2 * 3 and "<polygon" in section
     assert "logarithmic" not in section
 
 
@@ -36,19 +37,34 @@ def test_a_wide_axis_is_logarithmic(tmp_path):
     assert "network.width; the axis is logarithmic" in section and "<polygon" not in section
 
 
+def shown(picture):
+    return [float(node.text) for node in picture.iter() if re.fullmatch(r"\d\d\.\d", node.text or "")]
+
+
 def test_two_numbers_are_a_heat_map_with_a_cell_for_each_pair(tmp_path):
     pairs = [f"a = {a}\nb = {b}" for a in (1, 2) for b in (0.5, 0.7, 0.9)]
     section = grid_section(groups(tmp_path, pairs))
-    shown = [float(text) for text in re.findall(r">(\d\d\.\d)</text>", section)]
-    assert shown == pytest.approx([51.5, 56.5, 61.5, 66.5, 71.5, 76.5]) and "down: a; across: b" in section
-    shares = [float(share) for share in re.findall(r'fill-opacity="([\d.]+)"', section)]
-    assert shares == sorted(shares) and shares[0] < 0.1 and shares[-1] == 1.0
+    for width in ("wide", "narrow"):
+        (picture,) = pictures_of(section, width)
+        cells = [51.5, 56.5, 61.5, 66.5, 71.5, 76.5]
+        assert shown(picture)[::2] == shown(picture)[1::2] == pytest.approx(cells)  # a title and letters
+        fills = [luminance(*bytes.fromhex(r.get("fill")[1:])) for r in picture.findall("{*}rect")]
+        assert fills == sorted(fills, reverse=True) and fills[0] > 0.8
+    assert "down: a; across: b" in section
+
+
+def test_numbers_on_a_heat_map_can_be_read_on_every_cell():
+    for share in range(101):
+        fill, ink = re.findall(r"#([0-9a-f]{6})", cell(0, 0, 60, 0.5, share / 100))
+        low, high = sorted(luminance(*bytes.fromhex(colour)) for colour in (fill, ink))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, share
 
 
 def test_a_pair_without_a_result_leaves_its_cell_out(tmp_path):
     pairs = [f"a = {a}\nb = {b}" for a, b in ((1, 1), (1, 2), (2, 1))]
     section = grid_section(groups(tmp_path, pairs, seeds=(1,)))
-    assert len(re.findall(r">\d\d\.\d</text>", section)) == 3
+    assert [len(picture.findall("{*}rect")) for picture in pictures_of(section)] == [3]
+    assert '<th scope="row">2</th><td>61.0</td><td>-</td>' in section
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ from rich.console import Console
 
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.local.progress import Progress, RunState
-from protofleet.deploy.report.charts import Bar, Line, bar_chart, line_chart, round_axis_end
+from protofleet.deploy.report.drawing.axes import round_axis_end
+from protofleet.deploy.report.drawing.charts import Bar, Line, bar_chart, line_chart
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.protocol.link.meter import human_bytes
+from tests.deploy.report.pictures import pictures_of
 
 DOMAINS = ("mnist", "street")
 
@@ -57,9 +59,7 @@ def test_the_report_stands_alone_and_says_what_it_shows(folder):
         assert external not in text.replace("http://www.w3.org/2000/svg", "")
     assert "the global model, on every domain" in text and "sealed from end to end" in text
     assert "A &lt;paper&gt;" in text and "means is &lt;not&gt; finite" in text
-    assert text.count("<svg") == 4
-    for picture in text.split("<svg")[1:]:
-        ET.fromstring("<svg" + picture.split("</svg>")[0] + "</svg>")
+    assert len(pictures_of(text)) == len(pictures_of(text, "narrow")) == 5
 
 
 @pytest.mark.parametrize("security", ["off", "signed, not encrypted"])
@@ -76,9 +76,9 @@ def test_a_run_that_was_not_sealed_says_so_in_red(folder, security):
 
 def test_the_accuracy_curve_begins_at_round_zero_for_a_global_model(folder):
     text = write_report(folder).read_text()
-    curve = text.split("<svg")[1].split("</svg>")[0]
-    assert curve.count("<polyline") == len(DOMAINS) + 1
-    points = curve.split('points="')[1].split('"')[0].split()
+    curves = pictures_of(text)[0].findall("{*}polyline")
+    assert len(curves) == len(DOMAINS) + 1
+    points = curves[0].get("points").split()
     assert len(points) == 5 and points[0].startswith("64.0,")
 
 

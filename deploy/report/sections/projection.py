@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from protofleet.deploy.report.snapshots import Array, ClassPoints, Snapshot
+from protofleet.deploy.report.sections.snapshots import Array, ClassPoints, Snapshot
 
 MAX_POINTS = 1500  # in one picture
 TSNE_STEPS = 500  # twice as many look the same

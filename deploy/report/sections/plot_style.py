@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protofleet.deploy.report.charts import COLOURS, GREY
-from protofleet.deploy.report.projection import Layout
-from protofleet.deploy.report.scatter import DOT_SHAPES, Dots, LegendEntry, Mark, Position
-from protofleet.deploy.report.snapshots import ANCHOR, LOCAL, Snapshot
+from protofleet.deploy.report.drawing.palette import COLOURS, GREY
+from protofleet.deploy.report.drawing.scatter import DOT_SHAPES, Dots, LegendEntry, Mark, Position
+from protofleet.deploy.report.sections.projection import Layout
+from protofleet.deploy.report.sections.snapshots import ANCHOR, LOCAL, Snapshot
 
 CROWDED = 15  # with more marks than this in one panel they are smaller
 MAX_SIZE_TAGS = 12  # with more marks than this their sizes are not written beside them

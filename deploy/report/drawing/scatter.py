@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from protofleet.deploy.report.charts import LETTER_WIDTH, WIDTH, svg
+from protofleet.deploy.report.drawing.canvas import LETTER_WIDTH, Canvas, Drawing, Numbers, Picture, shortened
 
 Position = Sequence[float]  # x and y
 GAP, TITLE_HEIGHT, LEGEND_ROW = 14, 20, 20  # pixels: between panels, above a panel, of a row of the legend
+NARROWEST = 200  # pixels: no panel is narrower
 SPARSE = 200  # up to so many points in a panel are drawn larger
 
 # Corners around (0, 0) at size 1; a circle has none.
@@ -80,15 +82,35 @@ class LegendEntry:
 def scatter_plot(
     panels: Sequence[Panel], legend_entries: Sequence[LegendEntry], label: str, columns: int = 0
 ) -> str:
+    """`columns`: of panels, on a wide page."""
     columns = columns or (2 if len(panels) in (2, 4) else min(3, max(1, len(panels))))
-    side = min(440.0, (WIDTH - GAP * (columns - 1)) / columns)
-    elements = []
-    for i, panel in enumerate(panels):
-        x, y = (side + GAP) * (i % columns), (side + TITLE_HEIGHT + GAP) * (i // columns)
-        elements.append(f'<g transform="translate({x:.1f} {y:.1f})">{panel_svg(panel, side)}</g>')
-    bottom = (side + TITLE_HEIGHT + GAP) * math.ceil(len(panels) / columns)
-    legend_svg, height = legend(legend_entries, bottom)
-    return svg("".join(elements) + legend_svg, label, height)
+
+    def draw(canvas: Canvas) -> Drawing:
+        beside = columns if canvas.width > 2 * NARROWEST else 1
+        side = min(440.0, (canvas.width - GAP * (beside - 1)) / beside)
+        drawn = []
+        for i, panel in enumerate(panels):
+            x, y = (side + GAP) * (i % beside), (side + TITLE_HEIGHT + GAP) * (i // beside)
+            drawn.append(f'<g transform="translate({x:.1f} {y:.1f})">{panel_svg(panel, side)}</g>')
+        bottom = (side + TITLE_HEIGHT + GAP) * math.ceil(len(panels) / beside)
+        entries, height = legend(legend_entries, bottom, canvas.width)
+        return Drawing("".join(drawn) + entries, height)
+
+    titles = ", ".join(panel.title for panel in panels)
+    words = f"Points in the plane, in the panels {titles}."
+    return Picture(label, words, draw, numbers_of(panels)).html()
+
+
+def numbers_of(panels: Sequence[Panel]) -> Numbers:
+    """How many points of what each panel has; the places of a t-SNE are no numbers to read."""
+    found = [
+        Counter({dots.name: len(dots.positions) for dots in panel.dots})
+        + Counter(f"{mark.name} (large)" for mark in panel.marks)
+        for panel in panels
+    ]
+    names = list(dict.fromkeys(name for of_panel in found for name in of_panel))
+    rows = [[name, *(str(of_panel[name]) for of_panel in found)] for name in names]
+    return Numbers(["points", *(panel.title for panel in panels)], rows)
 
 
 def panel_svg(panel: Panel, side: float) -> str:
@@ -155,21 +177,22 @@ def outline(shape: str, x: float, y: float, size: float) -> str:
     return f"{start}{' '.join(steps)}z"
 
 
-def legend(entries: Iterable[LegendEntry], top: float) -> tuple[str, float]:
+def legend(entries: Iterable[LegendEntry], top: float, width: float) -> tuple[str, float]:
     """The entries in rows as wide as the picture, each heading on a new row; and the height of the picture."""
     elements: list[str] = []
     x, y = 0.0, top + 14
     for entry in entries:
-        width = len(entry.name) * LETTER_WIDTH + 32 if entry.shape else 64
-        if elements and (x + width > WIDTH or not entry.shape):
+        wanted = len(entry.name) * LETTER_WIDTH + 32 if entry.shape else 64
+        if elements and (x + wanted > width or not entry.shape):
             x, y = 0.0, y + LEGEND_ROW
         if entry.shape:
             kind = "mark" if entry.outlined else "dots"
             size = 6.0 if entry.outlined else 4.5
             path = outline(entry.shape, x + 7, y - 4, size)
             elements.append(f'<path class="{kind}" fill="{entry.colour}" d="{path}"/>')
-            elements.append(f'<text x="{x + 19:.1f}" y="{y:.1f}">{escape(entry.name)}</text>')
+            name = shortened(entry.name, width - x - 19)
+            elements.append(f'<text x="{x + 19:.1f}" y="{y:.1f}">{escape(name)}</text>')
         else:
             elements.append(f'<text class="title" x="{x:.1f}" y="{y:.1f}">{escape(entry.name)}</text>')
-        x += width
+        x += wanted
     return "".join(elements), y + 8 if elements else top

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protofleet.deploy.report.snapshots import (
+from protofleet.deploy.report.sections.snapshots import (
     Array,
     Snapshot,
     are_unit_vectors,

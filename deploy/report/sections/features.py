@@ -9,22 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 
-from protofleet.deploy.report.charts import COLOURS, GREY, Bar, bar_chart
-from protofleet.deploy.report.margins import BASELINE, Margins, margins_of_run, mean, ratio
+from protofleet.deploy.report.drawing.charts import Bar, bar_chart
+from protofleet.deploy.report.drawing.palette import COLOURS, INK
+from protofleet.deploy.report.drawing.scatter import Panel, scatter_plot
+from protofleet.deploy.report.html_page import section
 from protofleet.deploy.report.numbers import two_places
-from protofleet.deploy.report.plot_style import PlotStyle, mark_legend
-from protofleet.deploy.report.projection import (
+from protofleet.deploy.report.sections.margins import BASELINE, Margins, margins_of_run, mean, ratio
+from protofleet.deploy.report.sections.plot_style import PlotStyle, mark_legend
+from protofleet.deploy.report.sections.projection import (
     Layout,
     evenly_spaced,
     points_of_classes,
     project_snapshots,
     samples_of_classes,
 )
-from protofleet.deploy.report.scatter import Panel, scatter_plot
-from protofleet.deploy.report.snapshots import (
+from protofleet.deploy.report.sections.snapshots import (
     ANCHOR,
     GLOBAL,
     LOCAL,
@@ -54,7 +55,7 @@ def margins_section(folder: Path, rounds: int) -> str:
     if not shared:
         return ""
     names = {f"{kind.removeprefix('global ')}s": gaps for kind, gaps in shared.items()}
-    colours = {name: COLOURS[i] for i, name in enumerate(names)} | {BASELINE: GREY}
+    colours = {name: COLOURS[i] for i, name in enumerate(names)} | {BASELINE: INK}
     elements = margin_bars({**names, **({BASELINE: local} if local else {})})
     picture = bar_chart(elements, colours, two_places, "class", "margins of every class, local and global")
     means = [f"{name} {mean(gaps):.3f}{ratio_text(gaps, local)}" for name, gaps in names.items()]
@@ -66,7 +67,7 @@ def margins_section(folder: Path, rounds: int) -> str:
     )
     if ANCHOR in shared:
         text += " Where anchors are unit vectors, all vectors are scaled to unit length."
-    return f"<section><h2>Margins, local and global</h2><p>{escape(text)}</p>{picture}</section>"
+    return section("Margins, local and global", picture, note=text)
 
 
 def margin_bars(by_name: Mapping[str, Margins]) -> list[Bar]:
@@ -110,7 +111,7 @@ def features_section(folder: Path, rounds: int) -> str:
         text += f" {len(snapshots)} of {len(saved)} saved rounds."
     if style.class_count > len(style.classes):
         text += f" {len(style.classes)} of {style.class_count} classes."
-    return f"<section><h2>Features over rounds</h2><p>{escape(text)}</p>{feature_pictures(layouts, style)}</section>"
+    return section("Features over rounds", feature_pictures(layouts, style), note=text)
 
 
 def class_layout(snapshots: Sequence[Snapshot], style: PlotStyle) -> Layout | None:
@@ -195,7 +196,7 @@ def class_figure(
     picture = scatter_plot(
         panels, entries, f"features, local and global prototypes of class {label}", columns=3
     )
-    return f"<section><h2>Prototypes of class {label}</h2><p>{escape(text)}</p>{picture}</section>"
+    return section(f"Prototypes of class {label}", picture, note=text)
 
 
 def class_to_show(class_points: Sequence[ClassPoints]) -> int | None:
