@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.class_names import ClassNameVote
@@ -29,6 +30,9 @@ from protofleet.protocol.wire.reasons import Problem
 
 log = logging.getLogger("protofleet.coordinator")
 
+MACHINE_FOLLOWS: Final = "; "  # in what a device says of its software
+MOST_SOFTWARE: Final = 300  # letters of it that are kept
+
 
 class Participants:
     def __init__(
@@ -41,6 +45,7 @@ class Participants:
         self._limits, self._happen = limits, happen
         self.members: dict[str, Member] = {}  # all that have taken part, also those that have left
         self.domains: dict[str, str] = {}
+        self.software: dict[str, str] = {}  # and machines, as devices tell of themselves
         patience, known = machine.policy.patience_seconds, lambda device: device in self._link.keyring
         self.name_vote = ClassNameVote(plan.classes, class_names, spool.class_names(), patience, known)
         self.older_copies = OlderCopyDetector(spool, patience, lambda: context.enrolled)
@@ -136,6 +141,7 @@ class Participants:
     def _admit(self, hello: Hello) -> None:
         device, now = hello.device, self._context.now
         self._link.device_forms[device] = frozenset(hello.can)
+        self._note_software(device, hello.software)
         if self._context.shutdown.begun and forms.BYE in hello.can:
             self._context.shutdown.wait_for(device)
         if hello.plan != self._digest or (self._needs_counts and not hello.counts):
@@ -147,6 +153,11 @@ class Participants:
         self._question.device_holds(device, hello.holds)
         self.older_copies.hello_received(hello, self._link.last_heard(device)[0], self._machine.base, now)
         self._happen(Joined(device))
+
+    def _note_software(self, device: str, said: str) -> None:
+        """The longer words, with its machine, are in the first hello of a connection alone."""
+        if MACHINE_FOLLOWS in said or device not in self.software:
+            self.software[device] = said[:MOST_SOFTWARE]
 
     def bye_received(self, device: str, reason: str) -> None:
         self.remove(device, reason)

@@ -54,12 +54,12 @@ class Agent:
 
     def __init__(
         self, data: Splits, start_job: StartJob, link: DeviceLink, state: DeviceState, worker: Worker, *,
-        software: str = "", stays: bool = False, clock: Callable[[], float] = time.perf_counter,
+        software: str = "", about: str = "", stays: bool = False, clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         context = DeviceContext(link, state, worker, open_heard_file(state, link))
         runner = JobRunner(start_job, state, data, lambda: link.block, clock)
         self.run = CurrentRun(state.saved.run)
-        self._hellos = HelloExchange(context, self.run, HelloSender(link, data, state, software))
+        self._hellos = HelloExchange(context, self.run, HelloSender(link, data, state, software, about))
         self.tasks = TaskHandler(context, self.run, runner, self._hellos, AnswerDelivery(link))
         self._watchdog, self._run_end = CoordinatorWatchdog(), RunEndCheck()
         self.view = AgentView(context, self.tasks, self._watchdog)

@@ -21,7 +21,7 @@ from protofleet.protocol.transport.inbox import BoundedInbox
 from protofleet.runtime.allocator import keep_blocks_at_work
 from protofleet.runtime.event_loop import serve, stop_on_signals, wait_for_broker
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
-from protofleet.runtime.host_metrics import HostMetrics
+from protofleet.runtime.host.metrics import HostMetrics
 
 
 def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str:

@@ -23,7 +23,7 @@ from protofleet.coordinator.observe.summary_file import write_summary
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.older_copies import require_newest
 from protofleet.runtime.health import Check
-from protofleet.runtime.host_metrics import HostMetrics
+from protofleet.runtime.host.metrics import HostMetrics
 
 log = logging.getLogger("protofleet.coordinator")
 

@@ -11,6 +11,7 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.observe.curves import Lines, measured, totals, views
 from protofleet.coordinator.observe.view import RunView
 from protofleet.protocol.link.meter import DOWN, UP
+from protofleet.runtime.host.machine import machine_words
 
 
 def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, software: str) -> dict[str, Any]:
@@ -24,7 +25,10 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
         "rounds": settings.rounds,
         "seed": settings.seed,
         "devices": {
-            m.device: {"domain": run.domains.get(m.device, ""), "examples": m.examples}
+            m.device: {
+                "domain": run.domains.get(m.device, ""), "examples": m.examples,
+                **about(run.software.get(m.device, "")),
+            }
             for m in sorted(run.members.values(), key=lambda m: m.device)
         },
         "ended": f"diverged: {run.diverged}" if run.diverged else "finished",
@@ -36,5 +40,14 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
         "views": {view: measured(lines, view) for view in views(lines)},
         "broker": settings.broker_words or str(settings.broker),
         "security": settings.security,
-        "versions": {"protofleet": software, "python": platform.python_version(), "torch": torch.__version__},
-    }
+        "versions": {
+            "protofleet": software, "python": platform.python_version(), "torch": torch.__version__,
+            "machine": machine_words(),
+        },
+    }  # fmt: skip
+
+
+def about(said: str) -> dict[str, str]:
+    """What a device has said of itself in its hellos."""
+    software, _, machine = said.partition("; ")
+    return {"software": software, "machine": machine}

@@ -138,6 +138,11 @@ class RunView:
         return MappingProxyType(self._participants.domains)
 
     @property
+    def software(self) -> Mapping[str, str]:
+        """And machines, as devices tell of themselves."""
+        return MappingProxyType(self._participants.software)
+
+    @property
     def measures(self) -> frozenset[str]:
         """The metrics that the run's method has."""
         return self._participants.measures

@@ -27,7 +27,7 @@ from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import DeviceSeries
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.transport.address import BrokerAddress
-from protofleet.runtime.host_metrics import HostMetrics
+from protofleet.runtime.host.metrics import HostMetrics
 from protofleet.runtime.metrics_page import ConnectionErrors, MeterCollector
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "metrics.md"

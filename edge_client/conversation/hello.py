@@ -14,10 +14,16 @@ from protofleet.protocol.wire.messages import NO_ANSWER, Hello
 
 
 class HelloSender:
-    """Names the classes in full once on each connection and to each coordinator, and by their hash otherwise."""
+    """Names the classes in full once on each connection and to each coordinator, and by their hash otherwise.
 
-    def __init__(self, link: DeviceLink, data: Splits, state: DeviceState, software: str) -> None:
+    So it tells of its machine.
+    """
+
+    def __init__(
+        self, link: DeviceLink, data: Splits, state: DeviceState, software: str, about: str = ""
+    ) -> None:
         self._link, self._data, self._state, self._software = link, data, state, software
+        self._about = about or software  # the same in full, and its machine
         self._epoch_with_names = -1  # of the coordinator that has all class names, on this connection
         self.by_hash = False  # whether the last hello had the hash of the names, though all of them fit in
 
@@ -25,7 +31,8 @@ class HelloSender:
         names, link = self._data.names, self._link
         in_full = self._epoch_with_names != link.epoch and link.fits_in_message(packed(names))
         self.by_hash = bool(names) and not in_full and link.fits_in_message(packed(names))
-        link.send(hello_of(link.me.name, self._software, self._data, plan, self._state.saved, in_full))
+        software = self._about if in_full else self._software
+        link.send(hello_of(link.me.name, software, self._data, plan, self._state.saved, in_full))
         self._epoch_with_names = link.epoch
 
     def name_classes_in_full(self) -> None:

@@ -32,6 +32,7 @@ from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
 from protofleet.runtime.event_loop import ThreadWorker, WorkThread
 from protofleet.runtime.health import Heartbeats
+from protofleet.runtime.host.machine import machine_words, software_words
 
 
 class Process:
@@ -92,8 +93,8 @@ class Assembly:
         inbox.dropped = link.count_overflow
         transport.connect(link.will(topics.device_state(settings.name)))
         agent = Agent(
-            trainer.data, trainer.start, link, state, self._worker(settings, inbox), software=self.software,
-            stays=settings.stays,
+            trainer.data, trainer.start, link, state, self._worker(settings, inbox),
+            software=self.software, about=f"{software_words(self.software)}; {machine_words()}", stays=settings.stays,
         )  # fmt: skip
         status = StatusFile(Path(settings.status), self.software, version) if settings.status else None
         supervisor = Supervisor(agent, settings, trainer.limit)

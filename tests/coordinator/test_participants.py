@@ -89,3 +89,13 @@ def test_a_device_that_had_left_joins_by_the_hello_that_it_said_before(waiting):
     assert "device-0" not in waiting.run.service.run.machine.roster
     assert waiting.greet("device-0")[1] == [Joined("device-0")]
     assert "device-0" in waiting.run.service.run.machine.roster
+
+
+def test_what_a_device_tells_of_its_machine_is_kept_while_later_hellos_leave_it_out(waiting):
+    waiting.greet("device-0")
+    known = waiting.run.service.run.participants.software
+    waiting.greet("device-0", software="0.1.0; a board", examples=41)
+    waiting.greet("device-0", software="0.1.0", examples=42)
+    assert known["device-0"] == "0.1.0; a board"
+    waiting.greet("device-0", software=f"0.2.0; {'x' * 400}", examples=43)
+    assert known["device-0"].startswith("0.2.0; x") and len(known["device-0"]) == 300

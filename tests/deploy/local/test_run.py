@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from html import escape
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from protofleet.coordinator.observe.rounds_file import read_rounds
+from protofleet.deploy.cli.version import installed_version
+from protofleet.runtime.host.machine import machine_words, software_words
 from tests.support.held_run import HeldRun
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +86,13 @@ def test_a_run_leaves_its_results_and_its_report(place, broker):
     run = place / "runs" / "small"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["method"] == "fedavg" and summary["rounds"] == 2
-    assert "<svg" in (run / "report.html").read_text()
+    here = {"software": software_words(installed_version()), "machine": machine_words()}
+    assert {(one["software"], one["machine"]) for one in summary["devices"].values()} == {
+        tuple(here.values())
+    }
+    assert summary["versions"]["machine"] == machine_words()
+    report = (run / "report.html").read_text()
+    assert "<svg" in report and escape(machine_words()) in report
     said = (run / "logs" / "coordinator.log").read_text()
     assert re.search(
         r"round 2 of 2: 3 of 3 answered, accuracy .*% \(global\), tensors up .* kB, down .* kB, .* s", said

@@ -15,7 +15,7 @@ from protofleet.edge_client.gpu.metrics import UsageCollector
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import DeviceMetrics
 from protofleet.protocol.transport.address import BrokerAddress
-from protofleet.runtime.host_metrics import HostMetrics
+from protofleet.runtime.host.metrics import HostMetrics
 from tests.deploy.fleet.boards import jetson_files
 from tests.support.small_federation import simulation
 

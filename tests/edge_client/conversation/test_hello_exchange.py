@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from protofleet.edge_client.conversation.hello import HelloSender
 from protofleet.edge_client.conversation.hello_exchange import NEVER
 from protofleet.edge_client.conversation.hello_timer import (
     HEARD_SECONDS,
@@ -14,6 +15,7 @@ from protofleet.edge_client.conversation.hello_timer import (
 from protofleet.edge_client.conversation.old_messages import CONFIRM_SECONDS
 from protofleet.protocol.wire.messages import HERE, Receipt, Refusal, RoundStatus, State, Task, Welcome
 from tests.edge_client.agent_parts import BOOT, EPOCH, AgentParts
+from tests.support.small_federation import shard
 
 HERE_NOW = State(True, HERE, now=RoundStatus(1, "train", 0, ()))
 
@@ -33,6 +35,17 @@ def test_a_connection_is_announced_and_greeted_and_its_loss_ends_the_hellos(tmp_
     assert parts.link.kinds() == ["State", "Hello"] and parts.context.connected
     parts.hellos.disconnected()
     assert parts.hellos.next_at == NEVER and not parts.context.connected
+
+
+def test_a_device_tells_of_its_machine_once_on_each_connection(parts):
+    said = []
+    sender = HelloSender(parts.link, shard(0), parts.state, "0.1.0", about="0.1.0, torch; a board")
+    parts.link.send = lambda hello: said.append(hello.software)
+    sender.send(None)
+    sender.send(None)
+    sender.name_classes_in_full()
+    sender.send(None)
+    assert said == ["0.1.0, torch; a board", "0.1.0", "0.1.0, torch; a board"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,68 @@
+"""What this process runs on, in a line: for the report of a run, which is read months later on another machine.
+
+Only from files that are there for everybody to read: asking a GPU for its name takes memory of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+MOST_LETTERS: Final = 160
+BOARD: Final = Path("/proc/device-tree/model")
+CPU: Final = Path("/proc/cpuinfo")
+MEMORY: Final = Path("/proc/meminfo")
+GPUS: Final = "driver/nvidia/gpus/*/information"
+
+
+def software_words(version: str) -> str:
+    """`protofleet 0.1.0, Python 3.11.2, torch 2.13.0`."""
+    words = f"protofleet {version}, Python {platform.python_version()}"
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        words += f", torch {metadata.version('torch')}"
+    return words
+
+
+def machine_words() -> str:
+    """`Linux aarch64, 4 cores, 8 GB, NVIDIA Jetson Nano Developer Kit`."""
+    parts = [
+        f"{platform.system()} {platform.machine()}",
+        f"{os.cpu_count() or 1} cores",
+        memory(),
+        model(),
+        *gpus(),
+    ]
+    return plain(", ".join(filter(None, parts)))[:MOST_LETTERS]
+
+
+def memory() -> str:
+    found = re.search(r"^MemTotal:\s+(\d+)", read(MEMORY), re.MULTILINE)
+    return f"{int(found[1]) * 1024 / 1e9:.0f} GB" if found else ""
+
+
+def model() -> str:
+    """A board says what it is; elsewhere the processor does."""
+    found = re.search(r"^model name\s*:\s*(.+)$", read(CPU), re.MULTILINE)
+    return plain(read(BOARD)) or (plain(found[1]) if found else "")
+
+
+def gpus() -> list[str]:
+    texts = [read(path) for path in sorted(Path("/proc").glob(GPUS))]
+    return [plain(found[1]) for text in texts if (found := re.search(r"^Model:\s*(.+)$", text, re.MULTILINE))]
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def plain(text: str) -> str:
+    """In ASCII and without `;`, which parts the machine from its software."""
+    return " ".join(re.sub(r"[^ -:<-~]", " ", text).split())
