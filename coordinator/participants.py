@@ -58,7 +58,9 @@ class Participants:
         self._needs_counts = plan.load().needs_counts
         self.measures = names_of(plan.variant.views)
         self._link.metric_names = tuple(sorted(self.measures))
-        self._about = About(forms.COORDINATOR_FORMS, (), (), feature_size, self._link.metric_names)
+        left_out = set() if plan.classes <= limits.confusion else {forms.CONFUSION}
+        can = tuple(form for form in forms.COORDINATOR_FORMS if form not in left_out)
+        self._about = About(can, (), (), feature_size, self._link.metric_names)
 
     @property
     def wake_at(self) -> float:

@@ -64,7 +64,8 @@ class Run:
         self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or Limits()
         self._context, self._link = context, context.link
         self.queue = CommandQueue(spool, self)
-        self.server_runner = ServerRunner(plan, spool, machine.rounds, self.limits.outlier)
+        outlier, confusion = self.limits.outlier, self.limits.confusion
+        self.server_runner = ServerRunner(plan, spool, machine.rounds, outlier, confusion)
         self.culprit_search = CulpritSearch(self.server_runner.new_stepper, self.server_runner.arrays)
         self.question = OpenQuestion(machine, self._link, spool.broadcasts, self.limits.norm)
         feature_size = self.server_runner.server.model.embedding_size

@@ -25,6 +25,7 @@ from protofleet.edge_client.task_handler import TaskHandler
 from protofleet.edge_client.trainer.job import StartJob
 from protofleet.edge_client.view import AgentView
 from protofleet.edge_client.work_queue import question_of
+from protofleet.methods.contract.confusion import MOST_CLASSES
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.storage.disk import NoRoom
@@ -54,10 +55,16 @@ class Agent:
 
     def __init__(
         self, data: Splits, start_job: StartJob, link: DeviceLink, state: DeviceState, worker: Worker, *,
-        software: str = "", about: str = "", stays: bool = False, clock: Callable[[], float] = time.perf_counter,
+        software: str = "", about: str = "", stays: bool = False, confusion: int = MOST_CLASSES,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
+        """`confusion`: classes, at most, of which it tells which it confuses."""
         context = DeviceContext(link, state, worker, open_heard_file(state, link))
-        runner = JobRunner(start_job, state, data, lambda: link.block, clock)
+
+        def tells_confusion() -> bool:
+            return forms.CONFUSION in link.peer_forms and data.classes <= confusion
+
+        runner = JobRunner(start_job, state, data, lambda: link.block, clock, tells_confusion)
         self.run = CurrentRun(state.saved.run)
         self._hellos = HelloExchange(context, self.run, HelloSender(link, data, state, software, about))
         self.tasks = TaskHandler(context, self.run, runner, self._hellos, AnswerDelivery(link))

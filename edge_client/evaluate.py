@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from protofleet.methods.contract.base import ClientHalf, Samples
 
@@ -36,10 +36,11 @@ class Splits(Protocol):
     def test(self) -> Samples: ...
 
 
-def evaluate(half: ClientHalf, data: Splits, view: str) -> dict[str, float]:
+def evaluate(half: ClientHalf, data: Splits, view: str, confusion: Tensor | None = None) -> dict[str, float]:
     """`accuracy.<split>.<view>` and `loss.<split>.<view>` of what the half predicts now.
 
-    The half's other rules are views of their own: "personal-classifier" beside "personal".
+    The half's other rules are views of their own: "personal-classifier" beside "personal". In `confusion` is counted
+    what `view` takes the test samples of each class for.
     """
     others = {f"{view}-{name}": rule for name, rule in half.other_rules().items()}
     rules = {view: half.rule(), **others}
@@ -48,13 +49,16 @@ def evaluate(half: ClientHalf, data: Splits, view: str) -> dict[str, float]:
         if not len(samples.y):
             continue
         for name, rule in rules.items():
-            accuracy, loss = measure(half, rule, samples)
+            wanted = confusion if (split, name) == ("test", view) else None
+            accuracy, loss = measure(half, rule, samples, wanted)
             found[f"accuracy.{split}.{name}"], found[f"loss.{split}.{name}"] = accuracy, loss
     return found
 
 
 @torch.no_grad()
-def measure(half: ClientHalf, rule: nn.Module, samples: Samples) -> tuple[float, float]:
+def measure(
+    half: ClientHalf, rule: nn.Module, samples: Samples, confusion: Tensor | None = None
+) -> tuple[float, float]:
     mode = half.model.training
     half.model.eval()
     right, loss = 0, 0.0
@@ -62,7 +66,12 @@ def measure(half: ClientHalf, rule: nn.Module, samples: Samples) -> tuple[float,
         x, y = samples.x[start : start + BATCH], samples.y[start : start + BATCH]
         pieces = x.tensor_split(max(1, len(x) // PIECE))
         scores = torch.cat([half.scores(piece.contiguous(), rule) for piece in pieces])
-        right += int((scores.argmax(1) == y).sum())
+        predicted = scores.argmax(1)
+        right += int((predicted == y).sum())
+        if confusion is not None:
+            classes = len(confusion)
+            counts = (y * classes + predicted).bincount(minlength=classes * classes)
+            confusion += counts.view(classes, classes).to(confusion)
         loss += float(F.cross_entropy(scores, y, reduction="sum"))
     half.model.train(mode)
     return right / len(samples.y), loss / len(samples.y)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
-from protofleet.edge_client.trainer.job import SECONDS_WAITED, Job, StartJob
+from protofleet.edge_client.trainer.job import EVALUATE, SECONDS_WAITED, Job, StartJob
 from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.wire.messages import NOTHING
@@ -26,6 +26,8 @@ class JobRunner:
     data: Splits
     block_bytes: Callable[[], int]  # of a block of what is sent to the coordinator now
     clock: Callable[[], float]
+    # Whether the coordinator takes what is counted of confused classes, and this device tells it.
+    tells_confusion: Callable[[], bool] = lambda: False
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
         """The job that a plan asks for, in its last durable state."""
@@ -43,6 +45,8 @@ class JobRunner:
         state, begun = self.state, self.clock()
         arrays = state.store.load(question.broadcast) if question.broadcast else NOTHING
         payload, metrics = job.run(question.phase, question.round, arrays)
+        if question.phase == EVALUATE and not self.tells_confusion():
+            payload = NOTHING
         name = state.store.put(payload, self.block_bytes()).object.hex()
         metrics["seconds.work"] = self.clock() - begun - metrics.pop(SECONDS_WAITED, 0.0)
         answer = Answer(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.methods.contract.base import ClientHalf, Payload, Samples
+from protofleet.methods.contract.confusion import MOST_CLASSES, ConfusionClasses
 from protofleet.methods.contract.plan import Network, Plan, PublicImages
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.nets.base import Net
@@ -37,6 +38,8 @@ class Limits:
     memory_bytes: Bytes = 0  # that a network takes while it learns; 0: what the machine, or its GPU, has
     disk_bytes: PositiveBytes = 8 << 30  # of the state that the device keeps, and an answer beside it
     epochs: Epochs = 1000  # over its own samples, in one piece of work
+    # Classes of a run, at most, in which it tells at the end which of them it confuses; 0: in none.
+    confusion: ConfusionClasses = MOST_CLASSES
     # Of one piece of work inside the agent; then it is ended and begun again.
     work_seconds: WorkSeconds = 86_400.0
 

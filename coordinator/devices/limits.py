@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 from protofleet.methods.contract.base import Member
+from protofleet.methods.contract.confusion import MOST_CLASSES, ConfusionClasses
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.bounds import LARGEST_FACTOR, LONGEST_NORM, PositiveBytes, Within
 from protofleet.protocol.settings.reader import demand_within
@@ -43,6 +44,8 @@ class Limits:
     domains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     norm: Norm = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others
     outlier: Outlier = 100.0  # so many times its cohort's median, an array's answer is put aside; 0: none is
+    # Classes of a run, at most, in which devices are asked at the end which they confuse; 0: in none.
+    confusion: ConfusionClasses = MOST_CLASSES
 
     def __post_init__(self) -> None:
         demand_within(self)

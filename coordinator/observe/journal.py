@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from protofleet.coordinator.observe.confusion import Matrix, confusion_by_domain
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.measured import by_domain, counted, pooled
 from protofleet.coordinator.observe.record import ByKind, ByView, PhaseRecord, RoundRecord
@@ -38,6 +39,7 @@ from protofleet.protocol.link.meter import DOWN, UP, Meter
 from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.wire.messages import Update
 
+EVALUATION: Final = "evaluation"  # a kind of record
 SEEN: Final = "seen"  # an entry that only tells that a device is there; it is not kept
 
 
@@ -161,7 +163,7 @@ class Journal:
             self._tell_sinks(what, round=number, phase=phase, device=device, reason=words)
 
     def _round_began(self, number: int, attempt: int, now: float, resumed: bool = False) -> None:
-        kind = "evaluation" if number > self._run.rounds_planned else "training"
+        kind = EVALUATION if number > self._run.rounds_planned else "training"
         if self._record.round != number:
             earlier = self._run.earlier_traffic(number)
             self._earlier, resumed = sum(earlier, RoundTraffic()), resumed or bool(earlier)
@@ -197,12 +199,20 @@ class Journal:
         record.validation = self._by_domain(run, "accuracy.validation")
         record.loss = self._by_domain(run, "loss.test")
         record.pooled = pooled(self._metrics.values(), run.limits.examples)
+        record.confusion = self._confusion(run) if record.kind == EVALUATION else {}
         for sink in self._sinks:
             self._isolation.call(sink.round_ended, record)
 
     def _by_domain(self, run: RunView, name: str) -> ByView:
         held = {d: (run.domains.get(d, d), run.members[d].examples) for d in self._metrics}
         return by_domain(self._metrics, held, name)
+
+    def _confusion(self, run: RunView) -> dict[str, Matrix]:
+        last = self._record.phases[-1].phase if self._record.phases else ""
+        arrays = run.arrays(self._record.round, last)
+        used = [device for device in self._record.participants if device in arrays]
+        counted = ((device, arrays[device], self._metrics.get(device, {})) for device in used)
+        return confusion_by_domain(counted, run.domains, run.plan.variant.reports)
 
     def _bytes(self) -> dict[str, int]:
         meter = self._run.meter

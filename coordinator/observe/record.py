@@ -46,6 +46,8 @@ class RoundRecord:
     pooled: dict[str, float] = field(default_factory=dict)  # view -> correct / all, over all devices' tests
     figures: dict[str, float] = field(default_factory=dict)
     aside: dict[str, str] = field(default_factory=dict)  # whose accepted answers were not used, and why
+    # Of the last evaluation: domain -> class -> predicted class -> samples.
+    confusion: dict[str, list[list[int]]] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and what good frames said
 
 
@@ -78,6 +80,7 @@ class Summary:
     rounds: Count = 1
     seed: int = 0
     devices: dict[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
     ended: str = ""
     seconds: float = 0.0
     payload: Ways = field(default_factory=lambda: Ways({}, {}))

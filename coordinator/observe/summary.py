@@ -31,6 +31,7 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
             }
             for m in sorted(run.members.values(), key=lambda m: m.device)
         },
+        "class_names": list(run.class_names),
         "ended": f"diverged: {run.diverged}" if run.diverged else "finished",
         "seconds": round(sum(line["seconds"] for line in lines), 1),
         "payload": totals(lines, "payload"),

@@ -20,7 +20,7 @@ from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.traffic import RoundTraffic
 from protofleet.methods.contract.base import Member
-from protofleet.methods.contract.bridge import to_numpy
+from protofleet.methods.contract.bridge import LazyPayload, to_numpy
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import weights_of
 from protofleet.protocol.link.meter import Meter
@@ -119,6 +119,11 @@ class RunView:
     def answers(self, round: int, phase: str) -> Mapping[str, Accepted]:
         return MappingProxyType(self._spool.answers(round, phase))
 
+    def arrays(self, round: int, phase: str) -> Mapping[str, LazyPayload]:
+        """Of each device's answer in the open round: read from the disk as they are asked for."""
+        answers = self._spool.answers(round, phase)
+        return MappingProxyType({device: self._server.arrays(answer) for device, answer in answers.items()})
+
     # The devices.
 
     @property
@@ -136,6 +141,11 @@ class RunView:
     @property
     def domains(self) -> Mapping[str, str]:
         return MappingProxyType(self._participants.domains)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """In the order of their labels; none where no device has said any."""
+        return self._participants.name_vote.names
 
     @property
     def software(self) -> Mapping[str, str]:

@@ -43,9 +43,11 @@ class Step:
 
 
 class ServerRunner:
-    def __init__(self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf) -> None:
+    def __init__(
+        self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf, confusion: int = 0
+    ) -> None:
         self._spool = spool
-        self.new_stepper = partial(Stepper, plan, rounds, outlier, self.arrays)
+        self.new_stepper = partial(Stepper, plan, rounds, outlier, confusion, self.arrays)
         self._stepper = self.new_stepper()
         self.errors = 0  # of the server half, with what devices have answered
         self._unwritten: Ask | None = None  # the disk had no room for its broadcast

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Final
 
 import torch
 
@@ -11,16 +14,26 @@ from protofleet.coordinator.server.outliers import LEAST, outliers, sizes_by_dev
 from protofleet.coordinator.spool.spool import Accepted
 from protofleet.methods.contract.base import Ask, Member, Reply, Round, ServerHalf, seeded
 from protofleet.methods.contract.bridge import LazyPayload
+from protofleet.methods.contract.confusion import confusion_wants
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.wants import TensorSpec
+
+NOTHING_BACK: Final[Mapping[str, TensorSpec]] = MappingProxyType({})
 
 
 class Stepper:
     def __init__(
-        self, plan: Plan, rounds: int, outlier: float, arrays: Callable[[Accepted], LazyPayload]
+        self,
+        plan: Plan,
+        rounds: int,
+        outlier: float,
+        confusion: int,
+        arrays: Callable[[Accepted], LazyPayload],
     ) -> None:
         self.server: ServerHalf = plan.server_half()
         self.aside: dict[str, str] = {}  # device -> why its answer to the phase in hand is not used
         self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
+        self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
         self._excluded: set[str] = set()  # devices, in the round in hand
         self._sample = torch.randn(2, plan.channels, plan.size, plan.size, generator=seeded("a fixed input"))
         self._round: Round | None = None
@@ -28,7 +41,7 @@ class Stepper:
     def begin(self, number: int, members: Sequence[Member]) -> Ask:
         self._excluded, self.aside = set(), {}
         self.server.begin(number, members)
-        self._round = evaluation(self.server) if number > self._rounds else self.server.round()
+        self._round = self._evaluation(self.server) if number > self._rounds else self.server.round()
         return next(self._round)
 
     def send(self, answers: Mapping[str, Accepted]) -> Ask | None:
@@ -73,6 +86,6 @@ class Stepper:
         return finite
 
 
-def evaluation(server: ServerHalf) -> Round:
+def evaluation(server: ServerHalf, wants: Mapping[str, TensorSpec] = NOTHING_BACK) -> Round:
     """After the last round: everybody measures what has come out of it."""
-    yield Ask("evaluate", server.payload())
+    yield Ask("evaluate", server.payload(), wants)

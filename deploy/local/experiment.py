@@ -18,6 +18,7 @@ from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.catalog import find as find_source
 from protofleet.edge_client.data.settings import DataSettings, Fraction, Samples
 from protofleet.edge_client.feature_snapshots import Snapshots
+from protofleet.methods.contract.confusion import MOST_CLASSES
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import DRAWN, PublicSet
@@ -122,6 +123,7 @@ class Experiment:
     broker: BrokerChoice = field(default_factory=BrokerChoice)
     pictures: Snapshots = field(default_factory=Snapshots)
     security: str = "sealed"  # or "off": signed still, but the broker can read it
+    confusion: bool = True  # the report says which classes are taken for which
     compute: str = "auto"
     metrics_port: OptionalPort = 0
     metrics_host: str = LOOPBACK
@@ -305,13 +307,14 @@ def coordinator_settings(
     for key in ("quorum", "gather"):
         if (wanted := getattr(e.effective_policy, key)) > len(e.shards):
             raise SettingsError(f"policy.{key} is {wanted}, but there are {len(e.shards)} devices")
+    limits = Limits(domains=dict(e.devices_by_domain), confusion=MOST_CLASSES if e.confusion else 0)
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, size=e.data.size, channels=e.data.channels,
         network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze,
         policy=e.effective_policy, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
-        security=e.security, limits=Limits(domains=dict(e.devices_by_domain)),
+        security=e.security, limits=limits,
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from protofleet.deploy.report.numbers import percent
 from protofleet.deploy.report.sections.accuracy import VIEWS, accuracy_section, loss_section
 from protofleet.deploy.report.sections.anchor_margins import anchor_margins_section
 from protofleet.deploy.report.sections.bytes import bytes_section
+from protofleet.deploy.report.sections.confusion import confusion_section
 from protofleet.deploy.report.sections.environment import environment_section, settings_section
 from protofleet.deploy.report.sections.features import feature_sections
 from protofleet.deploy.report.sections.participation import participation_section
@@ -34,6 +35,7 @@ REQUIRED_KEYS = (
 SECTIONS: Final[Sequence[Callable[[FinishedRun], str]]] = (
     accuracy_section,
     loss_section,
+    confusion_section,
     bytes_section,
     anchor_margins_section,
     lambda run: feature_sections(run.folder, run.summary["rounds"]),

@@ -95,6 +95,7 @@ class Assembly:
         agent = Agent(
             trainer.data, trainer.start, link, state, self._worker(settings, inbox),
             software=self.software, about=f"{software_words(self.software)}; {machine_words()}", stays=settings.stays,
+            confusion=settings.limits.confusion,
         )  # fmt: skip
         status = StatusFile(Path(settings.status), self.software, version) if settings.status else None
         supervisor = Supervisor(agent, settings, trainer.limit)

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
+import torch
+
 from protofleet.edge_client.evaluate import Splits, evaluate
 from protofleet.edge_client.feature_snapshots import Snapshots, save_snapshot
 from protofleet.edge_client.trainer.deadline import NEVER, Deadline
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
+from protofleet.methods.contract.confusion import CONFUSION, MOST_CLASSES
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.wire.messages import Arrays
@@ -62,7 +65,8 @@ class LocalJob:
             payload, metrics = work(self.half, self._data, ask, number, self._reports)
         if self._snapshots.wanted(number, phase):
             most = self._snapshots.samples
-            save_snapshot(self._folder, most, number, self.half, self._data, ask.payload, payload)
+            learned = {} if phase == EVALUATE else payload  # else it is counts, and no point in a picture
+            save_snapshot(self._folder, most, number, self.half, self._data, ask.payload, learned)
         answer = to_numpy(payload)
         del ask, payload
         return_free_blocks()
@@ -85,7 +89,7 @@ def work(half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str) ->
     half.receive(ask.payload)
     if ask.phase == EVALUATE:
         half.after_last_round()
-        return {}, evaluate(half, data, reports)
+        return evaluate_at_end(half, data, reports)
     metrics = {}
     if ask.phase == TRAIN and reports == "global":
         metrics = evaluate(half, data, "global")
@@ -93,3 +97,12 @@ def work(half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str) ->
     if ask.phase == TRAIN:
         metrics |= evaluate(half, data, "personal")
     return payload, metrics
+
+
+def evaluate_at_end(half: ClientHalf, data: Splits, reports: str) -> tuple[Payload, Metrics]:
+    """With what it takes for what, where a run has so few classes that this can be read."""
+    if data.classes > MOST_CLASSES or not len(data.test.y):
+        return {}, evaluate(half, data, reports)
+    confusion = torch.zeros(data.classes, data.classes, dtype=torch.int32)
+    metrics = evaluate(half, data, reports, confusion)
+    return {CONFUSION: confusion}, metrics

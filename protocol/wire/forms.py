@@ -9,6 +9,7 @@ from typing import Final
 
 ANSWERS: Final = "answers"  # a refusal names the hello that it answers
 BYE: Final = "bye"  # a device that has been told that its run is over sends a bye
+CONFUSION: Final = "confusion"  # the answer to the last evaluation may hold how often classes were confused
 COUNTS: Final = "counts"  # a client without methods is told whether this one needs examples per class
 CREDIT: Final = "credit"  # an answer of one block may be sent with its block, where the task says so
 INLINE: Final = "inline"  # a broadcast of one block is sent without a request
@@ -17,5 +18,5 @@ MANY: Final = "many"  # a request for blocks may name several objects
 NAMES: Final = "names"  # class names are sent and compared
 WANTS: Final = "wants"  # a client without methods is told which arrays an answer must have
 
-COORDINATOR_FORMS: Final = (ANSWERS, BYE, COUNTS, CREDIT, INLINE, MANIFEST, MANY, NAMES, WANTS)
+COORDINATOR_FORMS: Final = (ANSWERS, BYE, CONFUSION, COUNTS, CREDIT, INLINE, MANIFEST, MANY, NAMES, WANTS)
 DEVICE_FORMS: Final = (ANSWERS, BYE, CREDIT, INLINE, MANY, MANIFEST, NAMES)

@@ -6,7 +6,8 @@ import hashlib
 from pathlib import Path
 
 from protofleet.coordinator.server.stepper import evaluation
-from protofleet.edge_client.trainer.job import EVALUATE
+from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.trainer.job import EVALUATE, evaluate_at_end
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload, Reply
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
 from protofleet.methods.contract.plan import Plan
@@ -77,22 +78,22 @@ def object_name(ask: Ask) -> bytes:
     return whole.digest()
 
 
-def worked_out(half: ClientHalf, ask: Ask, number: int) -> Payload:
-    """As edge_client/trainer/job.py does, without measuring anything."""
+def worked_out(half: ClientHalf, ask: Ask, number: int, data: Splits, reports: str) -> Payload:
+    """As edge_client/trainer/job.py does, without measuring anything but what is sent as an array."""
     half.begin(number)
     half.receive(ask.payload)
     if ask.phase == EVALUATE:
         half.after_last_round()
-        return {}
+        return evaluate_at_end(half, data, reports)[0]
     return half.run(ask)
 
 
-def check_device(plan: Plan, folder: Path, name: str, data: object, works: list[Work]) -> None:
+def check_device(plan: Plan, folder: Path, name: str, data: Splits, works: list[Work]) -> None:
     """I1: a device's answers and its half are those of one that worked through the same questions undisturbed."""
-    half = plan.client_half(data.train, name, validation=data.validation)  # type: ignore[attr-defined]
+    half = plan.client_half(data.train, name, validation=data.validation)
     for done in works:
         a = done.answer
-        payload = worked_out(half, Ask(a.phase, to_torch(done.payload)), a.round)
+        payload = worked_out(half, Ask(a.phase, to_torch(done.payload)), a.round, data, plan.variant.reports)
         whole = hashlib.sha256()
         for piece in encode(to_numpy(payload)):
             whole.update(piece)

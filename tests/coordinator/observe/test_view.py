@@ -12,7 +12,13 @@ from protofleet.coordinator.observe.view import RunView
 from tests.support.small_federation import simulation
 
 READ = [name for name, what in vars(RunView).items() if isinstance(what, property)]
-ASKED = {"answers": (2, "train"), "traffic": (), "earlier_traffic": (2,), "missing": ()}
+ASKED = {
+    "answers": (2, "train"),
+    "arrays": (2, "evaluate"),
+    "traffic": (),
+    "earlier_traffic": (2,),
+    "missing": (),
+}
 COPIES = ("traffic", "missing", "departures", "earlier_traffic")  # may be changed, and change nothing
 
 

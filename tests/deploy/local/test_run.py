@@ -92,6 +92,8 @@ def test_a_run_leaves_its_results_and_its_report(place, broker):
     }
     assert summary["versions"]["machine"] == machine_words()
     report = (run / "report.html").read_text()
+    matrices = lines(place)[-1]["confusion"].values()
+    assert matrices and all(len(matrix) == 3 for matrix in matrices) and "Confused classes" in report
     assert "<svg" in report and escape(machine_words()) in report
     said = (run / "logs" / "coordinator.log").read_text()
     assert re.search(

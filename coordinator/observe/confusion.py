@@ -1,0 +1,44 @@
+"""Confusion by domain, out of what devices have counted at the last evaluation.
+
+A device that contradicts itself is passed over: what it counts must be as many samples as it says it has, and as many
+right ones as its accuracy says. Nobody can check more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from protofleet.coordinator.observe.measured import SAMPLES
+from protofleet.methods.contract.confusion import CONFUSION
+
+Matrix: TypeAlias = list[list[int]]  # class -> predicted -> how often
+
+MOST_NUMBERS: Final = 200_000  # of all domains in a record: of more, all domains are one
+ALL: Final = "all domains"
+ROUNDING: Final = 1e-6  # of an accuracy that came as float32
+
+
+def confusion_by_domain(
+    counted: Iterable[tuple[str, Mapping[str, Tensor], Mapping[str, float]]],
+    domains: Mapping[str, str],
+    view: str,
+) -> dict[str, Matrix]:
+    """`counted`: of each device its arrays and its metrics; `view`: which model's accuracy these are."""
+    sums: dict[str, Tensor] = {}
+    for device, arrays, metrics in counted:
+        if CONFUSION in arrays and agrees(matrix := arrays[CONFUSION].to(torch.int64), metrics, view):
+            domain = domains.get(device, device)
+            sums[domain] = sums[domain] + matrix if domain in sums else matrix
+    if sum(matrix.numel() for matrix in sums.values()) > MOST_NUMBERS:
+        sums = {ALL: torch.stack(list(sums.values())).sum(0)}
+    return {domain: matrix.tolist() for domain, matrix in sorted(sums.items())}
+
+
+def agrees(matrix: Tensor, metrics: Mapping[str, float], view: str) -> bool:
+    total, right = int(matrix.sum()), int(matrix.trace())
+    stated = metrics.get(f"accuracy.test.{view}", -1.0)
+    return total > 0 and total == metrics.get(SAMPLES) and abs(right / total - stated) < ROUNDING

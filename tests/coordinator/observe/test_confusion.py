@@ -1,0 +1,124 @@
+"""Which classes are taken for which: counted by devices at the end, sent where both sides have it, and judged."""
+
+import pytest
+import torch
+
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.observe import confusion
+from protofleet.coordinator.observe.confusion import ALL, confusion_by_domain
+from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.rounds_file import RoundsFile, read_rounds
+from protofleet.methods.contract.confusion import CONFUSION, confusion_wants
+from protofleet.protocol.wire import forms
+from tests.support.small_federation import CLASSES, replace_coordinator, simulation
+
+DOMAINS = [f"domain-{i}" for i in range(3)]
+
+
+def run_of(folder, method="fedavg", **more):
+    run = simulation(folder / "world", method, **more)
+    rounds = RoundsFile(folder / "rounds.jsonl")
+    keep_journal(run.service.run, [rounds])
+    return run, rounds
+
+
+def counted_naively(agent, data):
+    """Sample by sample, what the device's last model predicts."""
+    found = [[0] * CLASSES for _ in range(CLASSES)]
+    half = agent.run.job.half
+    half.model.eval()
+    with torch.no_grad():
+        for x, y in zip(data.test.x, data.test.y.tolist(), strict=True):
+            found[y][int(half.scores(x[None], half.rule()).argmax())] += 1
+    return found
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_the_last_line_says_of_each_domain_what_was_taken_for_what(tmp_path, method):
+    run, rounds = run_of(tmp_path, method)
+    run.run()
+    *training, last = read_rounds(tmp_path / "rounds.jsonl")
+    assert all(line["confusion"] == {} for line in training)
+    naive = {
+        f"domain-{i}": counted_naively(run.agents[f"device-{i}"], run.shards[f"device-{i}"]) for i in range(3)
+    }
+    assert last["confusion"] == naive
+    assert set(last["payload"]["up"]) == set(), "it is control, and no payload"
+    assert last["wire"]["up"].keys() == {"control"} and last["wire"]["up"]["control"] > 3 * 4 * CLASSES**2
+
+
+def test_a_coordinator_that_comes_back_in_the_last_evaluation_has_what_was_counted_before(tmp_path):
+    run, rounds = run_of(tmp_path)
+    run.run(
+        until=lambda: run.service.run.machine.asked == "evaluate" and bool(run.service.run.machine.answered)
+    )
+    replace_coordinator(run, rounds)
+    run.run()
+    assert list(read_rounds(tmp_path / "rounds.jsonl")[-1]["confusion"]) == DOMAINS
+
+
+def test_nobody_is_asked_and_nobody_tells_where_the_coordinator_has_it_off(tmp_path):
+    run, rounds = run_of(tmp_path, limits=Limits(confusion=CLASSES - 1))
+    run.run()
+    last = read_rounds(tmp_path / "rounds.jsonl")[-1]
+    assert last["confusion"] == {} and last["participants"] == [f"device-{i}" for i in range(3)]
+    assert not any(forms.CONFUSION in agent.link.peer_forms for agent in run.agents.values())
+    other, _ = run_of(tmp_path / "on")
+    other.run()
+    on = read_rounds(tmp_path / "on" / "rounds.jsonl")[-1]
+    assert last["wire"]["up"]["control"] + 3 * 4 * CLASSES**2 < on["wire"]["up"]["control"]
+
+
+def test_a_device_that_does_not_know_of_it_takes_part_as_before(tmp_path):
+    """Nor does one whose owner has it off, or of an earlier version: it answers the evaluation with no arrays."""
+    run, rounds = run_of(tmp_path)
+    run.agents["device-1"].tasks.runner.tells_confusion = lambda: False
+    run.run()
+    last = read_rounds(tmp_path / "rounds.jsonl")[-1]
+    assert list(last["confusion"]) == [DOMAINS[0], DOMAINS[2]] and len(last["participants"]) == 3
+    assert last["accuracy"]["global"].keys() == set(DOMAINS)
+
+
+# Judged
+
+
+def matrix(*rows):
+    return {CONFUSION: torch.tensor(rows, dtype=torch.int32)}
+
+
+def said(samples, accuracy):
+    return {"samples.test": float(samples), "accuracy.test.global": accuracy}
+
+
+def test_devices_of_one_domain_are_summed_up():
+    both = [("a", matrix([3, 1], [0, 4]), said(8, 7 / 8)), ("b", matrix([1, 0], [2, 1]), said(4, 0.5))]
+    assert confusion_by_domain(both, {"a": "x", "b": "x"}, "global") == {"x": [[4, 1], [2, 5]]}
+    assert confusion_by_domain(both, {"a": "x"}, "global") == {"b": [[1, 0], [2, 1]], "x": [[3, 1], [0, 4]]}
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        said(9, 7 / 8),
+        said(8, 6 / 8),
+        said(8, 1.0),
+        {},
+        {"samples.test": 8.0, "accuracy.test.personal": 7 / 8},
+    ],
+)
+def test_who_contradicts_itself_is_passed_over(metrics):
+    assert confusion_by_domain([("a", matrix([3, 1], [0, 4]), metrics)], {}, "global") == {}
+    assert confusion_by_domain([("a", matrix([0, 0], [0, 0]), said(0, 0.0))], {}, "global") == {}
+
+
+def test_of_very_many_numbers_all_domains_are_one(monkeypatch):
+    monkeypatch.setattr(confusion, "MOST_NUMBERS", 7)
+    two = [(name, matrix([3, 1], [0, 4]), said(8, 7 / 8)) for name in "ab"]
+    assert confusion_by_domain(two, {}, "global") == {ALL: [[6, 2], [0, 8]]}
+    assert confusion_by_domain(two[:1], {}, "global") == {"a": [[3, 1], [0, 4]]}
+
+
+def test_it_is_wanted_only_of_few_classes_and_may_be_left_out():
+    (spec,) = confusion_wants(100, 100).values()
+    assert spec.optional and spec.shape == (100, 100) and spec.low == 0 and spec.most_bytes() == 40_000
+    assert confusion_wants(101, 100) == confusion_wants(3, 0) == {}
