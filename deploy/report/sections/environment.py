@@ -38,8 +38,10 @@ def coordinator_words(versions: Mapping[str, Any]) -> tuple[str, str]:
 def device_rows(devices: Mapping[str, Any]) -> list[list[str]]:
     """Devices of one kind are one row."""
     alike: dict[tuple[str, str], list[str]] = {}
-    for device, about in sorted(devices.items()):
-        alike.setdefault((about.get("software") or NONE, about.get("machine") or NONE), []).append(device)
+    for device, said in sorted(devices.items()):
+        about = said if isinstance(said, Mapping) else {}  # a summary without a seal may say anything
+        kind = str(about.get("software") or NONE), str(about.get("machine") or NONE)
+        alike.setdefault(kind, []).append(device)
     return [[named(names), *kind] for kind, names in alike.items()]
 
 
