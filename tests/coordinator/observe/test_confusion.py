@@ -35,7 +35,9 @@ def counted_naively(agent, data):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
 def test_the_last_line_says_of_each_domain_what_was_taken_for_what(tmp_path, method):
-    run, rounds = run_of(tmp_path, method)
+    run, rounds = run_of(
+        tmp_path, method, hyper={"lr": 1e-5}
+    )  # it learns next to nothing, and is often wrong
     run.run()
     *training, last = read_rounds(tmp_path / "rounds.jsonl")
     assert all(line["confusion"] == {} for line in training)
@@ -43,6 +45,10 @@ def test_the_last_line_says_of_each_domain_what_was_taken_for_what(tmp_path, met
         f"domain-{i}": counted_naively(run.agents[f"device-{i}"], run.shards[f"device-{i}"]) for i in range(3)
     }
     assert last["confusion"] == naive
+    transposed = {
+        domain: [list(column) for column in zip(*rows, strict=True)] for domain, rows in naive.items()
+    }
+    assert last["confusion"] != transposed or method != "fedavg"
     assert set(last["payload"]["up"]) == set(), "it is control, and no payload"
     assert last["wire"]["up"].keys() == {"control"} and last["wire"]["up"]["control"] > 3 * 4 * CLASSES**2
 
