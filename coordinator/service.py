@@ -99,6 +99,7 @@ class CoordinatorService:
         if not self.run.fits_through(max_packet):
             return
         self.context.connected = True
+        self.link.reconnected()
         self._subscribe()
         if self.context.shutdown.begun:
             self.context.announce(State(False, "finished"))
@@ -185,6 +186,7 @@ class CoordinatorService:
             case State(online=False) if received.sequence == 0 and not self.context.shutdown.begun:
                 participants.will_received(device)
             case State(online=True):
+                self.link.peer_reconnected(device)
                 participants.connected(device)
             case State(online=False) | Bye() if self._is_stale(received):
                 pass
