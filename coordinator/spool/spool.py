@@ -144,6 +144,12 @@ class Spool:
         found: int = self._db.execute(f"SELECT COALESCE(MAX(round), 0) FROM ({begun})").fetchone()[0]
         return found
 
+    @property
+    def newest_attempt(self) -> int:
+        """How often the round of the newest checkpoint had been begun again."""
+        rows = self._checkpoints()
+        return rows[0][2] if rows else 0
+
     def server_state(self) -> Arrays | None:
         """The server half's state in the newest snapshot that is whole."""
         return self.snapshots.open(bytes.fromhex(self._usable[0][5])) if self._usable else None

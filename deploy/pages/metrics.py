@@ -20,7 +20,15 @@ from protofleet.coordinator.observe.metrics import (
     OlderCopyCounts,
     WillCounts,
 )
-from protofleet.coordinator.observe.series import Attendance, Devices, DiskSpace, Learned, Progress, Traffic
+from protofleet.coordinator.observe.series import (
+    Attendance,
+    Devices,
+    DiskSpace,
+    LastRound,
+    Learned,
+    Progress,
+    Traffic,
+)
 from protofleet.edge_client.gpu.admission import Usage
 from protofleet.edge_client.gpu.metrics import UsageCollector
 from protofleet.edge_client.host.sensors import Sensors
@@ -28,7 +36,7 @@ from protofleet.edge_client.metrics import DeviceSeries
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.runtime.host_metrics import HostMetrics
-from protofleet.runtime.metrics_page import ConnectionErrors, MeterCollector
+from protofleet.runtime.metrics_page import BrokerCertificate, ConnectionErrors, MeterCollector
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "metrics.md"
 INTRO: Final = f"""\
@@ -73,11 +81,12 @@ def meaning(description: str) -> str:
 def register_common(r: CollectorRegistry) -> None:
     r.register(MeterCollector(Meter(), ""))
     r.register(ConnectionErrors(lambda: 0))
+    r.register(BrokerCertificate(lambda: None))
     r.register(HostMetrics("", "", Path(), BrokerAddress()))
 
 
 def register_coordinator(r: CollectorRegistry) -> None:
-    for series in (Progress, Attendance, Traffic, Learned, Devices, DiskSpace):
+    for series in (Progress, Attendance, LastRound, Traffic, Learned, Devices, DiskSpace):
         series(r)
     r.register(DepartureCounts(None))
     r.register(DamageCounts(Counter()))
