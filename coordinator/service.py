@@ -186,7 +186,6 @@ class CoordinatorService:
             case State(online=False) if received.sequence == 0 and not self.context.shutdown.begun:
                 participants.will_received(device)
             case State(online=True):
-                self.link.peer_reconnected(device)
                 participants.connected(device)
             case State(online=False) | Bye() if self._is_stale(received):
                 pass

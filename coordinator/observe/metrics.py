@@ -233,11 +233,13 @@ class Metrics:
             self._count(last)
             self._set_learned(last)
             self.progress.repeated.inc(last.attempt)
+            self.attendance.updates.labels("accepted").inc(sum(len(p.answered) for p in last.phases))
         if last is not None:
             self._set_last(last)
             self.progress.commit.set(ended_at)
         if self._run.newest_round > self._counted:  # the round in hand
             self.progress.repeated.inc(self._run.saved_attempt)
+            self.attendance.updates.labels("accepted").inc(self._run.saved_answers)
 
     def heard_from(self, device: str) -> None:
         self.devices.seen.labels(self._device_names.label(device)).set(time.time())
@@ -258,10 +260,8 @@ class Metrics:
             case "answered":
                 self.attendance.updates.labels("accepted").inc()
                 self.attendance.staleness.observe(0)
-            case "dropped":
-                self.attendance.updates.labels(details["verdict"]).inc()
-                if details["verdict"] == "late":
-                    self.attendance.staleness.observe(max(0, self._run.round - details["round"]))
+            case "dropped" if details["verdict"] == "late":
+                self.attendance.staleness.observe(max(0, self._run.round - details["round"]))
             case "aside":
                 self.attendance.aside.inc()
             case "went_back":
@@ -287,6 +287,9 @@ class Metrics:
         self.progress.duration.observe(record.seconds)
         for phase in record.phases:
             self.progress.phase.labels(phase.phase).observe(phase.seconds)
+        # What was dropped in the round in hand is nowhere on the disk.
+        self.attendance.updates.labels("late").inc(len(record.late))
+        self.attendance.updates.labels("refused").inc(len(record.dropped))
         self.traffic.add(record, self._method)
 
     def _set_last(self, record: RoundRecord) -> None:

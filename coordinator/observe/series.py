@@ -107,7 +107,10 @@ class Attendance:
             "protofleet_participation_ratio", "Accepted of invited, in the last round", registry=r
         )
         self.updates = Counter(
-            "protofleet_updates", "Answers: accepted, late, refused", ["verdict"], registry=r
+            "protofleet_updates",
+            "Answers of the run: accepted; late and refused, once their round has ended, as rounds.jsonl has them",
+            ["verdict"],
+            registry=r,
         )
         self.aside = Counter(
             "protofleet_answers_aside",

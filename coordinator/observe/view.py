@@ -229,6 +229,11 @@ class RunView:
         return self._spool.newest_attempt
 
     @property
+    def saved_answers(self) -> int:
+        """How many of that round are accepted, on the disk."""
+        return self._spool.count_answers(self._spool.newest_round)
+
+    @property
     def free_bytes(self) -> int:
         return self._spool.disk.free_bytes(self._spool.folder)
 

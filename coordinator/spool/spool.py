@@ -332,6 +332,12 @@ class Spool:
         )
         return {row[0]: Accepted(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows}
 
+    def count_answers(self, round: int) -> int:
+        """In all phases of it."""
+        query = "SELECT COUNT(*) FROM accepted WHERE round = ?"
+        found: int = self._db.execute(query, (round,)).fetchone()[0]
+        return found
+
     def has_other_answer(self, round: int, phase: str, device: str, base: bytes, name: bytes) -> bool:
         """Whether another one of this device to this very question is accepted."""
         query = "SELECT base, object FROM accepted WHERE round = ? AND phase = ? AND device = ?"

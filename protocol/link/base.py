@@ -320,10 +320,6 @@ class Link:
         for window in self._windows.values():
             window.count_from_next()
 
-    def peer_reconnected(self, sender: str) -> None:
-        """It has said so: what was on its way before is not missing, as it says again what matters."""
-        self._windows[sender].count_from_newest()
-
     def remember(self, heard: Mapping[str, tuple[int, int, str]]) -> None:
         """What an earlier process has received is a duplicate here: boot, newest sequence, holder of the name."""
         for sender, (boot, newest, holder) in heard.items():

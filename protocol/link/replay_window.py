@@ -32,12 +32,8 @@ class ReplayWindow:
         return 0 if self.counted_from is None else max(0, self.newest - self.counted_from - self.received)
 
     def count_from_next(self) -> None:
-        """The receiver has connected anew: what was said to nobody is no loss."""
+        """Either end has connected anew: what was said to nobody is no loss."""
         self.counted_from, self.received = None, 0
-
-    def count_from_newest(self) -> None:
-        """The sender has connected anew, and says so by the newest one."""
-        self.counted_from, self.received = self.newest, 0
 
     def is_new(self, boot: int, sequence: int) -> bool:
         """True the first time. A newer boot fences the older one; too old to judge counts as seen."""

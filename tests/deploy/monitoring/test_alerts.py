@@ -26,6 +26,7 @@ SESSION = 'protofleet_coordinator_connected{instance="c"}'
 PRESENT, QUORUM = 'protofleet_devices_present{instance="c"}', 'protofleet_quorum{instance="c"}'
 STARTED = 'protofleet_start_timestamp_seconds{job="coordinator", instance="c"}'
 BROKER_END = 'protofleet_broker_certificate_expiry_timestamp_seconds{instance="%s"}'
+INVITED = 'protofleet_round_invited{instance="c"}'
 FINISHED, DIVERGED = (f'protofleet_run_over{{instance="c", how="{how}"}}' for how in ("finished", "diverged"))
 RUN_INFO = 'protofleet_run_info{federation="%s", instance="%s"}'
 SEEN = 'protofleet_device_last_seen_timestamp_seconds{instance="c", device="d1"}'
@@ -53,7 +54,8 @@ CASES = {
         {PRESENT: "2x100", QUORUM: "2x100", SESSION: "1x100"}, 30,
     ),
     "ParticipationDrop": (
-        {"protofleet_participation_ratio": "1x120 0.7x120"}, {"protofleet_participation_ratio": "1x120 0.9x120"}, 200,
+        {'protofleet_participation_ratio{instance="c"}': "1x120 0.7x120", INVITED: "3x240"},
+        {'protofleet_participation_ratio{instance="c"}': "1x120 0.9x120", INVITED: "3x240"}, 200,
     ),
     "LateAnswers": (
         {LATE: "0+1x100", GOOD: "0+2x100"},
