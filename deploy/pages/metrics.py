@@ -43,12 +43,13 @@ INTRO: Final = f"""\
 # Metrics
 
 A coordinator or a device with `metrics_port` serves these under `/metrics` at its `metrics_host`.
-Times are Unix times, bytes are bytes. A device's name is a label on two gauges and two counters only. Names and
+Times are Unix times. A device's name is a label on two gauges and two counters only. Names and
 domains are labels for {MAX_DEVICES:,} values each and then `other`; views are the
 method's own, and a device has one domain for a run.
 
-`python -m protofleet.deploy.pages.metrics` writes this page from the code; `/metrics` gives the same
-meanings as `HELP`.
+What is said to be of the run goes on over a coordinator's restart; other counters begin with the process.
+
+`python -m protofleet.deploy.pages.metrics` writes this page; `/metrics` has the same as `HELP`.
 """
 HEAD: Final = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
 
