@@ -34,6 +34,7 @@ from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.event_loop import ThreadWorker, serve, stop_on_signals, wait_for_broker
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
+from protofleet.runtime.metrics_page import Scrapes
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -75,11 +76,17 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     try:
         checks = health(context, heartbeats, folder)
         watched = watchdog(heartbeats, settings.watchdog_seconds)
-        with observed(run, settings, folder, software, events, checks), watched:
+        scrapes = Scrapes()
+        with observed(run, settings, folder, software, events, checks, scrapes) as finish, watched:
             wait_for_broker(inbox, settings.patience_seconds)
-            spool.index.db.keep_waiting = unless(stop_on_signals(inbox.put), heartbeats)
+            stopped = stop_on_signals(inbox.put)
+            spool.index.db.keep_waiting = unless(stopped, heartbeats)
             with spool.index.detect_takeover():
                 serve(service, inbox, time.monotonic, heartbeats)
+            finish()
+            if not service.stopped:
+                transport.close()  # to the devices it has ended
+                scrapes.wait_for_last(stopped)
         if run.diverged:
             raise DivergedError(f"the run has diverged: {run.diverged}")
         return service.stopped

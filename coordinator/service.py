@@ -99,6 +99,7 @@ class CoordinatorService:
         if not self.run.fits_through(max_packet):
             return
         self.context.connected = True
+        self.link.reconnected()
         self._subscribe()
         if self.context.shutdown.begun:
             self.context.announce(State(False, "finished"))

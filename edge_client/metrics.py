@@ -14,7 +14,13 @@ from protofleet.edge_client.host.sensors import PREFIX, Sensors
 from protofleet.edge_client.view import AgentView
 from protofleet.protocol.storage.disk import MIN_FREE
 from protofleet.runtime.health import Check
-from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed
+from protofleet.runtime.metrics_page import (
+    BrokerCertificate,
+    ConnectionErrors,
+    Endpoint,
+    MeterCollector,
+    exposed,
+)
 
 
 class DeviceSeries:
@@ -62,6 +68,7 @@ class DeviceMetrics:
         self.registry = r = CollectorRegistry()
         r.register(MeterCollector(device.meter, ""))
         r.register(ConnectionErrors(lambda: device.connection_errors))
+        r.register(BrokerCertificate(lambda: device.broker_certificate_ends))
         self.series = series = DeviceSeries(r)
         r.register(sensors or Sensors())
         series.outbox.set_function(lambda: float(device.awaits_receipt))

@@ -30,6 +30,10 @@ class AgentView:
         return self._context.link.transport.errors.count
 
     @property
+    def broker_certificate_ends(self) -> float | None:
+        return self._context.link.transport.broker_certificate_ends
+
+    @property
     def connected(self) -> bool:
         """To the broker."""
         return self._context.connected

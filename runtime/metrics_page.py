@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from protofleet.protocol.settings.bounds import OptionalPort
 from protofleet.protocol.wire.reasons import Reason
@@ -18,6 +20,9 @@ from protofleet.runtime.health import Check
 from protofleet.runtime.metrics_server import Page, Request, Response, bound, serving
 
 LOOPBACK: Final = "127.0.0.1"  # where nobody else is told of
+METRICS: Final = "/metrics"
+SCRAPER: Final = "x-prometheus-scrape-timeout-seconds"  # a header that only scrapers send
+LAST_SCRAPE_SECONDS: Final = 75.0  # Prometheus' default interval is a minute
 HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9a-fA-F:.]{2,45}(%[A-Za-z0-9_.-]+)?")
 
 
@@ -91,6 +96,24 @@ class MeterCollector:
         yield rejected
 
 
+class BrokerCertificate:
+    """As the other end of the connection sees it: the broker itself is scraped by nobody."""
+
+    def __init__(self, ends: Callable[[], float | None]) -> None:
+        self._ends = ends
+
+    @staticmethod
+    def describe() -> list[GaugeMetricFamily]:
+        words = "When the broker's certificate ends that was shown at the last connect"
+        return [GaugeMetricFamily("protofleet_broker_certificate_expiry_timestamp_seconds", words)]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        (family,) = self.describe()
+        if (ends := self._ends()) is not None:
+            family.add_metric([], ends)
+        yield family
+
+
 class ConnectionErrors:
     """Of ours, and the connection goes on or is made again."""
 
@@ -135,7 +158,7 @@ def pages(registry: CollectorRegistry, checks: Mapping[str, Check]) -> dict[str,
         status = "503 Service Unavailable" if any(found.values()) else "200 OK"
         return Response(status, (("Content-Type", "application/json"),), json.dumps(found).encode())
 
-    return {"/metrics": metrics, "/health": health}
+    return {METRICS: metrics, "/health": health}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +180,30 @@ class Endpoint:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{path}"
 
 
+class Scrapes:
+    """When a Prometheus, or who speaks like one, has last taken the metrics. A person or a script is none."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._last = clock, float("-inf")
+
+    def answered(self, request: Request, began: float) -> None:
+        if request.path == METRICS and SCRAPER in request.headers:
+            self._last = began
+
+    def wait_for_last(self, stopped: threading.Event, seconds: float = LAST_SCRAPE_SECONDS) -> None:
+        """Until what a process ends with has been taken; at once where nobody has scraped it for so long."""
+        ended = self._clock()
+        while ended - seconds < self._last < ended and self._clock() < ended + seconds:
+            if stopped.wait(0.05):
+                return
+
+
 @contextlib.contextmanager
 def exposed(
-    registry: CollectorRegistry, at: Endpoint, checks: Mapping[str, Check] | None = None
+    registry: CollectorRegistry,
+    at: Endpoint,
+    checks: Mapping[str, Check] | None = None,
+    scrapes: Scrapes | None = None,
 ) -> Iterator[None]:
     """Serve a registry and the health checks while the `with` lasts."""
     if not at.port:
@@ -172,5 +216,5 @@ def exposed(
             f"metrics_host {at.host} with metrics_port {at.port} cannot be used ({error.strerror}); "
             "take another port, or 0 for none"
         ) from None
-    with serving(listening, pages(registry, checks or {})):
+    with serving(listening, pages(registry, checks or {}), (scrapes or Scrapes()).answered):
         yield

@@ -13,6 +13,7 @@ import errno
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ class Response:
 
 
 Page = Callable[[Request], Response]
+Answered = Callable[
+    [Request, float], None
+]  # what was asked, and when its answer was begun, on the monotonic clock
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -89,10 +93,12 @@ def _bind(made: socket.socket, host: str, address: Any) -> None:
 
 
 @contextlib.contextmanager
-def serving(listening: socket.socket, pages: Mapping[str, Page]) -> Iterator[None]:
-    """While the `with` lasts, on a thread of its own."""
+def serving(
+    listening: socket.socket, pages: Mapping[str, Page], answered: Answered = lambda request, began: None
+) -> Iterator[None]:
+    """While the `with` lasts, on a thread of its own, which tells of each answer that was taken."""
     loop, begun = asyncio.new_event_loop(), threading.Event()
-    server = MetricsServer(pages)
+    server = MetricsServer(pages, answered)
 
     def run() -> None:
         loop.run_until_complete(server.begin(listening))
@@ -112,8 +118,8 @@ def serving(listening: socket.socket, pages: Mapping[str, Page]) -> Iterator[Non
 
 
 class MetricsServer:
-    def __init__(self, pages: Mapping[str, Page]) -> None:
-        self._pages = pages
+    def __init__(self, pages: Mapping[str, Page], answered: Answered) -> None:
+        self._pages, self._answered = pages, answered
         self._workers = {path: ThreadPoolExecutor(1, f"metrics {path}") for path in pages}
         self._open: dict[asyncio.Task[Any], None] = {}  # the oldest first
 
@@ -147,8 +153,11 @@ class MetricsServer:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = read_request(await reader.readuntil(b"\r\n\r\n"))
         writer.transport.set_write_buffer_limits(0)  # so that `drain` waits for all of it
+        began = time.monotonic()
         writer.write((await self._answer(request)).encode())
         await writer.drain()
+        if request is not None:
+            self._answered(request, began)
 
     async def _answer(self, request: Request | None) -> Response:
         if request is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -13,12 +13,28 @@ from prometheus_client.core import CounterMetricFamily
 
 from protofleet.coordinator.devices.last_wills import OUTCOMES
 from protofleet.coordinator.observe.record import ByView, RoundRecord
-from protofleet.coordinator.observe.series import Attendance, Devices, DiskSpace, Learned, Progress, Traffic
+from protofleet.coordinator.observe.series import (
+    Attendance,
+    Devices,
+    DiskSpace,
+    LastRound,
+    Learned,
+    Progress,
+    Traffic,
+)
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.spool.older_copies import ITS_OWN, OURS
 from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.health import Check
-from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed, snapshot_of
+from protofleet.runtime.metrics_page import (
+    BrokerCertificate,
+    ConnectionErrors,
+    Endpoint,
+    MeterCollector,
+    Scrapes,
+    exposed,
+    snapshot_of,
+)
 
 MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
 VERDICTS: Final = ("accepted", "late", "refused")
@@ -34,6 +50,9 @@ class BoundedLabels:
     @property
     def known(self) -> list[str]:
         return list(self._known)
+
+    def forget(self, name: str) -> None:
+        self._known.discard(name)
 
     def label(self, name: str) -> str:
         if name in self._known or len(self._known) < self._most:
@@ -167,9 +186,12 @@ class Metrics:
         self.registry = r = CollectorRegistry()
         self._run, self._method = run, run.plan.method
         self._device_names, self._domain_names = BoundedLabels(MAX_DEVICES), BoundedLabels(MAX_DEVICES)
+        self._counted = 0  # the last round that is in the totals
         r.register(MeterCollector(run.meter, self._method))
         r.register(ConnectionErrors(lambda: run.connection_errors))
-        self.progress, self.attendance, self.traffic = Progress(r), Attendance(r), Traffic(r)
+        r.register(BrokerCertificate(lambda: run.broker_certificate_ends))
+        self.progress, self.attendance = Progress(r), Attendance(r)
+        self.last_round, self.traffic = LastRound(r), Traffic(r)
         self.learned, self.devices, self.disk_space = Learned(r), Devices(r), DiskSpace(r)
         r.register(DepartureCounts(run))
         r.register(DamageCounts(run.fallbacks))
@@ -177,18 +199,47 @@ class Metrics:
         r.register(OlderCopyCounts(run.older_copies, self._device_names))
         r.register(Errors(run))
         self.attendance.banned.set_function(lambda: float(len(run.banned)))
-        self.progress.epoch.set(run.epoch)
-        self.progress.planned.set(run.rounds_planned)
-        self.progress.quorum.set(run.policy.quorum)
+        self._set_progress()
         self.disk_space.full.set_function(lambda: float(bool(run.disk_full)))
         self.disk_space.free.set_function(lambda: float(run.free_bytes))
         for verdict in VERDICTS:  # from the start: a series that is not there raises no alarm
             self.attendance.updates.labels(verdict)
 
+    def _set_progress(self) -> None:
+        progress, run = self.progress, self._run
+        progress.info.labels(run.federation, run.name, self._method).set(1)
+        progress.over.labels("finished").set_function(lambda: float(run.over and not run.diverged))
+        progress.over.labels("diverged").set_function(lambda: float(run.over and bool(run.diverged)))
+        progress.connected.set_function(lambda: float(run.connected))
+        progress.epoch.set(run.epoch)
+        progress.planned.set(run.rounds_planned)
+        progress.quorum.set(run.policy.quorum)
+        progress.patience.set(run.policy.patience_seconds)
+        progress.since.set(time.time())
+
     def exposed(
-        self, at: Endpoint, checks: Mapping[str, Check] | None = None
+        self, at: Endpoint, checks: Mapping[str, Check] | None = None, scrapes: Scrapes | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        return exposed(self.registry, at, checks)
+        return exposed(self.registry, at, checks, scrapes)
+
+    def restore(self, records: Iterable[RoundRecord], ended_at: float) -> None:
+        """What an earlier coordinator of this run has counted, from the lines of rounds.jsonl.
+
+        Only what is written down before it is shown goes on like this: a total that came back smaller would be taken
+        for a counter that began anew.
+        """
+        last = None
+        for last in records:
+            self._count(last)
+            self._set_learned(last)
+            self.progress.repeated.inc(last.attempt)
+            self.attendance.updates.labels("accepted").inc(sum(len(p.answered) for p in last.phases))
+        if last is not None:
+            self._set_last(last)
+            self.progress.commit.set(ended_at)
+        if self._run.newest_round > self._counted:  # the round in hand
+            self.progress.repeated.inc(self._run.saved_attempt)
+            self.attendance.updates.labels("accepted").inc(self._run.saved_answers)
 
     def heard_from(self, device: str) -> None:
         self.devices.seen.labels(self._device_names.label(device)).set(time.time())
@@ -200,13 +251,17 @@ class Metrics:
         match what:
             case "asked":
                 self.progress.round.set(details["round"])
+                if (
+                    not self._run.attempt
+                ):  # a round that is begun again for want of answers is no further than before
+                    self.progress.since.set(time.time())
+            case "left":
+                self._forget_unless_enrolled(details["device"])
             case "answered":
                 self.attendance.updates.labels("accepted").inc()
                 self.attendance.staleness.observe(0)
-            case "dropped":
-                self.attendance.updates.labels(details["verdict"]).inc()
-                if details["verdict"] == "late":
-                    self.attendance.staleness.observe(max(0, self._run.round - details["round"]))
+            case "dropped" if details["verdict"] == "late":
+                self.attendance.staleness.observe(max(0, self._run.round - details["round"]))
             case "aside":
                 self.attendance.aside.inc()
             case "went_back":
@@ -219,11 +274,30 @@ class Metrics:
         self.set_missing()
         self._set_class_holders()
         self.progress.commit.set(time.time())
+        self.progress.since.set(time.time())
+        self._count(record)
+        self._set_last(record)
+        self._set_learned(record)
+
+    def _count(self, record: RoundRecord) -> None:
+        """Once, as rounds.jsonl has one line of it: a round may be replayed, or gone back to."""
+        if record.round <= self._counted:
+            return
+        self._counted = record.round
         self.progress.duration.observe(record.seconds)
         for phase in record.phases:
             self.progress.phase.labels(phase.phase).observe(phase.seconds)
+        # What was dropped in the round in hand is nowhere on the disk.
+        self.attendance.updates.labels("late").inc(len(record.late))
+        self.attendance.updates.labels("refused").inc(len(record.dropped))
+        self.traffic.add(record, self._method)
+
+    def _set_last(self, record: RoundRecord) -> None:
+        self.progress.seconds.set(record.seconds)
         self._set_attendance(record)
-        self._set_traffic(record)
+        self.last_round.set(record, self._method)
+
+    def _set_learned(self, record: RoundRecord) -> None:
         for domain, view, value in self._by_label(record.accuracy):
             self.learned.accuracy.labels(domain, "test", view).set(value)
         for domain, view, value in self._by_label(record.validation):
@@ -234,6 +308,16 @@ class Metrics:
     def set_missing(self) -> None:
         for device, missing in self._run.missing().items():
             self.devices.missing.labels(self._device_names.label(device)).set(missing)
+        for device in {*self._device_names.known} - self._run.roster:
+            self._forget_unless_enrolled(device)
+
+    def _forget_unless_enrolled(self, device: str) -> None:
+        """Nothing is to be heard of a device that was revoked, and its silence raises no alarm."""
+        if device in self._device_names.known and not self._run.is_enrolled(device):
+            self._device_names.forget(device)
+            for gauge in (self.devices.seen, self.devices.missing):
+                with contextlib.suppress(KeyError):
+                    gauge.remove(device)
 
     def _set_class_holders(self) -> None:
         """Of methods that are told how many images of each class there are; of others nobody knows."""
@@ -249,19 +333,6 @@ class Metrics:
         self.attendance.late.set(len(record.late))
         self.attendance.failed.set(len(record.dropped))
         self.attendance.participation.set(len(record.participants) / len(invited) if invited else 0)
-
-    def _set_traffic(self, record: RoundRecord) -> None:
-        for direction, kinds in record.payload.items():
-            for kind, size in kinds.items():
-                self.traffic.payload.labels(direction, kind, self._method).set(size)
-                if record.kind == "training":
-                    self.traffic.payload_total.labels(direction, kind, self._method).inc(size)
-            self.traffic.wire.labels(direction, self._method).set(
-                sum(record.wire.get(direction, {}).values())
-            )
-        for direction, size in record.fedavg.items():
-            self.traffic.fedavg.labels(direction).set(size)
-            self.traffic.fedavg_total.labels(direction).inc(size)
 
     def _by_label(self, views: ByView) -> Iterator[tuple[str, str, float]]:
         for view, domains in views.items():

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.observe.journal import SEEN, Journal, Sink
 from protofleet.coordinator.observe.log_lines import LogLines
 from protofleet.coordinator.observe.metrics import Metrics
-from protofleet.coordinator.observe.record import RoundRecord
+from protofleet.coordinator.observe.record import RoundRecord, record_of
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.observe.summary import summarise
 from protofleet.coordinator.observe.summary_file import write_summary
@@ -24,6 +24,7 @@ from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.older_copies import require_newest
 from protofleet.runtime.health import Check
 from protofleet.runtime.host.metrics import HostMetrics
+from protofleet.runtime.metrics_page import Scrapes
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -36,21 +37,28 @@ def observed(
     software: str,
     events: bool,
     checks: Mapping[str, Check] | None = None,
-) -> Iterator[None]:
-    """A run with its observers; one that ends by itself leaves its summary."""
+    scrapes: Scrapes | None = None,
+) -> Iterator[Callable[[], None]]:
+    """A run with its observers. What comes is called at its end: one that ends by itself leaves its summary."""
     view, disk = run.view, run.spool.disk
-    rounds = RoundsFile(folder / "rounds.jsonl", disk, view.newest_round)
+    file = folder / "rounds.jsonl"
+    ended_at = file.stat().st_mtime if file.exists() else 0.0
+    rounds = RoundsFile(file, disk, view.newest_round)
     require_newest(run.spool, rounds.last)
     metrics = Metrics(view)
+    metrics.restore(map(record_of, rounds.records), ended_at)
     metrics.registry.register(HostMetrics(software, "coordinator", folder, settings.broker))
     lines = LogLines(view.plan.variant.reports, view.rounds_planned)
     sinks: list[Sink] = [rounds, metrics, lines, *([Events()] if events else [])]
-    with metrics.exposed(settings.endpoint(), checks):
+
+    def finish() -> None:
+        if not view.stopped:
+            write_summary(folder / "summary.json", summarise(view, settings, rounds.records, software), disk)
+
+    with metrics.exposed(settings.endpoint(), checks, scrapes):
         run.tell_of_devices(metrics.heard_from)
         keep_journal(run, sinks)
-        yield
-    if not view.stopped:
-        write_summary(folder / "summary.json", summarise(view, settings, rounds.records, software), disk)
+        yield finish
 
 
 def keep_journal(run: Run, sinks: Sequence[Sink]) -> Journal:

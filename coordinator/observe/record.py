@@ -7,7 +7,7 @@ odd type is damage, not a traceback in whoever reads it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Within
@@ -100,6 +100,22 @@ def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
     except SettingsError:
         return None
     return asdict(record) if 1 <= record.round <= LARGEST_COUNT else None
+
+
+def record_of(line: Mapping[str, Any]) -> RoundRecord:
+    """Of a line of rounds.jsonl. Other versions may know more fields, or fewer."""
+    record = RoundRecord(line["round"], line.get("attempt", 0), line.get("kind", "training"))
+    known = {field.name for field in fields(RoundRecord)}
+    for name, value in line.items():
+        if name in known:
+            setattr(record, name, value)
+    record.phases = [_phase_of(phase) for phase in line.get("phases", [])]
+    return record
+
+
+def _phase_of(table: Mapping[str, Any]) -> PhaseRecord:
+    known = {field.name for field in fields(PhaseRecord)}
+    return PhaseRecord(**{name: value for name, value in table.items() if name in known})
 
 
 def odd_summary(table: Mapping[str, Any]) -> str:

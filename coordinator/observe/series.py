@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
 
+from protofleet.coordinator.observe.record import ByKind, RoundRecord
 from protofleet.protocol.storage.disk import MIN_FREE
 
 SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)
@@ -17,25 +20,57 @@ class Progress:
     """How far the run is."""
 
     def __init__(self, r: CollectorRegistry) -> None:
+        self.info = Gauge(
+            "protofleet_run_info",
+            "Which run is conducted here: always 1",
+            ["federation", "run", "method"],
+            registry=r,
+        )
+        self.over = Gauge(
+            "protofleet_run_over",
+            "1 once the run is over: how is finished, or diverged (there is no state to go on from). The coordinator "
+            "stays until a Prometheus that scrapes it has seen this, for 75 s at most",
+            ["how"],
+            registry=r,
+        )
+        self.connected = Gauge(
+            "protofleet_coordinator_connected", "1 while the session at the broker stands", registry=r
+        )
         self.round = Gauge("protofleet_round", "The round in hand, from 1", registry=r)
         self.planned = Gauge("protofleet_rounds_planned", "Rounds that the run shall have", registry=r)
         self.quorum = Gauge("protofleet_quorum", "Answers without which there is no round", registry=r)
+        self.patience = Gauge(
+            "protofleet_patience_seconds",
+            "policy.patience_seconds: what a cohort gets for one ask",
+            registry=r,
+        )
         self.epoch = Gauge("protofleet_coordinator_epoch", "Grows with every start", registry=r)
         self.commit = Gauge(
-            "protofleet_round_last_commit_timestamp_seconds", "When the last round ended", registry=r
+            "protofleet_round_last_commit_timestamp_seconds",
+            "When the last round ended; after a restart, when its line was written",
+            registry=r,
         )
+        self.since = Gauge(
+            "protofleet_round_since_timestamp_seconds",
+            "Since when the run stands where it stands: the last of a round's end, a phase's first ask and this "
+            "process's start",
+            registry=r,
+        )
+        self.seconds = Gauge("protofleet_round_seconds", "How long the last round took", registry=r)
         self.duration = Histogram(
-            "protofleet_round_duration_seconds", "How long rounds took", buckets=SECONDS, registry=r
+            "protofleet_round_duration_seconds", "How long the run's rounds took", buckets=SECONDS, registry=r
         )
         self.phase = Histogram(
             "protofleet_round_phase_seconds",
-            "How long phases took, from the ask to the close",
+            "How long the run's phases took, from the ask to the close",
             ["phase"],
             buckets=SECONDS,
             registry=r,
         )
         self.repeated = Counter(
-            "protofleet_rounds_repeated", "Rounds begun again for want of a quorum", registry=r
+            "protofleet_rounds_repeated",
+            "Rounds begun again for want of a quorum, in the whole run",
+            registry=r,
         )
         self.taken_back = Counter(
             "protofleet_rounds_taken_back",
@@ -72,7 +107,10 @@ class Attendance:
             "protofleet_participation_ratio", "Accepted of invited, in the last round", registry=r
         )
         self.updates = Counter(
-            "protofleet_updates", "Answers: accepted, late, refused", ["verdict"], registry=r
+            "protofleet_updates",
+            "Answers of the run: accepted; late and refused, once their round has ended, as rounds.jsonl has them",
+            ["verdict"],
+            registry=r,
         )
         self.aside = Counter(
             "protofleet_answers_aside",
@@ -88,33 +126,86 @@ class Attendance:
         )
 
 
-class Traffic:
-    """What rounds weigh, beside FedAvg."""
+class LastRound:
+    """What the last round weighed, beside FedAvg. All of it changes at one moment, and kinds of earlier rounds go."""
 
     def __init__(self, r: CollectorRegistry) -> None:
-        self.payload = Gauge("protofleet_round_bytes", "Tensor bytes of the last round", BY_KIND, registry=r)
-        self.wire = Gauge(
-            "protofleet_round_wire_bytes", "All bytes of the last round", ["direction", "method"], registry=r
-        )
-        self.fedavg = Gauge(
-            "protofleet_round_fedavg_bytes",
-            "What FedAvg would have cost in the last round: the same network's weights, up from each device of the "
-            "cohort and down in one broadcast",
-            ["direction"],
-            registry=r,
-        )
-        self.payload_total = Counter(
-            "protofleet_rounds_bytes",
-            "Tensor bytes of all training rounds that ended in this process",
+        self._families = self.describe()
+        r.register(self)
+
+    @staticmethod
+    def describe() -> list[GaugeMetricFamily]:
+        return [
+            GaugeMetricFamily("protofleet_round_bytes", "Tensor bytes of the last round", labels=BY_KIND),
+            GaugeMetricFamily(
+                "protofleet_round_wire_bytes", "All bytes of the last round", labels=["direction", "method"]
+            ),
+            GaugeMetricFamily(
+                "protofleet_round_fedavg_bytes",
+                "What FedAvg would have cost in the last round: the same network's weights, up from each device of "
+                "the cohort and down in one broadcast",
+                labels=["direction"],
+            ),
+        ]
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        return self._families
+
+    def set(self, record: RoundRecord, method: str) -> None:
+        payload, wire, fedavg = families = self.describe()
+        for direction, kinds in record.payload.items():
+            for kind, size in kinds.items():
+                payload.add_metric([direction, kind, method], size)
+            wire.add_metric([direction, method], sum(record.wire.get(direction, {}).values()))
+        for direction, size in record.fedavg.items():
+            fedavg.add_metric([direction], size)
+        self._families = families
+
+
+class Traffic:
+    """What all rounds that have ended weigh, beside FedAvg; an earlier coordinator's among them."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self.run_payload = Counter(
+            "protofleet_run_bytes",
+            "Tensor bytes of all rounds that have ended, the last evaluation among them",
             BY_KIND,
             registry=r,
         )
-        self.fedavg_total = Counter(
+        self.run_wire = Counter(
+            "protofleet_run_wire_bytes",
+            "All bytes of all rounds that have ended, the last evaluation among them",
+            BY_KIND,
+            registry=r,
+        )
+        self.payload = Counter(
+            "protofleet_rounds_bytes",
+            "Tensor bytes of all training rounds that have ended",
+            BY_KIND,
+            registry=r,
+        )
+        self.fedavg = Counter(
             "protofleet_fedavg_bytes",
-            "What FedAvg would have cost in all training rounds that ended in this process",
+            "What FedAvg would have cost in all training rounds that have ended",
             ["direction"],
             registry=r,
         )
+
+    def add(self, record: RoundRecord, method: str) -> None:
+        for total, found in ((self.run_payload, record.payload), (self.run_wire, record.wire)):
+            for direction, kind, size in of_kinds(found):
+                total.labels(direction, kind, method).inc(size)
+        if record.kind == "training":
+            for direction, kind, size in of_kinds(record.payload):
+                self.payload.labels(direction, kind, method).inc(size)
+            for direction, size in record.fedavg.items():
+                self.fedavg.labels(direction).inc(size)
+
+
+def of_kinds(found: ByKind) -> Iterator[tuple[str, str, int]]:
+    for direction, kinds in found.items():
+        for kind, size in kinds.items():
+            yield direction, kind, size
 
 
 class Learned:
@@ -166,8 +257,8 @@ class Devices:
         )
         self.missing = Gauge(
             "protofleet_device_messages_missing",
-            "Messages of its present life that a device has numbered and that have not come, as of the last "
-            "round's end: lost, held back or on their way",
+            "Messages that a device has numbered since it or the coordinator last connected anew, and that have not "
+            "come, as of the last round's end: lost, held back or on their way",
             ["device"],
             registry=r,
         )

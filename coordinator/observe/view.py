@@ -93,6 +93,29 @@ class RunView:
     def diverged(self) -> str:
         return self._diverged()
 
+    @property
+    def over(self) -> bool:
+        """Whether it is: devices are told so, or have been."""
+        return self._context.shutdown.begun
+
+    @property
+    def name(self) -> str:
+        return self._context.link.run
+
+    @property
+    def federation(self) -> str:
+        return self._context.link.topics.federation
+
+    # The session at the broker.
+
+    @property
+    def connected(self) -> bool:
+        return self._context.connected
+
+    @property
+    def broker_certificate_ends(self) -> float | None:
+        return self._context.link.transport.broker_certificate_ends
+
     # The round.
 
     @property
@@ -157,6 +180,9 @@ class RunView:
         """The metrics that the run's method has."""
         return self._participants.measures
 
+    def is_enrolled(self, device: str) -> bool:
+        return device in self._context.link.keyring
+
     @property
     def banned(self) -> frozenset[str]:
         return self._context.bans.banned
@@ -196,7 +222,10 @@ class RunView:
     @property
     def model_bytes(self) -> int:
         """What one device would send for FedAvg: the same network's weights, really encoded once."""
-        return sum(size for _, size in parts(to_numpy(weights_of(self._server.server.model))))
+        arrays = to_numpy(weights_of(self._server.server.model))
+        return sum(
+            size for kind, size in parts(arrays) if kind != "control"
+        )  # tensors alone, as in a payload
 
     # The disk, and errors of ours.
 
@@ -208,6 +237,16 @@ class RunView:
     def newest_round(self) -> int:
         """The last round that has begun."""
         return self._spool.newest_round
+
+    @property
+    def saved_attempt(self) -> int:
+        """How often that round had been begun again when it was saved."""
+        return self._spool.newest_attempt
+
+    @property
+    def saved_answers(self) -> int:
+        """How many of that round are accepted, on the disk."""
+        return self._spool.count_answers(self._spool.newest_round)
 
     @property
     def free_bytes(self) -> int:

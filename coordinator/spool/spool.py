@@ -144,6 +144,12 @@ class Spool:
         found: int = self._db.execute(f"SELECT COALESCE(MAX(round), 0) FROM ({begun})").fetchone()[0]
         return found
 
+    @property
+    def newest_attempt(self) -> int:
+        """How often the round of the newest checkpoint had been begun again."""
+        rows = self._checkpoints()
+        return rows[0][2] if rows else 0
+
     def server_state(self) -> Arrays | None:
         """The server half's state in the newest snapshot that is whole."""
         return self.snapshots.open(bytes.fromhex(self._usable[0][5])) if self._usable else None
@@ -325,6 +331,12 @@ class Spool:
             (round, phase),
         )
         return {row[0]: Accepted(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows}
+
+    def count_answers(self, round: int) -> int:
+        """In all phases of it."""
+        query = "SELECT COUNT(*) FROM accepted WHERE round = ?"
+        found: int = self._db.execute(query, (round,)).fetchone()[0]
+        return found
 
     def has_other_answer(self, round: int, phase: str, device: str, base: bytes, name: bytes) -> bool:
         """Whether another one of this device to this very question is accepted."""

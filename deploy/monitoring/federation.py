@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from protofleet.deploy.monitoring.panels import dashboard, stat, time_series
-from protofleet.deploy.monitoring.queries import ACCURACY, COMMITTED, DOMAIN, FEDAVG, OURS, VIEW
+from protofleet.deploy.monitoring.queries import ACCURACY, COMMITTED, DOMAIN, FEDAVG, OURS, VIEW, recent_mean
 
 
 def federation() -> dict[str, Any]:
@@ -33,8 +33,8 @@ def federation() -> dict[str, Any]:
             stat(
                 "Mean accuracy",
                 "percentunit",
-                (f"avg({ACCURACY})", "test"),
-                description="over the chosen domains and views",
+                (f"avg by (view) ({ACCURACY})", "{{view}}"),
+                description="over the chosen domains, by view",
             ),
             stat(
                 "Since the last round",
@@ -51,7 +51,7 @@ def federation() -> dict[str, Any]:
                 warn=0,
                 bad_below=True,
                 width=5,
-                description="of the bytes of the same network's weights, up and down, since the coordinator's start",
+                description="of the bytes of the same network's weights, up and in one broadcast down",
             ),
             time_series(
                 "Accuracy by domain",
@@ -79,16 +79,17 @@ def federation() -> dict[str, Any]:
             time_series(
                 "Seconds a round",
                 "s",
-                ("protofleet_round_duration_seconds_sum / protofleet_round_duration_seconds_count", "mean"),
-                ("max(protofleet:round_seconds:p95)", "95 % took no longer"),
+                (recent_mean("protofleet_round_duration_seconds"), "mean of 15 minutes"),
+                ("protofleet_round_seconds", "the last one"),
+                ("max(protofleet:round_seconds:p95)", "95 % of a day's took no longer"),
                 floor=0,
             ),
             time_series(
                 "Seconds by phase",
                 "s",
-                ("protofleet_round_phase_seconds_sum / protofleet_round_phase_seconds_count", "{{phase}}"),
+                (recent_mean("protofleet_round_phase_seconds"), "{{phase}}"),
                 floor=0,
-                description="mean, from asking to closing",
+                description="mean of 15 minutes, from asking to closing",
             ),
             time_series(
                 "Tensor bytes a round, beside FedAvg's",
@@ -107,10 +108,7 @@ def federation() -> dict[str, Any]:
             time_series(
                 "Rounds behind",
                 "none",
-                (
-                    "protofleet_update_staleness_rounds_sum / protofleet_update_staleness_rounds_count",
-                    "mean",
-                ),
+                (recent_mean("protofleet_update_staleness_rounds"), "mean of 15 minutes"),
                 floor=0,
                 description="of all answers when they arrived: 0 where none was late",
             ),

@@ -25,9 +25,10 @@ def fleet() -> dict[str, Any]:
                 width=6,
             ),
             stat(
-                "Devices connected to the broker",
+                "Connected to the broker",
                 "none",
-                (f"sum(protofleet_device_connected{chosen})", ""),
+                (f"sum(protofleet_device_connected{chosen})", "devices"),
+                ("sum(protofleet_coordinator_connected)", "coordinator"),
                 width=6,
             ),
             stat(

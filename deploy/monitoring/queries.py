@@ -19,4 +19,12 @@ FORGED: Final = (
     "bad_signature|equivocation|stale_boot|unknown_sender|"
     "wrong_topic|wrong_recipient|wrong_federation|not_sealed"
 )  # fmt: skip
+OVER: Final = "15m"  # what a mean of lately is taken over: some rounds of most runs
+
+
+def recent_mean(histogram: str) -> str:
+    """Of what was observed lately, where anything was; the mean since the start would hide what changes."""
+    return f"increase({histogram}_sum[{OVER}]) / (increase({histogram}_count[{OVER}]) > 0)"
+
+
 COMMITTED: Final = "(protofleet_round_last_commit_timestamp_seconds > 0)"

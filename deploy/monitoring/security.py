@@ -36,12 +36,19 @@ def security() -> dict[str, Any]:
             stat(
                 "Time until a certificate expires",
                 "s",
-                ("min(protofleet_certificate_expiry_timestamp_seconds) - time()", ""),
+                ("min(protofleet_certificate_expiry_timestamp_seconds) - time()", "parties"),
+                ("max(protofleet_broker_certificate_expiry_timestamp_seconds) - time()", "broker"),
                 warn=30 * 86_400,
                 bad_below=True,
                 width=6,
             ),
-            stat("Coordinators", "none", ("count(protofleet_coordinator_epoch)", ""), warn=2, width=6),
+            stat(
+                "Coordinators",
+                "none",
+                ("count by (federation) (protofleet_run_info)", "{{federation}}"),
+                warn=2,
+                width=6,
+            ),
             time_series(
                 "Rejected",
                 "none",

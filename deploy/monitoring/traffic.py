@@ -10,18 +10,30 @@ from protofleet.deploy.monitoring.queries import DEVICE, FEDAVG, METHOD, OURS
 
 def traffic() -> dict[str, Any]:
     description = "All bytes, by method, kind and direction, and what FedAvg would have cost."
-    ours = 'job="coordinator", method=~"$method"'
-    tensors = f"protofleet_message_bytes_total{{{ours}}}"
+    tensors = 'protofleet_run_bytes_total{method=~"$method"}'
+    wire = 'protofleet_run_wire_bytes_total{method=~"$method"}'
+    crossing = 'protofleet_message_wire_bytes_total{job="coordinator", method=~"$method"}'
     theirs = 'protofleet_message_wire_bytes_total{job="devices", device=~"$device"}'
-    wire = f"protofleet_message_wire_bytes_total{{{ours}}}"
     return dashboard(
         "protofleet-bytes",
         "protofleet: Bytes and methods",
         description,
         [METHOD, DEVICE],
         [
-            stat("Tensors so far", "bytes", (f"sum by (direction) ({tensors})", "{{direction}}"), width=6),
-            stat("On the wire so far", "bytes", (f"sum by (direction) ({wire})", "{{direction}}"), width=6),
+            stat(
+                "Tensors so far",
+                "bytes",
+                (f"sum by (direction) ({tensors})", "{{direction}}"),
+                width=6,
+                description="of all rounds that have ended",
+            ),
+            stat(
+                "On the wire so far",
+                "bytes",
+                (f"sum by (direction) ({wire})", "{{direction}}"),
+                width=6,
+                description="of all rounds that have ended",
+            ),
             stat(
                 "Saved against FedAvg",
                 "percentunit",
@@ -61,13 +73,13 @@ def traffic() -> dict[str, Any]:
             time_series(
                 "On the wire",
                 "Bps",
-                (f"sum by (direction, kind) (rate({wire}[1m]))", "{{direction}} {{kind}}"),
+                (f"sum by (direction, kind) (rate({crossing}[$__rate_interval]))", "{{direction}} {{kind}}"),
                 stacked=True,
             ),
             time_series(
                 "By device",
                 "Bps",
-                (f"sum by (device) (rate({theirs}[1m]))", "{{device}}"),
+                (f"sum by (device) (rate({theirs}[$__rate_interval]))", "{{device}}"),
                 floor=0,
             ),
             time_series(

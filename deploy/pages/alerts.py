@@ -1,4 +1,4 @@
-"""python -m protofleet.deploy.pages.alerts: writes the table of alerts in docs/operations.md anew, from the rules."""
+"""python -m protofleet.deploy.pages.alerts: writes the alerts in docs/operations.md anew, from the rules."""
 
 from __future__ import annotations
 
@@ -12,21 +12,28 @@ from protofleet.deploy.pages.generated_table import DOCS, replace_table
 
 PAGE: Final = DOCS / "operations.md"
 RULES: Final = Path(__file__).parents[1] / "compose" / "prometheus" / "rules" / "alerts.yml"
-HEAD: Final = "| alert | what it means | what to look at | what to do |\n|---|---|---|---|\n"
-COLUMNS: Final = ("meaning", "look_at", "what_to_do")
+COLUMNS: Final = {"meaning": "Means: ", "look_at": "Look at: ", "what_to_do": "Do: "}
 
 
-def rows(rules: str) -> Iterator[str]:
-    for rule in rules.split("- alert: ")[1:]:
+def entries(rules: str) -> Iterator[str]:
+    """A section for each alert, as the alert links to it."""
+    names = re.findall(r"- alert: (\w+)", rules)
+    for name, rule in zip(names, rules.split("- alert: ")[1:], strict=True):
         words = dict(re.findall(r'^ +(\w+): (".*")$', rule, re.MULTILINE))
-        page = " (page)" if "severity: page" in rule else ""
-        cells = (re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", json.loads(words.get(c, '""'))) for c in COLUMNS)
-        yield f"| `{rule.split()[0]}`{page} | {' | '.join(cells)} |\n"
+        page = "**Page.** " if "severity: page" in rule else ""
+        lines = (f"{said}{linked(json.loads(words[c]), names)}" for c, said in COLUMNS.items() if c in words)
+        yield f"### {name}\n\n{page}" + "  \n".join(lines) + "\n\n"
+
+
+def linked(text: str, names: list[str]) -> str:
+    """With links to other pages, and to other alerts."""
+    text = re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", text)
+    return re.sub(r"`(\w+)`", lambda m: f"[{m[0]}](#{m[1].lower()})" if m[1] in names else m[0], text)
 
 
 def generate(text: str) -> str:
     return replace_table(
-        text, "protofleet.deploy.pages.alerts", HEAD + "".join(rows(RULES.read_text(encoding="utf-8")))
+        text, "protofleet.deploy.pages.alerts", "".join(entries(RULES.read_text(encoding="utf-8")))
     )
 
 

@@ -20,7 +20,15 @@ from protofleet.coordinator.observe.metrics import (
     OlderCopyCounts,
     WillCounts,
 )
-from protofleet.coordinator.observe.series import Attendance, Devices, DiskSpace, Learned, Progress, Traffic
+from protofleet.coordinator.observe.series import (
+    Attendance,
+    Devices,
+    DiskSpace,
+    LastRound,
+    Learned,
+    Progress,
+    Traffic,
+)
 from protofleet.edge_client.gpu.admission import Usage
 from protofleet.edge_client.gpu.metrics import UsageCollector
 from protofleet.edge_client.host.sensors import Sensors
@@ -28,19 +36,20 @@ from protofleet.edge_client.metrics import DeviceSeries
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.runtime.host.metrics import HostMetrics
-from protofleet.runtime.metrics_page import ConnectionErrors, MeterCollector
+from protofleet.runtime.metrics_page import BrokerCertificate, ConnectionErrors, MeterCollector
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "metrics.md"
 INTRO: Final = f"""\
 # Metrics
 
 A coordinator or a device with `metrics_port` serves these under `/metrics` at its `metrics_host`.
-Times are Unix times, bytes are bytes. A device's name is a label on two gauges and two counters only. Names and
+Times are Unix times. A device's name is a label on two gauges and two counters only. Names and
 domains are labels for {MAX_DEVICES:,} values each and then `other`; views are the
 method's own, and a device has one domain for a run.
 
-`python -m protofleet.deploy.pages.metrics` writes this page from the code; `/metrics` gives the same
-meanings as `HELP`.
+What is said to be of the run goes on over a coordinator's restart; other counters begin with the process.
+
+`python -m protofleet.deploy.pages.metrics` writes this page; `/metrics` has the same as `HELP`.
 """
 HEAD: Final = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
 
@@ -73,11 +82,12 @@ def meaning(description: str) -> str:
 def register_common(r: CollectorRegistry) -> None:
     r.register(MeterCollector(Meter(), ""))
     r.register(ConnectionErrors(lambda: 0))
+    r.register(BrokerCertificate(lambda: None))
     r.register(HostMetrics("", "", Path(), BrokerAddress()))
 
 
 def register_coordinator(r: CollectorRegistry) -> None:
-    for series in (Progress, Attendance, Traffic, Learned, Devices, DiskSpace):
+    for series in (Progress, Attendance, LastRound, Traffic, Learned, Devices, DiskSpace):
         series(r)
     r.register(DepartureCounts(None))
     r.register(DamageCounts(Counter()))

@@ -55,6 +55,7 @@ class SimulatedTransport:
     will: Will | None = None
     alive: bool = True
     errors: CaughtErrors = field(default_factory=CaughtErrors)
+    broker_certificate_ends: float | None = None
     # Called before each frame is sent, as a Disk's is before each write.
     before_step: Callable[[str, str], None] = lambda step, topic: None
 

@@ -13,6 +13,8 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from protofleet.edge_client.host.memory_limits import available_within_limits
+
 PREFIX: Final = "protofleet_device_"
 MAX_SERIES: Final = 64  # of zones, coolers or rails: names come from the board, and each is a series
 # They only turn faster; every other cooling device slows the board down.
@@ -47,7 +49,11 @@ class Sensors:
             _gauge("power_mode", "A Jetson's nvpmodel in use"),
             _gauge("mains", "1 while it is fed from outside, where the board can tell"),
             _gauge("gpu_load_ratio", "How busy a Jetson's GPU is"),
-            _gauge("memory_available_bytes", "Free for new work"),
+            _gauge(
+                "memory_available_bytes",
+                "Free for new work: of the machine, or of the least limit of a cgroup that the process is in, as a "
+                "container or a service is",
+            ),
             _gauge("swap_used_bytes", "Of the swap, where there is one"),
             CounterMetricFamily(
                 f"{PREFIX}disk_written_bytes",
@@ -102,7 +108,10 @@ class Sensors:
     def _unlabelled(self) -> Iterator[tuple[str, float]]:
         memory = dict(self._memory())
         if "MemAvailable" in memory:
-            yield "memory_available_bytes", memory["MemAvailable"]
+            yield (
+                "memory_available_bytes",
+                min([memory["MemAvailable"], *available_within_limits(self._root)]),
+            )
         if memory.get("SwapTotal"):
             yield "swap_used_bytes", memory["SwapTotal"] - memory.get("SwapFree", 0)
         for path in GPU_LOAD:

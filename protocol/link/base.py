@@ -312,8 +312,13 @@ class Link:
         return self._sequence
 
     def missing(self) -> dict[str, int]:
-        """By sender: messages that were sent and have not arrived."""
+        """By sender: messages that were sent while it and this end were connected, and have not arrived."""
         return {sender: window.missing for sender, window in self._windows.items()}
+
+    def reconnected(self) -> None:
+        """This end has: what others said meanwhile is not missing."""
+        for window in self._windows.values():
+            window.count_from_next()
 
     def remember(self, heard: Mapping[str, tuple[int, int, str]]) -> None:
         """What an earlier process has received is a duplicate here: boot, newest sequence, holder of the name."""

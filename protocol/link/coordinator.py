@@ -261,7 +261,8 @@ class CoordinatorLink(Link):
             if fault.reason is Reason.BOOT_AHEAD:
                 self._refuse_boot(frame, fault.detail)
             raise
-        for header, _, _ in opened:
+        for header, message, _ in opened:
+            self._note_new_connection(header, message)
             self._report_message(header)
         for answer in unusable:
             self.on_message(answer.update.device)
@@ -271,6 +272,13 @@ class CoordinatorLink(Link):
         except Rejected as fault:  # the frame was good, what it offers cannot be had now
             self.meter.rejected[fault.reason] += 1
             raise
+
+    def _note_new_connection(self, header: Header, message: Message) -> None:
+        """What was said before a device knew of this coordinator, or over a connection that it has lost, is not
+        missing: nobody was there to hear it, and what matters is said again."""
+        birth = isinstance(message, State) and message.online  # which the broker may have kept for us
+        if header.sequence and (birth or header.epoch != self.epoch):
+            self._windows[header.sender].count_from_next()
 
     def _report_message(self, header: Header) -> None:
         """Not for its will, which the broker sends, and not for what it sent to an earlier coordinator."""

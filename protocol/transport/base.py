@@ -70,6 +70,10 @@ class Transport(Protocol):
     @property
     def errors(self) -> CaughtErrors: ...
 
+    @property
+    def broker_certificate_ends(self) -> float | None:
+        """A Unix time, of the certificate that the broker showed at the last connect; None where it shows none."""
+
     def subscribe(self, topic: str) -> None:
         """Ask for a topic now and after every reconnect."""
 

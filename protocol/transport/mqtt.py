@@ -52,7 +52,7 @@ from protofleet.protocol.transport.packets import (
 )
 from protofleet.protocol.transport.reconnect import Backoff, ConnectionEnd
 from protofleet.protocol.transport.stream import StreamClient
-from protofleet.protocol.transport.tls import finish_handshake, rereading_context
+from protofleet.protocol.transport.tls import certificate_end, finish_handshake, rereading_context
 
 KEEPALIVE_SECONDS: Final = 30
 CONNECT_SECONDS: Final = 5
@@ -103,6 +103,7 @@ class Mqtt:
         network: Network | None = None,
     ) -> None:
         self.errors = CaughtErrors()
+        self.broker_certificate_ends: float | None = None
         self._broker, self._inbox = broker, inbox
         self._returns: Callable[[], bool] = lambda: False
         self._session_seconds, self._clean_start = session_seconds, clean_start
@@ -350,11 +351,15 @@ class Mqtt:
         if self._broker.tls is not None:
             client.tls_set_context(rereading_context(self._broker.tls))
         client.username_pw_set(self._broker.username, self._broker.password)
-        client.on_socket_open = lambda _c, _d, sock: finish_handshake(sock)
+        client.on_socket_open = lambda _c, _d, sock: self._socket_opened(sock)
         client.on_connect = self._connected
         client.on_subscribe = self._subscribed
         client.on_disconnect = self._disconnected
         return client
+
+    def _socket_opened(self, sock: object) -> None:
+        self.broker_certificate_ends = certificate_end(sock)
+        finish_handshake(sock)
 
     @never_raises
     def _connected(self, _c: object, _d: object, _f: object, code: ReasonCode, told: object) -> None:

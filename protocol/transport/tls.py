@@ -156,6 +156,13 @@ def finish_handshake(sock: object) -> None:
     sock.settimeout(patience)
 
 
+def certificate_end(sock: object) -> float | None:
+    """When the certificate of the other end expires, as it has just shown it."""
+    shown = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
+    until = shown.get("notAfter") if shown else None
+    return float(ssl.cert_time_to_seconds(until)) if isinstance(until, str) else None
+
+
 def explain_tls(files: TlsFiles, host: str, error: ssl.SSLError) -> str:
     """What an error of TLS means for the person who set the files."""
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class HostMetrics:
     def __init__(self, software: str, role: str, folder: Path, broker: BrokerAddress) -> None:
         self._labels = [software or "unknown", role]
         self._folder, self._tls = folder, broker.tls
+        self._began = time.time()
 
     @staticmethod
     def describe() -> list[GaugeMetricFamily]:
@@ -26,6 +28,7 @@ class HostMetrics:
             GaugeMetricFamily(
                 "protofleet_build_info", "What runs here: always 1", labels=["version", "role"]
             ),
+            GaugeMetricFamily("protofleet_start_timestamp_seconds", "When this process began"),
             GaugeMetricFamily("protofleet_disk_available_bytes", "Free where state is kept"),
             GaugeMetricFamily(
                 "protofleet_certificate_expiry_timestamp_seconds",
@@ -34,9 +37,10 @@ class HostMetrics:
         ]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        info, available, expiry = self.describe()
+        info, start, available, expiry = self.describe()
         info.add_metric(self._labels, 1)
-        yield info
+        start.add_metric([], self._began)
+        yield from (info, start)
         with contextlib.suppress(OSError):
             available.add_metric([], shutil.disk_usage(self._folder).free)
             yield available

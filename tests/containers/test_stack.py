@@ -123,7 +123,7 @@ def draw(history):
 def filled(query):
     for variable in VARIABLES:
         query = query.replace(f"${variable}", ".*")
-    return query
+    return query.replace("$__rate_interval", "1m")
 
 
 def test_every_container_was_killed_and_the_run_ended_whole(history):

@@ -195,11 +195,13 @@ def test_a_device_that_hears_its_coordinator_again_says_so(tmp_path, caplog):
 def test_what_a_broker_swallows_is_missed(tmp_path):
     run = simulation(tmp_path, "fedavg")
     metrics = Metrics(run.service.run.view)
-    publish, swallowed = run.broker.publish, []
+    publish, said, swallowed = run.broker.publish, [], []
 
     def swallow(topic, frame, retain):
-        if topic.endswith("up/device-1") and not blocks.is_block(frame) and len(swallowed) < 4:
-            return swallowed.append(frame)
+        if topic.endswith("up/device-1") and not blocks.is_block(frame):
+            said.append(frame)
+            if len(said) > 3 and len(swallowed) < 4:  # the device knows of this coordinator, and is known
+                return swallowed.append(frame)
         publish(topic, frame, retain)
 
     run.broker.publish = swallow

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.fleet.settings import device_settings, read_fleet
@@ -32,8 +33,9 @@ def federation(tmp_path):
         yield made
 
 
-def answer(port, path="/metrics", host="127.0.0.1", timeout=SOON):
-    with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=timeout) as told:
+def answer(port, path="/metrics", host="127.0.0.1", timeout=SOON, **headers):
+    asked = urllib.request.Request(f"http://{host}:{port}{path}", headers=headers)
+    with urllib.request.urlopen(asked, timeout=timeout) as told:
         return told.read().decode()
 
 
@@ -120,3 +122,21 @@ def test_what_the_stack_writes_is_scraped_at_an_address_that_is_not_the_loopback
     serves(federation, federation.metrics_port, "127.0.0.4")
     # It is once it is connected.
     federation.wait_until(lambda: is_healthy(federation.metrics_port, "127.0.0.5"), "its health there")
+
+
+@pytest.mark.parametrize(
+    "headers", [{"X-Prometheus-Scrape-Timeout-Seconds": "10"}, {}], ids=["scraped", "looked_at"]
+)
+def test_a_coordinator_stays_for_the_scrape_that_sees_its_end_and_for_nobody_else(federation, headers):
+    coordinator = federation.coordinator(rounds=1, policy=Policy(quorum=1))
+    serves(federation, federation.metrics_port)
+    answer(federation.metrics_port, **headers)
+    federation.device("board-1")
+    federation.wait_until((federation.run / "summary.json").exists, "the end of the run")
+    if headers:
+        federation.stays(lambda: coordinator.child.poll() is None, "the coordinator to stay", 2.0)
+        told = answer(federation.metrics_port, **headers)
+        assert 'protofleet_run_over{how="finished"} 1.0' in told and "protofleet_round 2.0" in told
+    began = time.monotonic()
+    assert federation.wait_for_end(coordinator) == 0
+    assert time.monotonic() - began < SOON

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from protofleet.runtime import metrics_server
-from protofleet.runtime.metrics_page import Endpoint, MetricsError, exposed, pages
+from protofleet.runtime.metrics_page import Endpoint, MetricsError, Scrapes, exposed, pages
 from protofleet.runtime.metrics_server import MOST_HEAD, Response, bound, serving
 
 PATIENCE = 20.0
@@ -173,3 +173,45 @@ def test_all_addresses_of_both_kinds_are_one_setting():
         here = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         here.request("GET", "/health")
         assert here.getresponse().status == 200
+
+
+@contextmanager
+def scraped():
+    """The port of a page, and what is known of who takes it."""
+    scrapes, listening = Scrapes(), bound("127.0.0.1", 0)
+    with serving(listening, pages(CollectorRegistry(), {}), scrapes.answered):
+        yield listening.getsockname()[1], scrapes
+
+
+def seconds_waited(scrapes, stopped=None, most=PATIENCE):
+    began = time.monotonic()
+    scrapes.wait_for_last(stopped or threading.Event(), most)
+    return time.monotonic() - began
+
+
+SCRAPE = b"GET /metrics HTTP/1.1\r\nX-Prometheus-Scrape-Timeout-Seconds: 4\r\n\r\n"
+
+
+def test_who_is_not_scraped_ends_at_once_and_a_person_that_looks_is_no_scraper():
+    with scraped() as (port, scrapes):
+        assert seconds_waited(scrapes) < 0.05
+        assert first_line(port, b"GET /metrics HTTP/1.1\r\n\r\n") == "HTTP/1.1 200 OK"
+        assert seconds_waited(scrapes) < 0.05
+
+
+def test_who_is_scraped_ends_with_the_next_scrape_and_waits_no_longer_than_it_says():
+    with scraped() as (port, scrapes):
+        first_line(port, SCRAPE)
+        later = threading.Timer(0.3, first_line, (port, SCRAPE))
+        later.start()
+        assert 0.25 < seconds_waited(scrapes) < PATIENCE
+        later.join()
+        assert 1.4 < seconds_waited(scrapes, most=1.5) < PATIENCE / 2, "nobody comes any more"
+
+
+def test_a_signal_ends_the_wait_for_a_scrape():
+    with scraped() as (port, scrapes):
+        first_line(port, SCRAPE)
+        stopped = threading.Event()
+        stopped.set()
+        assert seconds_waited(scrapes, stopped) < 1.0

@@ -74,7 +74,7 @@ def test_the_rounds_bytes_add_up_to_what_the_link_counted(tmp_path):
         v.nbytes for v in run.agents["device-0"].run.job.half.model.state_dict().values() for v in [v.numpy()]
     )
     assert rounds.records[0]["payload"]["up"]["weights"] == 3 * weights
-    assert 3 * weights < rounds.records[0]["fedavg"]["up"] < 3 * weights + 3000
+    assert rounds.records[0]["fedavg"] == {"up": 3 * weights, "down": weights}
 
 
 def test_a_run_of_fedavg_costs_what_fedavg_would_have_cost(tmp_path):
@@ -83,9 +83,7 @@ def test_a_run_of_fedavg_costs_what_fedavg_would_have_cost(tmp_path):
     run.run()
     assert run.service.run.plan.method == "fedavg"
     for record in (one for one in rounds.records if one["kind"] == "training"):
-        for way, number in (("up", 3), ("down", 1)):
-            payload = sum(record["payload"][way].values())
-            assert abs(record["fedavg"][way] - payload) < 0.01 * payload + 1000 * number
+        assert record["fedavg"] == {way: sum(record["payload"][way].values()) for way in ("up", "down")}
 
 
 def test_a_resumed_run_writes_no_round_twice_and_says_where_it_was_resumed(tmp_path):

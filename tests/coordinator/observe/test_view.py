@@ -18,6 +18,7 @@ ASKED = {
     "traffic": (),
     "earlier_traffic": (2,),
     "missing": (),
+    "is_enrolled": ("device-0",),
 }
 COPIES = ("traffic", "missing", "departures", "earlier_traffic")  # may be changed, and change nothing
 
@@ -58,6 +59,8 @@ def test_a_copy_can_be_changed_without_changing_the_run(run, name):
 
     before = repr(asked())
     match asked():
+        case bool():
+            return
         case MappingProxyType() as found:
             assert changeable(found, name) == []
         case Mapping() as found:

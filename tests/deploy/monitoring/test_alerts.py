@@ -4,20 +4,16 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from protofleet.deploy.pages import alerts
+from tests.deploy.monitoring.rule_tests import PROMTOOL, RULES, needs_promtool, run_promtool
+from tests.test_docs import sections
 
-FOLDER = Path(__file__).parents[3] / "deploy" / "compose" / "prometheus"
-RULES = FOLDER / "rules"
+FOLDER = RULES.parent
+RULES_TEXT = (RULES / "alerts.yml").read_text()
 DAY = 86_400
-PROMTOOL = shutil.which("promtool")
-
-needs_promtool = pytest.mark.skipif(
-    PROMTOOL is None, reason="no promtool here; make container-tools installs it"
-)
 
 # Rounds of 10 seconds: the buckets that the 95th percentile is taken from. One sample a minute.
 ROUNDS = {
@@ -25,9 +21,15 @@ ROUNDS = {
     'protofleet_round_duration_seconds_bucket{job="coordinator", le="16"}': "0+6x10000",
     'protofleet_round_duration_seconds_bucket{job="coordinator", le="+Inf"}': "0+6x10000",
 }
-RUNNING = {"protofleet_round": "5x10000", "protofleet_rounds_planned": "100x10000"}
-LAST = "protofleet_round_last_commit_timestamp_seconds"
-SEEN = 'protofleet_device_last_seen_timestamp_seconds{device="d1"}'
+SINCE = 'protofleet_round_since_timestamp_seconds{instance="c"}'
+SESSION = 'protofleet_coordinator_connected{instance="c"}'
+PRESENT, QUORUM = 'protofleet_devices_present{instance="c"}', 'protofleet_quorum{instance="c"}'
+STARTED = 'protofleet_start_timestamp_seconds{job="coordinator", instance="c"}'
+BROKER_END = 'protofleet_broker_certificate_expiry_timestamp_seconds{instance="%s"}'
+INVITED = 'protofleet_round_invited{instance="c"}'
+FINISHED, DIVERGED = (f'protofleet_run_over{{instance="c", how="{how}"}}' for how in ("finished", "diverged"))
+RUN_INFO = 'protofleet_run_info{federation="%s", instance="%s"}'
+SEEN = 'protofleet_device_last_seen_timestamp_seconds{instance="c", device="d1"}'
 END = 'protofleet_certificate_expiry_timestamp_seconds{instance="c"}'
 DISK = 'protofleet_disk_available_bytes{instance="c"}'
 REJECTED = 'protofleet_rejected_total{job="coordinator", reason="%s"}'
@@ -36,7 +38,6 @@ CONNECTED, OUTBOX = (f'protofleet_device_{name}{{device="d1"}}' for name in ("co
 WIRE, TENSORS = (
     f'protofleet_message_{w}bytes_total{{job="coordinator", kind="weights"}}' for w in ("wire_", "")
 )
-ROUND, PLANNED = 'protofleet_round{instance="c"}', 'protofleet_rounds_planned{instance="c"}'
 VERSION = 'protofleet_build_info{version="%s", role="%s"}'
 ACCURACY = 'protofleet_accuracy_ratio{split="test", domain="m", view="global"}'
 UP = 'up{job="coordinator", instance="c"}'
@@ -44,13 +45,17 @@ UP = 'up{job="coordinator", instance="c"}'
 
 # alert -> (series that raise it, series that do not, minutes after which one looks)
 CASES = {
-    "RoundStalled": ({LAST: "60x10000", **RUNNING, **ROUNDS}, {LAST: "0+60x10000", **RUNNING, **ROUNDS}, 30),
+    "RoundStalled": (
+        {SINCE: "60x100", SESSION: "1x100", PRESENT: "2x100", QUORUM: "2x100", **ROUNDS},
+        {SINCE: "0+60x100", SESSION: "1x100", PRESENT: "2x100", QUORUM: "2x100", **ROUNDS}, 30,
+    ),
     "QuorumLost": (
-        {"protofleet_devices_present": "1x100", "protofleet_quorum": "2x100"},
-        {"protofleet_devices_present": "2x100", "protofleet_quorum": "2x100"}, 30,
+        {PRESENT: "1x100", QUORUM: "2x100", SESSION: "1x100"},
+        {PRESENT: "2x100", QUORUM: "2x100", SESSION: "1x100"}, 30,
     ),
     "ParticipationDrop": (
-        {"protofleet_participation_ratio": "1x120 0.7x120"}, {"protofleet_participation_ratio": "1x120 0.9x120"}, 200,
+        {'protofleet_participation_ratio{instance="c"}': "1x120 0.7x120", INVITED: "3x240"},
+        {'protofleet_participation_ratio{instance="c"}': "1x120 0.9x120", INVITED: "3x240"}, 200,
     ),
     "LateAnswers": (
         {LATE: "0+1x100", GOOD: "0+2x100"},
@@ -61,15 +66,19 @@ CASES = {
         {'protofleet_round_wire_bytes{direction="up"}': "100x300 300x60"},
         {'protofleet_round_wire_bytes{direction="up"}': "100x300 150x60"}, 320,
     ),
-    "RejectedUpdates": ({REJECTED % "bad_signature": "0x10 1x20"}, {REJECTED % "late": "0x10 1x20"}, 15),
+    "RejectedUpdates": (
+        {REJECTED % "bad_signature": "0x10 1x20"},
+        {REJECTED % "late": "0x10 1x20", REJECTED % "unknown_sender": "0x10 1x20"}, 15,
+    ),
+    "UnknownSenders": ({REJECTED % "unknown_sender": "0x10 1x20"}, {REJECTED % "bad_signature": "0x10 1x20"}, 15),
     "ClockAhead": ({REJECTED % "boot_ahead": "0x10 1x20"}, {REJECTED % "stale_boot": "0x10 1x20"}, 15),
     "MessagesMissing": (
         {'protofleet_device_messages_missing{device="d1"}': "3x60"},
         {'protofleet_device_messages_missing{device="d1"}': "3x9 0 3x9 0 3x9 0 3x9 0x60"}, 45,
     ),
     "CoordinatorSilent": (
-        {'protofleet_device_coordinator_silent{device="d1"}': "1x60", 'up{job="coordinator"}': "1x60"},
-        {'protofleet_device_coordinator_silent{device="d1"}': "1x60", 'up{job="coordinator"}': "0x60"}, 15,
+        {'protofleet_device_coordinator_silent{device="d1"}': "1x60", SESSION: "1x60"},
+        {'protofleet_device_coordinator_silent{device="d1"}': "1x60", SESSION: "0x60"}, 15,
     ),
     "AnswerPutAside": (
         {"protofleet_answers_aside_total": "0x10 1x20"}, {"protofleet_answers_aside_total": "1x30"}, 15,
@@ -79,14 +88,33 @@ CASES = {
     ),
     "FloodOfRejected": ({REJECTED % "flood": "0+120x60"}, {REJECTED % "flood": "0+30x60"}, 30),
     "TwoCoordinators": (
-        {'protofleet_rejected_total{job="devices", reason="stale_epoch"}': "0x10 1x20"},
-        {'protofleet_coordinator_epoch{instance="c"}': "3x30"}, 15,
+        {'protofleet_rejected_total{job="devices", reason="stale_epoch"}': "0x40 1x20", STARTED: "0x60"},
+        {'protofleet_rejected_total{job="devices", reason="stale_epoch"}': "0x40 1x20", STARTED: "0x39 2340x20",
+         RUN_INFO % ("a", "c"): "1x60", RUN_INFO % ("b", "e"): "1x60"}, 45,
+    ),
+    "CoordinatorRestarting": ({STARTED: "0x3 240x3 480x3 720x20"}, {STARTED: "0x3 240x3 480x30"}, 14),
+    "RunDiverged": (
+        {DIVERGED: "0x10 1 stale _x60", FINISHED: "0x11 stale _x60"},
+        {DIVERGED: "0x11 stale _x60", FINISHED: "0x10 1 stale _x60"}, 60,
+    ),
+    "BrokerDown": ({SESSION: "1x10 0x20", CONNECTED: "1x10 0x20"}, {SESSION: "1x10 0x20", CONNECTED: "1x30"}, 20),
+    "CoordinatorCutOff": (
+        {SESSION: "1x10 0x20", CONNECTED: "1x30"}, {SESSION: "1x10 0x20", CONNECTED: "1x10 0x20"}, 20,
+    ),
+    "BrokerCertificateExpiring": (
+        {BROKER_END % "c": f"{20 * DAY}x200"},
+        {BROKER_END % "c": f"{40 * DAY}x200", BROKER_END % "d1": f"{20 * DAY}x200"}, 90,
+    ),
+    "BrokerCertificateExpiringNow": (
+        {BROKER_END % "c": f"{1 * DAY}x200"}, {BROKER_END % "c": f"{5 * DAY}x200"}, 90,
     ),
     "CertificateExpiring": ({END: f"{20 * DAY}x200"}, {END: f"{40 * DAY}x200"}, 90),
     "CertificateExpiringNow": ({END: f"{1 * DAY}x200"}, {END: f"{5 * DAY}x200"}, 90),
-    "DeviceMissing": ({SEEN: "60x100", **ROUNDS}, {SEEN: "0+60x100", **ROUNDS}, 60),
+    "DeviceMissing": (
+        {SEEN: "60x100", SESSION: "1x100", **ROUNDS}, {SEEN: "0+60x100", SESSION: "1x100", **ROUNDS}, 60,
+    ),
     "DeviceCutOff": (
-        {CONNECTED: "0x60"}, {CONNECTED: "1x5 0x3 1x60"}, 15,
+        {CONNECTED: "0x60", SESSION: "1x60"}, {CONNECTED: "0x60", SESSION: "0x60"}, 15,
     ),
     "DeviceHot": (
         {'protofleet_device_temperature_celsius{device="d1", zone="gpu"}': "90x60"},
@@ -145,8 +173,8 @@ CASES = {
          TENSORS: "0+100x100"}, 60,
     ),
     "CoordinatorAbsent": (
-        {UP: "1x5 0x60", ROUND: "5x5", PLANNED: "10x5"},
-        {UP: "1x5 0x60", ROUND: "11x5", PLANNED: "10x5"}, 30,
+        {UP: "1x5 0x60", FINISHED: "0x5 stale _x60"},
+        {UP: "1x5 0x60", FINISHED: "0x4 1 stale _x60"}, 30,
     ),
     "DevicesAbsent": ({'up{job="devices", device="d1"}': "0x60"}, {'up{job="devices", device="d1"}': "1x60"}, 30),
     "Watchdog": ({}, None, 1),
@@ -154,7 +182,7 @@ CASES = {
 
 
 def names():
-    return re.findall(r"alert: (\w+)", (RULES / "alerts.yml").read_text())
+    return re.findall(r"- alert: (\w+)", RULES_TEXT)
 
 
 def test_every_alert_has_a_case():
@@ -171,6 +199,41 @@ def test_the_page_of_operations_has_the_alerts_as_the_rules_say_them():
     assert alerts.generate(alerts.PAGE.read_text()) == alerts.PAGE.read_text(), (
         "run python -m protofleet.deploy.pages.alerts"
     )
+
+
+def test_every_alert_links_to_its_entry_in_the_page():
+    links = re.findall(r"alert: (\w+)(?:(?!alert:).)*?runbook_url: \"(.*?)\"\n", RULES_TEXT, re.DOTALL)
+    anchors = sections(alerts.PAGE)
+    assert [name for name, _ in links] == names()
+    for name, link in links:
+        assert link == f"{{{{ or $externalLabels.runbooks `docs/operations.md` }}}}#{name.lower()}"
+        assert name.lower() in anchors
+
+
+@pytest.mark.slow
+@needs_promtool
+@pytest.mark.parametrize("page", ["", "https://wiki.example/operations.md"])
+def test_what_is_said_of_a_disk_is_what_is_left_of_it_and_where_its_entry_is(tmp_path, page):
+    """And not how far below nothing it will be in a day."""
+    left = 8_000_000_000 - 240 * 10_000_000
+    expected = {
+        "summary": f"the disk of c has {left / 2**30:.4g}GiB left",
+        "runbook_url": f"{page or 'docs/operations.md'}#diskwillfill",
+    }
+    found = alert_annotations(tmp_path, "DiskWillFill", {DISK: "8000000000-10000000x300"}, 240, page)
+    assert {key: found[key] for key in expected} == expected
+
+
+def alert_annotations(folder, name, series, minutes, page):
+    """As a Prometheus with that page in its external labels would send them."""
+    test = {
+        "interval": "1m", "external_labels": {"runbooks": page} if page else {},
+        "input_series": [{"series": s, "values": v} for s, v in series.items()],
+        "alert_rule_test": [{"eval_time": f"{minutes}m", "alertname": name, "exp_alerts": []}],
+    }  # fmt: skip
+    done = run_promtool(folder, [test])
+    (said,) = re.findall(r"got:\[.*?Annotations:\{(.*)\}", done.stdout + done.stderr, re.DOTALL)
+    return {key: json.loads(value) for key, value in re.findall(r'(\w+)=("(?:[^"\\]|\\.)*")', said)}
 
 
 @needs_promtool
@@ -203,16 +266,5 @@ def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else(tmp_path, ra
                 "exp_samples": [{"labels": "{}", "value": 1}] if raised else [],
             }],
         })  # fmt: skip
-    # The groups are evaluated in the order of group_eval_order: recorded figures first.
-    order = re.findall(
-        r"- name: (\S+)", (RULES / "recording.yml").read_text() + (RULES / "alerts.yml").read_text()
-    )
-    file = tmp_path / "tests.json"
-    table = {
-        "rule_files": [str(p) for p in sorted(RULES.glob("*.yml"))],
-        "evaluation_interval": "1m",
-        "tests": tests,
-    }
-    file.write_text(json.dumps(table | {"group_eval_order": order}))
-    done = subprocess.run([PROMTOOL, "test", "rules", str(file)], capture_output=True, text=True)
+    done = run_promtool(tmp_path, tests)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]

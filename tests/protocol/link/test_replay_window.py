@@ -47,14 +47,29 @@ def test_a_window_says_what_a_set_would_say(arrivals):
 
 
 @given(st.sets(st.integers(1, 400), min_size=1).flatmap(lambda s: st.permutations(sorted(s))))
-def test_what_has_not_come_is_what_lies_between(order):
-    """The broker may bring the will, number 0, and everything twice."""
+def test_what_has_not_come_is_what_lies_above_the_first_that_came(order):
+    """What was said before was said to nobody. The broker may bring the will, number 0, and everything twice."""
     window = ReplayWindow()
     for sequence in (0, *order, *order, 0):
         window.is_new(1, sequence)
-    assert window.missing == max(order) - len(order)
+    between = range(order[0] + 1, max(order))
+    assert window.missing == sum(1 for number in between if number not in order)
+    window.count_from_next()
+    window.is_new(1, max(order) + 5)
+    assert window.missing == 0, "an end was away"
+    window.is_new(1, max(order) + 7)
+    assert window.missing == 1
+    window.is_new(1, max(order) + 3)
+    assert window.missing == 1, "what comes late was not missed"
     window.is_new(2, 3)
-    assert window.missing == 2, "a new life is counted anew"
+    assert window.missing == 0, "a new life is counted anew"
+
+
+def test_who_remembers_an_earlier_process_misses_nothing_of_what_was_said_while_it_was_away():
+    window = ReplayWindow.up_to(5, 40)
+    assert window.is_new(5, 47) and window.missing == 0
+    assert window.is_new(5, 49) and window.missing == 1
+    assert not window.is_new(5, 40)
 
 
 @given(st.integers(0, 3 * WIDTH), st.lists(st.integers(0, 3 * WIDTH + 40), max_size=40))

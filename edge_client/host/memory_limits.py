@@ -1,0 +1,53 @@
+"""What is left of the memory that cgroups allow: /proc/meminfo is the machine's, in a container too.
+
+A process is in one group of version 2, or of version 1's memory controller, and each group above limits it as well.
+Pages of files that nobody has used for a while are given back when memory is needed, so they count as free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The files of a version of cgroups."""
+
+    folder: str
+    limit: str
+    used: str
+    reclaimable: str  # a line of memory.stat
+
+
+V1: Final = Version(
+    "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+)
+V2: Final = Version("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+
+
+def available_within_limits(root: Path) -> Iterator[int]:
+    """Of each group that has a limit. `root` is the file system whose `sys` and `proc` are read."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory") or "memory" in controllers.split(","):
+                yield from _of_group_and_above(root, V1 if controllers else V2, path)
+
+
+def _of_group_and_above(root: Path, version: Version, path: str) -> Iterator[int]:
+    """A container that does not see the groups above it finds its own at the top."""
+    top, group = root / version.folder, PurePosixPath("/", path)
+    for each in (group, *group.parents):
+        with contextlib.suppress(OSError, ValueError):
+            yield _available(top / each.relative_to("/"), version)
+
+
+def _available(folder: Path, version: Version) -> int:
+    limit = int((folder / version.limit).read_text())  # ValueError: it is "max"
+    used = int((folder / version.used).read_text())
+    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    return max(0, limit - used + int(stat.get(version.reclaimable, 0)))
