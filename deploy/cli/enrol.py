@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import DAYS, DEVICES, DUE, OPTIONAL_PORT, PORT, YEARS, Subparsers
+from protofleet.deploy.listing import add_listing_options
 
 PARTS = ("device", "coordinator", "broker")
 ROOT_HELP = "the operator's folder, as `enrol root` made it"
@@ -106,6 +107,7 @@ def _fleet(steps: Subparsers) -> None:
 def _list(steps: Subparsers) -> None:
     step = _step(steps, "list", "operator: list who is enrolled, and until when", at_root=True)
     step.add_argument("--due", type=DUE, metavar="DAYS", help="only those to be renewed within so many days")
+    add_listing_options(step)
 
 
 def _renew(steps: Subparsers) -> None:
