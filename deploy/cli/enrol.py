@@ -175,7 +175,11 @@ def keys(options: argparse.Namespace) -> int:
     from protofleet.protocol.wire.names import valid_name
 
     for name in options.names:
-        path = options.folder / f"{valid_name(name)}.key"
+        try:
+            valid_name(name)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+        path = options.folder / f"{name}.key"
         if path.exists():
             raise SettingsError(f"{path} exists; remove it first to replace the old key")
         key_pair = Keys.new()
