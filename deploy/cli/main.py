@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_up_logging(sys.stderr, logging.DEBUG if options.verbose else logging.INFO, form)
         say = log_error if form == "json" else print_error
         code: int = options.command(options)
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()  # what cannot be written any more is said below, and not while the interpreter ends
     except KeyboardInterrupt:
         return say("stopped", FAILED)
     except BrokenPipeError:

@@ -99,6 +99,7 @@ def place(tmp_path_factory):
     (folder / "garbled").mkdir()
     (folder / "garbled" / "summary.json").write_text("garbage")
     (folder / "loop").symlink_to("loop")
+    (folder / "run" / "coordinator").mkdir(parents=True)
     return folder
 
 
@@ -112,10 +113,9 @@ def test_a_mistake_is_one_line_that_says_what_is_wrong(place, monkeypatch, capsy
 
 
 UNUSUAL = {
-    "a reader that stops after a line": ("methods | head -1", ""),
-    "a full disk under its output": ("networks > /dev/full", "No space left on device"),
-    "no output at all": ("networks >&-", ""),
-    "a locale without letters of others": ("data exp.toml", ""),
+    "a reader that stops after a line, and a locale without letters of others": ("methods | head -1", ""),
+    "a full disk under its output": ("unban --folder run > /dev/full", "No space left on device"),
+    "no output at all": ("unban --folder run >&-", ""),
     "a terminal of 20 columns": ("run --help", ""),
 }
 
