@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Mapping
+from typing import Final
+
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.deploy.errors import DIVERGED, FAILED, MISUSED, RunError
@@ -16,6 +20,19 @@ from protofleet.protocol.transport.address import BrokerError
 from protofleet.runtime.launcher import LauncherError
 from protofleet.runtime.metrics_page import MetricsError
 
+NO_FOLDER: Final = "a file is where a folder should be; move it away, or name another folder"
+NOT_ALLOWED: Final = "; correct its owner or mode, or name another place"
+PATH_PROBLEMS: Final[Mapping[int, str]] = {
+    errno.EEXIST: NO_FOLDER,
+    errno.ENOTDIR: NO_FOLDER,
+    errno.EISDIR: "a folder is where a file should be; name the file",
+    errno.EACCES: f"this user may not use it{NOT_ALLOWED}",
+    errno.EPERM: f"this user may not change it{NOT_ALLOWED}",
+    errno.EROFS: "it lies on a disk that can only be read; name another place",
+    errno.ENAMETOOLONG: "its name is too long; name another place",
+    errno.ELOOP: "links lead round in a circle there; name another place",
+}
+
 
 def exit_code(error: Exception) -> int | None:
     match error:
@@ -28,6 +45,8 @@ def exit_code(error: Exception) -> int | None:
         case DivergedError():
             return DIVERGED
         case _ if is_full(error) or is_locked(error):
+            return FAILED
+        case OSError() if _path_problem(error):
             return FAILED
         case PermissionError() | IsADirectoryError() | NotADirectoryError():
             return FAILED
@@ -44,4 +63,11 @@ def message(error: Exception) -> str:
     if is_full(error):
         where = (error.filename or error.strerror) if isinstance(error, OSError) else error
         return f"the disk is full: {where}; make room and run it again"
+    if isinstance(error, OSError) and (problem := _path_problem(error)):
+        return f"{error.filename}: {problem}"
     return str(error)
+
+
+def _path_problem(error: OSError) -> str:
+    """What is wrong with the path that somebody has named, and the way out; "" for what is no matter of a path."""
+    return PATH_PROBLEMS.get(error.errno or 0, "") if error.filename is not None else ""

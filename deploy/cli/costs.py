@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -112,6 +113,22 @@ def table() -> str:
             found.append(text(line, reference))
     found += ["", NOTE]
     return "\n".join(found)
+
+
+def as_objects() -> list[dict[str, Any]]:
+    return [
+        {
+            "setting": setting.title,
+            "rows": [
+                {
+                    "method": one.row.method, "network": one.row.network, "clients": one.row.clients,
+                    "up": dict(one.up), "down": dict(one.down),
+                }
+                for one in lines(setting)
+            ],
+        }
+        for setting in SETTINGS
+    ]  # fmt: skip
 
 
 def text(line: Line, reference: Line) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.cli.arguments import HOURS, Subparsers
+from protofleet.deploy.listing import add_listing_options
 
 EXIT_CODES: Final = (
     "exit codes: 0 all is well (warnings too); 1 a check, a step or a device has failed; "
@@ -19,7 +20,7 @@ def add_deploy(commands: Subparsers) -> None:
     steps = commands.add_parser("deploy", help=text, epilog=EXIT_CODES).add_subparsers(
         required=True, metavar="STEP", title="steps"
     )
-    _step(steps, "plan", "what `apply` would do; nothing is changed")
+    add_listing_options(_step(steps, "plan", "what `apply` would do; nothing is changed"))
     apply = _step(
         steps, "apply", "bring devices to the state that the file describes; a second time changes nothing"
     )
@@ -29,10 +30,10 @@ def add_deploy(commands: Subparsers) -> None:
     )
     group.add_argument("--replace", action="store_true", help="an enrolled name may get other keys")
     apply.add_argument("--force", action="store_true", help="deploy again what has failed on a device before")
-    _step(steps, "status", "the state of every device")
-    _step(steps, "doctor", "whether the devices meet the requirements").add_argument(
-        "--strict", action="store_true", help="a WARN counts as a FAIL"
-    )
+    add_listing_options(_step(steps, "status", "the state of every device"))
+    checked = _step(steps, "doctor", "whether the devices meet the requirements")
+    checked.add_argument("--strict", action="store_true", help="a WARN counts as a FAIL")
+    add_listing_options(checked)
     _step(steps, "drain", "stop devices when their current work is done; `apply` starts them again")
     _step(steps, "rollback", "back to the last good state before the present one")
     tune = _step(
@@ -55,6 +56,7 @@ def add_doctor(commands: Subparsers) -> None:
     command.add_argument("--gpu", action="store_true", help="check the GPU too")
     command.add_argument("--containers", action="store_true", help="check for containers too")
     command.add_argument("--broker", default="", metavar="HOST:PORT", help="to be reached from here")
+    add_listing_options(command)
     command.set_defaults(command=doctor)
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import DAYS, DEVICES, DUE, OPTIONAL_PORT, PORT, YEARS, Subparsers
+from protofleet.deploy.listing import add_listing_options
 
 PARTS = ("device", "coordinator", "broker")
 ROOT_HELP = "the operator's folder, as `enrol root` made it"
@@ -106,6 +107,7 @@ def _fleet(steps: Subparsers) -> None:
 def _list(steps: Subparsers) -> None:
     step = _step(steps, "list", "operator: list who is enrolled, and until when", at_root=True)
     step.add_argument("--due", type=DUE, metavar="DAYS", help="only those to be renewed within so many days")
+    add_listing_options(step)
 
 
 def _renew(steps: Subparsers) -> None:
@@ -173,7 +175,11 @@ def keys(options: argparse.Namespace) -> int:
     from protofleet.protocol.wire.names import valid_name
 
     for name in options.names:
-        path = options.folder / f"{valid_name(name)}.key"
+        try:
+            valid_name(name)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+        path = options.folder / f"{name}.key"
         if path.exists():
             raise SettingsError(f"{path} exists; remove it first to replace the old key")
         key_pair = Keys.new()

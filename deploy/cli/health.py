@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +14,8 @@ from protofleet.runtime.metrics_page import LOOPBACK, Endpoint
 SECONDS: Final = 5.0
 
 
-def health(settings: Path) -> tuple[bool, str]:
-    """Whether all checks pass, and one line for each."""
+def health(settings: Path) -> dict[str, str]:
+    """Each check by its name, and what is wrong; "" where nothing is."""
     url = endpoint(settings).url("/health")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -24,12 +23,14 @@ def health(settings: Path) -> tuple[bool, str]:
             checks = json.load(answer)
     except urllib.error.HTTPError as error:  # 503: a check fails
         if error.code != 503:
-            return False, f"FAIL process: something else answers on {url} (HTTP {error.code})"
+            return {"process": f"something else answers on {url} (HTTP {error.code})"}
         checks = json.load(error)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        return False, f"FAIL process: nothing answers on {url} ({reason}); is it running?"
-    return not any(checks.values()), format_checks(checks)
+        return {"process": f"nothing answers on {url} ({reason}); is it running?"}
+    if not isinstance(checks, dict):
+        return {"process": f"something else answers on {url}"}
+    return {str(name): str(problem or "") for name, problem in checks.items()}
 
 
 def endpoint(settings: Path) -> Endpoint:
@@ -41,6 +42,5 @@ def endpoint(settings: Path) -> Endpoint:
     return decode(Endpoint, {"host": host, "port": port}, str(settings))
 
 
-def format_checks(checks: Mapping[str, str]) -> str:
-    lines = [f"FAIL {name}: {problem}" if problem else f"PASS {name}" for name, problem in checks.items()]
-    return "\n".join(lines)
+def line_of(name: str, problem: str) -> str:
+    return f"FAIL {name}: {problem}" if problem else f"PASS {name}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,20 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from protofleet.deploy.cli.arguments import PUBLIC_BATCH, PUBLIC_SAMPLES, SEED, Subparsers
 from protofleet.deploy.errors import FAILED
+from protofleet.deploy.listing import Listing, add_listing_options
 from protofleet.protocol.link.meter import human_bytes
 
 if TYPE_CHECKING:
     from protofleet.methods.contract.overview import Overview
-
-
-def add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--json", action="store_true", help="one object or list, and nothing else on standard output"
-    )
-
-
-def print_json(found: object) -> None:
-    print(json.dumps(found, indent=1, allow_nan=False))
 
 
 def add_lists(commands: Subparsers) -> None:
@@ -35,10 +25,10 @@ def add_lists(commands: Subparsers) -> None:
     command.add_argument(
         "--cost", action="store_true", help="what a round of them costs in the papers' settings"
     )
-    add_json(command)
+    add_listing_options(command)
     command.set_defaults(command=methods)
     command = commands.add_parser("networks", help="the networks there are, their sizes and smallest images")
-    add_json(command)
+    add_listing_options(command)
     command.set_defaults(command=networks)
     command = commands.add_parser(
         "data", help="build or check data, print what it holds, and whether all have the same classes"
@@ -48,7 +38,7 @@ def add_lists(commands: Subparsers) -> None:
         help="TOML files of devices, a coordinator, a fleet or an experiment",
     )  # fmt: skip
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
-    add_json(command)
+    add_listing_options(command)
     command.set_defaults(command=data)
     add_public_set(commands)
     command = commands.add_parser(
@@ -75,36 +65,34 @@ def methods(options: argparse.Namespace) -> int:
     from protofleet.methods.contract.catalog import BrokenMethodError, names
     from protofleet.methods.contract.overview import Reference, overview
 
+    listing = Listing.of(options)
     if options.cost:
-        from protofleet.deploy.cli.costs import table
+        from protofleet.deploy.cli.costs import as_objects, table
 
-        print(table())
+        listing.line(table())
+        listing.end({"settings": as_objects()})
         return 0
     if options.name:
         from protofleet.deploy.cli.explain import explanation, settings_of
 
-        if options.json:
-            print_json(settings_of(options.name))
-        else:
-            print(explanation(options.name))
+        listing.line(explanation(options.name))
+        listing.end(settings_of(options.name))
         return 0
-    found, broken = [], []
+    found, broken = [], dict[str, str]()
     for name in names():
         try:
             found.append(overview(name))
         except BrokenMethodError as error:
-            broken.append(str(error))
-    if options.json:
-        print_json([as_table(one) for one in found])
-    else:
-        print(f"{'':12} {'measured':9} {'networks':9} {'numbers up':>11} {'down':>11}")
-        for one in found:
-            networks = "mixed" if one.method.mixed_networks else "one"
-            print(
-                f"{one.name:12} {one.method.reports:9} {networks:9} {one.up:>11,} {one.down:>11,}  {one.idea}"
-            )
-        print(f"Numbers of a device and round: {Reference().describe()}. More: docs/methods.md")
-    print("".join(f"protofleet: {words}\n" for words in broken), end="", file=sys.stderr)
+            broken[name] = str(error)
+    listing.line(f"{'':12} {'measured':9} {'networks':9} {'numbers up':>11} {'down':>11}")
+    for one in found:
+        networks = "mixed" if one.method.mixed_networks else "one"
+        listing.line(
+            f"{one.name:12} {one.method.reports:9} {networks:9} {one.up:>11,} {one.down:>11,}  {one.idea}"
+        )
+    listing.line(f"Numbers of a device and round: {Reference().describe()}. More: docs/methods.md")
+    listing.end({"methods": [as_table(one) for one in found], "broken": broken})
+    print("".join(f"protofleet: {words}\n" for words in broken.values()), end="", file=sys.stderr)
     return FAILED if broken else 0
 
 
@@ -118,17 +106,15 @@ def as_table(one: Overview) -> dict[str, Any]:
 def networks(options: argparse.Namespace) -> int:
     from protofleet.methods.nets.catalog import sizes
 
-    found = sizes()
-    if options.json:
-        print_json([asdict(one) for one in found])
-        return 0
-    print(f"{'':16} {'parameters':>11} {'as float32':>11}  smallest image")
+    listing, found = Listing.of(options), sizes()
+    listing.line(f"{'':16} {'parameters':>11} {'as float32':>11}  smallest image")
     for one in found:
         size = f"{one.smallest} x {one.smallest}{', 3 channels' if one.channels else ''}"
-        print(f"{one.name:16} {one.parameters:>11,} {human_bytes(one.bytes):>11}  {size}")
-    print(
+        listing.line(f"{one.name:16} {one.parameters:>11,} {human_bytes(one.bytes):>11}  {size}")
+    listing.line(
         "For 10 classes and 32 x 32 pixels in colour, and whole: with the head, and what a batch norm counts."
     )
+    listing.end({"networks": [asdict(one) for one in found]})
     return 0
 
 
@@ -141,6 +127,7 @@ def data(options: argparse.Namespace) -> int:
         participant for path in options.settings for participant in participants_in(path, options.set)
     ]
     require_same_classes(participants)
+    listing = Listing.of(options)
     tables: list[dict[str, Any]] = []
     for participant in participants:
         called = f"classes: {listed(participant.names) or 'unknown'}"
@@ -158,10 +145,8 @@ def data(options: argparse.Namespace) -> int:
             tables[-1] |= {"domain": shard.domain, **counts, "per_class": per_class}
             sizes = ", ".join(f"{part} {number}" for part, number in counts.items())
             line = f"{participant.name:16} {shard.domain:12} {sizes}; per class {per_class}; {called}"
-        if not options.json:
-            print(line)
-    if options.json:
-        print_json(tables)
+        listing.line(line)
+    listing.end({"data": tables})
     return 0
 
 

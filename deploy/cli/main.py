@@ -12,25 +12,39 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from protofleet.deploy.cli.parser import parser
 from protofleet.deploy.errors import FAILED, MISUSED
-from protofleet.protocol.settings.reader import SettingsError
-from protofleet.protocol.wire.printable import printable
-from protofleet.runtime.children import end_with_parent
-from protofleet.runtime.logs import Form, fields, log_uncaught_errors, set_up_logging
+
+if TYPE_CHECKING:
+    import argparse
+
+    from protofleet.runtime.logs import Form
+
+
+def parser() -> argparse.ArgumentParser:
+    from protofleet.deploy.cli.parser import parser
+
+    return parser()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    end_with_parent()
     say = print_error
+    try:  # what is imported out here would answer an interrupt with a traceback
+        from protofleet.protocol.settings.reader import SettingsError
+        from protofleet.runtime.children import end_with_parent
+        from protofleet.runtime.logs import set_up_logging
+    except KeyboardInterrupt:
+        return say("stopped", FAILED)
+    end_with_parent()
     try:
         options = parser().parse_args(arguments)
         form: Form = getattr(options, "log", "text")
         set_up_logging(sys.stderr, logging.DEBUG if options.verbose else logging.INFO, form)
         say = log_error if form == "json" else print_error
         code: int = options.command(options)
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()  # what cannot be written any more is said below, and not while the interpreter ends
     except KeyboardInterrupt:
         return say("stopped", FAILED)
     except BrokenPipeError:
@@ -66,21 +80,29 @@ def exit_process(code: int) -> NoReturn:
 
 
 def print_error(problem: str, code: int) -> int:
+    from protofleet.protocol.wire.printable import printable
+
     print("\n".join(map(printable, f"protofleet: {problem}".splitlines())), file=sys.stderr)
     return code
 
 
 def log_error(problem: str, code: int) -> int:
     """Where all that is said are objects, the last word is one too."""
+    from protofleet.runtime.logs import fields
+
     logging.getLogger("protofleet").error("%s", problem, extra=fields(exit_code=code))
     return code
 
 
 def program() -> NoReturn:
     """What a shell starts; it ends the process. `main` returns, for calls from Python."""
-    log_uncaught_errors()
     try:
+        from protofleet.runtime.logs import log_uncaught_errors
+
+        log_uncaught_errors()
         code = main()
+    except KeyboardInterrupt:  # before there was anything to stop
+        code = print_error("stopped", FAILED)
     except Exception:  # noqa: BLE001 - a bug of ours: its traceback is printed, and no core dump follows
         sys.excepthook(*sys.exc_info())
         code = FAILED

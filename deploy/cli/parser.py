@@ -27,10 +27,23 @@ from protofleet.protocol.settings.suggest import there_are
 # As argparse says it, with quotes around each choice or, in newer Pythons, without.
 INVALID_CHOICE: Final = re.compile(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)")
 CHOICE: Final = re.compile(r"[\w-]+")
+OPTION: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
 class Parser(argparse.ArgumentParser):
     """A mistake is a SettingsError, one line. Parsers of sub-commands are of this class too."""
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """What nobody knows is said by the sub-command that it was given to."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            options = sorted({*OPTION.findall(self.format_help())})
+            what = (
+                f"no option; {there_are(name, options)}" if name.startswith("-") else "one argument too many"
+            )
+            self.error(f"{name[:99]} is {what}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         if found := INVALID_CHOICE.fullmatch(message):

@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import SEEDS, SHARE, Subparsers
+from protofleet.deploy.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts
 from protofleet.runtime.launcher import Launcher
 
@@ -133,17 +134,20 @@ def add_compare(commands: Subparsers) -> None:
     )
     command.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for GitHub")
     command.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and curves")
+    add_listing_options(command)
     command.set_defaults(command=compare)
 
 
 def compare(options: argparse.Namespace) -> int:
     from protofleet.deploy.report.comparison import accuracy_target, read_groups, write
     from protofleet.deploy.report.comparison_page import comparison_page
-    from protofleet.deploy.report.comparison_tables import tables
+    from protofleet.deploy.report.comparison_tables import as_object, tables
 
     groups = read_groups(options.folders, options.view)
     shown = tables(groups, accuracy_target(groups, options.baseline, options.share), options.share)
-    print("\n\n".join(table.text() for table in shown))
+    listing = Listing.of(options)
+    listing.line("\n\n".join(table.text() for table in shown))
+    listing.end(as_object(groups, shown))
     if options.markdown:
         write(options.markdown, "\n".join(table.markdown() for table in shown))
     if options.html:

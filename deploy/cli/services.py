@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import DEVICES, ROUND, Subparsers, broker_changes
+from protofleet.deploy.errors import FAILED
+from protofleet.deploy.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts
 
 
@@ -133,16 +135,23 @@ def add_health(commands: Subparsers) -> None:
     command.add_argument(
         "settings", type=Path, nargs="+", help="the TOML file that it was started with; or several"
     )
+    add_listing_options(command)
     command.set_defaults(command=health)
 
 
 def health(options: argparse.Namespace) -> int:
-    from protofleet.deploy.cli.health import health
+    from protofleet.deploy.cli.health import health, line_of
 
-    checks = [health(path) for path in options.settings]
-    for path, (_, text) in zip(options.settings, checks, strict=True):
-        print(f"{path}:\n{text}" if len(checks) > 1 else text)
-    return 0 if all(healthy for healthy, _ in checks) else 1
+    listing = Listing.of(options)
+    found = {str(path): health(path) for path in options.settings}
+    for path, checks in found.items():
+        if len(found) > 1:
+            listing.line(f"{path}:", wrong=any(checks.values()))
+        for name, problem in checks.items():
+            listing.line(line_of(name, problem), wrong=bool(problem))
+    healthy = not any(problem for checks in found.values() for problem in checks.values())
+    listing.end({"healthy": healthy, "checks": found})
+    return 0 if healthy else FAILED
 
 
 def add_unban(commands: Subparsers) -> None:
@@ -151,6 +160,7 @@ def add_unban(commands: Subparsers) -> None:
         "name", nargs="?", default="", help="of the device; without it, list the banned devices"
     )
     command.add_argument("--folder", type=Path, required=True, help="of the run, for example runs/demo")
+    add_listing_options(command)
     command.set_defaults(command=unban)
 
 
@@ -162,16 +172,20 @@ def unban(options: argparse.Namespace) -> int:
     folder = options.folder / "coordinator"
     if not folder.is_dir():
         raise SettingsError(f"{options.folder} is no folder of a run: there is no {folder}")
-    banned = bans_in(folder)
+    listing, banned = Listing.of(options), bans_in(folder)
     if not options.name:
         lines = [f"{name}: {describe_ban(ban)}" for name, ban in banned.items()]
-        print("\n".join(lines) or f"no device is banned in {options.folder}")
+        listing.line("\n".join(lines) or f"no device is banned in {options.folder}")
+        listing.end(
+            {"banned": {name: {"until": ban.until, "times": ban.times} for name, ban in banned.items()}}
+        )
         return 0
     if options.name not in banned:
         known = ", ".join(banned) or "none"
         raise SettingsError(f"{options.name} is not banned in {options.folder}; banned: {known}")
     lift(folder, options.name)
-    print(f"{options.name} is no longer banned; its next hello brings it back")
+    listing.line(f"{options.name} is no longer banned; its next hello brings it back")
+    listing.end({"unbanned": options.name})
     return 0
 
 

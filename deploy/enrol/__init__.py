@@ -1,4 +1,4 @@
 """Keys and certificates: the operator's root, requests, approvals, revocations.
 
-May import: deploy.brokers, protocol.*.
+May import: deploy, deploy.brokers, protocol.*.
 """

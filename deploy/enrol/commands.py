@@ -27,6 +27,7 @@ from protofleet.deploy.enrol.local_federation import (
 from protofleet.deploy.enrol.mosquitto_conf import given_flags, listener_to_write, write_conf
 from protofleet.deploy.enrol.register import Entry
 from protofleet.deploy.enrol.request import REQUEST
+from protofleet.deploy.listing import Listing
 from protofleet.protocol.security.enrolment import CURRENT, load_trust
 from protofleet.protocol.security.records import day
 from protofleet.protocol.security.statements import (
@@ -36,7 +37,7 @@ from protofleet.protocol.security.statements import (
     read_armoured,
     same_fingerprint,
 )
-from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.settings.reader import SettingsError, encode
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
 
@@ -153,18 +154,22 @@ def _federation_of(o: Options) -> str:
 
 def show(o: Options) -> int:
     authority = Authority(o.root)
-    now, register = authority.now(), authority.register
+    now, register, listing = authority.now(), authority.register, Listing.of(o)
+    found = []
     for entry in _due(authority, o.due) if o.due is not None else sorted(
         (e for e in register.entries if e.part != "check"), key=lambda e: (e.name, e.serial)
     ):  # fmt: skip
         reason = f" ({entry.reason})" if entry.reason else ""
         root = f" root {entry.root}" if len(register.roots) > 1 else ""
         until = day(entry.not_after)[:16]
-        print(
+        listing.line(
             f"{entry.name:20} {entry.part:12} {entry.state(now):8} until {until} {entry.serial}{root}{reason}"
         )
-    if len(register.roots) > 1:
-        print(lifecycle.rotation_status(authority))
+        found.append({**encode(entry), "state": entry.state(now)})
+    rotation = lifecycle.rotation_status(authority) if len(register.roots) > 1 else ""
+    if rotation:
+        listing.line(rotation)
+    listing.end({"federation": authority.federation, "enrolled": found, "rotation": rotation})
     return 0
 
 

@@ -21,6 +21,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerError
 
 MOSQUITTO: Final = "mosquitto"  # the user that Mosquitto becomes when root starts it
+ROOT: Final = "root"
 OPTIONS: Final = {"port": "port", "listen": "host", "plain_port": "plain_port", "user": "user"}
 
 
@@ -39,7 +40,7 @@ def listener_to_write(o: argparse.Namespace, folder: Path) -> ListenerSettings |
     if user := given.get("user"):
         _check_user(user)
     if not path.exists():
-        return replace(ListenerSettings(user=_default_user()), **given)
+        return replace(ListenerSettings(user=_default_user(folder)), **given)
     before = written_listener(folder)
     if given and before is None:
         raise SettingsError(
@@ -83,9 +84,12 @@ def _reload(folder: Path) -> None:
         print(error)
 
 
-def _default_user() -> str:
-    """A Mosquitto that root starts changes to another user, who cannot read files of root."""
-    return MOSQUITTO if os.geteuid() == 0 and _user_exists(MOSQUITTO) else ""
+def _default_user(folder: Path) -> str:
+    """A Mosquitto that root starts changes to another user where no user is named. It stays root where that one
+    could not get at the folder: what is printed has to start as it stands."""
+    if os.geteuid() != 0:
+        return ""
+    return MOSQUITTO if _user_exists(MOSQUITTO) and not _first_closed_folder(folder, MOSQUITTO) else ROOT
 
 
 def _check_user(user: str) -> None:
@@ -115,7 +119,9 @@ def _chown(folder: Path, user: str) -> None:
 
 
 def _explain_access(folder: Path, user: str) -> None:
-    if not user:
+    if user == ROOT:
+        print(f"  started by root, it stays root, {_reason_to_stay_root(folder)}")
+    elif not user:
         print(
             f"  started by root, Mosquitto becomes another user, which cannot read {folder}: when it is installed "
             f"here, run `enrol install` of the broker's approval with --user {MOSQUITTO}"
@@ -130,11 +136,23 @@ def _explain_access(folder: Path, user: str) -> None:
         print(f"  started by root, it becomes {user}, which owns {folder} now")
 
 
+def _reason_to_stay_root(folder: Path) -> str:
+    again = f"for another user remove {folder / CONF_FILE} and run `enrol install` of its approval"
+    if not _user_exists(MOSQUITTO):
+        return f"as there is no user {MOSQUITTO} on this machine; {again} when there is"
+    if (closed := _first_closed_folder(folder, MOSQUITTO)) is None:
+        return "as its settings say"
+    mode = closed.stat().st_mode & 0o777
+    return (
+        f"as {MOSQUITTO} may not enter {closed} (mode {mode:04o}); {again} once it may (chmod o+x {closed})"
+    )
+
+
 def _first_closed_folder(folder: Path, user: str) -> Path | None:
-    """The topmost parent folder that the user may not enter."""
+    """The topmost parent folder that the user may not enter; those that are still to be made let anybody in."""
     account = pwd.getpwnam(user)
     groups = os.getgrouplist(user, account.pw_gid)
-    for parent in reversed(folder.absolute().parents):
+    for parent in reversed([parent for parent in folder.absolute().parents if parent.exists()]):
         found = parent.stat()
         bit = 0o100 if found.st_uid == account.pw_uid else 0o010 if found.st_gid in groups else 0o001
         if account.pw_uid and not found.st_mode & bit:

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from protofleet.deploy.enrol import lifecycle
 from protofleet.deploy.enrol.authority import Authority
@@ -31,13 +31,15 @@ from protofleet.deploy.fleet.rollout import Rollout, connections, roll_back_by_h
 from protofleet.deploy.fleet.settings import Fleet, Host, read_fleet
 from protofleet.deploy.fleet.software import make_release
 from protofleet.deploy.fleet.ssh import Ssh
-from protofleet.deploy.fleet.status import status_line, status_title
+from protofleet.deploy.fleet.status import ROW_FORMAT, status_cells, status_object, status_title
+from protofleet.deploy.listing import Listing
 from protofleet.protocol.settings.reader import SettingsError
 
 Options = argparse.Namespace
 T = TypeVar("T")
 Connect: TypeAlias = Callable[[Fleet, dict[str, Host]], AbstractContextManager[dict[str, Ssh]]]
 OK: Final = 0
+TEXT: Final = Listing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +94,18 @@ def _open(o: Options, changes: bool, connect: Connect) -> Iterator[Deployment]:
 
 
 def plan(d: Deployment, o: Options) -> int:
-    code = OK
+    code, listing, found = OK, Listing.of(o), dict[str, Any]()
     for name, planned in d.run_on_each(lambda ssh: d.rollout.plan(ssh)[2]):
         if isinstance(planned, RunError):
             code = FAILED
-            _print(name, str(planned))
+            listing.line(f"{name:16} {planned}", wrong=True)
+            found[name] = {"steps": [], "problem": str(planned)}
             continue
-        for step in planned:
-            _print(name, describe(step))
-        if not planned:
-            _print(name, "nothing to do")
+        steps = [describe(step) for step in planned]
+        for step in steps or ["nothing to do"]:
+            listing.line(f"{name:16} {step}")
+        found[name] = {"steps": steps, "problem": ""}
+    listing.end({"devices": found})
     return code
 
 
@@ -121,28 +125,33 @@ def apply(d: Deployment, o: Options) -> int:
 
 
 def status(d: Deployment, o: Options) -> int:
-    code = OK
-    print(status_title())
+    code, listing, found = OK, Listing.of(o), dict[str, Any]()
+    listing.line(status_title())
     for name, facts in d.run_on_each(gather_facts):
         if isinstance(facts, RunError):
             code = FAILED
-            print(f"{name:16} {facts}")
+            listing.line(f"{name:16} {facts}", wrong=True)
+            found[name] = {"healthy": False, "problem": str(facts)}
             continue
-        line, healthy = status_line(name, facts, d.rollout.control.target(name, facts).desired)
+        cells, healthy = status_cells(name, facts, d.rollout.control.target(name, facts).desired)
         code = code if healthy else FAILED
-        print(line)
+        listing.line(ROW_FORMAT.format(*cells), wrong=not healthy)
+        found[name] = {"healthy": healthy, "problem": "", **status_object(cells)}
+    listing.end({"devices": found})
     return code
 
 
 def doctor(d: Deployment, o: Options) -> int:
-    code = OK
+    code, listing, found = OK, Listing.of(o), dict[str, Any]()
     for name, checks in d.run_on_each(lambda ssh: _check(d, ssh)):
         if isinstance(checks, RunError):
             checks = [Check("ssh", "FAIL", str(checks), "nothing else can be checked until ssh works")]
         else:
             checks = [Check("ssh", "PASS", "it accepts our key, and its host key is the known one"), *checks]
-        print(f"{name}:")
-        code = max(code, print_checks(checks, o.strict))
+        listing.line(f"{name}:", wrong=failed(checks, o.strict))
+        code = max(code, print_checks(checks, o.strict, listing))
+        found[name] = [asdict(check) for check in checks]
+    listing.end({"devices": found})
     return code
 
 
@@ -161,16 +170,22 @@ def check_this_machine(o: Options) -> int:
     command = ["sh", str(FACTS_SCRIPT), "deep", sys.executable, host, port]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     workload = Workload("container" if o.containers else "venv", needs_gpu=o.gpu)
-    facts = read_facts(done.stdout)
-    return print_checks(run_checks(facts, workload, facts.now), o.strict)
+    facts, listing = read_facts(done.stdout), Listing.of(o)
+    checks = run_checks(facts, workload, facts.now)
+    code = print_checks(checks, o.strict, listing)
+    listing.end({"checks": [asdict(check) for check in checks]})
+    return code
 
 
-def print_checks(checks: list[Check], strict: bool) -> int:
+def print_checks(checks: list[Check], strict: bool, listing: Listing = TEXT) -> int:
     for check in checks:
         fix = f"; {check.fix}" if check.fix and check.verdict != "PASS" else ""
-        print(f"  {check.verdict}  {check.name:14} {check.reason}{fix}")
-    bad = failures(checks) or (strict and [check for check in checks if check.verdict == "WARN"])
-    return FAILED if bad else OK
+        listing.line(f"  {check.verdict}  {check.name:14} {check.reason}{fix}", wrong=failed([check], strict))
+    return FAILED if failed(checks, strict) else OK
+
+
+def failed(checks: list[Check], strict: bool) -> bool:
+    return bool(failures(checks)) or (strict and any(check.verdict == "WARN" for check in checks))
 
 
 def drain(d: Deployment, o: Options) -> int:

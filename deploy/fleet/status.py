@@ -9,14 +9,23 @@ from protofleet.protocol.security.records import day
 ROW_FORMAT = "{:16} {:12} {:18} {:28} {:>5} {:>8} {:>7}  {}"
 
 
+TITLES = ("device", "service", "release", "now", "round", "accepted", "hottest", "good since")
+
+
 def status_title() -> str:
-    return ROW_FORMAT.format(
-        "device", "service", "release", "now", "round", "accepted", "hottest", "good since"
-    )
+    return ROW_FORMAT.format(*TITLES)
 
 
-def status_line(name: str, facts: Facts, desired: Desired) -> tuple[str, bool]:
-    """The line, and whether the device is healthy and in its desired state."""
+def status_object(cells: tuple[str | int, ...]) -> dict[str, str | int | None]:
+    """For programs; None for what is not known."""
+    return {
+        title.replace(" ", "_"): None if cell == "-" else cell
+        for title, cell in zip(TITLES, cells, strict=True)
+    }
+
+
+def status_cells(name: str, facts: Facts, desired: Desired) -> tuple[tuple[str | int, ...], bool]:
+    """What stands in its line, and whether the device is healthy and in its desired state."""
     here = facts.installed
     service, status = here.service, here.status
     alive = status if status is not None and status.pid == service.pid else None
@@ -30,9 +39,9 @@ def status_line(name: str, facts: Facts, desired: Desired) -> tuple[str, bool]:
             now = doing if alive.heard else "no coordinator has answered"
     wanted_here = here.release == desired.release and is_known_good(here.good, desired)
     heat = max((value for _, value in facts.temperatures), default=None)
-    line = ROW_FORMAT.format(
+    cells = (
         name, service.active or "not installed", (here.release or "-") + ("" if wanted_here else " *"), now,
         alive.round if alive else "-", alive.accepted if alive else "-", f"{heat:.0f} C" if heat is not None else "-",
         day(here.good.at) if here.good else "never" + (" (* is not what the file says)" if not wanted_here else ""),
     )  # fmt: skip
-    return line, is_healthy(facts) and wanted_here
+    return cells, is_healthy(facts) and wanted_here

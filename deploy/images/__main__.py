@@ -8,6 +8,7 @@ from pathlib import Path
 
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import TARGETS, Build, base_image, build, size_table, unpinned_warning
+from protofleet.deploy.images.docker_engine import require_docker
 from protofleet.deploy.images.image_ids import IDS_FILE
 
 
@@ -55,6 +56,7 @@ def main() -> int:
             if options.pinned:
                 raise RunError(warning)
             print(f"images: {warning}", file=sys.stderr)
+        require_docker(*(("buildx",) if options.command == "build" else ()))
         for wanted in builds if options.command == "build" else []:
             build(wanted, built=options.built)
         print(size_table([wanted.tag for wanted in builds]))

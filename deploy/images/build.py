@@ -15,6 +15,7 @@ from typing import Final
 
 from protofleet.deploy.checkout import ROOT, copy_sources, is_checkout
 from protofleet.deploy.errors import RunError
+from protofleet.deploy.images.docker_engine import UNFETCHED
 from protofleet.deploy.images.image_ids import FIXED_NAME, IDS_FILE, save_id
 from protofleet.deploy.locks.lockfile import (
     LOCKS_FOLDER,
@@ -64,7 +65,10 @@ def build(wanted: Build, environment: Mapping[str, str] | None = None, built: Pa
             wanted.command(context), env={**os.environ, **(environment or {}), "DOCKER_BUILDKIT": "1"}
         )
     if done.returncode:
-        raise RunError(f"docker failed to build {wanted.tag}; its output is above")
+        raise RunError(
+            f"docker failed to build {wanted.tag}; its output is above. {UNFETCHED}; BASE=name names "
+            "another image to build on, WHEELS=folder brings packages along"
+        )
     save_id(wanted.tag, built, environment)
 
 

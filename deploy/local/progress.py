@@ -1,4 +1,4 @@
-"""The progress of a run: a live display in a terminal, plain lines anywhere else."""
+"""The progress of a run: a live display that fits its terminal, or a plain line a round anywhere else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,7 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from protofleet.deploy.local.screen_lines import NAME_CELLS, one_line, packed
 from protofleet.protocol.link.meter import human_bytes
+
+FIXED_LINES: Final = 5  # the title, the bar, the traffic, the time, and the cursor's own
 
 
 @dataclass
@@ -36,6 +39,7 @@ class RunState:
     earlier_bytes: dict[str, int] = field(default_factory=dict)  # of rounds before this process began
     transfers: dict[str, str] = field(default_factory=dict)  # by device, how far its answer is
     round_seconds: list[float] = field(default_factory=list)
+    asked: int = 0  # questions of this process
     finished: bool = False  # all processes may exit now
 
     def apply(self, event: dict[str, Any]) -> None:
@@ -44,7 +48,7 @@ class RunState:
                 self.present = roster
             case {"event": "asked", "round": int(number), "phase": str(phase), "cohort": [*cohort]}:
                 self.round, self.phase, self.cohort, self.answered = number, phase, cohort, []
-                self.transfers = {}
+                self.transfers, self.asked = {}, self.asked + 1
             case {"event": "transfer", "device": str(device)}:
                 self.transfers[device] = transfer_words(event)
             case {"event": "answered", "device": str(device)}:
@@ -134,10 +138,12 @@ class Progress:
         """The line for an event where there is no terminal; "" for events that need none."""
         p = self._state
         match event.get("event"):
+            case "joined" if not p.asked:
+                return ""  # of a hundred devices these were a hundred lines
             case "joined" | "left":
                 return f"{event['device']} has {event['event']}, {p.present} present"
-            case "asked":
-                return f"{p.stage}: {len(p.cohort)} devices asked"
+            case "asked" if p.asked == 1:
+                return f"{p.stage}: {len(p.cohort)} devices asked, {p.present} present"
             case "transfer":
                 return f"{event['device']}: {transfer_words(event)}"
             case "dropped":
@@ -162,41 +168,60 @@ class Progress:
 
     def render(self) -> Group:
         p = self._state
-        title = Text(p.stage, style="bold")
+        answered = f": {len({*p.answered})} of {len(p.cohort)} have answered" if p.cohort else ""
         elapsed = f"{time.monotonic() - p.started_at:.0f} s elapsed"
         left = f", about {p.seconds_left:.0f} s left" if p.seconds_left is not None else ""
-        rows: list[RenderableType] = [
-            title,
-            self._bar(),
-            self._devices(),
-            self._domains(),
-        ]
-        rows += [Text(self._traffic()), Text(elapsed + left, style="dim")]
-        return Group(*rows)
+        width, room = self._console.width - 1, max(2, self._console.height - FIXED_LINES)
+        domains = min(len(p.accuracy), room // 2)
+        return Group(
+            one_line(p.stage + answered, width, "bold"),
+            self._bar(width),
+            *self._devices(width, room - domains),
+            *self._domains(width, domains),
+            one_line(self._traffic(), width),
+            one_line(elapsed + left, width, "dim"),
+        )
 
-    def _bar(self) -> Table:
+    def _bar(self, width: int) -> Table:
         """In a table: rich prints no line break after a bar alone."""
         table = Table.grid()
-        table.add_row(ProgressBar(self._state.rounds, len(self._state.round_seconds), width=60))
+        bar = ProgressBar(self._state.rounds, len(self._state.round_seconds), width=min(60, width))
+        table.add_row(bar)
         return table
 
-    def _devices(self) -> Text:
+    def _devices(self, width: int, lines: int) -> list[Text]:
+        """Where not all find room, those that are waited for come first."""
         p = self._state
         if not p.cohort:
-            return Text(f"{p.present} devices present")
-        text = Text()
-        for device in p.cohort:
-            answered = device in p.answered
-            text.append(f"{'✓' if answered else '·'} {device}  ", style="green" if answered else "dim")
-            if words := p.transfers.get(device):
-                text.append(f"({words})  ", style="dim")
-        return text
+            return [one_line(f"{p.present} devices present", width)]
+        answered = {*p.answered}
+        found = packed([self._device(device, device in answered) for device in p.cohort], width, lines)
+        if len(found) < lines or found[-1].plain[:3] != "...":
+            return found
+        order = sorted(p.cohort, key=lambda device: (device in answered, device not in p.transfers))
+        return packed([self._device(device, device in answered) for device in order], width, lines)
 
-    def _domains(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        for domain, value in sorted(self._state.accuracy.items()):
-            table.add_row(Text(domain), ProgressBar(1.0, value, width=30), f"{value:6.1%}")
-        return table
+    def _device(self, device: str, answered: bool) -> Text:
+        cell = Text(f"{'✓' if answered else '·'} ", style="green" if answered else "dim")
+        cell.append_text(one_line(device, NAME_CELLS))
+        if words := self._state.transfers.get(device):
+            cell.append(f"  ({words})", style="dim")
+        return cell
+
+    def _domains(self, width: int, lines: int) -> list[RenderableType]:
+        """The last line counts those that find none."""
+        values = sorted(self._state.accuracy.items())
+        shown = values if len(values) <= lines else values[: max(0, lines - 1)]
+        longest = max((Text(domain).cell_len for domain, _ in shown), default=0)
+        name_width = min(longest, NAME_CELLS, max(4, width - 14))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for domain, value in shown:
+            bar = ProgressBar(1.0, value, width=max(2, min(30, width - name_width - 10)))
+            table.add_row(one_line(domain, name_width), bar, f"{value:6.1%}")
+        mean = f"; the mean of all is {self._state.mean_accuracy or 0:.1%}"
+        more = f"... and {len(values) - len(shown)} more{mean}"
+        rows: list[RenderableType] = [table] if shown else []
+        return rows if len(shown) == len(values) else [*rows, one_line(more, width, "dim")]
 
     def _traffic(self) -> str:
         b = self._state.bytes

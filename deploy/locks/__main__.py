@@ -2,11 +2,13 @@
 
 uv resolves for every Python and machine at once, and says the hash of every file of each version. It lives in an
 environment of its own and is no dependency. `--wheels DIR` adds builds that are on no public index, as some of torch.
+`--check` writes nothing: it asks the index whether all that is locked can be had for each Python and machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +29,10 @@ RESOLVER: Final = "uv==0.13.9"
 SOURCE: Final = LOCKS_FOLDER.parent.parent
 CONSTRAINTS: Final = LOCKS_FOLDER.parent / "constraints.txt"
 DATA_REQUIREMENTS: Final = LOCKS_FOLDER.parent / "requirements-data.txt"
-OLDEST_PYTHON: Final = "3.10"
+PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")  # as pyproject.toml says
+MACHINES: Final = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
+CHECK_SECONDS: Final = 120.0
+NOT_CHECKED: Final = 3
 TORCH_PACKAGES: Final = frozenset({"torch", "torchvision"})
 BUILD_PACKAGES: Final = frozenset({"setuptools"})  # of our own wheel, as pyproject.toml asks for
 CUDA_PREFIXES: Final = ("nvidia-", "cuda-", "triton")
@@ -48,7 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path(".venv") / "locks", help="where uv is installed")
     wheels = "with more builds to allow"
     parser.add_argument("--wheels", type=Path, action="append", default=[], metavar="DIR", help=wheels)
+    only = "write nothing; is all that is locked to be had for each Python?"
+    parser.add_argument("--check", action="store_true", help=only)
     options = parser.parse_args(arguments)
+    if options.check:
+        return check_with_tool(options.folder)
     try:
         uv = install_tool(RESOLVER, options.folder, "--only-binary=:all:")
         locks = group_by_lock(lambda *more: resolve(uv, *more))
@@ -63,6 +72,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def check_with_tool(folder: Path) -> int:
+    """3 where there is no index to ask: what was not looked up is not called installable."""
+    try:
+        uv = install_tool(RESOLVER, folder, "--only-binary=:all:")
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(
+            f"locks: not checked: {reason_of(error)}; run it again where there is a network", file=sys.stderr
+        )
+        return NOT_CHECKED
+    return check(uv, [path for path in sorted(LOCKS_FOLDER.glob("*.txt")) if path.stem != "cpu"])
+
+
+def check(uv: Path, locks: Sequence[Path]) -> int:
+    """A line for each Python and machine: nothing is downloaded but what the index says of each package."""
+    code = 0
+    for python, machine in itertools.product(PYTHONS, MACHINES):
+        if problem := problem_on(python, machine, uv, locks):
+            print(f"locks: Python {python} on {machine}: {problem}", file=sys.stderr)
+            code = 1
+        else:
+            print(f"Python {python} on {machine}: all that is locked can be installed")
+    return code
+
+
+def problem_on(python: str, machine: str, uv: Path, locks: Sequence[Path]) -> str:
+    """Why the locks cannot be installed there; "" where they can."""
+    how = ("--no-deps", "--require-hashes", "--only-binary=:all:", "--target", str(uv.parent / "nowhere"))
+    command = [str(uv), "pip", "install", "--dry-run", "--quiet", *how]
+    command += ["--python-version", python, "--python-platform", machine]
+    command += [word for lock in locks for word in ("-r", str(lock))]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"the index has not answered in {CHECK_SECONDS:g} s"
+    why = " ".join(done.stderr.split()) or "uv failed and said nothing"  # it breaks its lines for a terminal
+    return why.partition("cause: ")[2] or why if done.returncode else ""
+
+
 def reason_of(error: subprocess.CalledProcessError | subprocess.TimeoutExpired) -> str:
     if isinstance(error, subprocess.TimeoutExpired):
         return f"{RESOLVER} was not installed in {error.timeout:g} s"
@@ -72,7 +119,7 @@ def reason_of(error: subprocess.CalledProcessError | subprocess.TimeoutExpired) 
 def resolve(uv: Path, *more: str) -> list[LockedPackage]:
     """All packages that the project needs, with the extras or requirements that `more` names."""
     output = ("--generate-hashes", "--no-header", "--no-annotate", "-q")
-    command = [str(uv), "pip", "compile", "--universal", "--python-version", OLDEST_PYTHON, *output]
+    command = [str(uv), "pip", "compile", "--universal", "--python-version", PYTHONS[0], *output]
     command += ["-c", str(CONSTRAINTS), *more]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=SOURCE)
     return read_lock(done.stdout)

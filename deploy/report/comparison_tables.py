@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
+from typing import Any
 
 from protofleet.deploy.report.comparison import AccuracyTarget, Group, Point
 from protofleet.deploy.report.numbers import NONE, percent_points, plain_number
@@ -33,6 +34,10 @@ class Table:
         ]
         return "\n".join([self.title, *lines, self.note]).rstrip()
 
+    def as_object(self) -> dict[str, Any]:
+        rows = [dict(zip(self.head, row, strict=True)) for row in self.rows]
+        return {"title": self.title, "note": self.note, "rows": rows}
+
     def markdown(self) -> str:
         rule = ["---", *("---:" for _ in self.head[1:])]
         rows = [
@@ -49,6 +54,24 @@ def escaped(cell: str) -> str:
 
 def tables(groups: Sequence[Group], target: AccuracyTarget | None, share: float) -> list[Table]:
     return [final_table(groups), best_table(groups), bytes_table(groups, target, share)]
+
+
+def as_object(groups: Sequence[Group], shown: Sequence[Table]) -> dict[str, Any]:
+    """For programs: the tables as they are shown, and a number for each of a row's seeds."""
+    rows = [
+        {
+            "name": group.name, "method": group.method, "view": group.view,
+            "seeds": [run.summary["seed"] for run in group.runs],
+            "final": [asdict(point) for point in group.final_points()],
+            "best_by_validation": [asdict(point) for point in group.best_points()],
+            "bytes": [
+                {"up": run.total_bytes("payload", UP), "down": run.total_bytes("payload", DOWN),
+                 "wire": run.total_bytes("wire", UP, DOWN)} for run in group.runs
+            ],
+        }
+        for group in groups
+    ]  # fmt: skip
+    return {"rows": rows, "tables": [table.as_object() for table in shown]}
 
 
 def final_table(groups: Sequence[Group]) -> Table:

@@ -11,11 +11,13 @@ from protofleet.deploy.cli.arguments import DEVICES
 from protofleet.deploy.cli.parser import Parser
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import unpinned_warning
+from protofleet.deploy.images.docker_engine import require_docker
 from protofleet.deploy.images.image_ids import IDS_FILE, ids_of, read_ids
 from protofleet.deploy.local.experiment import Experiment, read_experiment
 from protofleet.deploy.stack import compose
+from protofleet.deploy.stack.earlier_runs import earlier_run, has_other_settings, put_aside
 from protofleet.deploy.stack.layout import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, Stack
-from protofleet.deploy.stack.prepare import prepare
+from protofleet.deploy.stack.prepare import check_names, prepare
 from protofleet.protocol.settings.reader import SettingsError
 
 SETTINGS = (*DEFAULT_SETTINGS, *OPTIONAL_SETTINGS)
@@ -63,6 +65,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--pinned", action="store_true", help=pinned)
     built = "up: the ids of the images that were built here"
     top.add_argument("--built", type=Path, default=IDS_FILE, metavar="FILE", help=built)
+    fresh = "up: keep the results of a run of this name under another one, and begin anew"
+    top.add_argument("--fresh", action="store_true", help=fresh)
     top.add_argument("--forget", action="store_true", help="down: remove keys, results and metrics as well")
     return top
 
@@ -91,12 +95,18 @@ def with_devices(experiment: Experiment, number: int) -> Experiment:
 
 def up(options: argparse.Namespace) -> int:
     stack = stack_from(options)
-    compose.check_docker()
+    require_docker("compose")
     stack = stack.with_image_ids(ids_of(stack.images, read_ids(options.built)))
     if warning := unpinned_warning(stack.images):
         if options.pinned:
             raise SettingsError(warning)
         print(f"stack: {warning}", file=sys.stderr)
+    check_names(stack)
+    earlier = earlier_run(stack, options.fresh)
+    if earlier or has_other_settings(stack):
+        compose.down(stack.folder, forget=False)  # whoever runs has read the earlier settings
+    if earlier:
+        put_aside(earlier)
     prepare(stack)
     compose.up(stack.folder)
     print(compose.endpoints(stack))

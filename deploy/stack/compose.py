@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import time
@@ -12,6 +11,7 @@ from typing import Final
 
 from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.deploy.errors import RunError
+from protofleet.deploy.images.docker_engine import UNFETCHED, require_docker
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.deploy.stack.layout import Stack
 from protofleet.deploy.stack.prepare import COMPOSE
@@ -20,6 +20,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 ENVIRONMENT_FILE: Final = "compose.env"
 DEVICES_FILE: Final = "devices.yaml"
 POLL_SECONDS: Final = 1.0
+PROMETHEUS: Final = "prometheus"
 
 
 def compose_command(folder: Path, *arguments: str) -> list[str]:
@@ -29,20 +30,40 @@ def compose_command(folder: Path, *arguments: str) -> list[str]:
 
 
 def up(folder: Path) -> None:
-    check_docker()
-    _run(compose_command(folder, "up", "--detach", "--remove-orphans"), "the stack did not start")
+    was_there = _asked(folder, "ps", "--status", "running", "--quiet", PROMETHEUS)
+    command = compose_command(folder, "up", "--detach", "--remove-orphans")
+    if subprocess.run(command).returncode:
+        raise RunError(
+            f"the stack did not start; docker's output is above, `make logs` has more. {UNFETCHED}; "
+            "`make images` builds ours; ARGS='--with PROMETHEUS_IMAGE=name' takes another image, as one that was "
+            "loaded here, and ARGS='--with COMPOSE_PROFILES=' does without Grafana"
+        )
+    if was_there.strip():
+        # It reads its settings again, which an operator may have edited. From inside: whom `docker kill` signals the
+        # engine does not start again when it dies.
+        _asked(folder, "exec", "-T", PROMETHEUS, "sh", "-c", "kill -HUP 1")
+
+
+def _asked(folder: Path, *words: str) -> str:
+    return subprocess.run(compose_command(folder, *words), capture_output=True, text=True).stdout
 
 
 def down(folder: Path, forget: bool) -> None:
-    if not (folder / ENVIRONMENT_FILE).exists():
-        raise RunError(f"there is no stack in {folder}; say FOLDER=... if it is elsewhere")
-    check_docker()
-    _run(compose_command(folder, "down", "--remove-orphans"), "the stack did not stop")
+    _require_stack(folder)
+    if subprocess.run(compose_command(folder, "down", "--remove-orphans")).returncode:
+        raise RunError("the stack did not stop; docker's output is above")
     if forget:
         shutil.rmtree(folder)
 
 
+def _require_stack(folder: Path) -> None:
+    if not (folder / ENVIRONMENT_FILE).exists():
+        raise RunError(f"there is no stack in {folder}; say FOLDER=... if it is elsewhere")
+    require_docker("compose")
+
+
 def logs(folder: Path) -> int:
+    _require_stack(folder)
     return subprocess.run(compose_command(folder, "logs", "--follow", "--tail", "100")).returncode
 
 
@@ -102,18 +123,3 @@ def endpoints(stack: Stack) -> str:
         address, password = environment["GRAFANA_PORT"], stack.folder / "grafana" / "password"
         lines.append(f"Grafana: http://{address}, user admin, password in {password}")
     return "\n".join(lines)
-
-
-def _run(command: list[str], problem: str) -> None:
-    if subprocess.run(command).returncode:
-        raise RunError(f"{problem}; docker's output is above, `make logs` has more")
-
-
-def check_docker() -> None:
-    if shutil.which("docker") is None:
-        raise RunError("there is no docker on this machine; install Docker with its compose plugin")
-    done = subprocess.run(["docker", "compose", "version"], capture_output=True, env=os.environ)
-    if done.returncode:
-        raise RunError(
-            "docker has no compose plugin; install docker-compose-plugin (Debian 13: docker-compose)"
-        )

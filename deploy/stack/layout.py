@@ -74,6 +74,12 @@ class Stack:
     def federation(self) -> LocalFederation:
         return LocalFederation(self.folder / "enrolled")
 
+    @cached_property
+    def federation_name(self) -> str:
+        """Of the first run in this folder: keys and metrics are the federation's, and go on with other runs."""
+        there = self.federation
+        return there.authority().federation if there.root.exists() else self.experiment.name
+
     @property
     def run_folder(self) -> Path:
         """Where the coordinator writes the run's results."""
@@ -114,7 +120,7 @@ class Stack:
             "STACK_NAME": self.name,
             "STACK_FOLDER": str(self.folder.absolute()),
             "STACK_USER": "{}:{}".format(*container_user()),
-            "FEDERATION": self.experiment.name,
+            "FEDERATION": self.federation_name,
         }
         chosen = {key: self.settings.get(key, value) for key, value in DEFAULT_SETTINGS.items()}
         chosen["COMPOSE_PROFILES"] = ("cluster," if self.cluster else "single,") + chosen["COMPOSE_PROFILES"]

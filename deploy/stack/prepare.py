@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +25,8 @@ from protofleet.deploy.enrol.local_federation import (
 )
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
+from protofleet.deploy.stack.earlier_runs import EXPERIMENT_FILE, require_same_run
+from protofleet.deploy.stack.edited_files import copy_unless_edited, say_what_stays
 from protofleet.deploy.stack.layout import (
     ALL_INTERFACES,
     CONTAINER_ROOT,
@@ -49,6 +50,7 @@ BROKER_HOSTS: Final = (BROKER, "localhost", "127.0.0.1")
 BROKER_PORT: Final = 8883
 BROKER_ROOT: Final = Path("/broker")  # where its enrolled files are mounted
 HEALTHCHECK_DAYS: Final = 3650
+OPERATOR_FOLDER: Final = "own"  # where Prometheus looks for more rules, targets and Alertmanagers
 
 
 def prepare(stack: Stack) -> None:
@@ -56,7 +58,8 @@ def prepare(stack: Stack) -> None:
         raise SettingsError(
             "the stack is started from a checkout of protofleet; this is an installed package"
         )
-    _check_names(stack)
+    check_names(stack)
+    require_same_run(stack)
     _write_experiment(stack)
     _enrol(stack)
     _write_settings(stack)
@@ -67,7 +70,7 @@ def prepare(stack: Stack) -> None:
     _chown_for_containers(stack)
 
 
-def _check_names(stack: Stack) -> None:
+def check_names(stack: Stack) -> None:
     if taken := sorted({*stack.devices} & {*RESERVED_NAMES}):
         reason = "a part of the stack has that name; rename its domain"
         raise SettingsError(f"a device of this stack cannot be called {taken[0]!r}: {reason}")
@@ -80,20 +83,15 @@ def _check_names(stack: Stack) -> None:
 
 
 def _write_experiment(stack: Stack) -> None:
-    """The state in a folder belongs to one experiment: the coordinator would refuse other settings."""
-    written = stack.folder / "experiment.toml"
-    text = write_toml(encode(stack.experiment))
-    if written.exists() and written.read_text() != text:
-        raise SettingsError(
-            f"{stack.folder} holds a stack with other settings; `make down FORGET=1` stops and removes it, "
-            f"or give this one another FOLDER"
-        )
-    _write(written, text)
+    """In the stack's folder what is learned now; in the run's what its results are of."""
+    for folder in (stack.folder, stack.run_folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / EXPERIMENT_FILE, write_toml(encode(stack.experiment)))
 
 
 def _enrol(stack: Stack) -> None:
     federation = enrol_federation(
-        stack.folder / "enrolled", stack.experiment.name, stack.devices, BROKER_HOSTS
+        stack.folder / "enrolled", stack.federation_name, stack.devices, BROKER_HOSTS
     )
     write_mosquitto_conf(federation.folder_of(BROKER), ListenerSettings(BROKER_PORT), BROKER_ROOT)
     if stack.cluster:
@@ -117,7 +115,7 @@ def _write_rabbitmq(stack: Stack) -> None:
     definitions = BROKER_ROOT / "definitions.json"
     settings = rabbitmq.settings(BROKER_ROOT / CURRENT, definitions, RABBITMQ_NODES, BROKER_PORT)
     _write(folder / "rabbitmq.conf", settings)
-    _write(folder / "definitions.json", rabbitmq.definitions(stack.experiment.name, stack.devices))
+    _write(folder / "definitions.json", rabbitmq.definitions(stack.federation_name, stack.devices))
     _write(folder / "enabled_plugins", "[rabbitmq_mqtt,rabbitmq_auth_mechanism_ssl].\n")
     cookie = stack.federation.folder / "cookie"
     if not cookie.exists():
@@ -134,18 +132,19 @@ def _write_settings(stack: Stack) -> None:
     settings: dict[str, CoordinatorSettings | DeviceSettings] = {
         name: container_device_settings(stack, experiment, name) for name in stack.devices
     }
-    settings[COORDINATOR] = container_coordinator_settings(experiment)
+    settings[COORDINATOR] = container_coordinator_settings(stack, experiment)
     for name, table in settings.items():
         stack.state_folder(name).mkdir(parents=True, exist_ok=True)
         _write(stack.settings_file(name), write_toml(encode(table)))
 
 
-def container_coordinator_settings(experiment: Experiment) -> CoordinatorSettings:
+def container_coordinator_settings(stack: Stack, experiment: Experiment) -> CoordinatorSettings:
     local = coordinator_settings(
         experiment, _broker(CONTAINER_ROOT / "enrolled"), Path("runs"), "Mosquitto in a container"
     )
     return replace(
         local,
+        federation=stack.federation_name,
         folder=str(CONTAINER_ROOT / "state"),
         enrolled=str(CONTAINER_ROOT / "enrolled"),
         devices=str(CONTAINER_ROOT / "records"),
@@ -158,6 +157,7 @@ def container_device_settings(stack: Stack, experiment: Experiment, name: str) -
     local = device_settings(experiment, name, _broker(home / "enrolled"), Path("runs"))
     return replace(
         local,
+        federation=stack.federation_name,
         folder=str(home / "state"),
         enrolled=str(home / "enrolled"),
         metrics_port=stack.metrics_port(name),
@@ -208,14 +208,15 @@ def _volumes(stack: Stack, name: str, home: Path) -> list[str]:
 
 def _write_prometheus(stack: Stack) -> None:
     folder = stack.folder / "prometheus"
-    shutil.copytree(COMPOSE / "prometheus", folder, dirs_exist_ok=True)
+    say_what_stays(copy_unless_edited(COMPOSE / "prometheus", folder))
+    (folder / OPERATOR_FOLDER).mkdir(exist_ok=True)  # of which we write nothing
     targets = [{"targets": [stack.scrape_target(name)], "labels": {"device": name}} for name in stack.devices]
     _write(folder / "targets" / "devices.json", json.dumps(targets, indent=2))
     stack.state_folder("prometheus").mkdir(parents=True, exist_ok=True)
 
 
 def _write_grafana(stack: Stack) -> None:
-    shutil.copytree(COMPOSE / "grafana", stack.folder / "grafana", dirs_exist_ok=True)
+    say_what_stays(copy_unless_edited(COMPOSE / "grafana", stack.folder / "grafana"))
     password = stack.folder / "grafana" / "password"
     if not password.exists():
         write_file(password, secrets.token_urlsafe(18).encode(), PRIVATE, durable=False)

@@ -9,6 +9,7 @@ from protofleet.edge_client.data.catalog import find
 from protofleet.edge_client.data.shares import SPLITS
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, LARGEST_FACTOR, Channels, Pixels, Seed, Within
 from protofleet.protocol.settings.reader import demand_within
+from protofleet.protocol.settings.suggest import there_are
 
 CHANNELS = (1, 3)
 MIN_TRAINING_SAMPLES = 2  # training samples: BatchNorm cannot learn from one
@@ -52,9 +53,8 @@ class DataSettings:
     def _check_names(self) -> None:
         known = find(self.source).domains
         if known and self.domain not in ("", self.source, *known):
-            raise ValueError(
-                f"domain is {self.domain!r}; {self.source} has {', '.join(known)}, or leave it empty for all"
-            )
+            others = f"in {self.source} {there_are(self.domain, known)}, or leave it empty for all"
+            raise ValueError(f"domain is {self.domain!r}; {others}")
         if self.domain in (".", "..") or any(mark in self.domain for mark in "/\\"):
             raise ValueError(f"domain is {self.domain!r}, it must be the plain name of a folder in the root")
         if self.split not in SPLITS:

@@ -37,14 +37,14 @@ def read_toml(path: Path) -> Table:
     except FileNotFoundError:
         raise SettingsError(f"there is no file {path}") from None
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error}") from None
+        raise SettingsError(f"{path} cannot be read: {error.strerror}; name a TOML file") from None
 
 
 def parse_toml(text: bytes, where: str) -> Table:
     try:
         return tomllib.loads(text.decode())
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{where} cannot be read: {error}") from None
+        raise SettingsError(f"{where} cannot be read: {error}; is it a TOML file?") from None
     except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
         raise SettingsError(f"{where} is not TOML: {error}") from None
 

@@ -30,6 +30,21 @@ main.program()
 """
 
 
+EARLY = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv[1:] = ["methods"]
+from protofleet.deploy.cli.main import program
+program()
+"""
+
+
 def started(text, folder):
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.source", text],
@@ -40,6 +55,14 @@ def started(text, folder):
 
 def test_an_interrupt_in_text_that_c_code_runs_ends_with_the_exit_code_of_any_other(tmp_path):
     assert started(INTERRUPTED, tmp_path) == (1, "protofleet: stopped\n")
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["protofleet.runtime.logs", "protofleet.protocol.settings.reader", "protofleet.deploy.cli.parser"],
+)
+def test_an_interrupt_while_the_command_itself_is_imported_is_one_line_too(tmp_path, module):
+    assert started(EARLY.format(module), tmp_path) == (1, "protofleet: stopped\n")
 
 
 @pytest.mark.skipif(not CAN_FORK, reason="only a process that forks others imports what they need")

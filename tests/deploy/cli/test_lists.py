@@ -1,11 +1,13 @@
 """What there is to choose from: as a table and as JSON, with the nearest name for one that is unknown."""
 
 import json
+import time
 
 import pytest
 import torch
 
 from protofleet import methods
+from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.cli.main import main
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.nets import catalog as nets
@@ -22,16 +24,21 @@ network = { name = "mlp" }
 
 def test_methods_are_listed_as_json_and_nothing_else_is_said(capsys):
     assert main(["methods", "--json"]) == 0
-    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
-    assert sorted(found) == names()
+    said = json.loads(capsys.readouterr().out)
+    found = {one["name"]: one for one in said["methods"]}
+    assert sorted(found) == names() and said["broken"] == {}
     assert found["fedproto"]["mixed_networks"] and not found["fedavg"]["mixed_networks"]
     assert main(["methods", "fedprox", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["mu"]["default"] == 0.01
+    assert main(["methods", "--cost", "--json"]) == 0
+    costs = {one["setting"]: one["rows"] for one in json.loads(capsys.readouterr().out)["settings"]}
+    (fedsa,) = (rows[1] for title, rows in costs.items() if "FedSA, CIFAR-10:" in title)
+    assert fedsa["method"] == "fedsa" and fedsa["up"]["prototypes"] == 5120
 
 
 def test_networks_say_parameters_bytes_and_smallest_images(capsys):
     assert main(["networks", "--json"]) == 0
-    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["networks"]}
     assert sorted(found) == nets.names()
     model = nets.build("cnn_bn", classes=10)
     assert found["cnn_bn"]["parameters"] == sum(p.numel() for p in model.parameters())
@@ -50,7 +57,7 @@ def test_data_are_said_as_json(tmp_path, capsys):
     path = tmp_path / "two.toml"
     path.write_text(EXPERIMENT)
     assert main(["data", str(path), "--json"]) == 0
-    one, other = json.loads(capsys.readouterr().out)
+    one, other = json.loads(capsys.readouterr().out)["data"]
     assert (one["name"], one["domain"], other["name"]) == ("optdigits-1", "optdigits", "optdigits-2")
     assert one["train"] + one["validation"] == 20 and len(one["per_class"]) == 10
 
@@ -58,6 +65,13 @@ def test_data_are_said_as_json(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["deploy", "statsu"], "STEP is 'statsu'; did you mean status? there are plan"),
+        (["enrol", "lst"], "STEP is 'lst'; did you mean list? there are root"),
+        (["run", "FILE", "--fersh"], "--fersh is no option; did you mean --fresh? there are --fresh, --help"),
+        (["deploy", "status", "--flet=x"], "--flet is no option; did you mean --fleet? there are --fleet"),
+        (["networks", "cnn_bn"], "cnn_bn is one argument too many (see protofleet networks --help)"),
+        (["run", "FILE", "--set", "metod.name=x"], "metod is not a setting; did you mean method?"),
+        (["run", "FILE", "--set", "data.domain=optdigit"], "did you mean optdigits? there are mnist"),
         (["methods", "fedlas"], "no method 'fedlas'; did you mean fedlsa? there are adcol"),
         (["rnu"], "COMMAND is 'rnu'; did you mean run? there are run, sweep"),
         (["run", "FILE", "--set", "method.name=fedavgg"], "did you mean fedavg? there are adcol"),
@@ -88,3 +102,60 @@ def test_a_broken_file_is_named_with_its_line_and_keeps_nobody_from_the_others(
     assert "fedavg" in out and "singleset" in out and "Traceback" not in err
     assert f"protofleet: the method broken_one cannot be loaded: {path}{fault}" in err
     assert main(["methods", "broken_one"]) == 2
+    capsys.readouterr()
+    assert main(["methods", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert list(json.loads(out)["broken"]) == ["broken_one"] and len(err.splitlines()) == 1
+    assert main(["methods", "--quiet"]) == 1
+    assert capsys.readouterr() == ("", err)
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory):
+    """A folder with something to list for each command."""
+    folder = tmp_path_factory.mktemp("listed")
+    (folder / "two.toml").write_text(EXPERIMENT)
+    banned = folder / "run" / "coordinator" / "banned"
+    banned.mkdir(parents=True)
+    (banned / "loud").write_text(f"{int(time.time())} 1\n")
+    (folder / "device.toml").write_text(f'name = "one"\nmetrics_port = {free_port()}\n')
+    root = str(folder / "root")
+    assert main(["enrol", "root", root]) == 0
+    assert main(["enrol", "coordinator", "--root", root, "--folder", f"{root}/c"]) == 0
+    return folder
+
+
+LISTS = {
+    "methods": (["methods"], 0),
+    "one method": (["methods", "fedavg"], 0),
+    "costs": (["methods", "--cost"], 0),
+    "networks": (["networks"], 0),
+    "data": (["data", "two.toml"], 0),
+    "bans": (["unban", "--folder", "run"], 0),
+    "enrolled": (["enrol", "list", "--root", "root"], 0),
+    "health": (["health", "device.toml"], 1),
+}
+
+
+@pytest.mark.parametrize(("words", "code"), LISTS.values(), ids=LISTS)
+def test_every_list_is_one_object_or_says_only_what_is_wrong(listed, capsys, monkeypatch, words, code):
+    monkeypatch.chdir(listed)
+    assert main([*words, "--json"]) == code
+    out, err = capsys.readouterr()
+    assert isinstance(json.loads(out), dict) and err == ""
+    assert main([*words, "--quiet"]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and bool(err) == bool(code)
+    assert all(line.startswith("protofleet: FAIL ") for line in err.splitlines())
+    assert main([*words, "--quiet", "--json"]) == 2
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_what_is_enrolled_and_banned_is_said_to_programs_as_it_is_to_people(listed, capsys, monkeypatch):
+    monkeypatch.chdir(listed)
+    assert main(["enrol", "list", "--root", "root", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["enrolled"]
+    assert (entry["name"], entry["part"], entry["state"]) == ("coordinator", "coordinator", "valid")
+    assert main(["unban", "--folder", "run", "--json"]) == 0
+    ban = json.loads(capsys.readouterr().out)["banned"]["loud"]
+    assert ban["times"] == 1 and 3000 < ban["until"] - time.time() < 3700

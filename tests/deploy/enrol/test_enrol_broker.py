@@ -41,11 +41,11 @@ def conf(folder, name="broker"):
     return (folder / name / "mosquitto.conf").read_text().splitlines()
 
 
-def answers(folder, port):
+def answers(folder, port, broker="broker"):
     """What keeps the Mosquitto that is started here, with the command that was told, from taking the coordinator."""
     address = replace(BrokerAddress(), port=port, host="localhost", tls=tls_files(folder / "coordinator"))
     program = subprocess.Popen(
-        ["mosquitto", "-c", "broker/mosquitto.conf"], cwd=folder, stderr=subprocess.PIPE
+        ["mosquitto", "-c", f"{broker}/mosquitto.conf"], cwd=folder, stderr=subprocess.PIPE
     )
     try:
         deadline = time.monotonic() + 30.0
@@ -143,9 +143,20 @@ def test_who_is_not_root_is_told_that_another_user_is_not_his_to_name(lab, monke
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
-def test_a_folder_that_mosquitto_cannot_get_at_is_named_with_the_way_out(lab):
+def test_a_broker_in_a_folder_that_is_closed_to_mosquitto_runs_as_root_with_no_further_word(lab):
     (lab / "closed").mkdir(mode=0o700)
-    said = enrol_in(lab, "broker localhost --root root --folder closed/broker")
+    port = free_port()
+    said = enrol_in(lab, f"broker localhost --root root --folder closed/broker --port {port}")
+    assert "broker: mosquitto -c closed/broker/mosquitto.conf" in said
+    assert f"it stays root, as mosquitto may not enter {lab / 'closed'} (mode 0700)" in said
+    assert conf(lab, "closed/broker")[0] == "user root"
+    assert answers(lab, port, "closed/broker") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
+def test_a_user_that_was_named_and_cannot_get_at_the_folder_is_told_with_the_way_out(lab):
+    (lab / "closed").mkdir(mode=0o700)
+    said = enrol_in(lab, "broker localhost --root root --folder closed/broker --user mosquitto")
     assert f"mosquitto, which may not enter {lab / 'closed'} (mode 0700): allow it (chmod o+x" in said
 
 

@@ -1,5 +1,6 @@
 """Each check, broken and whole, by facts that no test machine has."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from protofleet.deploy.cli.main import main
 from protofleet.deploy.fleet.checks import Workload, failures, run_checks
 from protofleet.deploy.fleet.commands import print_checks
 from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT, Docker, Probe, read_facts
+from protofleet.deploy.listing import Listing
 from protofleet.protocol.settings.reader import SettingsError
 from tests.deploy.fleet.boards import NOW, deployed, jetson
 
@@ -125,12 +127,16 @@ def test_exit_codes_tell_failures_from_warnings(capsys):
     assert print_checks(warned, strict=False) == 0 and print_checks(warned, strict=True) == 1
     assert print_checks(run_checks(jetson(uid=5), Workload(), NOW), strict=False) == 1
     assert "FAIL  root" in capsys.readouterr().out
+    assert print_checks(warned, strict=False, listing=Listing(quiet=True)) == 0
+    assert capsys.readouterr() == ("", "")
+    assert print_checks(warned, strict=True, listing=Listing(quiet=True)) == 1
+    assert capsys.readouterr().err.startswith("protofleet: WARN  swap")
 
 
 def test_this_machine_is_told_about(capsys):
-    assert main(["doctor"]) in (0, 1)
-    said = capsys.readouterr().out
-    assert "architecture" in said and "python" in said and "clock" in said
+    assert main(["doctor", "--json"]) in (0, 1)
+    said = {check["name"]: check["verdict"] for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert {"architecture", "python", "clock"} <= said.keys() and {*said.values()} <= {"PASS", "WARN", "FAIL"}
 
 
 def test_an_address_that_is_none_is_misuse(capsys):

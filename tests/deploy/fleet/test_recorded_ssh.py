@@ -205,6 +205,26 @@ def test_status_looks_once_at_each_device(deployed, capsys):
     assert line.split()[:3] == ["board-1", "active", deployed.release] and "waits for work" in line
 
 
+@pytest.mark.parametrize("step", ["plan", "status", "doctor"])
+def test_what_is_listed_of_a_fleet_is_one_object_or_nothing_but_what_is_wrong(deployed, capsys, step):
+    deployed.deploy(step, json=True)
+    found = json.loads(capsys.readouterr().out)["devices"]["board-1"]
+    told = {
+        "plan": lambda: found["steps"],
+        "status": lambda: found["release"],
+        "doctor": lambda: found[0]["name"],
+    }
+    assert told[step]() == {"plan": [], "status": deployed.release, "doctor": "ssh"}[step]
+    code = deployed.code
+    deployed.deploy(step, quiet=True)
+    said = capsys.readouterr()
+    assert said.out == "" and deployed.code == code and bool(said.err) == bool(code)
+    deployed.board.fails |= {"quick": "it is away", "deep": "it is away"}
+    deployed.deploy(step, quiet=True)
+    said = capsys.readouterr()
+    assert said.out == "" and deployed.code == 1 and "board-1" in said.err
+
+
 def test_doctor_asks_for_deep_facts_with_the_broker_s_address(deployed, capsys):
     assert deployed.deploy("doctor") == ["facts.sh deep '' broker 1883"]
     assert "PASS  ssh" in capsys.readouterr().out

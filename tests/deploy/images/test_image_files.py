@@ -18,7 +18,7 @@ DIGEST = f"python@{ID}"
 DOCKER = """\
 #!/bin/sh
 cd "$(dirname "$0")"
-[ "$1" = compose ] && exit 0
+case "$1" in compose | version) exit 0 ;; esac
 for name; do :; done
 cat "ids/$(basename "${name%:latest}")" 2>/dev/null || { echo "Error: No such image: $name" >&2; exit 1; }
 """

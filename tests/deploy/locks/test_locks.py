@@ -6,14 +6,18 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
+from importlib.metadata import distributions
 from itertools import chain
 
 import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from protofleet.deploy.checkout import PACKAGES
 from protofleet.deploy.images.build import build_context
+from protofleet.deploy.locks import __main__ as locks
 from protofleet.deploy.locks.lockfile import (
     LOCKS_FOLDER,
     LockedPackage,
@@ -28,6 +32,7 @@ from protofleet.protocol.settings.reader import read_toml
 
 LOCKS = sorted(LOCKS_FOLDER.glob("*.txt"))
 SOURCE = LOCKS_FOLDER.parent.parent
+PYTHONS = locks.PYTHONS
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
@@ -60,16 +65,76 @@ def test_every_package_that_we_ask_for_is_locked_in_the_version_of_the_constrain
         assert versions <= locked.get(name, versions), f"{name}: {versions}: say make locks"
 
 
-@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def locked_on(python, but=("cpu",)):
+    """Name to versions that the locks install on this Python, and the environment that markers are asked of."""
+    here = {
+        "python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux",
+        "platform_machine": "x86_64", "platform_python_implementation": "CPython", "extra": "",
+    }  # fmt: skip
+    found = {}
+    for package in chain(*(read_lock(path.read_text()) for path in LOCKS if path.stem not in but)):
+        if not package.marker or Marker(package.marker).evaluate(here):
+            found.setdefault(package.name, set()).add(package.version)
+    return found, here
+
+
+@pytest.mark.parametrize("python", PYTHONS)
 def test_what_is_asked_for_is_installed_on_every_python(python):
-    here = {"python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux"}
-    locked = [package for path in LOCKS for package in read_lock(path.read_text())]
-    there = {p.name for p in locked if not p.marker or Marker(p.marker).evaluate(here)}
+    there, here = locked_on(python)
+    assert {name: versions for name, versions in there.items() if len(versions) > 1} == {}
     project = read_toml(SOURCE / "pyproject.toml")["project"]
     for line in [*project["dependencies"], *chain(*project["optional-dependencies"].values())]:
         asked = Requirement(line)
         if asked.marker is None or asked.marker.evaluate(here):
-            assert normalized_name(asked.name) in there, f"{line}: say make locks"
+            (version,) = there.get(normalized_name(asked.name)) or {"none; say make locks"}
+            assert asked.specifier.contains(version, prereleases=True), f"{line}: the locks have {version}"
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_what_a_locked_package_asks_for_itself_is_locked_for_every_python_too(python):
+    """By what is written in the packages of this environment; those of other Pythons are asked of the index below."""
+    there, here = locked_on(python, but=("cpu", "data"))  # of data.txt pictures are taken, and no code
+    installed = {normalized_name(one.name): one for one in distributions()}
+    seen = [
+        installed[n] for n, (version,) in there.items() if n in installed and installed[n].version == version
+    ]
+    assert len(seen) > 30
+    for one in seen:
+        wanted = one.metadata.get("Requires-Python") or ""
+        assert SpecifierSet(wanted).contains(f"{python}.1"), (
+            f"{one.name} {one.version} is for Python {wanted}"
+        )
+        for asked in map(Requirement, one.requires or ()):
+            if asked.marker is None or asked.marker.evaluate(here):
+                (version,) = there.get(normalized_name(asked.name)) or {f"nothing on Python {python}"}
+                assert asked.specifier.contains(version, prereleases=True), f"{one.name}: {asked}: {version}"
+
+
+def test_every_python_is_one_that_is_checked():
+    wanted = SpecifierSet(read_toml(SOURCE / "pyproject.toml")["project"]["requires-python"])
+    assert [python for python in (f"3.{minor}" for minor in range(6, 30)) if python in wanted] == list(
+        PYTHONS
+    )
+
+
+@pytest.mark.slow
+def test_the_index_has_every_locked_package_for_every_python_and_machine(tmp_path, capfd):
+    """`--check`; where no index can be reached there is nothing to see, and CI has one."""
+    code = locks.main(["--check", "--folder", str(tmp_path / "uv")])
+    said = capfd.readouterr()
+    if code == locks.NOT_CHECKED and "CI" not in os.environ:
+        pytest.skip(said.err.strip())
+    assert code == 0, said.err
+    assert [line.split(":")[0] for line in said.out.splitlines()] == [
+        f"Python {python} on {machine}" for python in PYTHONS for machine in locks.MACHINES
+    ]
+    older = tmp_path / "older.txt"
+    packages = read_lock((LOCKS_FOLDER / "dev.txt").read_text())
+    sdk = next(replace(p, marker="") for p in packages if p.name == "grafana-foundation-sdk")
+    older.write_text(write_lock([sdk], "one that is for later Pythons"))
+    assert locks.check(tmp_path / "uv" / "bin" / "uv", [older]) == 1
+    said = capfd.readouterr()
+    assert said.err.count("\n") == len(locks.MACHINES) and "Python>=3.11" in said.err
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)

@@ -353,6 +353,14 @@ def test_the_command_prints_tables_and_writes_both_files(runs, tmp_path, capsys)
     assert main(["compare", *names, "--markdown", str(files[0]), "--html", str(files[1])]) == 0
     assert "80.0 ± 2.0" in capsys.readouterr().out
     assert "| avg | fedavg | global | 3 |" in files[0].read_text() and "<svg" in files[1].read_text()
+    assert main(["compare", *names, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    (avg,) = (row for row in said["rows"] if row["name"] == "avg")
+    assert mean(point["accuracy"]["mean"] for point in avg["final"]) == pytest.approx(0.8)
+    assert (
+        len(avg["seeds"]) == len(avg["bytes"]) == 3 and said["tables"][0]["rows"][0]["mean"] == "80.0 ± 2.0"
+    )
+    assert main(["compare", *names, "--quiet"]) == 0 and capsys.readouterr().out == ""
     for wrong in (["--baseline", "nix"], ["--view", "nix"], ["--html", str(tmp_path)], ["--share", "2"]):
         assert main(["compare", *names, *wrong]) == (2 if "--share" in wrong else 1)
         assert len(capsys.readouterr().err.splitlines()) == 1

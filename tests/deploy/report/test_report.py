@@ -129,10 +129,10 @@ def shown(width=None):
     return console.export_text()
 
 
-def test_without_a_terminal_there_is_a_plain_line_for_each_step():
+def test_without_a_terminal_there_is_a_plain_line_a_round_and_for_what_goes_wrong():
     text = shown()
-    assert "a has joined, 1 present" in text
-    assert "round 1 of 4, train: 2 devices asked" in text
+    assert "a has joined" not in text
+    assert "round 1 of 4, train: 2 devices asked, 1 present" in text
     assert "b: answer late, round 2 is in hand" in text
     assert "mean accuracy 10.0%" in text and "about 6 s left" in text
     assert "a plain line" in text and "[1, 2]" in text

@@ -9,13 +9,15 @@ import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.errors import RunError
+from protofleet.deploy.images.__main__ import main as build_images
 from protofleet.deploy.images.build import TARGETS, Build, build_context, packages_without_torch, with_pins
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.stack.__main__ import main, with_devices
+from protofleet.deploy.stack.edited_files import copy_unless_edited, say_what_stays
 from protofleet.deploy.stack.layout import MAX_DEVICE_CONTAINERS, Stack
 from protofleet.deploy.stack.prepare import prepare
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.protocol.settings.reader import SettingsError, decode, read_toml
+from protofleet.protocol.settings.reader import SettingsError, decode, read_toml, write_toml
 
 TABLE = {"name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"}}
 
@@ -92,9 +94,155 @@ def test_the_same_stack_is_prepared_again_and_keeps_its_keys(stack):
     assert key.read_bytes() == before and (stack.folder / "grafana" / "password").read_text() == password
 
 
-def test_a_folder_with_another_experiments_stack_is_not_touched(stack):
-    with pytest.raises(SettingsError, match="FORGET=1"):
-        prepare(Stack(stack.folder, experiment(rounds=2)))
+@pytest.fixture
+def docker(tmp_path, monkeypatch):
+    """A program in the place of docker that notes what it is asked, and does what a test says."""
+
+    def make(script):
+        path = tmp_path / "bin" / "docker"
+        path.parent.mkdir()
+        path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n{script}\n')
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", str(path.parent), prepend=os.pathsep)
+        return lambda: (tmp_path / "asked").read_text()
+
+    return make
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """The words of a stack whose first run has ended, but for what differs from one to the next."""
+    words = [
+        "--folder",
+        str(tmp_path / "s"),
+        "--built",
+        str(tmp_path / "none"),
+        "--experiment",
+        str(tmp_path / "e"),
+    ]
+    (tmp_path / "e").write_text(write_toml(TABLE))
+    return words
+
+
+def test_another_method_keeps_results_keys_and_metrics_of_the_one_before(finished, docker, tmp_path, capsys):
+    asked, folder = docker("exit 0"), tmp_path / "s"
+    assert main(["up", *finished]) == 0
+    run, key = (
+        folder / "state" / "coordinator" / "tiny",
+        folder / "enrolled" / "coordinator" / "current" / "tls.key",
+    )
+    metrics, before = folder / "state" / "prometheus" / "block", key.read_bytes()
+    metrics.write_text("samples")
+    (run / "rounds.jsonl").write_text("{}\n")
+    assert main(["up", *finished]) == 0 and " down " not in asked(), "the same settings go on"
+    assert main(["up", *finished, "--set", "method.name=fedprox"]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"stack: {run} holds an unfinished run with other settings") and "FRESH=1" in said
+    (run / "summary.json").write_text("{}")
+    assert main(["up", *finished, "--set", "method.name=fedprox"]) == 0
+    aside = run.with_name("tiny.1")
+    assert f"are now in {aside}" in capsys.readouterr().out and " down " in asked()
+    assert {path.name for path in aside.iterdir()} == {"rounds.jsonl", "summary.json", "experiment.toml"}
+    assert read_toml(aside / "experiment.toml")["method"]["name"] == "fedavg"
+    assert (
+        read_toml(run / "experiment.toml")["method"]["name"] == "fedprox"
+        and not (run / "summary.json").exists()
+    )
+    assert key.read_bytes() == before and metrics.read_text() == "samples"
+    assert main(["up", *finished, "--set", "method.name=fedprox", "--fresh"]) == 0
+    assert run.with_name("tiny.2").exists(), "an unfinished one, as that was asked for"
+
+
+@pytest.mark.parametrize("running", ["", "0123abc"])
+def test_a_prometheus_that_runs_reads_again_what_its_operator_has_edited(finished, docker, running):
+    asked = docker(f'case "$*" in *" ps "*) echo {running};; esac')
+    assert main(["up", *finished]) == 0
+    assert ("exec -T prometheus sh -c kill -HUP 1" in asked()) == bool(running) and " kill --" not in asked()
+
+
+def test_a_run_of_another_name_has_a_folder_of_its_own_in_the_same_federation(finished, docker, tmp_path):
+    asked, folder = docker("exit 0"), tmp_path / "s"
+    assert main(["up", *finished]) == 0
+    assert main(["up", *finished, "--set", "name=other"]) == 0 and " down " in asked()
+    told = decode(CoordinatorSettings, read_toml(folder / "settings" / "coordinator.toml"))
+    assert (told.name, told.federation) == ("other", "tiny")
+    assert "FEDERATION=tiny" in (folder / "compose.env").read_text()
+    device = decode(DeviceSettings, read_toml(folder / "settings" / "mnist.toml"))
+    assert device.federation == "tiny"
+    assert {path.name for path in (folder / "state" / "coordinator").iterdir()} == {"tiny", "other"}
+
+
+def test_what_an_operator_has_edited_or_added_stays_and_what_changed_of_ours_lies_beside_it(tmp_path, capsys):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir()
+    (ours / "a.yml").write_text("first")
+    (ours / "b.yml").write_text("first")
+    assert copy_unless_edited(ours, theirs) == []
+    (theirs / "a.yml").write_text("edited")
+    (theirs / "own.yml").write_text("added")
+    assert copy_unless_edited(ours, theirs) == [] and (theirs / "a.yml").read_text() == "edited"
+    for path in ours.iterdir():
+        path.write_text("second")
+    for _ in "twice":
+        say_what_stays(copy_unless_edited(ours, theirs))
+        assert (
+            "a.yml was edited and stays as it is; ours is now a.yml.new beside it" in capsys.readouterr().err
+        )
+    assert (theirs / "a.yml").read_text() == "edited" and (theirs / "b.yml").read_text() == "second"
+    assert (theirs / "a.yml.new").read_text() == "second" and (theirs / "own.yml").read_text() == "added"
+    (theirs / "a.yml").unlink()
+    assert copy_unless_edited(ours, theirs) == [] and (theirs / "a.yml").read_text() == "second"
+    assert not (theirs / "a.yml.new").exists()
+
+
+def test_an_operator_s_settings_of_prometheus_are_read_and_never_written(stack):
+    folder = stack.folder / "prometheus"
+    (folder / "own" / "alertmanagers.yml").write_text('- targets: ["alertmanager:9093"]\n')
+    (folder / "prometheus.yml").write_text((folder / "prometheus.yml").read_text() + "# of mine\n")
+    prepare(stack)
+    assert (folder / "prometheus.yml").read_text().endswith("# of mine\n")
+    assert [path.name for path in (folder / "own").iterdir()] == ["alertmanagers.yml"]
+
+
+NO_ENGINE = 'case "$1 $2" in "version "*) echo "Cannot connect to the Docker daemon" >&2; exit 1;; esac'
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            None,
+            "there is no docker on this machine: install Docker with its compose and buildx plugins; `make demo`",
+        ),
+        ('[ "$1" != compose ]', "docker has no compose plugin; install docker-compose-plugin"),
+        (NO_ENGINE, "the Docker engine does not answer (Cannot connect to the Docker daemon): start it"),
+        ('case "$*" in *" up "*) exit 1;; esac', "the stack did not start; docker's output is above"),
+    ],
+)
+def test_docker_that_is_not_there_or_fails_is_one_line_with_the_way_out(
+    finished, docker, tmp_path, monkeypatch, capsys, script, said
+):
+    if script is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        docker(script)
+    assert main(["up", *finished]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"stack: {said}")
+    assert "`docker login` to its registry" in line or "did not start" not in line
+
+
+def test_images_that_cannot_be_built_are_one_line_with_the_way_out(docker, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["images", "build", "edge", "--built", str(tmp_path / "ids")])
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        assert build_images() == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("images: there is no docker on this machine")
+    docker('[ "$1" != build ]')
+    assert build_images() == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "docker failed to build protofleet/edge" in said and "tell the Docker engine its proxy" in said
+    assert "BASE=name names another image" in said
 
 
 def test_a_large_fleet_shares_one_container(tmp_path):

@@ -156,7 +156,7 @@ def test_every_source_names_its_domains():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"domain": "moon"}, "'moon'; digits has mnist, optdigits"),
+        ({"domain": "moon"}, "'moon'; in digits there are mnist, optdigits"),
         ({"source": "folder", "domain": "../other"}, "'../other', it must be the plain name"),
         ({"part": -1}, "part is -1, it must be at least 0"),
         ({"beta": float("nan")}, "beta is nan, it must be at least 0.001 and at most 1_000_000"),

@@ -155,7 +155,7 @@ def test_other_files_than_the_runs_are_refused():
             "mnist has 4,.* training images, fewer than public.samples = 100,000",
         ),
         (replace(MNIST, source="nothing"), "source is 'nothing'; there are digits"),
-        (replace(MNIST, domain="nothing"), "domain is 'nothing'; digits has mnist"),
+        (replace(MNIST, domain="nothing"), "domain is 'nothing'; in digits there are mnist"),
         (replace(MNIST, source="cifar100", domain=""), "cifar100, 40 images, seed 3.*there is no file"),
     ],
     ids=["too many", "source", "domain", "files"],
@@ -194,7 +194,7 @@ def test_the_drawn_ones_come_from_no_data():
     [
         (["digits", "--samples", "1"], "--samples: it is '1', it must be a whole number, at least 2"),
         (["nothing"], "public: source is 'nothing'; there are digits"),
-        (["digits", "--domain", "x"], "public: domain is 'x'; digits has mnist"),
+        (["digits", "--domain", "x"], "public: domain is 'x'; in digits there are mnist"),
         (["--domain", "mnist"], "domain is 'mnist', and the drawn images have none"),
     ],
 )

@@ -1,0 +1,42 @@
+"""Whether there is a Docker here that answers, before anything is asked of it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import Final
+
+from protofleet.deploy.errors import RunError
+
+ANSWER_SECONDS: Final = 30.0
+WITHOUT: Final = "`make demo` runs the same federation without containers"
+UNFETCHED: Final = (
+    "Where something could not be fetched: `docker login` to its registry, or tell the Docker engine its proxy"
+    " (HTTPS_PROXY)"
+)
+
+
+def require_docker(*plugins: str) -> None:
+    if shutil.which("docker") is None:
+        raise RunError(
+            f"there is no docker on this machine: install Docker with its compose and buildx plugins; {WITHOUT}"
+        )
+    for plugin in plugins:
+        if _asked(plugin, "version").returncode:
+            raise RunError(
+                f"docker has no {plugin} plugin; install docker-{plugin}-plugin (Debian 13: docker-{plugin})"
+            )
+    if (done := _asked("version", "--format", "{{.Server.Version}}")).returncode:
+        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1][:200]
+        raise RunError(
+            f"the Docker engine does not answer ({said}): start it (`systemctl start docker`), or say in DOCKER_HOST "
+            f"where it is; {WITHOUT}"
+        )
+
+
+def _asked(*words: str) -> subprocess.CompletedProcess[str]:
+    command = ["docker", *words]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"no answer in {ANSWER_SECONDS:g} s")

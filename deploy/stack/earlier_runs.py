@@ -1,0 +1,64 @@
+"""Runs that a stack's folder holds already: other settings never end, mix with or remove what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.deploy.local.run import renamed, same_settings
+from protofleet.deploy.stack.layout import Stack
+from protofleet.protocol.settings.reader import SettingsError, decode, read_toml
+
+EXPERIMENT_FILE: Final = "experiment.toml"
+
+
+def earlier_run(stack: Stack, fresh: bool) -> Path | None:
+    """The folder of a run of this name that is to be put aside before a new one begins; None where there is none.
+
+    A run of another name stays where it is. One that is not finished, with other settings, is put aside only where
+    that was asked for.
+    """
+    written = written_settings(stack)
+    if (
+        not stack.run_folder.exists()
+        or written is None
+        or (same_settings(written, stack.experiment) and not fresh)
+    ):
+        return None
+    if not fresh and not (stack.run_folder / "summary.json").exists():
+        raise SettingsError(
+            f"{stack.run_folder} holds an unfinished run with other settings, with which `make up` goes on; FRESH=1 "
+            "keeps its results under another name and begins anew, ARGS='--set name=NAME' gives this run another name"
+        )
+    return stack.run_folder
+
+
+def has_other_settings(stack: Stack) -> bool:
+    """Whether this folder's containers, where there are some, were started with other settings."""
+    last = stack.folder / EXPERIMENT_FILE
+    return last.exists() and not same_settings(last, stack.experiment)
+
+
+def put_aside(run: Path) -> None:
+    print(f"stack: the results of the earlier run are now in {renamed(run)}; keys and metrics go on")
+
+
+def require_same_run(stack: Stack) -> None:
+    if earlier := earlier_run(stack, fresh=False):
+        raise SettingsError(f"{earlier} holds a run with other settings, which is to be put aside first")
+
+
+def written_settings(stack: Stack) -> Path | None:
+    """Of the run of this name. Earlier versions wrote those of the last run alone, beside its folder."""
+    own, last = stack.run_folder / EXPERIMENT_FILE, stack.folder / EXPERIMENT_FILE
+    if own.exists():
+        return own
+    return last if last.exists() and _name_in(last) == stack.experiment.name else None
+
+
+def _name_in(written: Path) -> str:
+    try:
+        return decode(Experiment, read_toml(written)).name
+    except SettingsError:
+        return ""

@@ -1,0 +1,59 @@
+"""Files that we write into a stack's folder and its operator may edit: an edited one is never written over."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+from protofleet.protocol.security.keyfiles import write_file
+
+WRITTEN: Final = ".written.json"  # the hash of each file as we last wrote it
+NEWER: Final = ".new"
+
+
+def copy_unless_edited(source: Path, target: Path) -> list[Path]:
+    """Those of the target that were edited, and stay as they are; ours lies beside each."""
+    record = target / WRITTEN
+    before = _read(record)
+    written, edited = dict[str, str](), list[Path]()
+    for path in sorted(one for one in source.rglob("*") if one.is_file()):
+        name, place = str(path.relative_to(source)), target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        ours, beside = path.read_bytes(), place.with_name(place.name + NEWER)
+        there = place.read_bytes() if place.exists() else None
+        written[name] = _hash(ours)
+        if there in (None, ours) or _hash(there or b"") == before.get(name):
+            write_file(place, ours, durable=False)
+            beside.unlink(missing_ok=True)
+        elif before.get(name) == written[name]:
+            pass  # ours is as it was when it was edited: there is nothing new to look at
+        else:
+            write_file(beside, ours, durable=False)
+            edited.append(place)
+            written[name] = before.get(name, "")
+    write_file(record, json.dumps(written, indent=1).encode(), durable=False)
+    return edited
+
+
+def say_what_stays(edited: list[Path]) -> None:
+    for path in edited:
+        print(
+            f"stack: {path} was edited and stays as it is; ours is now {path.name}{NEWER} beside it: "
+            "take over what you need, or remove yours",
+            file=sys.stderr,
+        )
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _read(record: Path) -> dict[str, str]:
+    try:
+        found = json.loads(record.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
