@@ -48,6 +48,10 @@ def add_lists(commands: Subparsers) -> None:
         help="TOML files of devices, a coordinator, a fleet or an experiment",
     )  # fmt: skip
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    command.add_argument(
+        "--picture", nargs="?", const="", metavar="PATH",
+        help="draw classes x devices, as .html with the numbers or .svg (default: <settings>-data.html beside them)",
+    )  # fmt: skip
     add_json(command)
     command.set_defaults(command=data)
     add_public_set(commands)
@@ -133,10 +137,12 @@ def networks(options: argparse.Namespace) -> int:
 
 
 def data(options: argparse.Namespace) -> int:
+    from protofleet.deploy.cli.data_picture import draw, picture_path
     from protofleet.deploy.local.class_check import participants_in, require_same_classes
     from protofleet.edge_client.data.shard import load_shard
     from protofleet.protocol.wire.class_names import listed
 
+    picture = None if options.picture is None else picture_path(options.picture, options.settings[0])
     participants = [
         participant for path in options.settings for participant in participants_in(path, options.set)
     ]
@@ -162,6 +168,8 @@ def data(options: argparse.Namespace) -> int:
             print(line)
     if options.json:
         print_json(tables)
+    if picture is not None:
+        draw(tables, picture, quiet=options.json)
     return 0
 
 

@@ -1,4 +1,4 @@
 """Results of runs: a page, charts, tables, comparisons.
 
-May import: deploy, coordinator.observe, protocol.*.
+May import: deploy, deploy.report.*, coordinator.observe, protocol.*.
 """

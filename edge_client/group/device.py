@@ -11,8 +11,10 @@ from pathlib import Path
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.shard import Shards
+from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.status_file import StatusFile
 from protofleet.edge_client.host.supervisor import Supervisor
+from protofleet.edge_client.state.data_file import write_data_file
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.child_trainer import ChildTrainer
 from protofleet.edge_client.trainer.deadline import Deadline
@@ -83,6 +85,7 @@ class Assembly:
         )
         state = DeviceState(Path(settings.folder), settings.durable)
         trainer = self._trainer(settings, state)
+        self._note_data(trainer.data, state)
         me = Identity(settings.name, state.boot(int(time.time()), keys.holder), keys)
         topics = Topics(settings.federation)
         transport = self._transport(settings, inbox, topics)
@@ -98,6 +101,10 @@ class Assembly:
         status = StatusFile(Path(settings.status), self.software, version) if settings.status else None
         supervisor = Supervisor(agent, settings, trainer.limit)
         return Device(settings, agent, transport, trainer, state, supervisor, status)
+
+    def _note_data(self, data: Splits, state: DeviceState) -> None:
+        counts = data.train.y.bincount(minlength=data.classes).tolist()
+        write_data_file(state.folder, data.domain, counts, data.names)
 
     def _trainer(self, settings: DeviceSettings, state: DeviceState) -> LocalTrainer | ChildTrainer:
         """In a process of its own, which may die of its work, or in this very one."""
