@@ -44,7 +44,7 @@ def add_lists(commands: Subparsers) -> None:
         "data", help="build or check data, print what it holds, and whether all have the same classes"
     )
     command.add_argument(
-        "settings", type=Path, nargs="+",
+        "settings", type=Path, nargs="*",
         help="TOML files of devices, a coordinator, a fleet or an experiment",
     )  # fmt: skip
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
@@ -52,6 +52,13 @@ def add_lists(commands: Subparsers) -> None:
         "--picture", nargs="?", const="", metavar="PATH",
         help="draw classes x devices, as .html with the numbers or .svg (default: <settings>-data.html beside them)",
     )  # fmt: skip
+    command.add_argument(
+        "--fetch", action="append", default=[], metavar="NAME",
+        help="fetch a public data set: mnist, fashion, usps, svhn, cifar10 or cifar100; goes on where it was cut off",
+    )  # fmt: skip
+    command.add_argument(
+        "--root", default="", metavar="DIR", help="where --fetch puts it (default: <cache>/NAME)"
+    )
     add_json(command)
     command.set_defaults(command=data)
     add_public_set(commands)
@@ -137,6 +144,8 @@ def networks(options: argparse.Namespace) -> int:
 
 
 def data(options: argparse.Namespace) -> int:
+    if options.fetch or not options.settings:
+        return fetch(options)
     from protofleet.deploy.cli.data_picture import draw, picture_path
     from protofleet.deploy.local.class_check import participants_in, require_same_classes
     from protofleet.edge_client.data.shard import load_shard
@@ -170,6 +179,13 @@ def data(options: argparse.Namespace) -> int:
         print_json(tables)
     if picture is not None:
         draw(tables, picture, quiet=options.json)
+    return 0
+
+
+def fetch(options: argparse.Namespace) -> int:
+    from protofleet.deploy.cli.fetch import fetch_all
+
+    fetch_all(options)
     return 0
 
 
