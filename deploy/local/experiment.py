@@ -13,6 +13,7 @@ import torch
 from protofleet.coordinator.config import CoordinatorSettings, split_method
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor
+from protofleet.deploy.local.data_beside import data_beside
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.catalog import find as find_source
@@ -258,7 +259,9 @@ def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> di
 
 
 def read_experiment(path: Path, assignments: list[str], option: str = "--set") -> Experiment:
-    return decode_file(Experiment, path, experiment_table(path), assignments, option)
+    table = experiment_table(path)
+    beside = data_beside(table, path, assignments)
+    return decode_file(Experiment, path, beside.applied(table) if beside else table, assignments, option)
 
 
 def experiment_table(path: Path) -> dict[str, Any]:
