@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.trainer.job import SECONDS_WAITED, Job, StartJob
@@ -26,11 +27,13 @@ class JobRunner:
     data: Splits
     block_bytes: Callable[[], int]  # of a block of what is sent to the coordinator now
     clock: Callable[[], float]
+    energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
         """The job that a plan asks for, in its last durable state."""
         state = self.state
         state.begin(run, plan.digest.hex(), epoch)
+        self.energy.join_run()
         job = self.start_job(plan)
         if (saved := state.half()) is not None:
             job.restore(saved)
@@ -41,10 +44,13 @@ class JobRunner:
 
     def answer(self, job: Job, question: Question) -> Answer:
         state, begun = self.state, self.clock()
+        self.energy.begin_work()
         arrays = state.store.load(question.broadcast) if question.broadcast else NOTHING
         payload, metrics = job.run(question.phase, question.round, arrays)
         name = state.store.put(payload, self.block_bytes()).object.hex()
-        metrics["seconds.work"] = self.clock() - begun - metrics.pop(SECONDS_WAITED, 0.0)
+        passed, waited = self.clock() - begun, metrics.pop(SECONDS_WAITED, 0.0)
+        metrics |= self.energy.end_work(waited / passed if passed else 0.0)
+        metrics["seconds.work"] = passed - waited
         answer = Answer(
             question.name, question.round, question.phase, question.broadcast.hex(), name,
             len(self.data.train.y), metrics,

@@ -144,9 +144,14 @@ def compare(options: argparse.Namespace) -> int:
     from protofleet.deploy.report.comparison import accuracy_target, read_groups, write
     from protofleet.deploy.report.comparison_page import comparison_page
     from protofleet.deploy.report.comparison_tables import tables
+    from protofleet.deploy.report.energy.compared import energy_tables
 
     groups = read_groups(options.folders, options.view)
-    shown = tables(groups, accuracy_target(groups, options.baseline, options.share), options.share)
+    target = accuracy_target(groups, options.baseline, options.share)
+    shown = [
+        *tables(groups, target, options.share),
+        *energy_tables(groups, target, options.share),
+    ]
     print("\n\n".join(table.text() for table in shown))
     if options.markdown:
         write(options.markdown, "\n".join(table.markdown() for table in shown))

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from protofleet.deploy.report.charts import COLOURS, Bar, Line, bar_chart, line_chart
 from protofleet.deploy.report.comparison import Group, Point
 from protofleet.deploy.report.comparison_tables import Table
+from protofleet.deploy.report.energy.compared import is_measured, joules_picture
 from protofleet.deploy.report.grid_charts import grid_section
 from protofleet.deploy.report.html_page import page, table
 from protofleet.deploy.report.margins import BASELINE, Margins, margins_of_run, mean, ratio
@@ -59,9 +60,11 @@ def curves_section(groups: Sequence[Group]) -> str:
     bytes_chart = line_chart(
         by_bytes, percent, axis, "mean accuracy over bytes", x_format=human_bytes, log_x=log
     )
+    by_joules = [accuracy_line(i, g, lambda p: p.joules) for i, g in enumerate(groups) if is_measured(g)]
     return (
         f"<section><h2>Accuracy over rounds and over bytes</h2><p>{escape(text)}</p>"
-        f"<h3>over rounds</h3>{rounds_chart}<h3>over bytes that have crossed</h3>{bytes_chart}</section>"
+        f"<h3>over rounds</h3>{rounds_chart}<h3>over bytes that have crossed</h3>{bytes_chart}"
+        f"{joules_picture(groups, by_joules)}</section>"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from protofleet.coordinator.observe.curves import curve
 from protofleet.deploy.report.charts import COLOURS, Bar, Line, bar_chart, line_chart
 from protofleet.deploy.report.data.section import run_section
+from protofleet.deploy.report.energy.section import energy_section
 from protofleet.deploy.report.feature_sections import feature_sections
 from protofleet.deploy.report.finished_run import FinishedRun, Rounds, read_run, require_keys
 from protofleet.deploy.report.html_page import page, table
@@ -52,6 +53,7 @@ def write_report(folder: Path) -> Path:
         summary_cards(summary),
         accuracy_section(rounds, summary),
         bytes_section(rounds, summary),
+        energy_section(rounds, summary),
         run_section(folder),
         margins_section(rounds),
         feature_sections(folder, summary["rounds"]),
