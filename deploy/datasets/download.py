@@ -5,16 +5,18 @@ Until its checksum is right a file is called <name>.part, so that no reader take
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import http.client
 import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from protofleet.deploy.datasets.torchvision_lists import RemoteFile
 from protofleet.deploy.errors import RunError, StoppedError
@@ -23,6 +25,10 @@ from protofleet.protocol.storage.disk import is_full
 
 PIECE: Final = 1 << 16
 SILENT_SECONDS: Final = 30.0  # of a server, after which the connection counts as broken
+SHOWN_SECONDS: Final = 5.0
+PASSING: Final = frozenset(
+    {408, 425, 429, 500, 502, 503, 504}
+)  # answers of a server that may give another later
 TRIES: Final = 4  # in a row at one address that bring nothing more
 MOST_BYTES: Final = 8 << 30  # of one file: none that we know has a tenth of it
 CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -40,6 +46,7 @@ class RefusedError(Exception):
 class Downloader:
     say: Say
     pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
 
     def fetch(self, file: RemoteFile, folder: Path) -> Path:
         """The file, with the right checksum. RunError says what to do where that fails."""
@@ -75,7 +82,9 @@ class Downloader:
                     return
                 error: Exception = ConnectionError("the connection ended too early")
             except urllib.error.HTTPError as refused:
-                raise RefusedError(f"the server says {refused.code} {refused.reason}") from None
+                error = ConnectionError(f"the server says {refused.code} {refused.reason}")
+                if refused.code not in PASSING:
+                    raise RefusedError(str(error)) from None
             except BROKEN as broken:
                 if isinstance(broken, OSError) and broken.filename:
                     raise
@@ -102,13 +111,35 @@ class Downloader:
             if begins != have:
                 have = 0  # the server knows no ranges, and sends all of it
             self.say(f"{address}: {amount(total)}{f', from {human_bytes(have)} on' if have else ''}")
-            with part.open("ab" if have else "wb") as file:
-                while piece := answer.read(PIECE):
+            with own_file(part) as file:
+                file.truncate(have)
+                for piece in self._shown(iter(lambda: answer.read(PIECE), b""), have, total):
                     have += len(piece)
                     if have > MOST_BYTES:
                         raise RefusedError(f"it sends more than {human_bytes(MOST_BYTES)}")
                     file.write(piece)
         return total is None or have >= total
+
+    def _shown(self, pieces: Iterable[bytes], have: int, total: int | None) -> Iterator[bytes]:
+        """The pieces, with a line every few seconds of how far it is."""
+        shown_at = self.clock()
+        for piece in pieces:
+            yield piece
+            have += len(piece)
+            if self.clock() - shown_at >= SHOWN_SECONDS:
+                shown_at = self.clock()
+                self.say(f"{human_bytes(have)} of {amount(total)}")
+
+
+@contextlib.contextmanager
+def own_file(part: Path) -> Iterator[BinaryIO]:
+    """To append to, while no other command does the same."""
+    with part.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another command is fetching {part} now; let it finish, or end it") from None
+        yield file
 
 
 def place_of(answer: http.client.HTTPResponse, asked: int) -> tuple[int, int | None]:

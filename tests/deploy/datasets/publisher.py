@@ -16,6 +16,7 @@ class Publisher:
     ranges: bool = True
     lengths: bool = True  # it says how long its files are
     breaks: list[int] = field(default_factory=list)  # after so many bytes of each answer in turn
+    busy: list[int] = field(default_factory=list)  # codes that it answers with first
     asked: list[tuple[str, str]] = field(default_factory=list)  # path, range
     sent: int = 0
     address: str = ""
@@ -23,6 +24,9 @@ class Publisher:
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         wanted = request.headers.get("Range") or ""
         self.asked.append((request.path, wanted))
+        if self.busy:
+            request.send_error(self.busy.pop(0))
+            return
         if request.path not in self.files:
             request.send_error(404)
             return

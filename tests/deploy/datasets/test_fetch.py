@@ -3,7 +3,9 @@
 import gzip
 import hashlib
 import io
+import itertools
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.datasets.catalog import SETS, named
-from protofleet.deploy.datasets.download import Downloader
+from protofleet.deploy.datasets.download import Downloader, own_file
 from protofleet.deploy.datasets.fetch import fetch
 from protofleet.deploy.datasets.torchvision_lists import Published, RemoteFile
 from protofleet.deploy.errors import RunError, StoppedError
@@ -62,6 +64,12 @@ def test_a_file_comes_whole_and_is_not_fetched_twice(publisher, said, tmp_path):
     assert publisher.asked == [("/data.bin", "")]
     assert said[-1] == "data.bin: 1.0 MB are there already"
     assert [path.name for path in tmp_path.iterdir()] == ["data.bin"]
+
+
+def test_a_long_way_is_shown_as_it_goes(publisher, tmp_path):
+    lines, times = [], itertools.count(step=2.0)
+    Downloader(lines.append, clock=lambda: next(times)).fetch(remote(publisher), tmp_path)
+    assert re.fullmatch(r"\d+\.\d kB of 1.0 MB", lines[1]) and len(lines) > 3
 
 
 def test_a_connection_that_breaks_is_made_again_and_goes_on_where_it_broke(publisher, said, tmp_path):
@@ -133,6 +141,21 @@ def test_what_no_server_has_is_said_once_and_not_asked_for_again(publisher, said
     ):
         said.downloader.fetch(remote(publisher, "gone.bin"), tmp_path)
     assert publisher.asked == [("/gone.bin", "")] and said.waited == []
+
+
+def test_a_server_that_is_busy_is_asked_again(publisher, said, tmp_path):
+    publisher.busy = [503, 429]
+    assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
+    assert said.waited == [1.0, 2.0] and "the server says 503 Service Unavailable" in said[0]
+
+
+def test_two_commands_do_not_write_one_file(publisher, said, tmp_path):
+    with (
+        own_file(tmp_path / "data.bin.part"),
+        pytest.raises(RunError, match="another command is fetching .*data.bin.part now; let it finish"),
+    ):
+        said.downloader.fetch(remote(publisher), tmp_path)
+    assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
 
 
 def test_without_a_network_it_is_tried_a_few_times_and_then_said(said, tmp_path):
