@@ -1,6 +1,6 @@
 """Classes x devices as bubbles: the area of each is how many training images of the class the device has.
 
-A row is a device, a column a class. The picture is as wide as a phone and no wider than 480 pixels, so letters are of
+A row is a device, a column a class. The picture is as wide as a phone and no wider than 460 pixels, so letters are of
 the size of the text around it on either. More devices or classes than it has room for share a row or a column.
 """
 
@@ -14,9 +14,9 @@ from typing import Final
 
 from protofleet.deploy.report.data.counts import FleetCounts
 
-WIDTH: Final = 360.0
-WIDEST: Final = 480  # pixels on a page
-LABEL_WIDTH, TOTAL_WIDTH = 106.0, 46.0  # of devices' names at the left, of their sums at the right
+WIDTH: Final = 336.0  # what a page has beside its margins where it is 400 pixels wide
+WIDEST: Final = 460  # pixels on a page
+LABEL_WIDTH, TOTAL_WIDTH = 104.0, 44.0  # of devices' names at the left, of their sums at the right
 MOST_COLUMNS, MOST_ROWS = 16, 60
 MOST_LETTERS: Final = 15  # of a name; the whole of it is in the table and in the bubble's title
 LETTER: Final = 7.0

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -13,6 +15,7 @@ from protofleet.deploy.report.data.known import known_counts
 from protofleet.deploy.report.data.section import data_section, run_section
 from tests.deploy.cli.test_lists import EXPERIMENT
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -62,10 +65,10 @@ def test_no_bubble_leaves_the_picture_and_no_picture_is_endless(devices, classes
     counts = fleet(*([tuple(i * j % 7 for i in range(classes)) for j in range(1, devices + 1)]))
     root = ET.fromstring(bubbles(counts))
     _, _, width, height = map(float, root.get("viewBox").split())
-    assert width == 360 and height < 1800
+    assert width == 336 and height < 1800
     for circle in root.iter(f"{SVG}circle"):
         x, y, r = (float(circle.get(key)) for key in ("cx", "cy", "r"))
-        assert x - r > 100 and x + r < width - 40 and y - r > 0 and y + r < height
+        assert x - r > 98 and x + r < width - 40 and y - r > 0 and y + r < height
     shown = sum(
         int(c.find(f"{SVG}title").text.rsplit(": ")[1].replace(",", "")) for c in root.iter(f"{SVG}circle")
     )
@@ -118,6 +121,34 @@ def test_a_picture_is_a_page_beside_the_settings_unless_it_is_to_be_elsewhere(tm
     drawn = [[int(n) for n in re.findall(r"<td>(\d+)</td>", row)][:-1] for row in rows]
     assert drawn == [one["per_class"] for one in json.loads(out)]
     assert f"picture: {tmp_path / 'two-data.html'}" in err and "skew of classes: 0." in err
+
+
+MEASURE = """<script>addEventListener("load", () => {
+  document.querySelector("details").open = true
+  const picture = document.querySelector("svg"), scale = picture.getBoundingClientRect().width / 336
+  const sizes = [...picture.querySelectorAll("text")].map(t => parseFloat(getComputedStyle(t).fontSize) * scale)
+  const last = Math.max(...[...picture.children].map(e => e.getBoundingClientRect().right))
+  document.title = JSON.stringify([Math.min(...sizes), last, document.documentElement.scrollWidth, innerWidth])
+})</script>"""
+FRAME = """<iframe src="two-data.html" width="400" height="900" style="border:0"></iframe><script>
+setInterval(() => { document.title = document.querySelector("iframe").contentDocument.title }, 50)</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
+def test_on_a_phone_its_letters_can_be_read_and_nothing_leaves_the_page(tmp_path):
+    (tmp_path / "two.toml").write_text(EXPERIMENT)
+    assert main(["data", str(tmp_path / "two.toml"), "--picture"]) == 0
+    page = tmp_path / "two-data.html"
+    page.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
+    (tmp_path / "frame.html").write_text(FRAME)
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    options += [f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=3000", "--dump-dom"]
+    shown = subprocess.run(
+        [CHROMIUM, *options, f"file://{tmp_path}/frame.html"], capture_output=True, text=True, timeout=100
+    )
+    smallest, right, wide, there = json.loads(re.search(r"<title>(\[.*?\])</title>", shown.stdout)[1])
+    assert smallest >= 12 and right <= there and wide <= there == 400
 
 
 @pytest.mark.parametrize(
