@@ -17,8 +17,9 @@ from protofleet.deploy.cli.main import main
 from protofleet.deploy.datasets.catalog import SETS, named
 from protofleet.deploy.datasets.download import Downloader, own_file
 from protofleet.deploy.datasets.fetch import fetch
-from protofleet.deploy.datasets.torchvision_lists import Published, RemoteFile
+from protofleet.deploy.datasets.torchvision_lists import Published, RemoteFile, mirrored
 from protofleet.deploy.errors import RunError, StoppedError
+from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import load_shard
 from protofleet.methods.nets.torchvision_import import import_torchvision
@@ -27,7 +28,6 @@ from tests.edge_client.data.files import write_mnist
 from tests.rooms import ROOT
 
 CONTENT = bytes(range(256)) * 4000  # a megabyte
-NOTHING = frozenset()
 
 
 def md5(content):
@@ -257,6 +257,17 @@ def test_addresses_and_checksums_are_those_of_torchvision():
         listed = [*cls.train_list, *cls.test_list, [cls.meta["filename"], cls.meta["md5"]]]
         assert (found.folder, [list(one) for one in found.members]) == (cls.base_folder, listed)
     assert all(len(f.md5) == 32 for one in SETS.values() for f in one.published().files)
+
+
+def test_a_torchvision_that_lists_them_otherwise_is_one_line_with_the_way_out():
+    with pytest.raises(
+        DataError, match="torchvision.datasets.mnist.Gone says no mirrors; install the release"
+    ):
+        mirrored("mnist", "Gone")
+    with pytest.raises(
+        DataError, match="torchvision, which has no datasets/gone.py here; install the release"
+    ):
+        mirrored("gone", "MNIST")
 
 
 def test_a_data_set_is_known_by_its_name_as_people_write_it():
