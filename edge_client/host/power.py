@@ -61,9 +61,8 @@ class Rails:
         found = dict(self.sensors.rails())
         if missing := [rail for rail in self.rails if rail not in found]:
             raise ValueError(f"{missing[0]} cannot be read")
-        watts = max(
-            0.0, sum(found[rail] for rail in self.rails)
-        )  # an offset of some milliwatts is no generator
+        # An offset of some milliwatts is no generator.
+        watts = max(0.0, sum(found[rail] for rail in self.rails))
         at, before = self._last or (now, watts)
         self._last = now, watts
         return (before + watts) / 2 * max(0.0, now - at)

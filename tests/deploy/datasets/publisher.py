@@ -46,7 +46,8 @@ class Publisher:
         request.end_headers()
         if self.breaks:
             body = body[: self.breaks.pop(0)]
-        request.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # who asked has gone
+            request.wfile.write(body)
         self.sent += len(body)
 
 
