@@ -18,6 +18,8 @@ from protofleet.edge_client.conversation.hello_timer import is_birth
 from protofleet.edge_client.conversation.old_messages import RunEndCheck
 from protofleet.edge_client.current_run import CurrentRun
 from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.host.answer_energy import AnswerEnergy
+from protofleet.edge_client.host.energy import EnergyMeter
 from protofleet.edge_client.job_runner import JobRunner
 from protofleet.edge_client.state.device import DeviceState, TakenOverError
 from protofleet.edge_client.state.heard import forget_higher_epoch, open_heard_file
@@ -56,7 +58,7 @@ class Agent:
     def __init__(
         self, data: Splits, start_job: StartJob, link: DeviceLink, state: DeviceState, worker: Worker, *,
         software: str = "", about: str = "", stays: bool = False, confusion: int = MOST_CLASSES,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.perf_counter, energy: EnergyMeter | None = None,
     ) -> None:  # fmt: skip
         """`confusion`: classes, at most, of which it tells which it confuses."""
         context = DeviceContext(link, state, worker, open_heard_file(state, link))
@@ -64,7 +66,9 @@ class Agent:
         def tells_confusion() -> bool:
             return forms.CONFUSION in link.peer_forms and data.classes <= confusion
 
-        runner = JobRunner(start_job, state, data, lambda: link.block, clock, tells_confusion)
+        runner = JobRunner(
+            start_job, state, data, lambda: link.block, clock, tells_confusion, AnswerEnergy(energy)
+        )
         self.run = CurrentRun(state.saved.run)
         self._hellos = HelloExchange(context, self.run, HelloSender(link, data, state, software, about))
         self.tasks = TaskHandler(context, self.run, runner, self._hellos, AnswerDelivery(link))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.feature_snapshots import Snapshots
+from protofleet.edge_client.host.board_settings import BoardSettings
 from protofleet.edge_client.limits import Limits
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.methods.contract.plan import Network
@@ -56,6 +57,7 @@ class DeviceSettings:
     trainer_memory_bytes: Bytes = 0  # most that it may take of its own; 0: as much as there is
     # Longest piece of work of a child; then it is ended and begun again.
     trainer_seconds: PositiveSeconds = 10_800.0
+    board: BoardSettings = field(default_factory=BoardSettings)  # whose sensors are read
     # Takes no new work while a zone of the board is hotter; 0: whatever its heat.
     hottest_celsius: Celsius = 0.0
     metrics_port: OptionalPort = 0  # 0: no metrics

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.trainer.job import EVALUATE, SECONDS_WAITED, Job, StartJob
@@ -28,11 +29,13 @@ class JobRunner:
     clock: Callable[[], float]
     # Whether the coordinator takes what is counted of confused classes, and this device tells it.
     tells_confusion: Callable[[], bool] = lambda: False
+    energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
         """The job that a plan asks for, in its last durable state."""
         state = self.state
         state.begin(run, plan.digest.hex(), epoch)
+        self.energy.join_run()
         job = self.start_job(plan)
         if (saved := state.half()) is not None:
             job.restore(saved)
@@ -43,12 +46,15 @@ class JobRunner:
 
     def answer(self, job: Job, question: Question) -> Answer:
         state, begun = self.state, self.clock()
+        self.energy.begin_work()
         arrays = state.store.load(question.broadcast) if question.broadcast else NOTHING
         payload, metrics = job.run(question.phase, question.round, arrays)
         if question.phase == EVALUATE and not self.tells_confusion():
             payload = NOTHING
         name = state.store.put(payload, self.block_bytes()).object.hex()
-        metrics["seconds.work"] = self.clock() - begun - metrics.pop(SECONDS_WAITED, 0.0)
+        passed, waited = self.clock() - begun, metrics.pop(SECONDS_WAITED, 0.0)
+        metrics |= self.energy.end_work(waited / passed if passed else 0.0)
+        metrics["seconds.work"] = passed - waited
         answer = Answer(
             question.name, question.round, question.phase, question.broadcast.hex(), name,
             len(self.data.train.y), metrics,

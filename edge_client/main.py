@@ -13,6 +13,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.shard import LOADED_BEFORE_FORK, Shards
 from protofleet.edge_client.gpu.metrics import UsageCollector
 from protofleet.edge_client.group.device import Assembly, Device, Process
+from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.host.systemd import NotifySocket, SystemdNotifier, drain_on_signal
 from protofleet.edge_client.metrics import watch_device
 from protofleet.edge_client.view import AgentView
@@ -54,7 +55,8 @@ def serve_metrics(device: Device, process: Process, software: str) -> AbstractCo
     collectors: list[Collector] = [HostMetrics(software, "device", folder, settings.broker)]
     if device.trainer.admission is not None:
         collectors.append(UsageCollector(device.trainer.admission.usage))
-    return watch_device(device.agent, settings.endpoint(), checks, collectors)
+    sensors = Sensors(Path(settings.board.root))
+    return watch_device(device.agent, settings.endpoint(), checks, collectors, sensors)
 
 
 def health(device: AgentView, heartbeats: Heartbeats, folder: Path, place: torch.device) -> dict[str, Check]:

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.conversation.coordinator_watchdog import SILENT_SECONDS
+from protofleet.edge_client.host.answer_energy import SEND, TRAIN
 from protofleet.edge_client.host.sensors import PREFIX, Sensors
 from protofleet.edge_client.view import AgentView
 from protofleet.protocol.storage.disk import MIN_FREE
@@ -40,6 +41,13 @@ class DeviceSeries:
             registry=r,
         )
         self.work = Counter(f"{PREFIX}work_seconds", "Time spent on the answers", registry=r)
+        self.energy = Counter(
+            f"{PREFIX}energy_joules",
+            "Drawn by the board, where it has a power sensor that can be read: phase is train (work on answers) or "
+            "send (all else: sending, waiting); as of the last answer worked out",
+            ["phase"],
+            registry=r,
+        )
         self.outbox = Gauge(f"{PREFIX}outbox_answers", "Answers that wait for their receipt", registry=r)
         self.fallbacks = Gauge(
             f"{PREFIX}fallbacks",
@@ -87,13 +95,16 @@ class DeviceMetrics:
         if what == "answered":
             self.series.answers.inc()
             self.series.work.inc(figures.get("seconds", 0.0))
+            for name in (TRAIN, SEND):
+                if name in figures:  # a board that measures nothing has no such series, and no zero
+                    self.series.energy.labels(name.partition(".")[2]).inc(figures[name])
 
 
 @contextlib.contextmanager
 def watch_device(
-    agent: Agent, at: Endpoint, checks: Mapping[str, Check], collectors: Iterable[Collector]
+    agent: Agent, at: Endpoint, checks: Mapping[str, Check], collectors: Iterable[Collector], sensors: Sensors
 ) -> Iterator[None]:
-    metrics = DeviceMetrics(agent.view)
+    metrics = DeviceMetrics(agent.view, sensors)
     for collector in collectors:
         metrics.registry.register(collector)
     agent.observe(metrics)

@@ -12,6 +12,7 @@ from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
 from protofleet.edge_client.conversation.hello import plan_for
 from protofleet.edge_client.conversation.hello_exchange import HelloExchange
 from protofleet.edge_client.current_run import CurrentRun
+from protofleet.edge_client.host.answer_energy import SEND, TRAIN
 from protofleet.edge_client.job_runner import JobRunner
 from protofleet.edge_client.state.disk_space import DiskSpaceCheck
 from protofleet.edge_client.state.file import Answer
@@ -171,7 +172,7 @@ class TaskHandler:
         self.hellos.backoff.succeeded()
         self._link.least_round = self._state.last_round
         self.deliver(answer)
-        self._context.notify("answered", round=answer.round, seconds=answer.metrics.get("seconds.work", 0.0))
+        self._context.notify("answered", round=answer.round, **figures_of(answer))
         next_question = self.queue.take_next()
         self._state.keep_only(self._link.served | ({next_question.broadcast} if next_question else set()))
         if next_question:
@@ -212,3 +213,9 @@ class TaskHandler:
         self.delivery.cancel()
         self._link.least_round = 0
         self.hellos.job_dropped()
+
+
+def figures_of(answer: Answer) -> dict[str, float]:
+    """For observers: seconds, and joules where they are measured."""
+    found = {"seconds": answer.metrics.get("seconds.work", 0.0)}
+    return found | {name: answer.metrics[name] for name in (TRAIN, SEND) if name in answer.metrics}

@@ -103,7 +103,7 @@ def _metrics_problem(metrics: Mapping[str, float]) -> Problem | None:
     """A device whose model has diverged says NaN or a huge loss: no lie, and left out of every mean (`measured`)."""
     for name, value in metrics.items():
         most = 1.0 if name.startswith("accuracy.") else MAX_MEASURED
-        least = 0.0 if name.startswith(("accuracy.", "samples.", "seconds.")) else -MAX_MEASURED
+        least = 0.0 if name.startswith(("accuracy.", "samples.", "seconds.", "joules.")) else -MAX_MEASURED
         if not METRIC.fullmatch(name):
             return Problem(Reason.BAD_CLAIM, f"a metric is called {name[:64]!r}")
         if math.isfinite(value) and not name.startswith("loss.") and not least <= value <= most:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from protofleet.coordinator.observe.confusion import Matrix, confusion_by_domain
+from protofleet.coordinator.observe.energy import RoundEnergy
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.measured import by_domain, counted, pooled
 from protofleet.coordinator.observe.record import ByKind, ByView, PhaseRecord, RoundRecord
@@ -60,6 +61,7 @@ class Journal:
         self._began_at, self._closed_at, self._asked_at = 0.0, 0.0, 0.0
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
+        self._energy = RoundEnergy()
         self._gone_back: dict[str, tuple[int, str]] = {}  # device -> in which round that was found, why
         self._presence: dict[str, str] = {}  # of each device, whether it has "joined" or "left"
         self._earlier = RoundTraffic()  # in the open round, before this process began
@@ -91,7 +93,7 @@ class Journal:
 
     def answered(self, run: RunView, update: Update, now: float) -> None:
         if (update.round, update.phase) == (run.round, run.asked):
-            self._note_metrics(update.device, update.metrics)
+            self._note_metrics(update.device, update.phase, update.metrics)
 
     def stepped(self, run: RunView, step: Step, now: float) -> None:
         if self._record.round != step.round:  # taken up from the disk: no Save announced it
@@ -113,15 +115,17 @@ class Journal:
         for device, answer in run.answers(step.round, step.ask.phase).items():  # of an earlier life
             if answer.base == base:
                 phase.answered.append(device)
-                self._note_metrics(device, answer.metrics)
+                self._note_metrics(device, step.ask.phase, answer.metrics)
         self._record.phases.append(phase)
         self._asked_at = now
         self._tell_sinks(
             "asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=dict(run.domains)
         )
 
-    def _note_metrics(self, device: str, metrics: Mapping[str, float]) -> None:
-        self._metrics.setdefault(device, {}).update(counted(metrics, self._run.measures))
+    def _note_metrics(self, device: str, phase: str, metrics: Mapping[str, float]) -> None:
+        found = counted(metrics, self._run.measures)
+        self._metrics.setdefault(device, {}).update(found)
+        self._energy.note(device, phase, found)
 
     def _note_presence(self, what: str, device: str, now: float, **more: str) -> None:
         """A hello every few seconds, or a will that is said again, changes nothing: then it is only SEEN."""
@@ -169,7 +173,7 @@ class Journal:
             self._earlier, resumed = sum(earlier, RoundTraffic()), resumed or bool(earlier)
         self._record = RoundRecord(number, attempt, kind, resumed)
         self._began_at = self._closed_at = now
-        self._metrics = {}
+        self._metrics, self._energy = {}, RoundEnergy()
 
     def _note_drop(self, device: str, verdict: str, reason: str) -> None:
         if verdict == "late":
@@ -198,6 +202,7 @@ class Journal:
         record.accuracy = self._by_domain(run, "accuracy.test")
         record.validation = self._by_domain(run, "accuracy.validation")
         record.loss = self._by_domain(run, "loss.test")
+        record.energy = self._energy.by_device()
         record.pooled = pooled(self._metrics.values(), run.limits.examples)
         record.confusion = self._confusion(run) if record.kind == EVALUATION else {}
         for sink in self._sinks:

@@ -14,11 +14,14 @@ from protofleet.coordinator.devices.limits import MAX_MEASURED
 from protofleet.coordinator.observe.record import ByView
 
 SAMPLES: Final = "samples.test"
+JOULES: Final = {"train": "joules.train", "send": "joules.send"}  # phase of a device's work -> metric
 
 
 def names_of(views: Iterable[str]) -> frozenset[str]:
     measures = ("accuracy.test", "accuracy.validation", "loss.test", "loss.validation")
-    return frozenset({SAMPLES} | {f"{measure}.{view}" for measure in measures for view in views})
+    return frozenset(
+        {SAMPLES, *JOULES.values()} | {f"{measure}.{view}" for measure in measures for view in views}
+    )
 
 
 def counted(metrics: Mapping[str, float], names: Set[str]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from protofleet.protocol.settings.bounds import LARGEST_COUNT, Within
 from protofleet.protocol.settings.reader import SettingsError, decode
 
 ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
+ByDevice = dict[str, dict[str, float]]
 ByView = dict[str, dict[str, float]]  # view -> domain -> value
 
 
@@ -48,6 +49,8 @@ class RoundRecord:
     aside: dict[str, str] = field(default_factory=dict)  # whose accepted answers were not used, and why
     # Of the last evaluation: domain -> class -> predicted class -> samples.
     confusion: dict[str, list[list[int]]] = field(default_factory=dict)
+    # Device -> "train" and "send" -> joules, of those whose boards measure them.
+    energy: ByDevice = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and what good frames said
 
 
@@ -88,6 +91,7 @@ class Summary:
     fedavg: dict[str, int] = field(default_factory=dict)
     accuracy: Accuracy = field(default_factory=Accuracy)
     views: dict[str, Accuracy] = field(default_factory=dict)
+    energy: dict[str, float] = field(default_factory=dict)
     broker: str = ""
     security: str = ""
     versions: dict[str, Any] = field(default_factory=dict)
@@ -99,7 +103,9 @@ def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
         record = decode(RoundRecord, {"attempt": 0, "kind": "training", **table})
     except SettingsError:
         return None
-    return asdict(record) if 1 <= record.round <= LARGEST_COUNT else None
+    found = asdict(record)
+    del found["energy"]  # no version that measured it wrote a line without a seal
+    return found if 1 <= record.round <= LARGEST_COUNT else None
 
 
 def record_of(line: Mapping[str, Any]) -> RoundRecord:

@@ -9,6 +9,7 @@ import torch
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.observe.curves import Lines, measured, totals, views
+from protofleet.coordinator.observe.energy import total_energy
 from protofleet.coordinator.observe.view import RunView
 from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.runtime.host.machine import machine_words
@@ -39,6 +40,7 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
         "fedavg": {way: sum(line["fedavg"].get(way, 0) for line in lines) for way in (UP, DOWN)},
         "accuracy": measured(lines, method.reports),
         "views": {view: measured(lines, view) for view in views(lines)},
+        "energy": total_energy(lines),
         "broker": settings.broker_words or str(settings.broker),
         "security": settings.security,
         "versions": {

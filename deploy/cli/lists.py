@@ -34,10 +34,21 @@ def add_lists(commands: Subparsers) -> None:
         "data", help="build or check data, print what it holds, and whether all have the same classes"
     )
     command.add_argument(
-        "settings", type=Path, nargs="+",
+        "settings", type=Path, nargs="*",
         help="TOML files of devices, a coordinator, a fleet or an experiment",
     )  # fmt: skip
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    command.add_argument(
+        "--picture", nargs="?", const="", metavar="PATH",
+        help="draw classes x devices, as .html with the numbers or .svg (default: <settings>-data.html beside them)",
+    )  # fmt: skip
+    command.add_argument(
+        "--fetch", action="append", default=[], metavar="NAME",
+        help="fetch a public data set: mnist, fashion, usps, svhn, cifar10 or cifar100; goes on where it was cut off",
+    )  # fmt: skip
+    command.add_argument(
+        "--root", default="", metavar="DIR", help="where --fetch puts it (default: <cache>/NAME)"
+    )
     add_listing_options(command)
     command.set_defaults(command=data)
     add_public_set(commands)
@@ -119,10 +130,14 @@ def networks(options: argparse.Namespace) -> int:
 
 
 def data(options: argparse.Namespace) -> int:
+    if options.fetch or not options.settings:
+        return fetch(options)
+    from protofleet.deploy.cli.data_picture import draw, picture_path
     from protofleet.deploy.local.class_check import participants_in, require_same_classes
     from protofleet.edge_client.data.shard import load_shard
     from protofleet.protocol.wire.class_names import listed
 
+    picture = None if options.picture is None else picture_path(options.picture, options.settings[0])
     participants = [
         participant for path in options.settings for participant in participants_in(path, options.set)
     ]
@@ -146,7 +161,16 @@ def data(options: argparse.Namespace) -> int:
             sizes = ", ".join(f"{part} {number}" for part, number in counts.items())
             line = f"{participant.name:16} {shard.domain:12} {sizes}; per class {per_class}; {called}"
         listing.line(line)
+    if picture is not None:
+        draw(tables, picture, listing)
     listing.end({"data": tables})
+    return 0
+
+
+def fetch(options: argparse.Namespace) -> int:
+    from protofleet.deploy.cli.fetch import fetch_all
+
+    fetch_all(options)
     return 0
 
 

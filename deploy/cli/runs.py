@@ -50,11 +50,15 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     with held_interrupts():
         from protofleet.deploy.local.batch import Batch
         from protofleet.deploy.local.class_check import agreed_names
+        from protofleet.deploy.local.data_beside import data_beside
         from protofleet.deploy.local.data_check import require_data, require_public_images
-        from protofleet.deploy.local.experiment import read_experiment
+        from protofleet.deploy.local.experiment import experiment_table, read_experiment
         from protofleet.deploy.local.run import prepare_folder, run_experiment
         from protofleet.protocol.settings.reader import SettingsError
 
+    for path in options.experiments:
+        if beside := data_beside(experiment_table(path), path, options.set):
+            print(beside)
     if options.seeds or len(options.experiments) > 1:
         if options.resume:
             raise SettingsError("--resume continues one run; several are continued without it")
@@ -142,9 +146,11 @@ def compare(options: argparse.Namespace) -> int:
     from protofleet.deploy.report.comparison import accuracy_target, read_groups, write
     from protofleet.deploy.report.comparison_page import comparison_page
     from protofleet.deploy.report.comparison_tables import as_object, tables
+    from protofleet.deploy.report.energy.compared import energy_tables
 
     groups = read_groups(options.folders, options.view)
-    shown = tables(groups, accuracy_target(groups, options.baseline, options.share), options.share)
+    target = accuracy_target(groups, options.baseline, options.share)
+    shown = [*tables(groups, target, options.share), *energy_tables(groups, target, options.share)]
     listing = Listing.of(options)
     listing.line("\n\n".join(table.text() for table in shown))
     listing.end(as_object(groups, shown))

@@ -34,6 +34,7 @@ from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.edge_client.compute import compute_place, moved
 from protofleet.edge_client.data.shard import Shard, Shards
 from protofleet.edge_client.evaluate import evaluate
+from protofleet.edge_client.state.data_file import write_data_file
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.torch_setup import compute_deterministically
@@ -66,6 +67,9 @@ def run_centralised(experiment: Experiment, runs: Path) -> Path:
     folder, disk = runs / experiment.name, Disk(durable=False)
     shards, hyper = shards_of(experiment), local_settings(experiment)
     disk.replace(folder / "experiment.toml", write_toml(settings_table(experiment)).encode())
+    for name, shard in shards.items():
+        disk.make(folder / "devices" / name)
+        write_data_file(folder / "devices" / name, shard.domain, shard.counts().tolist(), shard.names)
     lines = RoundsFile(folder / "rounds.jsonl", disk)
     for record in rounds(experiment, shards, hyper):
         require_finite(record)

@@ -13,11 +13,13 @@ import torch
 from protofleet.coordinator.config import CoordinatorSettings, split_method
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor
+from protofleet.deploy.local.data_beside import data_beside
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.catalog import find as find_source
 from protofleet.edge_client.data.settings import DataSettings, Fraction, Samples
 from protofleet.edge_client.feature_snapshots import Snapshots
+from protofleet.edge_client.host.board_settings import BoardSettings
 from protofleet.methods.contract.confusion import MOST_CLASSES
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.plan import Network, Plan
@@ -52,6 +54,9 @@ class SimulatedDevices:
     # "each": a process each; a number: so many share all devices; 0: a process each up to 4 a core, else one a core,
     # and where they compute on a GPU at most 4.
     processes: Annotated[int, Within(0, MAX_DEVICES)] | Literal["each"] = 0
+    board_root: str = (
+        "/"  # file system in which all of them find the sensors of this machine, which they share
+    )
     durable: bool = False  # devices sync their files; else a power cut may cost them, a killed process never
 
 
@@ -260,7 +265,9 @@ def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> di
 
 
 def read_experiment(path: Path, assignments: list[str], option: str = "--set") -> Experiment:
-    return decode_file(Experiment, path, experiment_table(path), assignments, option)
+    table = experiment_table(path)
+    beside = data_beside(table, path, assignments)
+    return decode_file(Experiment, path, beside.applied(table) if beside else table, assignments, option)
 
 
 def experiment_table(path: Path) -> dict[str, Any]:
@@ -327,4 +334,5 @@ def device_settings(experiment: Experiment, name: str, broker: BrokerAddress, ru
         network=experiment.networks.get(name), pictures=experiment.pictures,
         compute=experiment.compute, threads=1, stays=False, security=experiment.security,
         durable=experiment.devices.durable,
+        board=BoardSettings(experiment.devices.board_root, len(experiment.shards)),
     )  # fmt: skip

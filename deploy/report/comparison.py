@@ -19,6 +19,7 @@ from typing import Any
 
 from protofleet.coordinator.observe.curves import curve, with_mean
 from protofleet.deploy.errors import RunError
+from protofleet.deploy.report.energy.amounts import joules_of
 from protofleet.deploy.report.finished_run import Rounds, read_run, require_keys
 from protofleet.protocol.settings.reader import read_toml
 
@@ -41,6 +42,7 @@ class Point:
     accuracy: Mapping[str, float]  # on test images, by domain, and "mean"
     validation: Mapping[str, float]
     in_round: bool = True  # and not by the last evaluation
+    joules: float = 0.0  # of the devices that measure them
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,21 @@ class Run:
 
         A domain whose devices missed a round keeps its last measurement; until all have one there is no point.
         """
-        found, sent = [], 0
+        found, sent, drawn = [], 0, 0.0
         test, validation = dict[str, float](), dict[str, float]()
         for line in self.rounds:
             in_round = sum(size for kinds in line["payload"].values() for size in kinds.values())
             if by_domain := line["accuracy"].get(view):
                 test, validation = {**test, **by_domain}, {**validation, **line["validation"].get(view, {})}
                 spent = sent if is_global(view) else sent + in_round
+                joules = drawn if is_global(view) else drawn + joules_of(line)
                 in_a_round = line.get("kind") != "evaluation"
                 trained = self.rounds_trained(line, view)
-                found.append(Point(trained, spent, with_mean(test), with_mean(validation), in_a_round))
+                found.append(
+                    Point(trained, spent, with_mean(test), with_mean(validation), in_a_round, joules)
+                )
             sent += in_round
+            drawn += joules_of(line)
         return [point for point in found if point.accuracy.keys() == found[-1].accuracy.keys()]
 
     def rounds_trained(self, line: Mapping[str, Any], view: str) -> int:

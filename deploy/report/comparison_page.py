@@ -11,6 +11,7 @@ from protofleet.deploy.report.comparison import Group, Point
 from protofleet.deploy.report.comparison_tables import Table
 from protofleet.deploy.report.drawing.charts import Bar, Line, bar_chart, line_chart
 from protofleet.deploy.report.drawing.palette import INK, line_style
+from protofleet.deploy.report.energy.compared import is_measured, joules_picture
 from protofleet.deploy.report.grid_charts import grid_section
 from protofleet.deploy.report.html_page import page, section, table
 from protofleet.deploy.report.numbers import NONE, percent, two_places
@@ -69,9 +70,11 @@ def curves_section(groups: Sequence[Group]) -> str:
     bytes_chart = line_chart(
         by_bytes, percent, axis, "mean accuracy over bytes", x_format=human_bytes, log_x=log
     )
+    by_joules = [accuracy_line(i, g, lambda p: p.joules) for i, g in enumerate(groups) if is_measured(g)]
     return section(
         "Accuracy over rounds and over bytes",
-        f"<h3>over rounds</h3>{rounds_chart}<h3>over bytes that have crossed</h3>{bytes_chart}",
+        f"<h3>over rounds</h3>{rounds_chart}<h3>over bytes that have crossed</h3>{bytes_chart}"
+        f"{joules_picture(groups, by_joules)}",
         note=text,
     )
 

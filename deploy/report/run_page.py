@@ -7,6 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.deploy.report.data.section import run_section
+from protofleet.deploy.report.energy.section import energy_section
 from protofleet.deploy.report.finished_run import FinishedRun, read_run, require_keys
 from protofleet.deploy.report.html_page import page
 from protofleet.deploy.report.numbers import percent
@@ -37,6 +39,8 @@ SECTIONS: Final[Sequence[Callable[[FinishedRun], str]]] = (
     loss_section,
     confusion_section,
     bytes_section,
+    energy_section,
+    run_section,
     anchor_margins_section,
     lambda run: feature_sections(run.folder, run.summary["rounds"]),
     participation_section,

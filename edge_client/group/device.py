@@ -11,8 +11,13 @@ from pathlib import Path
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.shard import Shards
+from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.host.board_settings import BoardSettings
+from protofleet.edge_client.host.energy import EnergyMeter, meter_of_board
+from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.host.status_file import StatusFile
 from protofleet.edge_client.host.supervisor import Supervisor
+from protofleet.edge_client.state.data_file import write_data_file
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.child_trainer import ChildTrainer
 from protofleet.edge_client.trainer.deadline import Deadline
@@ -41,7 +46,7 @@ class Process:
     def __init__(self, name: str, devices: int = 1) -> None:
         self.devices = devices
         self.heartbeats, self.network, self.deadline = Heartbeats(), Network(name), Deadline()
-        self.admission = lru_cache(admission_to)
+        self.admission, self.energy = lru_cache(admission_to), lru_cache(meter_of_board)
         self.work = WorkThread(self.heartbeats)
         on_progress(self._progress)
 
@@ -84,6 +89,7 @@ class Assembly:
         )
         state = DeviceState(Path(settings.folder), settings.durable)
         trainer = self._trainer(settings, state)
+        self._note_data(trainer.data, state)
         me = Identity(settings.name, state.boot(int(time.time()), keys.holder), keys)
         topics = Topics(settings.federation)
         transport = self._transport(settings, inbox, topics)
@@ -95,11 +101,19 @@ class Assembly:
         agent = Agent(
             trainer.data, trainer.start, link, state, self._worker(settings, inbox),
             software=self.software, about=f"{software_words(self.software)}; {machine_words()}", stays=settings.stays,
-            confusion=settings.limits.confusion,
+            confusion=settings.limits.confusion, energy=self._energy(settings.board),
         )  # fmt: skip
         status = StatusFile(Path(settings.status), self.software, version) if settings.status else None
-        supervisor = Supervisor(agent, settings, trainer.limit)
+        supervisor = Supervisor(agent, settings, trainer.limit, Sensors(Path(settings.board.root)))
         return Device(settings, agent, transport, trainer, state, supervisor, status)
+
+    def _energy(self, board: BoardSettings) -> EnergyMeter | None:
+        """Devices of one process share its board, whatever their settings say."""
+        return self.process.energy(board.root, max(board.shared_by, self.process.devices))
+
+    def _note_data(self, data: Splits, state: DeviceState) -> None:
+        counts = data.train.y.bincount(minlength=data.classes).tolist()
+        write_data_file(state.folder, data.domain, counts, data.names)
 
     def _trainer(self, settings: DeviceSettings, state: DeviceState) -> LocalTrainer | ChildTrainer:
         """In a process of its own, which may die of its work, or in this very one."""

@@ -77,6 +77,8 @@ ANSWERS = {
     "accuracy of 700 percent": (good(), {"metrics": {"accuracy.test.global": 7.0}}, Reason.BAD_CLAIM),
     "a metric whose name is a poem": (good(), {"metrics": {"roses are\nred": 0.5}}, Reason.BAD_CLAIM),
     "seconds without end": (good(), {"metrics": {"seconds.work": 1e300}}, Reason.BAD_CLAIM),
+    "joules below zero": (good(), {"metrics": {"joules.train": -1.0}}, Reason.BAD_CLAIM),
+    "joules without end": (good(), {"metrics": {"joules.send": 1e300}}, Reason.BAD_CLAIM),
     "a table that promises more": (with_table([["prototypes", "float32", [3, D]]]), {}, Reason.BAD_BODY),
     "bytes behind the arrays": (encoded(good()) + b"x", {}, Reason.BAD_BODY),
     "no table at all": (b"", {}, Reason.BAD_BODY),

@@ -199,7 +199,9 @@ def test_a_copy_that_is_gone_damaged_or_behind_is_made_anew(tmp_path, left):
 def test_lines_of_an_earlier_version_that_have_no_seal_are_read(tmp_path):
     (tmp_path / "rounds.jsonl").write_text('{"round": 1, "kind": "training"}\n{"rounc": 2}\n')
     (table,) = read_rounds(tmp_path / "rounds.jsonl")
-    assert table == asdict(RoundRecord(1, 0, "training"))
+    expected = asdict(RoundRecord(1, 0, "training"))
+    del expected["energy"]  # which such a version did not measure: no device is said to lack a sensor
+    assert table == expected
 
 
 def test_the_summary_names_its_view_and_chooses_by_validation_only(tmp_path):

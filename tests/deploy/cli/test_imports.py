@@ -27,6 +27,7 @@ WORDS = {
     "compare first second": 0,
     "health nowhere.toml": 2,
     "unban --folder nowhere": 2,
+    "data --fetch minst": 2,
     "keys --folder made device-1": 0,
     "enrol list --root nowhere": 2,
 }

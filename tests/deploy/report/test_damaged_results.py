@@ -98,12 +98,16 @@ def test_a_run_of_an_earlier_version_is_read_as_it_was(run):
     """Neither its summary nor its lines carry a seal, there is no copy of them, and a file beside them is unknown."""
     before = read_run(run)
     (run / "summary.json").write_text(json.dumps(before.summary))
-    lines = [{key: value for key, value in line.items() if key != "aside"} for line in before.rounds]
+    lines = [
+        {key: value for key, value in line.items() if key not in ("aside", "energy")}
+        for line in before.rounds
+    ]
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "rounds.copy.jsonl").unlink()
     (run / "ledger.sqlite").write_bytes(b"what an earlier version kept for people")
     found = read_run(run)
-    assert found.summary == before.summary and list(found.rounds) == list(before.rounds)
+    assert found.summary == before.summary
+    assert list(found.rounds) == [{**line, "aside": {}} for line in lines]
 
 
 @pytest.mark.slow

@@ -1,0 +1,39 @@
+"""Joules of a round by device, out of what answers say: an answer covers all since the one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from protofleet.coordinator.observe.measured import JOULES
+from protofleet.coordinator.observe.record import ByDevice
+
+Energy = dict[str, float]  # "train" and "send" -> joules
+
+
+class RoundEnergy:
+    """Of each phase the last answer that came counts: in a replay of the round it comes once more."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, dict[str, Energy]] = {}  # device -> phase of the round -> joules
+
+    def note(self, device: str, phase: str, metrics: Mapping[str, float]) -> None:
+        if said := {what: metrics[name] for what, name in JOULES.items() if name in metrics}:
+            self._said.setdefault(device, {})[phase] = said
+
+    def by_device(self) -> ByDevice:
+        return {device: total(phases.values()) for device, phases in sorted(self._said.items())}
+
+
+def total(parts: Iterable[Mapping[str, float]]) -> Energy:
+    """Rounded to what a sensor can tell."""
+    found: Energy = {}
+    for part in parts:
+        for what, joules in part.items():
+            found[what] = found.get(what, 0.0) + joules
+    return {what: round(joules, 6) for what, joules in found.items()}
+
+
+def total_energy(lines: Sequence[Mapping[str, Any]]) -> Energy:
+    """Of all devices in all rounds; nothing where none has measured any."""
+    return total(one for line in lines for one in line.get("energy", {}).values())

@@ -1,0 +1,30 @@
+"""`protofleet data FILE --picture`: the devices' data as a picture, and how much their classes are skewed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from protofleet.deploy.listing import Listing
+from protofleet.deploy.report.data.counts import DeviceCounts, FleetCounts, skew_words
+from protofleet.deploy.report.data.picture_file import picture_path, write_picture
+from protofleet.protocol.settings.reader import SettingsError
+
+
+def draw(tables: Sequence[Mapping[str, Any]], path: Path, listing: Listing) -> None:
+    """Of the rows that `data` prints, those with numbers."""
+    devices = [
+        DeviceCounts(one["name"], one["domain"], tuple(one["per_class"]))
+        for one in tables
+        if "per_class" in one
+    ]
+    if not devices:
+        raise SettingsError("--picture has nothing to draw: the data of none of these are on this machine")
+    fleet = FleetCounts.of(devices, tables[0]["classes"])
+    write_picture(fleet, path)
+    listing.line(f"skew of classes: {skew_words(fleet)}")
+    listing.line(f"picture: {path}")
+
+
+__all__ = ["draw", "picture_path"]

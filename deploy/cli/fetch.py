@@ -1,0 +1,40 @@
+"""`protofleet data --fetch NAME`: its licence, its files, and how an experiment names them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from protofleet.deploy.datasets.catalog import SETS, named
+from protofleet.deploy.datasets.download import Downloader
+from protofleet.deploy.datasets.fetch import fetch
+from protofleet.deploy.listing import Listing
+from protofleet.edge_client.data.cache import default_folder
+from protofleet.protocol.settings.reader import SettingsError
+
+
+def fetch_all(options: argparse.Namespace) -> None:
+    if not options.fetch and options.picture:
+        raise SettingsError(
+            f"--picture takes the picture's path, {options.picture!r}; name the settings before it"
+        )
+    if not options.fetch:
+        raise SettingsError("data takes settings files, or --fetch NAME (see protofleet data --help)")
+    if options.settings or options.picture is not None or options.set:
+        raise SettingsError("--fetch stands alone; look at the data with a command of its own afterwards")
+    names = list(dict.fromkeys(map(named, options.fetch)))
+    if options.root and len(names) > 1:
+        raise SettingsError(
+            f"--root is one folder, and --fetch names {len(names)} data sets; fetch each alone"
+        )
+    listing = Listing.of(options)
+    say = Downloader(listing.line)
+    fetched = []
+    for name in names:
+        folder = Path(options.root).expanduser() if options.root else default_folder() / name
+        say.say(f"{name}: {SETS[name].licence}")
+        fetch(SETS[name].published(), folder, say)
+        root = f', root = "{folder.absolute()}"' if options.root else ""
+        say.say(f'{name} is in {folder}; in an experiment: data = {{ source = "{name}"{root} }}')
+        fetched.append({"name": name, "licence": SETS[name].licence, "folder": str(folder.absolute())})
+    listing.end({"fetched": fetched})

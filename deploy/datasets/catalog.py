@@ -1,0 +1,62 @@
+"""The data sets that can be fetched, by the names of their sources, each with what its publishers say of its use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from protofleet.deploy.datasets.torchvision_lists import Published, archived, mirrored, split
+from protofleet.edge_client.data.catalog import SOURCES
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.settings.suggest import there_are
+
+BY_HAND: Final = "docs/data.md says where its data come from and where they go"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    licence: str  # a line
+    published: Callable[[], Published]
+
+
+CIFAR: Final = (
+    "no licence is stated; its authors ask to cite Krizhevsky, Learning Multiple Layers of Features from Tiny "
+    "Images, 2009 (www.cs.toronto.edu/~kriz/cifar.html)"
+)
+SETS: Final[Mapping[str, DataSet]] = {
+    "mnist": DataSet(
+        "CC BY-SA 3.0, Yann LeCun and Corinna Cortes (yann.lecun.com/exdb/mnist)",
+        partial(mirrored, "mnist", "MNIST"),
+    ),
+    "fashion": DataSet(
+        "MIT, Zalando SE (github.com/zalandoresearch/fashion-mnist)",
+        partial(mirrored, "mnist", "FashionMNIST"),
+    ),
+    "usps": DataSet(
+        "no licence is stated; Hull, A Database for Handwritten Text Recognition Research, 1994, as LIBSVM's data "
+        "page has it (www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets)",
+        partial(split, "usps", "USPS"),
+    ),
+    "svhn": DataSet(
+        "for non-commercial use only; Netzer et al., Reading Digits in Natural Images, 2011 "
+        "(ufldl.stanford.edu/housenumbers)",
+        partial(split, "svhn", "SVHN"),
+    ),
+    "cifar10": DataSet(CIFAR, partial(archived, "cifar", "CIFAR10")),
+    "cifar100": DataSet(CIFAR, partial(archived, "cifar", "CIFAR100")),
+}
+
+
+def named(text: str) -> str:
+    """The source that is meant: CIFAR-10 is cifar10."""
+    name = text.strip().lower().replace("-", "").replace(" ", "")
+    if name in SETS:
+        return name
+    if name in SOURCES:
+        raise SettingsError(
+            f"--fetch is {text!r}, which nobody publishes with a checksum; {BY_HAND}. Can be fetched: "
+            + ", ".join(SETS)
+        )
+    raise SettingsError(f"--fetch is {text[:99]!r}; {there_are(name, SETS)}")

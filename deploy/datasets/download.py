@@ -1,0 +1,199 @@
+"""One file over HTTP, whole or not at all: what came before a break is kept, and the next try goes on there.
+
+Until its checksum is right a file is called <name>.part, so that no reader takes a half one for the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import http.client
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from protofleet.deploy.datasets.torchvision_lists import RemoteFile
+from protofleet.deploy.errors import RunError, StoppedError
+from protofleet.protocol.link.meter import human_bytes
+from protofleet.protocol.storage.disk import is_full
+
+PIECE: Final = 1 << 16
+SILENT_SECONDS: Final = 30.0  # of a server, after which the connection counts as broken
+SHOWN_SECONDS: Final = 5.0
+PASSING: Final = frozenset(
+    {408, 425, 429, 500, 502, 503, 504}
+)  # answers of a server that may give another later
+TRIES: Final = 4  # in a row at one address that bring nothing more
+MOST_BYTES: Final = 8 << 30  # of one file: none that we know has a tenth of it
+CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+AGENT: Final = "protofleet (+urllib)"  # some servers turn away what does not name itself
+BROKEN: Final = (OSError, http.client.HTTPException)
+
+Say = Callable[[str], None]
+
+
+class RefusedError(Exception):
+    """The server has said no: to ask again is of no use."""
+
+
+@dataclass(frozen=True)
+class Downloader:
+    say: Say
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+    def fetch(self, file: RemoteFile, folder: Path) -> Path:
+        """The file, with the right checksum. RunError says what to do where that fails."""
+        target = folder / file.name
+        if target.is_file() and md5_of(target) == file.md5:
+            self.say(f"{file.name}: {human_bytes(target.stat().st_size)} are there already")
+            return target
+        part = target.with_name(f"{file.name}.part")
+        problems = []
+        for address in file.addresses:
+            try:
+                self._fetch_from(address, part)
+                require_checksum(part, file, address)
+            except (RefusedError, *BROKEN) as error:
+                if isinstance(error, OSError) and error.filename:  # of our own disk
+                    raise disk_error(error, part) from None
+                problems.append(f"{address}: {words_of(error)}")
+            except KeyboardInterrupt:
+                raise StoppedError(f"stopped; {kept(part)}") from None
+            else:
+                part.replace(target)
+                self.say(f"{file.name}: {human_bytes(target.stat().st_size)}, its checksum is right")
+                return target
+        raise RunError(f"{file.name} cannot be fetched ({'; '.join(problems)}); {kept(part)}")
+
+    def _fetch_from(self, address: str, part: Path) -> None:
+        """Until all of it is there; a broken connection is made again, and goes on where the last one ended."""
+        failed = 0
+        while True:
+            before = size_of(part)
+            try:
+                if self._receive(address, part):
+                    return
+                error: Exception = ConnectionError("the connection ended too early")
+            except urllib.error.HTTPError as refused:
+                error = ConnectionError(f"the server says {refused.code} {refused.reason}")
+                if refused.code not in PASSING:
+                    raise RefusedError(str(error)) from None
+            except BROKEN as broken:
+                if isinstance(broken, OSError) and broken.filename:
+                    raise
+                error = broken
+            failed = 1 if size_of(part) > before else failed + 1
+            if failed >= TRIES:
+                raise error
+            self.say(f"{address}: {words_of(error)}; {human_bytes(size_of(part))} are there, trying again")
+            self.pause(2.0 ** (failed - 1))
+
+    def _receive(self, address: str, part: Path) -> bool:
+        """Whether the whole file is there now."""
+        have = size_of(part)
+        headers = {"User-Agent": AGENT, **({"Range": f"bytes={have}-"} if have else {})}
+        request = urllib.request.Request(address, headers=headers)
+        try:
+            answer = urllib.request.urlopen(request, timeout=SILENT_SECONDS)
+        except urllib.error.HTTPError as error:
+            if have and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                return True  # there is nothing behind what we have: the checksum says whether it is the file
+            raise
+        with answer:
+            begins, total = place_of(answer, have)
+            if begins != have:
+                have = 0  # the server knows no ranges, and sends all of it
+            self.say(f"{address}: {amount(total)}{f', from {human_bytes(have)} on' if have else ''}")
+            with own_file(part) as file:
+                file.truncate(have)
+                for piece in self._shown(iter(lambda: answer.read(PIECE), b""), have, total):
+                    have += len(piece)
+                    if have > MOST_BYTES:
+                        raise RefusedError(f"it sends more than {human_bytes(MOST_BYTES)}")
+                    file.write(piece)
+        return total is None or have >= total
+
+    def _shown(self, pieces: Iterable[bytes], have: int, total: int | None) -> Iterator[bytes]:
+        """The pieces, with a line every few seconds of how far it is."""
+        shown_at = self.clock()
+        for piece in pieces:
+            yield piece
+            have += len(piece)
+            if self.clock() - shown_at >= SHOWN_SECONDS:
+                shown_at = self.clock()
+                self.say(f"{human_bytes(have)} of {amount(total)}")
+
+
+@contextlib.contextmanager
+def own_file(part: Path) -> Iterator[BinaryIO]:
+    """To append to, while no other command does the same."""
+    with part.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another command is fetching {part} now; let it finish, or end it") from None
+        yield file
+
+
+def place_of(answer: http.client.HTTPResponse, asked: int) -> tuple[int, int | None]:
+    """Where in the file the body begins, and how long the file is, where the server says it."""
+    found = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range") or "")
+    if answer.status == http.HTTPStatus.PARTIAL_CONTENT and found:
+        return int(found[1]), None if found[2] == "*" else int(found[2])
+    length = answer.headers.get("Content-Length") or ""
+    return 0, int(length) if length.isascii() and length.isdigit() else None
+
+
+def require_checksum(part: Path, file: RemoteFile, address: str) -> None:
+    """What is wrong goes: nobody can tell which part of it is right, so there is nothing to go on from."""
+    if (found := md5_of(part)) == file.md5:
+        return
+    size = human_bytes(size_of(part))
+    part.unlink()
+    raise RefusedError(
+        f"what came ({size}) has the MD5 {found}, not {file.md5}: it is another file, or was changed on the way; it "
+        "is deleted"
+    )
+
+
+def md5_of(path: Path) -> str:
+    """As its publishers' lists have it. It tells a broken file; against somebody who wants to deceive it is weak."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def amount(total: int | None) -> str:
+    return "of unknown length" if total is None else human_bytes(total)
+
+
+def kept(part: Path) -> str:
+    size = size_of(part)
+    if not size:
+        return "run the same command again, or put the file there by hand: docs/data.md"
+    return f"{human_bytes(size)} of it are kept in {part}, and the same command goes on from there"
+
+
+def words_of(error: BaseException) -> str:
+    if isinstance(error, urllib.error.URLError):
+        return str(error.reason)
+    return str(error) or type(error).__name__
+
+
+def disk_error(error: OSError, part: Path) -> Exception:
+    if is_full(error):
+        return error  # it has words of its own
+    return RunError(f"{part} cannot be written: {error.strerror}; --root names another folder")

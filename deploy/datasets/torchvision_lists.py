@@ -1,0 +1,97 @@
+"""Addresses and checksums as the installed torchvision has them, read from its source: nothing of it is imported, as
+that takes seconds, and fails beside a torch that it was not built for."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.edge_client.data.errors import DataError
+
+PACKAGE: Final = "torchvision"
+WAY_OUT: Final = "install the release that deploy/constraints.txt names, or put the files there by hand"
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    name: str
+    addresses: tuple[str, ...]  # tried one after the other
+    md5: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is fetched, and what it becomes where it is an archive."""
+
+    files: tuple[RemoteFile, ...]
+    folder: str = ""  # in the archive; "": the files are read as they are
+    members: tuple[tuple[str, str], ...] = ()  # of that folder, with their MD5
+
+
+def mirrored(module: str, cls: str) -> Published:
+    """As MNIST and its like are listed: files, and mirrors that all have them."""
+    listed = Listing(module, cls)
+    mirrors, resources = listed["mirrors"], listed["resources"]
+    return Published(
+        tuple(RemoteFile(n, tuple(mirror + n for mirror in mirrors), md5) for n, md5 in resources)
+    )
+
+
+def split(module: str, cls: str) -> Published:
+    """As SVHN and USPS are: a file for each part, of which we read the training and the test part."""
+    parts = Listing(module, cls)["split_list"]
+    found = [parts[part] for part in ("train", "test")]
+    return Published(tuple(RemoteFile(name, (address,), md5) for address, name, md5 in found))
+
+
+def archived(module: str, cls: str) -> Published:
+    """As CIFAR is: an archive, and what is in its folder."""
+    listed = Listing(module, cls)
+    meta = listed["meta"]
+    members = [*listed["train_list"], *listed["test_list"], [meta["filename"], meta["md5"]]]
+    archive = RemoteFile(listed["filename"], (listed["url"],), listed["tgz_md5"])
+    return Published((archive,), listed["base_folder"], tuple((name, md5) for name, md5 in members))
+
+
+class Listing:
+    """What the body of a class in torchvision/datasets gives names to."""
+
+    def __init__(self, module: str, cls: str) -> None:
+        self._what = f"{PACKAGE}.datasets.{module}.{cls}"
+        path = source_of(module)
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise DataError(f"{path} cannot be read ({error}); {WAY_OUT}") from None
+        bodies = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls]
+        self._values = {name: value for body in bodies for name, value in assigned(body)}
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return ast.literal_eval(self._values[name])
+        except (KeyError, ValueError):
+            raise DataError(f"the installed {self._what} says no {name}; {WAY_OUT}") from None
+
+
+def assigned(body: list[ast.stmt]) -> list[tuple[str, ast.expr]]:
+    found: list[tuple[str, ast.expr]] = []
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(name)], value=value):
+                found.append((name, value))
+            case ast.AnnAssign(target=ast.Name(name), value=ast.expr() as value):
+                found.append((name, value))
+    return found
+
+
+def source_of(module: str) -> Path:
+    spec = importlib.util.find_spec(PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (path := Path(folder) / "datasets" / f"{module}.py").is_file():
+            return path
+    raise DataError(
+        f"where data sets are published is read from {PACKAGE}, which has no datasets/{module}.py here; {WAY_OUT}"
+    )

@@ -1,0 +1,114 @@
+"""An experiment that says nothing of where its data are takes the folder `data` beside its file.
+
+It holds a folder for each device, `data/<device>/<class>/<picture>`, or pictures that all devices share,
+`data/<class>/<picture>`; each may be parted into `train/` and `test/`, as everywhere. Another folder that is called
+`data` is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.edge_client.data.images.image_files import SUFFIXES
+from protofleet.edge_client.data.sources.folders import SPLIT_FOLDERS
+from protofleet.protocol.settings.reader import SettingsError, Table, merge, override
+from protofleet.protocol.wire.names import valid_device
+
+FOLDER: Final = "data"
+SAYS_WHERE: Final = ("source", "root", "domain")  # keys of [data]
+
+
+@dataclass(frozen=True)
+class DataBeside:
+    root: Path
+    devices: tuple[str, ...]  # a folder each; none: all share what is in the root
+    classes: int
+
+    def __str__(self) -> str:
+        if not self.devices:
+            return f"data: pictures of {self.classes} classes in {self.root}"
+        names = ", ".join(self.devices[:8]) + (" ..." if len(self.devices) > 8 else "")
+        return f"data: {len(self.devices)} devices, after their folders in {self.root}: {names}"
+
+    def applied(self, table: Table) -> Table:
+        """What the file says, on top of what the folder says."""
+        devices = table.get("devices", {})
+        found: Table = {"data": {"source": "folder", "root": str(self.root)}}
+        if not (table.get("data") or {}).get("classes"):
+            found["classes"] = self.classes
+        if self.devices and not devices.get("clients"):
+            found["devices"] = {"clients": dict.fromkeys(self.devices, devices.get("per_domain", 1))}
+        return merge(found, table)
+
+
+def data_beside(table: Table, path: Path, assignments: Sequence[str]) -> DataBeside | None:
+    """For a file with this table; None where it, or an assignment, says where its data are, or nothing is there."""
+    try:
+        root, said = path.parent.absolute() / FOLDER, override(table, assignments)
+    except SettingsError:  # of an assignment: whoever decodes the table says it, with the file's name
+        return None
+    data, devices = said.get("data", {}), said.get("devices", {})
+    tables = isinstance(data, Mapping) and isinstance(devices, Mapping)
+    if not tables or said.get("domains") or any(data.get(key) for key in SAYS_WHERE) or not root.is_dir():
+        return None
+    if is_domain(root):
+        return DataBeside(root, (), number_of_classes(root))
+    if not (found := [folder for folder in folders_in(root) if is_domain(folder)]):
+        return None
+    check_devices(found, devices, path)
+    return DataBeside(root, tuple(folder.name for folder in found), number_of_classes(found[0]))
+
+
+def check_devices(found: Sequence[Path], devices: Mapping[str, Any], path: Path) -> None:
+    """SettingsError where they cannot be the devices of this file."""
+    names = ", ".join(folder.name for folder in found[:8])
+    if devices.get("count"):
+        raise SettingsError(
+            f"{path}: devices.count is {devices['count']}, but {found[0].parent} has a folder for each device "
+            f"({names}); leave count out, or say with data.source where the data are"
+        )
+    clients = devices.get("clients")
+    if isinstance(clients, Mapping):
+        if unknown := [name for name in clients if name not in {folder.name for folder in found}]:
+            raise SettingsError(
+                f"{path}: devices.clients has {unknown[0]!r}, but {found[0].parent} has {names}; make its folder, or "
+                "say with data.source where the data are"
+            )
+        return
+    for folder in found:
+        try:
+            valid_device(folder.name.replace("_", "-"))
+        except ValueError as error:
+            raise SettingsError(f"{folder}: a device is called after its folder; {error}") from None
+
+
+def is_domain(folder: Path) -> bool:
+    """Whether its folders are classes with pictures, or halves of which each has such."""
+    return any(has_pictures(kind) for kind in class_folders(folder))
+
+
+def class_folders(folder: Path) -> list[Path]:
+    inner = list(folders_in(folder))
+    if {one.name for one in inner} in SPLIT_FOLDERS:
+        return list(folders_in(folder / "train"))
+    return inner
+
+
+def number_of_classes(folder: Path) -> int:
+    return len(class_folders(folder))
+
+
+def has_pictures(folder: Path) -> bool:
+    return any(path.suffix.lower() in SUFFIXES for path in folder.iterdir())
+
+
+def folders_in(folder: Path) -> Iterator[Path]:
+    """In the order in which they count."""
+    try:
+        found = sorted(path for path in folder.iterdir() if path.name[0] != "." and path.is_dir())
+    except OSError as error:
+        raise SettingsError(f"{folder} cannot be read: {error.strerror}") from None
+    yield from found

@@ -1,0 +1,77 @@
+"""How many training images of each class each device has, and how much devices differ in that, as one number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DeviceCounts:
+    device: str
+    domain: str
+    counts: tuple[int, ...]  # by class
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(frozen=True)
+class FleetCounts:
+    """Of the devices whose data are known, by domain and name; all have the same number of classes."""
+
+    devices: tuple[DeviceCounts, ...]
+    names: tuple[str, ...] = ()  # of the classes; (): unknown
+
+    @classmethod
+    def of(cls, devices: Sequence[DeviceCounts], names: Sequence[str] = ()) -> FleetCounts:
+        most = max((len(one.counts) for one in devices), default=0)
+        padded = [
+            DeviceCounts(one.device, one.domain, one.counts + (0,) * (most - len(one.counts)))
+            for one in devices
+        ]
+        known = tuple(names) if len(names) == most else ()
+        return cls(tuple(sorted(padded, key=lambda one: (one.domain, one.device))), known)
+
+    @property
+    def classes(self) -> int:
+        return len(self.devices[0].counts) if self.devices else 0
+
+    @property
+    def domains(self) -> list[str]:
+        return sorted({one.domain for one in self.devices})
+
+    def class_name(self, label: int) -> str:
+        return self.names[label] if self.names else str(label)
+
+    @property
+    def skew(self) -> float:
+        """Mean over devices of the total variation distance between a device's mix of classes and that of all their
+        images: half the sum of the absolute differences. 0: all devices have one mix."""
+        filled = [one for one in self.devices if one.total]
+        if not filled:
+            return 0.0
+        fleet = mix([sum(column) for column in zip(*(one.counts for one in filled), strict=True)])
+        return sum(distance(mix(one.counts), fleet) for one in filled) / len(filled)
+
+    @property
+    def most_skew(self) -> float:
+        """What no skew of so many devices is above: a device's own images are in the mix of all, so its distance is
+        at most 1 less its share of them, and shares add up to 1."""
+        filled = sum(1 for one in self.devices if one.total)
+        return 1 - 1 / filled if filled else 0.0
+
+
+def mix(counts: Sequence[int]) -> list[float]:
+    total = sum(counts)
+    return [number / total for number in counts]
+
+
+def distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """Total variation."""
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / 2
+
+
+def skew_words(fleet: FleetCounts) -> str:
+    return f"{fleet.skew:.2f} (0: all devices have the same mix; at most {fleet.most_skew:.2f}: no two share a class)"

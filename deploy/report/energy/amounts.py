@@ -1,0 +1,38 @@
+"""Joules as text, and what the lines of a run say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+UNITS: Final = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"))
+PHASES: Final = ("train", "send")  # work on answers; all else: sending, waiting
+
+
+def human_joules(joules: float) -> str:
+    for size, unit in UNITS:
+        if joules >= 0.9995 * size:
+            return f"{joules / size:.3g} {unit}"
+    return f"{joules:.3g} J"
+
+
+def by_device(line: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
+    """Device -> phase -> joules, of a line of rounds.jsonl; none in those of an earlier version."""
+    found: Mapping[str, Mapping[str, float]] = line.get("energy", {})
+    return found
+
+
+def sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The same over several lines."""
+    found: dict[str, dict[str, float]] = {}
+    for line in lines:
+        for device, phases in by_device(line).items():
+            own = found.setdefault(device, dict.fromkeys(PHASES, 0.0))
+            for phase in PHASES:
+                own[phase] += phases.get(phase, 0.0)
+    return found
+
+
+def joules_of(line: Mapping[str, Any]) -> float:
+    """All devices together."""
+    return sum(sum(phases.values()) for phases in sums([line]).values())

@@ -1,0 +1,73 @@
+"""Joules: what the board draws is read at a fixed rate, whatever the device does, and summed up."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protofleet.edge_client.host.power import UNREADABLE, PowerSensor, power_sensor
+
+SAMPLE_SECONDS: Final = 0.5  # between two readings
+
+log = logging.getLogger("protofleet.device")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Up to now. Two of them with the same number of gaps say what was drawn between them."""
+
+    joules: float
+    gaps: int  # times that the sensor could not be read
+
+    def since(self, earlier: Drawn) -> float | None:
+        return self.joules - earlier.joules if self.gaps == earlier.gaps else None
+
+
+class EnergyMeter:
+    """Of a board, or of the part that one of the devices on it has. It is asked from any thread."""
+
+    def __init__(
+        self, sensor: PowerSensor, shared_by: int = 1, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._sensor, self._shared_by, self._clock = sensor, shared_by, clock
+        self._lock = threading.Lock()
+        self._joules, self._gaps, self._lost = 0.0, 0, False
+
+    def start(self) -> EnergyMeter:
+        threading.Thread(target=self._sample_for_ever, name="energy", daemon=True).start()
+        return self
+
+    def read(self) -> Drawn:
+        """With a reading of the sensor at this very moment."""
+        with self._lock:
+            try:
+                self._joules += self._sensor.drawn(self._clock()) / self._shared_by
+                self._gaps += self._lost  # what was drawn until it came back is not known either
+                self._lost = False
+            except UNREADABLE as error:
+                if not self._gaps:
+                    log.warning("%s: %s; what was drawn meanwhile is not known", self._sensor.name, error)
+                self._gaps, self._lost = self._gaps + 1, True
+                self._sensor.forget()
+            return Drawn(self._joules, self._gaps)
+
+    def _sample_for_ever(self) -> None:
+        while True:
+            self.read()
+            time.sleep(SAMPLE_SECONDS)
+
+
+def meter_of_board(root: str, shared_by: int) -> EnergyMeter | None:
+    """It runs as long as its process. None where the board has no power sensor that can be read."""
+    sensor = power_sensor(Path(root))
+    if sensor is None:
+        log.info("no power sensor can be read: energy is not measured")
+        return None
+    part = f", of which this device has a part in {shared_by}" if shared_by > 1 else ""
+    log.info("energy is measured by %s%s", sensor.name, part)
+    return EnergyMeter(sensor, shared_by).start()

@@ -1,0 +1,142 @@
+"""What a board draws from its supply, by the one sensor that measures all of it.
+
+In this order, so that nothing is counted twice:
+
+1. the rail that feeds the whole board (a Jetson's VDD_IN, or POM_5V_IN);
+2. without one, all rails that the board's INA chips measure, together: they stand beside each other, as on an AGX;
+3. without these, the energy counters of the processor (RAPL of Intel and AMD): its packages, and the memory that is
+   not part of one. What else is in the machine draws more.
+
+A counter that only root may read is none, and a board without any has no power sensor: that is said, never a zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from protofleet.edge_client.host.sensors import Sensors
+
+TOTAL_RAILS: Final = ("VDD_IN", "POM_5V_IN")
+INA: Final = "ina"  # how the kernel's names of such chips begin
+# intel-rapl:0 is a package, intel-rapl:0:1 a part of it; intel-rapl-mmio:0 is the same package once more, and a
+# laptop's psys has packages in it.
+PACKAGE: Final = re.compile(r"intel-rapl:\d+")
+MOST_WATTS: Final = (
+    10_000.0  # of a counter: a faster one was set back, as by a suspend, and has not gone round
+)
+UNREADABLE: Final = (OSError, ValueError)
+
+
+class PowerSensor(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def drawn(self, now: float) -> float:
+        """Joules since the last call; 0 at the first. OSError or ValueError where nobody can say."""
+        ...
+
+    def forget(self) -> None:
+        """The next call is the first."""
+        ...
+
+
+@dataclass
+class Rails:
+    """Watts at a moment: between two of them the mean of both, which is the trapezoid below them."""
+
+    sensors: Sensors
+    rails: Sequence[str]
+    _last: tuple[float, float] | None = None  # when, and how many watts
+
+    @property
+    def name(self) -> str:
+        return " + ".join(self.rails)
+
+    def drawn(self, now: float) -> float:
+        found = dict(self.sensors.rails())
+        if missing := [rail for rail in self.rails if rail not in found]:
+            raise ValueError(f"{missing[0]} cannot be read")
+        # An offset of some milliwatts is no generator.
+        watts = max(0.0, sum(found[rail] for rail in self.rails))
+        at, before = self._last or (now, watts)
+        self._last = now, watts
+        return (before + watts) / 2 * max(0.0, now - at)
+
+    def forget(self) -> None:
+        self._last = None
+
+
+@dataclass
+class Counters:
+    """RAPL: microjoules since some time, from 0 again after the largest."""
+
+    zones: Sequence[Path]
+    _last: dict[Path, int] = field(default_factory=dict)
+    _at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return " + ".join(f"{zone.name}:{(zone / 'name').read_text().strip()}" for zone in self.zones)
+
+    def drawn(self, now: float) -> float:
+        microjoules, read = 0, {zone: counter(zone) for zone in self.zones}
+        for zone, value in read.items():
+            grown = value - self._last.get(zone, value)
+            microjoules += (
+                grown if grown >= 0 else grown + int((zone / "max_energy_range_uj").read_text()) + 1
+            )
+        at, self._last, self._at = self._at, read, now
+        if microjoules > MOST_WATTS * 1e6 * max(now - at, 1.0):
+            raise ValueError("its counter was set back")
+        return microjoules / 1e6
+
+    def forget(self) -> None:
+        self._last = {}
+
+
+def power_sensor(root: Path) -> PowerSensor | None:
+    """The one of this board that can be read, or None."""
+    sensors = Sensors(root)
+    if rails := board_rails(root, sensors):
+        return Rails(sensors, rails)
+    zones = [zone for zone in rapl_zones(root) if is_readable(zone)]
+    return Counters(zones) if zones else None
+
+
+def board_rails(root: Path, sensors: Sensors) -> list[str]:
+    found = [name for name, _ in sensors.rails()]
+    totals = [name for name in found if name.partition(":")[2] in TOTAL_RAILS]
+    return totals[:1] or [name for name in found if is_ina(root / "sys/class/hwmon" / name.partition(":")[0])]
+
+
+def is_ina(chip: Path) -> bool:
+    """And not a graphics card or a power supply, which measure themselves alone."""
+    with contextlib.suppress(OSError):
+        return (chip / "name").read_text().startswith(INA)
+    return False
+
+
+def rapl_zones(root: Path) -> list[Path]:
+    found = []
+    for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
+        with contextlib.suppress(OSError):
+            called = (zone / "name").read_text().strip()
+            is_package = bool(PACKAGE.fullmatch(zone.name)) and called != "psys"
+            if is_package or called == "dram":
+                found.append(zone)
+    return found
+
+
+def is_readable(zone: Path) -> bool:
+    with contextlib.suppress(*UNREADABLE):
+        return counter(zone) >= 0
+    return False
+
+
+def counter(zone: Path) -> int:
+    return int((zone / "energy_uj").read_text())

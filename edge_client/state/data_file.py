@@ -1,0 +1,27 @@
+"""data.json: how many images of each class a device learns from, for whoever can read its folder. It is sent to
+nobody; the report of a run on this machine draws it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from protofleet.protocol.storage.disk import Disk
+
+NAME: Final = "data.json"
+
+log = logging.getLogger("protofleet.device")
+
+
+def write_data_file(folder: Path, domain: str, counts: Sequence[int], names: Sequence[str]) -> None:
+    """Only where it says something new: flash wears out. Nothing depends on it, so no room for it is no error."""
+    text = json.dumps({"domain": domain, "counts": list(counts), "names": list(names)}).encode()
+    path = folder / NAME
+    try:
+        if not path.exists() or path.read_bytes() != text:
+            Disk(durable=False).replace(path, text, durable=False)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", path, error.strerror)
