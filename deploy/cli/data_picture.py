@@ -12,7 +12,7 @@ from protofleet.deploy.report.data.picture_file import picture_path, write_pictu
 from protofleet.protocol.settings.reader import SettingsError
 
 
-def draw(tables: Sequence[Mapping[str, Any]], path: Path, listing: Listing) -> None:
+def draw(tables: Sequence[Mapping[str, Any]], path: Path, listing: Listing) -> dict[str, object]:
     """Of the rows that `data` prints, those with numbers."""
     devices = [
         DeviceCounts(one["name"], one["domain"], tuple(one["per_class"]))
@@ -25,6 +25,7 @@ def draw(tables: Sequence[Mapping[str, Any]], path: Path, listing: Listing) -> N
     write_picture(fleet, path)
     listing.line(f"skew of classes: {skew_words(fleet)}")
     listing.line(f"picture: {path}")
+    return {"skew": fleet.skew, "picture": str(path)}
 
 
 __all__ = ["draw", "picture_path"]

@@ -161,9 +161,8 @@ def data(options: argparse.Namespace) -> int:
             sizes = ", ".join(f"{part} {number}" for part, number in counts.items())
             line = f"{participant.name:16} {shard.domain:12} {sizes}; per class {per_class}; {called}"
         listing.line(line)
-    if picture is not None:
-        draw(tables, picture, listing)
-    listing.end({"data": tables})
+    drawn = draw(tables, picture, listing) if picture is not None else {}
+    listing.end({"data": tables, **drawn})
     return 0
 
 

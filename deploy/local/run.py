@@ -21,9 +21,9 @@ from protofleet.deploy.errors import DIVERGED, RunError, StoppedError
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.device_launcher import starter_of_devices
 from protofleet.deploy.local.device_processes import DeviceProcesses
+from protofleet.deploy.local.display.progress import Progress
 from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.deploy.local.processes import EXIT_SECONDS, IMPORTED, Processes, uses_cuda
-from protofleet.deploy.local.progress import Progress
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, read_toml, write_toml

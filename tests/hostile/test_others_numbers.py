@@ -14,7 +14,7 @@ from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.fleet.accuracy import AccuracyCheck
 from protofleet.deploy.fleet.settings import RolloutSettings
-from protofleet.deploy.local.progress import Progress
+from protofleet.deploy.local.display.progress import Progress
 from tests.hostile.device import Answer
 from tests.hostile.federation import Federation
 

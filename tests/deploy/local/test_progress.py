@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from protofleet.deploy.local.progress import Progress
+from protofleet.deploy.local.display.progress import Progress
 
 DEVICES = [f"{'jetson-orin-nano-of-the-second-hall' if i % 7 == 3 else 'board'}-{i:03}" for i in range(100)]
 TRANSFER = {

@@ -99,7 +99,7 @@ def test_a_run_of_an_earlier_version_is_read_as_it_was(run):
     before = read_run(run)
     (run / "summary.json").write_text(json.dumps(before.summary))
     lines = [
-        {key: value for key, value in line.items() if key not in ("aside", "energy")}
+        {key: value for key, value in line.items() if key not in ("aside", "confusion", "energy")}
         for line in before.rounds
     ]
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -107,7 +107,7 @@ def test_a_run_of_an_earlier_version_is_read_as_it_was(run):
     (run / "ledger.sqlite").write_bytes(b"what an earlier version kept for people")
     found = read_run(run)
     assert found.summary == before.summary
-    assert list(found.rounds) == [{**line, "aside": {}} for line in lines]
+    assert list(found.rounds) == [{**line, "aside": {}, "confusion": {}} for line in lines]
 
 
 @pytest.mark.slow

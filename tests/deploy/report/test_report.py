@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.local.progress import Progress, RunState
+from protofleet.deploy.local.display.progress import Progress, RunState
 from protofleet.deploy.report.drawing.axes import round_axis_end
 from protofleet.deploy.report.drawing.charts import Bar, Line, bar_chart, line_chart
 from protofleet.deploy.report.run_page import final_table, write_report

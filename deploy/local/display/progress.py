@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from protofleet.deploy.local.screen_lines import NAME_CELLS, one_line, packed
+from protofleet.deploy.local.display.screen_lines import NAME_CELLS, one_line, packed
 from protofleet.protocol.link.meter import human_bytes
 
 FIXED_LINES: Final = 5  # the title, the bar, the traffic, the time, and the cursor's own
