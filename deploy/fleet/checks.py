@@ -100,20 +100,24 @@ def _system(f: Facts, use: Workload) -> Iterator[Check]:
 
 
 def _python(f: Facts, use: Workload) -> Iterator[Check]:
+    """Of the interpreter that software.python names; a venv is made with this one."""
+    named = f"{use.python} (software.python)"
+    package = f"apt-get install {use.python}-venv" if "/" not in use.python else "install its module venv"
     version = tuple(int(part) for part in f.python.split(".")[:2]) if f.python else ()
     if not version:
-        yield Check("python", "FAIL", "there is no python3", "apt-get install python3 python3-venv")
+        fix = f"{package}, or name another in software.python"
+        yield Check("python", "FAIL", f"there is no {named}", fix)
         return
     fits = OLDEST_PYTHON <= version <= NEWEST_PYTHON
     yield Check(
         "python",
         "PASS" if fits else "FAIL",
-        f.python,
-        "install Python 3.10 to 3.13, name it in software.python",
+        f"{named} is {f.python}",
+        "install Python 3.10 to 3.13 and name it in software.python, such as python3.12",
     )
     yield Check(
         "venv", "PASS" if f.venv else "FAIL",
-        "python3 -m venv works" if f.venv else "python3 -m venv does not work", "apt-get install python3-venv",
+        f"{use.python} -m venv works" if f.venv else f"{use.python} -m venv does not work", package,
     )  # fmt: skip
 
 

@@ -24,13 +24,14 @@ from protofleet.deploy.errors import FAILED, RunError
 from protofleet.deploy.fleet.checks import Check, Workload, failures, run_checks
 from protofleet.deploy.fleet.control_plane import ControlPlane
 from protofleet.deploy.fleet.deploy_log import DeployLog
-from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT, read_facts
-from protofleet.deploy.fleet.execute import REMOTE_SCRIPT, gather_facts, require_success, upload
-from protofleet.deploy.fleet.plan import describe
+from protofleet.deploy.fleet.device.facts import Facts, read_facts
+from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.execute import gather_facts, require_success, upload
+from protofleet.deploy.fleet.plan import Refuse, describe
 from protofleet.deploy.fleet.rollout import Rollout, connections, roll_back_by_hand, workload_of
 from protofleet.deploy.fleet.settings import Fleet, Host, read_fleet
 from protofleet.deploy.fleet.software import make_release
-from protofleet.deploy.fleet.ssh import Ssh
+from protofleet.deploy.fleet.ssh import Result, Ssh
 from protofleet.deploy.fleet.status import status_line, status_title
 from protofleet.protocol.settings.reader import SettingsError
 
@@ -92,17 +93,25 @@ def _open(o: Options, changes: bool, connect: Connect) -> Iterator[Deployment]:
 
 
 def plan(d: Deployment, o: Options) -> int:
-    code = OK
+    """Exit code 1 where a host cannot be reached or cannot be deployed."""
+    changing, unfit = 0, []
     for name, planned in d.run_on_each(lambda ssh: d.rollout.plan(ssh)[2]):
         if isinstance(planned, RunError):
-            code = FAILED
+            unfit.append(name)
             _print(name, str(planned))
             continue
         for step in planned:
             _print(name, describe(step))
         if not planned:
             _print(name, "nothing to do")
-    return code
+        elif isinstance(planned[0], Refuse):
+            unfit.append(name)
+        else:
+            changing += 1
+    good = len(d.hosts) - changing - len(unfit)
+    cannot = f"{len(unfit)} cannot be deployed{': ' * bool(unfit)}{', '.join(unfit)}"
+    print(f"{len(d.hosts)} hosts: {changing} to be changed, {good} as they shall be, {cannot}")
+    return FAILED if unfit else OK
 
 
 def apply(d: Deployment, o: Options) -> int:
@@ -123,7 +132,7 @@ def apply(d: Deployment, o: Options) -> int:
 def status(d: Deployment, o: Options) -> int:
     code = OK
     print(status_title())
-    for name, facts in d.run_on_each(gather_facts):
+    for name, facts in d.run_on_each(lambda ssh: _facts(d, ssh)):
         if isinstance(facts, RunError):
             code = FAILED
             print(f"{name:16} {facts}")
@@ -146,10 +155,18 @@ def doctor(d: Deployment, o: Options) -> int:
     return code
 
 
+def _facts(d: Deployment, ssh: Ssh, *how: str) -> Facts:
+    return gather_facts(ssh, d.rollout.control.place(ssh.name), *how)
+
+
+def _run_step(d: Deployment, ssh: Ssh, *words: str, seconds: float = 60.0) -> Result:
+    return ssh.run(d.rollout.control.place(ssh.name).steps, *words, seconds=seconds)
+
+
 def _check(d: Deployment, ssh: Ssh) -> list[Check]:
     control = d.rollout.control
     broker = control.settings(ssh.name).broker
-    facts = gather_facts(ssh, "deep", "", broker.host, str(broker.port))
+    facts = _facts(d, ssh, "deep", "", broker.host, str(broker.port))
     return run_checks(facts, workload_of(d.fleet, control, ssh.name), time.time())
 
 
@@ -158,8 +175,8 @@ def check_this_machine(o: Options) -> int:
     host, colon, port = o.broker.rpartition(":")
     if o.broker and (not colon or not port.isdigit()):
         raise SettingsError(f"--broker is {o.broker!r}, which is not of the form HOST:PORT")
-    command = ["sh", str(FACTS_SCRIPT), "deep", sys.executable, host, port]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["sh", "-s", "--", "deep", sys.executable, host, port]
+    done = subprocess.run(command, input=Place().facts, capture_output=True, text=True, check=False)
     workload = Workload("container" if o.containers else "venv", needs_gpu=o.gpu)
     facts = read_facts(done.stdout)
     return print_checks(run_checks(facts, workload, facts.now), o.strict)
@@ -176,7 +193,7 @@ def print_checks(checks: list[Check], strict: bool) -> int:
 def drain(d: Deployment, o: Options) -> int:
     def drained(ssh: Ssh) -> str:
         seconds = d.fleet.care.drain_seconds
-        result = ssh.run(REMOTE_SCRIPT, "stop", f"{seconds:.0f}", seconds=seconds + 60)
+        result = _run_step(d, ssh, "stop", f"{seconds:.0f}", seconds=seconds + 60)
         if result.code:
             raise RunError(f"it cannot be stopped: {result.last_line}")
         d.rollout.log.append(ssh.name, "drain", "done")
@@ -191,15 +208,16 @@ def rollback(d: Deployment, o: Options) -> int:
 
 def tune(d: Deployment, o: Options) -> int:
     """Override some settings for some hours. With nothing to set, an earlier override ends."""
+    control = d.rollout.control
 
     def tuned(ssh: Ssh) -> str:
-        upload(ssh, {"tuning": d.rollout.control.signed_tuning(ssh.name, o.set, o.hours)})
-        require_success(ssh.run(REMOTE_SCRIPT, "tune"))
+        upload(ssh, control.place(ssh.name), {"tuning": control.signed_tuning(ssh.name, o.set, o.hours)})
+        require_success(_run_step(d, ssh, "tune"))
         d.rollout.log.append(ssh.name, "tune", "done", hours=o.hours, changes=o.set)
         return f"for {o.hours:g} hours: {', '.join(o.set)}" if o.set else "no override any more"
 
     for name in d.hosts:  # a mistake is found before any device is changed
-        d.rollout.control.signed_tuning(name, o.set, o.hours)
+        control.signed_tuning(name, o.set, o.hours)
     return _print_each(d, tuned)
 
 
@@ -207,7 +225,7 @@ def revoke(d: Deployment, o: Options) -> int:
     """At the federation's root first: a device that cannot be reached is revoked too."""
 
     def erased(ssh: Ssh) -> str:
-        result = ssh.run(REMOTE_SCRIPT, "erase_keys")
+        result = _run_step(d, ssh, "erase_keys")
         d.rollout.log.append(ssh.name, "revoke", "keys destroyed" if result.code == 0 else result.last_line)
         if result.code:
             return f"its keys are still there: {result.last_line}"

@@ -22,6 +22,7 @@ from protofleet.deploy.enrol.lifecycle import (
 from protofleet.deploy.enrol.request import REQUEST
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.facts import Facts
+from protofleet.deploy.fleet.device.scripts import Place
 from protofleet.deploy.fleet.device.unit import mark_of, sha256_of, unit_of
 from protofleet.deploy.fleet.manifest import MANIFEST, files_of, issue_manifest
 from protofleet.deploy.fleet.plan import Desired, InstalledSettings
@@ -75,6 +76,9 @@ class ControlPlane:
     @property
     def root_fingerprint(self) -> str:
         return self._authority.fingerprint
+
+    def place(self, name: str) -> Place:
+        return Place(python=self.fleet.software.python)
 
     def settings(self, name: str) -> DeviceSettings:
         return device_settings(self.fleet, self.federation, name)

@@ -15,7 +15,8 @@ from typing import Final
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.control_plane import ControlPlane, Target
 from protofleet.deploy.fleet.deploy_log import current_user
-from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT, Facts, KnownGood, Service, read_facts
+from protofleet.deploy.fleet.device.facts import Facts, KnownGood, Service, read_facts
+from protofleet.deploy.fleet.device.scripts import Place
 from protofleet.deploy.fleet.device.unit import sha256_of
 from protofleet.deploy.fleet.manifest import MANIFEST
 from protofleet.deploy.fleet.plan import (
@@ -37,13 +38,6 @@ from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
 from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.settings.reader import SettingsError
 
-DEVICE_SCRIPTS: Final = Path(__file__).parent / "device"
-# The program that verifies what was shipped comes with each step, so that no file on the device can replace it.
-REMOTE_SCRIPT: Final = (
-    f"verifier() {{ cat <<'END_OF_VERIFIER'\n{(DEVICE_SCRIPTS / 'verify.py').read_text()}END_OF_VERIFIER\n}}\n"
-    f"{(DEVICE_SCRIPTS / 'remote.sh').read_text()}"
-)
-DEVICE_ROOT: Final = "/opt/protofleet"
 BUILD_SECONDS: Final = 1800.0
 SWITCH_SECONDS: Final = 900.0  # a whole release is read again, perhaps from an SD card
 POLL_SECONDS: Final = 0.5
@@ -64,8 +58,8 @@ class ServiceState:
     status: Status | None
 
 
-def gather_facts(ssh: Ssh, *how: str) -> Facts:
-    result = ssh.run(FACTS_SCRIPT.read_text(), *(how or ("quick",)), seconds=240.0 if how else 60.0)
+def gather_facts(ssh: Ssh, place: Place, *how: str) -> Facts:
+    result = ssh.run(place.facts, *(how or ("quick",)), seconds=240.0 if how else 60.0)
     try:
         return read_facts(result.out)
     except SettingsError:
@@ -82,6 +76,7 @@ class Executor:
         self, ssh: Ssh, control: ControlPlane, target: Target, report: Callable[[str], None]
     ) -> None:  # fmt: skip
         self.ssh, self.control, self.target, self.report = ssh, control, target, report
+        self.place = control.place(ssh.name)
 
     def execute(self, step: Step, facts: Facts) -> None:
         """Raises StepError, or UnreachableError where the device can no longer be reached."""
@@ -91,11 +86,11 @@ class Executor:
                 raise StepError(f"{desired.name} cannot be deployed: {'; '.join(reasons)}")
             case Prepare():
                 self.run_step("prepare")
-                upload(self.ssh, {"roots": self.control.roots()})
+                upload(self.ssh, self.place, {"roots": self.control.roots()})
                 self.run_step("pin")
             case Ship(release):
                 require_success(
-                    self.ssh.send(self.control.release_folder(), f"{DEVICE_ROOT}/wheels/{release}")
+                    self.ssh.send(self.control.release_folder(), f"{self.place.role.top}/wheels/{release}")
                 )
             case Build(release):
                 built = self.control.release
@@ -148,7 +143,7 @@ class Executor:
         self.run_step("allow", f"{release}-{settings}")
 
     def run_step(self, step: str, *arguments: str, seconds: float = 120.0) -> Result:
-        return require_success(self.ssh.run(REMOTE_SCRIPT, step, *arguments, seconds=seconds))
+        return require_success(self.ssh.run(self.place.steps, step, *arguments, seconds=seconds))
 
     def service_state(self) -> ServiceState:
         state = dict(line.partition("=")[::2] for line in self.run_step("state").out.splitlines())
@@ -164,13 +159,14 @@ class Executor:
 
     def last_log_line(self) -> str:
         """Of the service, from its journal."""
-        lines = [line for line in self.ssh.run(REMOTE_SCRIPT, "journal").out.splitlines() if line.strip()]
+        lines = [line for line in self.ssh.run(self.place.steps, "journal").out.splitlines() if line.strip()]
         ours = [line.removeprefix("protofleet: ") for line in lines if line.startswith("protofleet: ")]
-        return (ours or lines or ["its journal is empty"])[-1]
+        empty = f"its journal is empty; look at `systemctl status {self.place.role.service}` there"
+        return (ours or lines or [empty])[-1]
 
     def _upload_signed(self, files: dict[str, str], listed: dict[str, str]) -> None:
         subject = f"device {self.target.desired.name}"
-        upload(self.ssh, {**files, MANIFEST: self.control.manifest(subject, listed)})
+        upload(self.ssh, self.place, {**files, MANIFEST: self.control.manifest(subject, listed)})
 
     def _enrol(self) -> None:
         desired = self.target.desired
@@ -178,7 +174,7 @@ class Executor:
         found = REQUEST.search(result.out)
         if found is None:
             raise StepError(f"the device made no request: {result.last_line}")
-        upload(self.ssh, {"approval": self.control.approval(desired.name, found[0] + "\n")})
+        upload(self.ssh, self.place, {"approval": self.control.approval(desired.name, found[0] + "\n")})
         self.run_step("enrol", desired.release, self.control.root_fingerprint)
         if message := self.control.readmit(desired.name):
             self.report(message)
@@ -237,13 +233,13 @@ class Executor:
             time.sleep(POLL_SECONDS)
 
 
-def upload(ssh: Ssh, files: dict[str, str]) -> None:
+def upload(ssh: Ssh, place: Place, files: dict[str, str]) -> None:
     """Small files, for a step of `remote.sh` to use."""
     folder = Path(tempfile.mkdtemp(prefix="protofleet-"))
     try:
         for name, text in files.items():
             (folder / name).write_text(text)
-        require_success(ssh.send(folder, f"{DEVICE_ROOT}/incoming"))
+        require_success(ssh.send(folder, f"{place.role.top}/incoming"))
     finally:
         shutil.rmtree(folder)
 

@@ -83,7 +83,7 @@ class Rollout:
         self.stopped = ""  # why no further wave follows
 
     def plan(self, ssh: Ssh) -> tuple[Facts, Target, list[Step]]:
-        facts = gather_facts(ssh)
+        facts = gather_facts(ssh, self.control.place(ssh.name))
         target = self.control.target(ssh.name, facts)
         checks = run_checks(facts, workload_of(self.fleet, self.control, ssh.name), time.time())
         present = self.control.installed_settings(ssh.name, facts.installed.settings)
@@ -177,7 +177,7 @@ class Rollout:
         """To the known good state; where the device has none, it is stopped."""
         name, desired = executor.ssh.name, executor.target.desired
         try:
-            good = gather_facts(executor.ssh).installed.good
+            good = gather_facts(executor.ssh, executor.place).installed.good
             if good is None or f"{good.release}-{good.settings}" == desired.blocked_key:
                 executor.run_step(
                     "stop", f"{ROLLBACK_DRAIN_SECONDS:.0f}", seconds=ROLLBACK_DRAIN_SECONDS + 60
@@ -195,7 +195,7 @@ class Rollout:
 
     def restore(self, executor: Executor, which: str, good: KnownGood) -> None:
         """The state that the device has kept; its settings are signed again, as devices accept no older version."""
-        facts = gather_facts(executor.ssh)
+        facts = gather_facts(executor.ssh, executor.place)
         here, name = facts.installed, executor.ssh.name
         kept = here.good_settings if which == "good" else here.previous_settings
         text = self.control.verified_settings_text(kept)

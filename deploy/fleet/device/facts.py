@@ -6,14 +6,10 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
 
 from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.security.statements import StatementError, from_armour
 from protofleet.protocol.settings.reader import SettingsError
-
-FACTS_SCRIPT: Final = Path(__file__).with_name("facts.sh")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,13 @@
-# The steps of a deployment, run as root on the device. Each can be interrupted anywhere and run again.
+# The steps of a deployment, run as root on the host, after the names of roles.py. Each can be interrupted anywhere
+# and run again.
 #
-# /var/lib/protofleet and /run/protofleet belong to the service's user, which an attacker may control: root neither
+# $home and $shown belong to the service's user, which an attacker may control: root neither
 # reads nor writes there, for a link could lead it to any file. What has to be done there is done as that user.
 set -eu
 umask 022
 cd /
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
-top=/opt/protofleet etc=/etc/protofleet keys=/var/lib/protofleet/keys
-user=protofleet builder=protofleet-build
-unit=/etc/systemd/system/protofleet-device.service name=protofleet-device.service
+builder=protofleet-build
 fail() { echo "$*" >&2; exit 1; }
 try() { # problem, command ...: where it fails, the problem and its error line, or its last line
     problem=$1
@@ -18,7 +17,7 @@ try() { # problem, command ...: where it fails, the problem and its error line, 
 as_user() { # user command ...: inherits nothing from root, neither the lock nor the rest of this script
     name_of_user=$1
     shift
-    env HOME=/var/lib/protofleet setpriv --reuid="$name_of_user" --regid="$name_of_user" --clear-groups --no-new-privs -- "$@" </dev/null 9>&-
+    env HOME=$home setpriv --reuid="$name_of_user" --regid="$name_of_user" --clear-groups --no-new-privs -- "$@" </dev/null 9>&-
 }
 as_device() { # release program ...: a container switches to the user by itself
     installed=$top/releases/$1
@@ -36,21 +35,21 @@ show() { systemctl show -p "$1" --value $name; }
 replace() { cp "$1" "$2.new"; chmod "$3" "$2.new"; sync "$2.new"; mv "$2.new" "$2"; }
 
 prepare() {
-    id $user >/dev/null 2>&1 || useradd --system --user-group --home-dir /var/lib/protofleet --shell /usr/sbin/nologin $user
+    id $user >/dev/null 2>&1 || useradd --system --user-group --home-dir $home --shell /usr/sbin/nologin $user
     id $builder >/dev/null 2>&1 || useradd --system --user-group --home-dir /nonexistent --shell /usr/sbin/nologin $builder
     install -d -m 0755 $top $top/releases $top/wheels $top/kept $top/blocked $top/incoming $etc
-    install -d -m 0700 -o $user -g $user /var/lib/protofleet
+    install -d -m 0700 -o $user -g $user $home
 }
 
 # Nothing that was copied here is used before the signature of the federation's root over it was verified.
-verified() { output=$(verifier | "${python:-python3}" -I -S - "$@" 2>&1) || fail "$output"; }
+verified() { output=$(verifier | "$python" -I -S - "$@" 2>&1) || fail "$output"; }
 pin() {
     verified roots $top/incoming/roots $etc/roots
     replace $top/incoming/roots $etc/roots 0644
     rm -f $top/incoming/roots
 }
 verify_release() { # release, and how it is to be installed
-    verified folder "$top/wheels/$1" $etc/roots "release $1"
+    verified release "$top/wheels/$1" $etc/roots "release $1"
     [ "$(cat "$top/wheels/$1/how")" = "$2
 $3" ] || fail "the signed manifest of release $1 asks for another way to install it; deploy again"
 }
@@ -177,7 +176,7 @@ switch() { # release device
     [ -e "$top/releases/$1/.complete" ] || fail "release $1 is not there"
     verify_unchanged "$1"
     [ ! -e $top/incoming/settings ] && [ ! -e $top/incoming/unit ] || verified folder $top/incoming $etc/roots "device $2"
-    [ ! -e $top/incoming/settings ] || replace $top/incoming/settings $etc/device.settings 0644
+    [ ! -e $top/incoming/settings ] || replace $top/incoming/settings $settings 0644
     [ ! -e $top/incoming/unit ] || replace $top/incoming/unit $unit 0644
     ln -sfn "releases/$1" $top/.current
     mv -T $top/.current $top/current
@@ -209,11 +208,11 @@ stop() { drain "$1"; systemctl stop $name; systemctl reset-failed $name 2>/dev/n
 state() {
     for key in ActiveState SubState NRestarts; do echo "$key=$(show $key)"; done
     if [ -e $top/current/image ]; then # a container has process ids of its own
-        echo "agent=$(read_as_user 65536 /run/protofleet/status.json | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
+        echo "agent=$(read_as_user 65536 $shown/status.json | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
     else
         echo "agent=$(show MainPID)"
     fi
-    echo "status=$(read_as_user 65536 /run/protofleet/status.json | tr '\n' ' ')"
+    echo "status=$(read_as_user 65536 $shown/status.json | tr '\n' ' ')"
 }
 
 journal() { journalctl -q -u $name -t protofleet -n 12 -o cat --no-pager 2>/dev/null; }
@@ -223,7 +222,7 @@ record() { # JSON: the release in use is known good now, and a rollback goes to 
     if [ "$1" != "$(cat $top/kept/good/record 2>/dev/null)" ]; then
         rm -rf $top/kept/new
         install -d $top/kept/new
-        cp $etc/device.settings $top/kept/new/settings
+        cp $settings $top/kept/new/settings
         cp $unit $top/kept/new/unit
         printf '%s\n' "$1" >$top/kept/new/record
         sync $top/kept/new/record

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.enrol import key_folder
-from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT
-from protofleet.deploy.fleet.execute import REMOTE_SCRIPT
+from protofleet.deploy.fleet.device.scripts import Place
 from protofleet.deploy.fleet.settings import Fleet, Host
 from protofleet.deploy.fleet.ssh import AS_ROOT, Result, Ssh
 from protofleet.edge_client.host.status_file import Status
@@ -25,7 +24,7 @@ from protofleet.protocol.security.signed_settings import SETTINGS
 from protofleet.protocol.security.statements import Reader, from_armour, unverified_body
 
 SHELL: Final = f"exec {AS_ROOT} sh -s -- "
-SCRIPTS: Final = {FACTS_SCRIPT.read_text(): "facts.sh", REMOTE_SCRIPT: "remote.sh"}
+SCRIPTS: Final = {Place().facts: "facts.sh", Place().steps: "remote.sh"}
 FIT: Final = {
     "arch": "aarch64", "uid": "0", "tool": "rsync\npython3\nsha256sum", "python": "3.10.12", "venv": "yes",
     "systemd": "249", "systemd_state": "running", "clock_synced": "yes", "disk_free": "80000000000",

@@ -149,7 +149,6 @@ def test_a_release_is_built_by_nobody_and_belongs_to_root(executor, board):
 HARMS = {
     "a byte": ("printf x >>{}/protofleet-0.1.0-py3-none-any.whl", "is not what the signed manifest lists"),
     "a file less": ("rm {}/how", "is missing, which the signed manifest lists"),
-    "a file more": ("echo >{}/torch-9.whl", "torch-9.whl is not in the signed manifest"),
     "a link": ("mv {0}/how /opt/how; ln -s /opt/how {0}/how", "is not what the signed manifest lists"),
     "no manifest": ("rm {}/manifest", "manifest cannot be read"),
     "a manifest with another letter": ("sed -i '3s/./_/' {}/manifest", "it was damaged in transfer"),
@@ -166,6 +165,20 @@ def test_what_is_not_as_it_was_signed_is_not_built(executor, board, harm):
     with pytest.raises(StepError, match=words):
         executor.execute(Build(release.name), jetson())
     assert board.sh(f"ls -A {TOP}/releases") == ""
+
+
+def test_what_was_laid_beside_a_release_is_removed_and_stops_no_build(executor, board):
+    release, where = executor.control.release, f"{TOP}/wheels/{executor.control.release.name}"
+    board.sh(f"echo >{where}/torch-9.whl; mkdir {where}/.more; ln -s /etc/passwd {where}/.more/link")
+    before = board.sh("cat /etc/passwd")
+    with pytest.raises(StepError, match="asks for another way"):  # so the folder itself was in order
+        executor.run_step("build", release.name, release.python, "index")
+    assert sorted(board.sh(f"ls -A {where}").split()) == [
+        "how",
+        "manifest",
+        *sorted(files_of(release.folder))[1:],
+    ]
+    assert board.sh("cat /etc/passwd") == before, "no link is followed"
 
 
 def test_a_release_is_installed_as_it_was_signed_and_not_otherwise(executor):
