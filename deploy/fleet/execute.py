@@ -1,13 +1,14 @@
-"""Executes the steps of a plan on one device over SSH."""
+"""Executes the steps of a plan on one host over SSH."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,10 +17,12 @@ from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.control_plane import ControlPlane, Target
 from protofleet.deploy.fleet.deploy_log import current_user
 from protofleet.deploy.fleet.device.facts import Facts, KnownGood, Service, read_facts
+from protofleet.deploy.fleet.device.roles import BROKER, DEVICE
 from protofleet.deploy.fleet.device.scripts import Place
 from protofleet.deploy.fleet.device.unit import sha256_of
 from protofleet.deploy.fleet.manifest import MANIFEST
 from protofleet.deploy.fleet.plan import (
+    Admit,
     Build,
     Configure,
     Drain,
@@ -33,8 +36,10 @@ from protofleet.deploy.fleet.plan import (
     Start,
     Step,
     Switch,
+    Targets,
 )
 from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
+from protofleet.deploy.fleet.targets import TARGETS_FILE
 from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.settings.reader import SettingsError
 
@@ -52,10 +57,17 @@ class StepError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """A service and the status of its own process."""
+    """A service and the status of its own process, or what it answers."""
 
     service: Service
     status: Status | None
+    answers: str = ""
+
+    @property
+    def healthy(self) -> bool:
+        if self.status is not None:
+            return self.status.connected and (self.status.heard or self.status.idle)
+        return self.answers == "ok" or (self.service.active, self.service.sub) == ("active", "exited")
 
 
 def gather_facts(ssh: Ssh, place: Place, *how: str) -> Facts:
@@ -70,7 +82,7 @@ def gather_facts(ssh: Ssh, place: Place, *how: str) -> Facts:
 
 
 class Executor:
-    """One device."""
+    """One host."""
 
     def __init__(
         self, ssh: Ssh, control: ControlPlane, target: Target, report: Callable[[str], None]
@@ -89,15 +101,22 @@ class Executor:
                 upload(self.ssh, self.place, {"roots": self.control.roots()})
                 self.run_step("pin")
             case Ship(release):
-                require_success(
-                    self.ssh.send(self.control.release_folder(), f"{self.place.role.top}/wheels/{release}")
-                )
+                shipped = self.control.release_folder(desired.name)
+                require_success(self.ssh.send(shipped, f"{self.place.role.top}/wheels/{release}"))
             case Build(release):
-                built = self.control.release
+                built = self.control.release(desired.name)
                 step_name = "load" if built.container else "build"
                 self.run_step(step_name, release, *built.install_arguments, seconds=BUILD_SECONDS)
             case Enrol():
-                self._enrol()
+                if desired.role.name == BROKER:
+                    self._install_broker_keys()
+                else:
+                    self._enrol()
+            case Admit():
+                self.admit()
+            case Targets():
+                upload(self.ssh, self.place, {TARGETS_FILE: self.control.targets()})
+                self.run_step("targets")
             case Configure():
                 version = self.control.installed_settings(desired.name, facts.installed.settings).version
                 self.configure(self.target.text, self.target.unit, version)
@@ -120,6 +139,7 @@ class Executor:
         """Upload settings and unit beside those in use; the new release checks that it can read them."""
         desired = self.target.desired
         files = {"settings": self.control.signed_settings(desired.name, text, version), "unit": unit}
+        files |= self.control.files(desired.name, text)
         self._upload_signed(files, {name: sha256_of(text) for name, text in files.items()})
         self.run_step("check", desired.release, desired.name)
 
@@ -127,7 +147,10 @@ class Executor:
         """Sign the earlier settings again; the unit is the one that the device has kept, or the device refuses it."""
         desired = self.target.desired
         settings = self.control.signed_settings(desired.name, text, version)
-        self._upload_signed({"settings": settings}, {"settings": sha256_of(settings), "unit": good.unit})
+        files = {"settings": settings, **self.control.files(desired.name, text)}
+        self._upload_signed(
+            files, {**{name: sha256_of(one) for name, one in files.items()}, "unit": good.unit}
+        )
         self.run_step("restore_unit", which)
         self.run_step("check", desired.release, desired.name)
 
@@ -155,7 +178,8 @@ class Executor:
             status = Status(**json.loads(state.get("status", "")))
         except (ValueError, TypeError):
             status = None
-        return ServiceState(service, status if status and status.pid == service.pid else None)
+        own = status if status and status.pid == service.pid else None
+        return ServiceState(service, own, state.get("answers", ""))
 
     def last_log_line(self) -> str:
         """Of the service, from its journal."""
@@ -165,8 +189,27 @@ class Executor:
         return (ours or lines or [empty])[-1]
 
     def _upload_signed(self, files: dict[str, str], listed: dict[str, str]) -> None:
-        subject = f"device {self.target.desired.name}"
+        subject = f"{self.place.role.name} {self.target.desired.name}"
         upload(self.ssh, self.place, {**files, MANIFEST: self.control.manifest(subject, listed)})
+
+    def admit(self) -> None:
+        """The records are signed each by itself, so they go where the coordinator reads them."""
+        folder = Path(tempfile.mkdtemp(prefix="protofleet-"))
+        try:
+            for path in self.control.records():
+                shutil.copy(path, folder)
+            require_success(self.ssh.send(folder, f"{self.place.role.etc}/records"))
+        finally:
+            shutil.rmtree(folder)
+
+    def _install_broker_keys(self) -> None:
+        """Made where the root is, as that host has no program of ours; 0600 on the way and there."""
+        name = self.target.desired.name
+        files = self.control.broker_keys(name)
+        listed = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
+        manifest = self.control.manifest(f"keys {name}", listed).encode()
+        upload(self.ssh, self.place, {**files, MANIFEST: manifest}, private=True)
+        self.run_step("install_keys", name)
 
     def _enrol(self) -> None:
         desired = self.target.desired
@@ -185,7 +228,7 @@ class Executor:
         while True:
             seen = self.service_state()
             failures += seen.service.sub == "auto-restart"  # the first may be of the process before
-            if seen.status is not None and seen.status.connected and (seen.status.heard or seen.status.idle):
+            if seen.healthy:
                 return
             if (
                 failures > 1
@@ -198,6 +241,8 @@ class Executor:
             time.sleep(POLL_SECONDS)
 
     def _unhealthy_reason(self, seen: ServiceState, seconds: float) -> str:
+        if self.place.role != DEVICE:
+            return f"after {seconds:g} s it does not answer ({seen.answers or 'nothing'}): {self.last_log_line()}"
         if seen.status is None:
             return f"after {seconds:g} s it is still starting: {self.last_log_line()}"
         if not seen.status.connected:
@@ -233,13 +278,13 @@ class Executor:
             time.sleep(POLL_SECONDS)
 
 
-def upload(ssh: Ssh, place: Place, files: dict[str, str]) -> None:
-    """Small files, for a step of `remote.sh` to use."""
+def upload(ssh: Ssh, place: Place, files: Mapping[str, str | bytes], private: bool = False) -> None:
+    """Small files, for a step of `remote.sh` to use; `private`: which root alone may read there."""
     folder = Path(tempfile.mkdtemp(prefix="protofleet-"))
     try:
         for name, text in files.items():
-            (folder / name).write_text(text)
-        require_success(ssh.send(folder, f"{place.role.top}/incoming"))
+            (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+        require_success(ssh.send(folder, f"{place.role.top}/incoming", private=private))
     finally:
         shutil.rmtree(folder)
 

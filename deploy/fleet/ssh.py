@@ -26,8 +26,8 @@ CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 EXPLANATIONS: Final = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the known one: another machine answers "
      "there, or it was installed again; if so, `ssh-keygen -R {host}`, compare its fingerprint, and add the new key"),
-    ("Host key verification failed", "its host key is not known here; compare its fingerprint and add it: "
-     "`ssh-keyscan {host} >> known_hosts`, or connect once by hand"),
+    ("Host key verification failed", "its host key is not known here; "
+     "`protofleet deploy known-hosts` shows its fingerprint and adds it, or connect once by hand"),
     ("No matching host key", "its host key is not known here in a form that it offers; `ssh-keyscan {host}`"),
     ("Permission denied", "it does not accept our key; put the public key into its authorized_keys (`ssh-copy-id`)"),
     ("Could not resolve hostname", "its name cannot be resolved; correct address in the fleet file"),
@@ -95,12 +95,13 @@ class Ssh:
         what = f"the step {arguments[0]!r}" if arguments else "a script"
         return self._call([*self._ssh, self._host.address, remote], script, seconds, what)
 
-    def send(self, source: Path, target: str, seconds: float = 3600.0) -> Result:
+    def send(self, source: Path, target: str, seconds: float = 3600.0, private: bool = False) -> Result:
         """Mirrors a folder: each file whole or not at all, and an interrupted transfer is resumed.
 
         Compared by content: two settings that were signed in the same second differ in nothing else.
         """
-        command = ["rsync", "-rtcL", "--chmod=D0755,F0644", "--partial-dir=.rsync-partial", "--delay-updates",
+        modes = "D0700,F0600" if private else "D0755,F0644"
+        command = ["rsync", "-rtcL", f"--chmod={modes}", "--partial-dir=.rsync-partial", "--delay-updates",
                    "--delete", "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
         return self._call(
             [*command, f"{source}/", f"{in_brackets(self._host.address)}:{target}/"],
@@ -108,6 +109,13 @@ class Ssh:
             seconds,
             f"rsync to {target}",
         )
+
+    def fetch(self, source: str, target: Path, seconds: float = 3600.0) -> Result:
+        """A folder of the host into one of ours; it ends whole or is resumed."""
+        command = ["rsync", "-rt", "--chmod=D0700,F0600", "--partial-dir=.rsync-partial",
+                   "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
+        place = f"{in_brackets(self._host.address)}:{source}/"
+        return self._call([*command, place, f"{target}/"], "", seconds, f"rsync of {source}")
 
     def close(self) -> None:
         with contextlib.suppress(RunError, subprocess.TimeoutExpired):

@@ -27,13 +27,15 @@ say now "$(date +%s)"
 [ -r /proc/device-tree/model ] && say model "$(tr -d '\0' </proc/device-tree/model)"
 [ -r /etc/nv_tegra_release ] && say l4t "$(sed -n 's/^# R\([0-9]*\) (release), REVISION: \([0-9.]*\),.*/\1.\2/p' /etc/nv_tegra_release)"
 [ -n "$(first_existing /dev/nvidia0 /dev/nvhost-gpu /dev/nvmap)" ] && say nvidia yes
-for tool in rsync python3 docker sha256sum runuser; do has $tool && say tool $tool; done
+for tool in rsync python3 docker sha256sum runuser mosquitto; do has $tool && say tool $tool; done
 has "$python" && say python "$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
 has "$python" && "$python" -c 'import venv, ensurepip' 2>/dev/null && say venv yes
 has systemctl && {
   say systemd "$(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p')"
   say systemd_state "$(systemctl is-system-running 2>/dev/null)"
 }
+[ $role = broker ] && has mosquitto && say mosquitto "$(mosquitto -h 2>/dev/null | sed -n '1s/^mosquitto version //p')"
+[ $role = coordinator ] && [ -d /etc/prometheus ] && say prometheus yes
 has timedatectl && say clock_synced "$(with_timeout timedatectl show -p NTPSynchronized --value)"
 say groups "$(cut -d: -f1 /etc/group | grep -xE 'video|render' | tr '\n' ' ')"
 
@@ -68,6 +70,13 @@ id "$user" >/dev/null 2>&1 && say user "$user"
 say tls "$(sha256_as_user $keys/current/tls.crt)"
 say roots "$(sha256_as_user $keys/current/roots)"
 say coordinator "$(sha256_as_user $keys/current/coordinator.record)"
+case $role in
+  broker) say lists "$(cat $keys/current/crl.pem $keys/current/acl 2>/dev/null | sha256sum | cut -d' ' -f1)" ;;
+  coordinator)
+    say lists "$( (cd $etc/records 2>/dev/null && sha256sum -- *.record 2>/dev/null) | sha256sum | cut -d' ' -f1)"
+    say revoked "$(sha256_as_user $keys/current/revoked)"
+    say targets "$(sha256 /etc/prometheus/protofleet/targets.json)" ;;
+esac
 status=$(read_as_user $shown/status.json)
 if has systemctl && [ -e "$unit" ]; then
   for key in ActiveState SubState NRestarts UnitFileState; do
@@ -79,10 +88,12 @@ if has systemctl && [ -e "$unit" ]; then
     say agent "$(printf '%s\n' "$status" | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
   [ "$pid" != 0 ] && {
     say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n "1s|^$top/releases/\\([0-9a-f]*\\)/.*|\\1|p; s|^protofleet.release=||p")"
+    [ $role = broker ] && say running 0
     say running_unit "$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n 's/^PROTOFLEET_UNIT=//p')"
   }
 fi
 [ -n "$status" ] && say status "$status"
+[ $role != device ] && [ "${pid:-0}" != 0 ] && say answers "$(answers)"
 
 # Older releases have the program under its old name; nothing of the working directory is imported.
 probe='import sys; sys.path[:] = [p for p in sys.path if p]; import runpy
@@ -95,8 +106,9 @@ if [ "$1" = deep ]; then # followed by an interpreter that has our program, the 
       && say broker_tcp yes || say broker_tcp no
   }
   connected=$(printf '%s' "$status" | grep -q '"connected": true' && echo connected)
+  [ $role = device ] || [ "${pid:-0}" = 0 ] || connected=connected
   for own in "${2:-}" $top/current/bin/python; do
-    as_user test -x "$own" && { as_user timeout 90 "$own" -c "$probe" tell $connected | known_keys; break; }
+    as_user test -x "$own" && { as_user timeout 90 "$own" -c "$probe" tell $connected $([ $role = device ] || echo $role) | known_keys; break; }
   done
   has "$python" && [ ! -x "${2:-}" ] && [ ! -x $top/current/bin/python ] && as_user timeout 90 "$python" -c '
 import torch

@@ -8,6 +8,7 @@ umask 022
 cd /
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
 builder=protofleet-build
+other_role=$([ $role = device ] || echo $role) # earlier releases know of devices alone
 fail() { echo "$*" >&2; exit 1; }
 try() { # problem, command ...: where it fails, the problem and its error line, or its last line
     problem=$1
@@ -39,6 +40,13 @@ prepare() {
     id $builder >/dev/null 2>&1 || useradd --system --user-group --home-dir /nonexistent --shell /usr/sbin/nologin $builder
     install -d -m 0755 $top $top/releases $top/wheels $top/kept $top/blocked $top/incoming $etc
     install -d -m 0700 -o $user -g $user $home
+    case $role in
+        broker) # what it runs is of the host's packages: there is nothing to build
+            install -d -m 0755 $top/releases/0 $keys
+            : >$top/releases/0/.complete
+            as_user $user mkdir -p -m 0700 $home/data ;;
+        coordinator) install -d -m 0755 $etc/records ;;
+    esac
 }
 
 # Nothing that was copied here is used before the signature of the federation's root over it was verified.
@@ -167,26 +175,79 @@ enrol() { # release root's-fingerprint
     as_device "$1" protofleet enrol install $top/incoming/approval --folder $keys --fingerprint "$2" >&2
 }
 
-check() { # release device
-    verified folder $top/incoming $etc/roots "device $2"
-    as_device "$1" python -c "$probe" settings $top/incoming/settings >&2
+# The broker's keys were made where the root is. They are put beside those in use, then the link moves.
+install_keys() { # name
+    verified folder $top/incoming $etc/roots "keys $1"
+    set=set-$(date +%s)-$$
+    restart=$(cmp -s $top/incoming/tls.crt $keys/current/tls.crt && cmp -s $top/incoming/roots $keys/current/roots || echo yes)
+    install -d -m 0755 "$keys/$set"
+    for file in ca.crt tls.crt tls.key crl.pem acl roots; do
+        install -m 0600 -o $user -g $user "$top/incoming/$file" "$keys/$set/$file"
+        sync "$keys/$set/$file"
+    done
+    rm -rf $top/incoming
+    install -d -m 0755 $top/incoming
+    used=$(readlink $keys/current || :)
+    ln -sfn "$set" $keys/.current
+    mv -T $keys/.current $keys/current
+    sync $keys
+    for old in "$keys"/set-*; do
+        case $(basename "$old") in "$set" | "$used") ;; *) rm -rf "$old" ;; esac
+    done
+    [ "$(show ActiveState)" = active ] || return 0
+    # Mosquitto reads its lists again while it runs; its certificate and authorities when it starts.
+    if [ -n "$restart" ]; then systemctl restart $name; else systemctl reload $name; fi
+}
+# The runs of a coordinator as one file, read and written by its own user; its keys stay where they are.
+runs_as_user() { env HOME=$home setpriv --reuid=$user --regid=$user --clear-groups --no-new-privs -- "$@" 9>&-; }
+pack() {
+    install -d -m 0700 $top/copy
+    runs_as_user tar -C $home -cf - runs </dev/null >$top/copy/runs.tar
+    sync $top/copy/runs.tar
+}
+unpack() {
+    as_user $user rm -rf $home/runs.before
+    as_user $user sh -c '[ ! -e "$1/runs" ] || mv "$1/runs" "$1/runs.before"' sh $home
+    runs_as_user tar -C $home -xf - <$top/copy/runs.tar || fail "the copy of the runs cannot be unpacked"
+    rm -rf $top/copy
+}
+go_on() { as_device "$1" protofleet go-on "$home/runs/$2" --from-round "$3" >&2; } # release run round
+discard() { rm -rf $top/copy; }
+forget() { # of which federation this host is; who deploys next may be of another
+    [ $role = broker ] || erase_keys
+    systemctl disable -q --now $name 2>/dev/null || :
+    rm -rf $etc/roots $top/kept $top/blocked
+    [ $role != broker ] || rm -rf $keys
+}
+targets() { # for a Prometheus on this host
+    install -d -m 0755 /etc/prometheus/protofleet
+    replace $top/incoming/targets.json /etc/prometheus/protofleet/targets.json 0644
+    rm -f $top/incoming/targets.json
+}
+
+check() { # release name
+    verified folder $top/incoming $etc/roots "$role $2"
+    [ $role != broker ] || return 0
+    as_device "$1" python -c "$probe" settings $top/incoming/settings ${other_role} >&2
 }
 
 switch() { # release device
     [ -e "$top/releases/$1/.complete" ] || fail "release $1 is not there"
     verify_unchanged "$1"
-    [ ! -e $top/incoming/settings ] && [ ! -e $top/incoming/unit ] || verified folder $top/incoming $etc/roots "device $2"
+    [ ! -e $top/incoming/settings ] && [ ! -e $top/incoming/unit ] || verified folder $top/incoming $etc/roots "$role $2"
     [ ! -e $top/incoming/settings ] || replace $top/incoming/settings $settings 0644
     [ ! -e $top/incoming/unit ] || replace $top/incoming/unit $unit 0644
+    [ ! -e $top/incoming/mosquitto.conf ] || replace $top/incoming/mosquitto.conf $etc/mosquitto.conf 0644
     ln -sfn "releases/$1" $top/.current
     mv -T $top/.current $top/current
-    rm -f $top/incoming/settings $top/incoming/unit $top/incoming/approval $top/incoming/manifest
+    rm -f $top/incoming/settings $top/incoming/unit $top/incoming/approval $top/incoming/mosquitto.conf $top/incoming/manifest
     sync $top $etc
     systemctl daemon-reload
     systemctl enable -q $name
 }
 
-drain() { # seconds
+drain() { # seconds; only a device has work in hand that its process would lose
+    [ $role = device ] || return 0
     pid=$(show MainPID)
     [ "$pid" != 0 ] && [ "$(show ActiveState)" = active ] || return 0
     systemctl kill --kill-who=main -s USR1 $name
@@ -213,6 +274,7 @@ state() {
         echo "agent=$(show MainPID)"
     fi
     echo "status=$(read_as_user 65536 $shown/status.json | tr '\n' ' ')"
+    [ $role = device ] || [ "$(show MainPID)" = 0 ] || echo "answers=$(answers)"
 }
 
 journal() { journalctl -q -u $name -t protofleet -n 12 -o cat --no-pager 2>/dev/null; }
@@ -254,7 +316,7 @@ erase_keys() {
 }
 
 case $1 in # the name of a release may have come from the device, which reports what it has kept
-    build | load | request | enrol | check | switch | block | allow)
+    build | load | request | enrol | check | switch | block | allow | go_on)
         case ${2:-} in *[!0-9a-f-]* | '') fail "'${2:-}' is not the name of a release, which is hexadecimal" ;; esac ;;
 esac
 # One deployment at a time; a step whose connection was lost ends first.

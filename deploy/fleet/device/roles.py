@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from protofleet.protocol.wire.names import COORDINATOR
+
+BROKER: Final = "broker"
+
 
 @dataclass(frozen=True, slots=True)
 class Role:
@@ -35,7 +39,13 @@ class Role:
 
     @property
     def keys(self) -> Path:
-        return Path(self.home) / "keys"
+        """Where the service finds its keys. The broker's are not made on its host, and only root may change them."""
+        return Path(self.etc if self.name == BROKER else self.home) / "keys"
+
+    @property
+    def runs_our_release(self) -> bool:
+        """Otherwise it runs a program of the host's packages."""
+        return self.name != BROKER
 
     @property
     def settings(self) -> str:
@@ -45,14 +55,25 @@ class Role:
     def service(self) -> str:
         return f"protofleet-{self.name}.service"
 
-    def script_head(self, python: str) -> str:
-        """What `facts.sh` and `remote.sh` begin with."""
+    def script_head(self, python: str, endpoint: str) -> str:
+        """What `facts.sh` and `remote.sh` begin with. `endpoint`: where the service is asked how it is."""
         values = {
             "role": self.name, "top": self.top, "etc": self.etc, "home": self.home, "shown": self.shown,
             "keys": str(self.keys), "settings": self.settings, "user": self.user, "name": self.service,
             "unit": f"/etc/systemd/system/{self.service}", "python": python,
+            "endpoint": endpoint,
         }  # fmt: skip
         return "".join(f"{key}={shlex.quote(value)}\n" for key, value in values.items())
 
 
 DEVICE: Final = Role("device", "protofleet", "protofleet")
+ROLES: Final = {
+    role.name: role
+    for role in (
+        Role(BROKER, "protofleet-broker", "protofleet-broker"),
+        Role(COORDINATOR, "protofleet-coordinator", "protofleet-coordinator"),
+        DEVICE,
+    )
+}  # in the order in which they are deployed: who is asked comes before who asks
+# The release of a host that runs none of ours.
+HOST_PACKAGES: Final = "0"

@@ -9,6 +9,7 @@ from typing import Final
 from protofleet.deploy.fleet.device.roles import DEVICE, Role
 
 SCRIPTS: Final = Path(__file__).parent
+ANSWERS_SCRIPT: Final = (SCRIPTS / "answers.sh").read_text()
 FACTS_SCRIPT: Final = (SCRIPTS / "facts.sh").read_text()
 # The program that verifies what was shipped comes with each step, so that no file on the host can replace it.
 REMOTE_SCRIPT: Final = (
@@ -23,12 +24,17 @@ class Place:
 
     role: Role = DEVICE
     python: str = "python3"
+    endpoint: str = ""  # where the service is asked how it is; of a device its status file says it
 
     @property
     def steps(self) -> str:
         """The script whose functions are the steps of a deployment."""
-        return self.role.script_head(self.python) + REMOTE_SCRIPT
+        return self._head + REMOTE_SCRIPT
 
     @property
     def facts(self) -> str:
-        return self.role.script_head(self.python) + FACTS_SCRIPT
+        return self._head + FACTS_SCRIPT
+
+    @property
+    def _head(self) -> str:
+        return self.role.script_head(self.python, self.endpoint) + ANSWERS_SCRIPT
