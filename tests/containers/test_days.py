@@ -174,6 +174,16 @@ def test_a_board_is_added(desk):
     assert [pid_of(*other) for other in others] == before, "nobody else is started again"
 
 
+def test_a_revoked_board_is_cut_off_at_the_broker_and_may_come_back(desk):
+    said = desk.say("make revoke HOST=board-3 HOSTS=fleet/fleet.toml")
+    assert "is disconnected from" in said and "its keys are destroyed" in said, said
+    assert "user board-3" in desk.hub.do("cat", "/etc/protofleet-broker/keys/current/acl")
+    assert "board-3.record" not in desk.hub.do("ls", "/etc/protofleet-coordinator/records")
+    said = desk.say("make deploy HOST=board-3 HOSTS=fleet/fleet.toml")
+    assert "the broker is told that it is back" in said and "1 changed, 0 failed" in said
+    assert "user board-3" not in desk.hub.do("cat", "/etc/protofleet-broker/keys/current/acl")
+
+
 def test_a_dead_board_is_replaced_under_its_name(desk):
     dead = desk.hosts["10.0.0.12"]
     lose(dead, "device", "protofleet")

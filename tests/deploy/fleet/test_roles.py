@@ -224,7 +224,7 @@ class Desk:
 
     def __init__(self, folder):
         self.folder, self.boards = folder, {}
-        for name in ("broker", "coordinator", "board-1"):
+        for name in ("mqtt", "coordinator", "board-1"):
             facts = {**FIT, "tool": "rsync\npython3\nmosquitto", "mosquitto": "2.0.11", "answers": "ok"}
             facts["answers"] = "" if name == "board-1" else "ok"
             self.boards[name] = RecordedBoard(folder / name, facts)
@@ -234,6 +234,7 @@ class Desk:
         path = folder / "fleet/fleet.toml"
         path.write_text(
             path.read_text()
+            .replace("[hosts.broker]", "[hosts.mqtt]")
             .replace('"index"', '"system"\nwheels = "wheels"')
             .partition("\n[hosts.board-2]")[0]
         )
@@ -258,16 +259,16 @@ def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
     assert desk.code == 0, capsys.readouterr()
     history = [json.loads(line) for line in (desk.folder / "fleet/deploy.log").read_text().splitlines()]
     order = list(dict.fromkeys(row["host"] for row in history))
-    assert order == ["broker", "coordinator", "board-1"]
-    keys = next(line for line in said["broker"] if "tls.key" in line)
+    assert order == ["mqtt", "coordinator", "board-1"]
+    keys = next(line for line in said["mqtt"] if "tls.key" in line)
     assert (
         keys
         == "rsync acl,ca.crt,crl.pem,manifest,roots,tls.crt,tls.key 127.0.0.10:/opt/protofleet-broker/incoming/"
     )
     command = next(
-        c for c in desk.boards["broker"].commands if c[0] == "rsync" and c[-1].endswith("broker/incoming/")
+        c for c in desk.boards["mqtt"].commands if c[0] == "rsync" and c[-1].endswith("broker/incoming/")
     )
-    private = [c for c in desk.boards["broker"].commands if "--chmod=D0700,F0600" in c]
+    private = [c for c in desk.boards["mqtt"].commands if "--chmod=D0700,F0600" in c]
     assert command and len(private) == 1, (
         "keys cross where nobody else can read them, and nothing else does so"
     )
@@ -284,24 +285,20 @@ def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_aske
     desk.deploy("apply")
     capsys.readouterr()
     said = desk.deploy("revoke", "board-1")
-    assert "remote.sh install_keys broker" in said["broker"] and "remote.sh switch" not in " ".join(
-        said["broker"]
-    )
+    assert "remote.sh install_keys mqtt" in said["mqtt"] and "remote.sh switch" not in " ".join(said["mqtt"])
     assert any(line.startswith("rsync coordinator.record ") for line in said["coordinator"])
     assert said["board-1"] == ["remote.sh erase_keys"]
-    acl = desk.boards["broker"].incoming["acl"].decode()
+    acl = desk.boards["mqtt"].incoming["acl"].decode()
     assert "user board-1\ntopic deny" in acl
-    assert desk.deploy("apply", "board-1")["broker"][-1] == "remote.sh install_keys broker", (
+    assert desk.deploy("apply", "board-1")["mqtt"][-1] == "remote.sh install_keys mqtt", (
         "and who comes back, too"
     )
-    assert "user board-1" not in desk.boards["broker"].incoming["acl"].decode() and desk.code == 0
+    assert "user board-1" not in desk.boards["mqtt"].incoming["acl"].decode() and desk.code == 0
     for step in ("revoke", "tune"):
-        with pytest.raises(SettingsError, match="broker is no device"):
-            desk.deploy(step, "broker") if step == "revoke" else commands.run(
+        with pytest.raises(SettingsError, match="mqtt is no device"):
+            desk.deploy(step, "mqtt") if step == "revoke" else commands.run(
                 step,
-                argparse.Namespace(
-                    fleet=desk.folder / "fleet/fleet.toml", hosts=["broker"], set=[], hours=1.0
-                ),
+                argparse.Namespace(fleet=desk.folder / "fleet/fleet.toml", hosts=["mqtt"], set=[], hours=1.0),
                 recording(desk.boards, desk.folder / "sockets"),
             )
 
