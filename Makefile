@@ -96,11 +96,17 @@ test-containers: $(VENV)/.dev container-tools ## the tests that build images and
 	@$(BIN)/python -m pytest -m containers -rs $(ARGS)
 
 # Devices over SSH (docs/deploy.md): HOST="board-1 board-2" of the file HOSTS, or all of them.
-.PHONY: deploy plan doctor status drain rollback revoke
+.PHONY: deploy plan doctor status drain rollback revoke backup restore forget init known-hosts
+init: $(VENV)/.run ## a new fleet: make init ARGS="fleet --broker root@10.0.0.10 ..." (docs/day-0.md)
+	@$(BIN)/protofleet init $(ARGS)
+
+known-hosts: $(VENV)/.run ## show the fingerprints of the hosts' keys, and believe those that you confirm
+	@$(BIN)/protofleet deploy known-hosts $(HOST) --fleet $(HOSTS) $(ARGS)
+
 deploy: $(VENV)/.run ## devices over SSH: make deploy HOST=board-1 HOSTS=fleet.toml; all of them without HOST
 	@$(BIN)/protofleet deploy apply $(HOST) --fleet $(HOSTS) $(ARGS)
 
-plan doctor status drain rollback: $(VENV)/.run ## also doctor, status, drain, rollback, revoke, each with HOST=...
+plan doctor status drain rollback backup restore forget: $(VENV)/.run ## also doctor, status, drain, rollback, revoke, backup, restore
 	@$(BIN)/protofleet deploy $@ $(HOST) --fleet $(HOSTS) $(ARGS)
 
 revoke: $(VENV)/.run

@@ -90,11 +90,14 @@ class ListenerSettings:
     sys_seconds: int = 10
 
 
-def tls_settings(folder: Path, listener: ListenerSettings) -> str:
-    """mosquitto.conf for the enrolled files in a folder. Paths are absolute: it may be started in any folder."""
-    root = folder.absolute()
+def tls_settings(folder: Path, listener: ListenerSettings, state: Path | None = None) -> str:
+    """mosquitto.conf for the enrolled files in a folder; `state`: where it may write, else there too.
+
+    Paths are absolute: it may be started in any folder.
+    """
+    root, own = folder.absolute(), (state or folder).absolute()
     text = TLS_SETTINGS.format(
-        current=root / "current", data=root / DATA_FOLDER, pid=root / PID_FILE, port=listener.port,
+        current=root / "current", data=own / DATA_FOLDER, pid=own / PID_FILE, port=listener.port,
         host=listener.host, connections=listener.connections, memory=listener.memory,
         persistence=str(listener.persistence).lower(), sys_seconds=listener.sys_seconds,
         split=str(bool(listener.plain_port)).lower(),

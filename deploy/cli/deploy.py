@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.cli.arguments import HOURS, Subparsers
+from protofleet.deploy.cli.arguments import HOURS, ROUND, Subparsers
 from protofleet.deploy.listing import add_listing_options
 
 EXIT_CODES: Final = (
@@ -16,19 +16,19 @@ EXIT_CODES: Final = (
 
 
 def add_deploy(commands: Subparsers) -> None:
-    text = "a fleet of devices over SSH, from one TOML file"
+    text = (
+        "a fleet over SSH, from one TOML file: devices, and broker and coordinator where it names their hosts"
+    )
     steps = commands.add_parser("deploy", help=text, epilog=EXIT_CODES).add_subparsers(
         required=True, metavar="STEP", title="steps"
     )
+    known = _step(steps, "known-hosts", "show the fingerprints of hosts' keys, and believe whom you confirm")
+    known.add_argument("--yes", action="store_true", help="believe them without comparing")
     add_listing_options(_step(steps, "plan", "what `apply` would do; nothing is changed"))
     apply = _step(
         steps, "apply", "bring devices to the state that the file describes; a second time changes nothing"
     )
-    group = apply.add_argument_group("new devices")
-    group.add_argument(
-        "--yes", action="store_true", help="approve their requests without comparing fingerprints"
-    )
-    group.add_argument("--replace", action="store_true", help="an enrolled name may get other keys")
+    _add_new_keys(apply)
     apply.add_argument("--force", action="store_true", help="deploy again what has failed on a device before")
     add_listing_options(_step(steps, "status", "the state of every device"))
     checked = _step(steps, "doctor", "whether the devices meet the requirements")
@@ -43,9 +43,29 @@ def add_deploy(commands: Subparsers) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="none: end the change now"
     )
     tune.add_argument("--hours", type=HOURS, default=1.0, help="(default: 1)")
+    backup = _step(
+        steps, "backup", "a copy of a coordinator's runs, which stops it for as long as that takes"
+    )
+    backup.add_argument("--to", type=Path, default=Path("backup"), metavar="DIR", help="(default: backup)")
+    restore = _step(steps, "restore", "deploy a coordinator, and put such a copy in place before it starts")
+    restore.add_argument("--from", dest="source", type=Path, default=Path("backup"), metavar="DIR")
+    restore.add_argument(
+        "--from-round", type=ROUND, metavar="N",
+        help="the first round that no device has answered, where they have gone on since the copy",
+    )  # fmt: skip
+    _add_new_keys(restore)
+    _step(steps, "forget", "end hosts' enrolment in whatever federation they are, for a root that is lost")
     revoke = _step(steps, "revoke", "end devices' enrolment, stop them, and destroy their keys")
     revoke.add_argument("--reason", default="", help="recorded in the register")
     revoke.add_argument("--broker", type=Path, metavar="DIR", help="the broker's folder, where it runs here")
+
+
+def _add_new_keys(step: argparse.ArgumentParser) -> None:
+    group = step.add_argument_group("new hosts")
+    group.add_argument(
+        "--yes", action="store_true", help="approve their requests without comparing fingerprints"
+    )
+    group.add_argument("--replace", action="store_true", help="an enrolled name may get other keys")
 
 
 def add_doctor(commands: Subparsers) -> None:

@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 
 from protofleet.deploy.cli.deploy import add_deploy, add_doctor
 from protofleet.deploy.cli.enrol import add_enrol, add_keys
+from protofleet.deploy.cli.init import add_init
 from protofleet.deploy.cli.lists import add_lists
 from protofleet.deploy.cli.runs import add_centralised, add_compare, add_report, add_run
 from protofleet.deploy.cli.services import (
@@ -68,6 +69,7 @@ def parser() -> Parser:
     add_health(commands)
     add_unban(commands)
     add_keys(commands)
+    add_init(commands)
     add_enrol(commands)
     add_deploy(commands)
     add_doctor(commands)

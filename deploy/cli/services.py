@@ -21,23 +21,33 @@ def add_log(command: argparse.ArgumentParser) -> None:
 
 def add_coordinator(commands: Subparsers) -> None:
     command = commands.add_parser("coordinator", help="coordinate a run over a broker")
-    command.add_argument("settings", type=Path)
+    command.add_argument("settings", type=Path, help="TOML, plain or signed by the federation's root")
+    _add_enrolled(command)
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     command.add_argument("--events", action="store_true", help="print what happens as JSON lines")
     add_log(command)
     command.set_defaults(command=coordinator)
 
 
+def _add_enrolled(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--enrolled", default="", metavar="DIR", help="refuse settings that its root has not signed"
+    )
+
+
 def coordinator(options: argparse.Namespace) -> int:
     with held_interrupts():
-        from protofleet.coordinator.config import CoordinatorSettings
         from protofleet.coordinator.main import run_coordinator
         from protofleet.coordinator.server.diverged import DivergedError
         from protofleet.deploy.cli.version import installed_version
         from protofleet.deploy.errors import RunError
-        from protofleet.protocol.settings.reader import decode_file, read_toml
+        from protofleet.deploy.fleet.device.coordinator_settings import load_settings
+        from protofleet.edge_client.host.loaded_settings import refuse_downgrade
 
-    settings = decode_file(CoordinatorSettings, options.settings, read_toml(options.settings), options.set)
+    loaded = load_settings(options.settings, options.enrolled, options.set)
+    settings = loaded.settings
+    if loaded.version:
+        refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
     folder = Path(settings.folder) / settings.name
     try:
         if problem := run_coordinator(settings, installed_version(), options.events):
@@ -68,12 +78,7 @@ def add_device(commands: Subparsers) -> None:
         nargs="+",
         help="TOML, plain or signed by the federation's root; several devices share one process",
     )
-    command.add_argument(
-        "--enrolled",
-        default="",
-        metavar="DIR",
-        help="refuse settings that its root has not signed",
-    )
+    _add_enrolled(command)
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     command.add_argument(
         "--ended",

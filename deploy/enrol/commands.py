@@ -248,8 +248,7 @@ def rotate(o: Options) -> int:
 
 
 def _due(authority: Authority, days: float) -> list[Entry]:
-    limit = authority.now() + days * DAY
-    return [e for e in authority.register.current_entries(authority.now()) if e.not_after <= limit]
+    return authority.register.due_entries(authority.now() + days * DAY)
 
 
 def _enrol_here(

@@ -55,8 +55,16 @@ class Register:
 
     def current_entries(self, now: float) -> list[Entry]:
         """The newest entry of each name, where that is valid."""
+        return [e for e in self._newest() if e.is_valid(now)]
+
+    def due_entries(self, until: float) -> list[Entry]:
+        """The newest entry of each name that was not revoked, where it ends by then; what has expired comes first."""
+        due = [e for e in self._newest() if not e.revoked_at and e.not_after <= until]
+        return sorted(due, key=lambda e: (e.not_after, e.name))
+
+    def _newest(self) -> list[Entry]:
         newest = {e.name: e for e in sorted(self.entries, key=lambda e: e.serial) if e.part != CHECK}
-        return [e for _, e in sorted(newest.items()) if e.is_valid(now)]
+        return [e for _, e in sorted(newest.items())]
 
     def with_entry(self, entry: Entry) -> Register:
         return replace(self, last_serial=entry.serial, entries=(*self.entries, entry))

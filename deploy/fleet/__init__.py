@@ -1,4 +1,5 @@
-"""Devices over SSH: plans, their execution, waves behind a canary, and the way back.
+"""Hosts over SSH: plans, their execution, waves behind a canary, and the way back.
 
-May import: deploy, deploy.enrol, deploy.fleet.device, deploy.locks, edge_client.*, protocol.*, runtime.
+May import: coordinator, deploy, deploy.brokers, deploy.enrol, deploy.fleet.device, deploy.locks,
+deploy.fleet.setup, edge_client.*, protocol.*, runtime.
 """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from protofleet.deploy.fleet.device.facts import Facts
+from protofleet.deploy.fleet.device.roles import BROKER
 from protofleet.protocol.security.records import day
 
 Verdict: TypeAlias = Literal["PASS", "WARN", "FAIL"]
@@ -21,6 +22,8 @@ MIN_DISK_WITH_TORCH: Final = 8 * GB
 LOW_DISK: Final = 5 * GB
 MIN_RAM: Final = 0.7 * GB
 LOW_RAM: Final = 2.5 * GB
+MIN_BROKER_DISK, MIN_BROKER_RAM = 0.5 * GB, 2.2 * GB
+OLDEST_MOSQUITTO: Final = (2, 0, 11)
 MAX_CLOCK_OFFSET_SECONDS: Final = 300.0  # certificates are valid from an hour before they are issued
 EARLIEST_TIME: Final = 1_750_000_000  # every certificate of ours is newer
 CLOCK_FIX: Final = "set it: `timedatectl set-ntp true`; a board without a battery needs NTP at boot"
@@ -42,9 +45,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the device is to run; the defaults are those of `protofleet doctor`, which has no fleet file."""
+    """What the host is to run; the defaults are those of `protofleet doctor`, which has no fleet file."""
 
-    kind: str = "venv"  # or container
+    kind: str = "venv"  # or container, broker
     fetches_torch: bool = False
     needs_gpu: bool = False  # compute = "cuda"
     python: str = "python3"
@@ -93,31 +96,51 @@ def _system(f: Facts, use: Workload) -> Iterator[Check]:
     )
     if use.kind == "venv":
         yield from _python(f, use)
-    else:
+        return
+    if use.kind == BROKER:
+        yield from _mosquitto(f)
+    if use.kind in (BROKER, "container"):
         yield _tool(
             f, "python3", "apt-get install python3, of any version: it checks the signature of a release"
         )
 
 
+def _mosquitto(f: Facts) -> Iterator[Check]:
+    yield _tool(f, "mosquitto", "apt-get install mosquitto")
+    if f.mosquitto and _numbers(f.mosquitto) < OLDEST_MOSQUITTO:
+        yield Check("mosquitto", "FAIL", f"{f.mosquitto} is too old", "install 2.0.11 or later")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
 def _python(f: Facts, use: Workload) -> Iterator[Check]:
+    """Of the interpreter that software.python names; a venv is made with this one."""
+    named = f"{use.python} (software.python)"
+    package = f"apt-get install {use.python}-venv" if "/" not in use.python else "install its module venv"
     version = tuple(int(part) for part in f.python.split(".")[:2]) if f.python else ()
     if not version:
-        yield Check("python", "FAIL", "there is no python3", "apt-get install python3 python3-venv")
+        fix = f"{package}, or name another in software.python"
+        yield Check("python", "FAIL", f"there is no {named}", fix)
         return
     fits = OLDEST_PYTHON <= version <= NEWEST_PYTHON
     yield Check(
         "python",
         "PASS" if fits else "FAIL",
-        f.python,
-        "install Python 3.10 to 3.13, name it in software.python",
+        f"{named} is {f.python}",
+        "install Python 3.10 to 3.13 and name it in software.python, such as python3.12",
     )
     yield Check(
         "venv", "PASS" if f.venv else "FAIL",
-        "python3 -m venv works" if f.venv else "python3 -m venv does not work", "apt-get install python3-venv",
+        f"{use.python} -m venv works" if f.venv else f"{use.python} -m venv does not work", package,
     )  # fmt: skip
 
 
 def _capacity(f: Facts, use: Workload) -> Iterator[Check]:
+    if use.kind == BROKER:
+        yield from _broker_capacity(f)
+        return
     least = MIN_DISK_WITH_TORCH if use.fetches_torch or use.kind == "container" else MIN_DISK
     free = min(f.disk_free, f.state_free)
     full = free < (0.2 * GB if f.installed.release else least)
@@ -140,6 +163,19 @@ def _capacity(f: Facts, use: Workload) -> Iterator[Check]:
             "swap", "PASS" if f.swap else "WARN", f"{f.swap / GB:.1f} GB",
             "make a swap file on NVMe: a GPU that shares the memory leaves little of it",
         )  # fmt: skip
+
+
+def _broker_capacity(f: Facts) -> Iterator[Check]:
+    free = min(f.disk_free, f.state_free)
+    yield Check(
+        "disk", "PASS" if free >= MIN_BROKER_DISK else "FAIL", f"{free / GB:.1f} GB are free",
+        f"make room for {MIN_BROKER_DISK / GB:.1f} GB, for what waits in queues",
+    )  # fmt: skip
+    least = f.ram >= MIN_BROKER_RAM
+    yield Check(
+        "memory", "PASS" if least else "WARN", f"{f.ram / GB:.1f} GB, {f.ram_free / GB:.1f} free",
+        "set memory_bytes of [mosquitto] below what there is",
+    )  # fmt: skip
 
 
 def _clock(f: Facts, now: float) -> Iterator[Check]:
@@ -183,6 +219,8 @@ def _sensors(f: Facts) -> Iterator[Check]:
 def _probe_results(f: Facts, use: Workload, now: float) -> Iterator[Check]:
     probe = f.probe
     if probe is None:
+        return
+    if use.kind == BROKER:
         return
     if probe.torch or (use.kind == "venv" and not use.fetches_torch):
         lacking = use.needs_gpu and not probe.cuda

@@ -13,27 +13,34 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 from protofleet.deploy.enrol import lifecycle
 from protofleet.deploy.enrol.authority import Authority
-from protofleet.deploy.enrol.disconnect import revoke_and_disconnect
+from protofleet.deploy.enrol.disconnect import disconnect, revoke_and_disconnect
 from protofleet.deploy.errors import FAILED, RunError
+from protofleet.deploy.fleet import copies
 from protofleet.deploy.fleet.checks import Check, Workload, failures, run_checks
 from protofleet.deploy.fleet.control_plane import ControlPlane
 from protofleet.deploy.fleet.deploy_log import DeployLog
-from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT, read_facts
-from protofleet.deploy.fleet.execute import REMOTE_SCRIPT, gather_facts, require_success, upload
-from protofleet.deploy.fleet.plan import describe
+from protofleet.deploy.fleet.device.facts import Facts, read_facts
+from protofleet.deploy.fleet.device.roles import BROKER, DEVICE
+from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.execute import gather_facts, require_success, upload
+from protofleet.deploy.fleet.plan import Refuse, describe
 from protofleet.deploy.fleet.rollout import Rollout, connections, roll_back_by_hand, workload_of
 from protofleet.deploy.fleet.settings import Fleet, Host, read_fleet
-from protofleet.deploy.fleet.software import make_release
-from protofleet.deploy.fleet.ssh import Ssh
+from protofleet.deploy.fleet.setup.known_hosts import believe
+from protofleet.deploy.fleet.software import Releases
+from protofleet.deploy.fleet.ssh import Result, Ssh
 from protofleet.deploy.fleet.status import ROW_FORMAT, status_cells, status_object, status_title
+from protofleet.deploy.fleet.targets import write_targets
 from protofleet.deploy.listing import Listing
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.wire.names import COORDINATOR
 
 Options = argparse.Namespace
 T = TypeVar("T")
@@ -68,56 +75,84 @@ class Command:
     run: Callable[[Deployment, Options], int]
     changes: bool = False  # it changes devices: only one such command may run at a time
     needs_hosts: bool = False  # no host named does not mean all hosts
+    devices_only: bool = False  # no host named means all devices
 
 
 def run(step: str, o: Options, connect: Connect = connections) -> int:
+    if step == "known-hosts":
+        return known_hosts(o)
     command = COMMANDS[step]
     if command.needs_hosts and not o.hosts:
-        raise SettingsError(f"name the devices to {step}; this command does not default to all")
-    with _open(o, command.changes, connect) as deployment:
+        raise SettingsError(f"name the hosts to {step}; this command does not default to all")
+    with _open(o, command.changes, command.devices_only, connect) as deployment:
         return command.run(deployment, o)
 
 
 @contextmanager
-def _open(o: Options, changes: bool, connect: Connect) -> Iterator[Deployment]:
+def _open(o: Options, changes: bool, devices_only: bool, connect: Connect) -> Iterator[Deployment]:
     fleet = read_fleet(o.fleet)
     chosen = fleet.selected(o.hosts)
+    if devices_only and not o.hosts:
+        chosen = {name: host for name, host in chosen.items() if host.role == DEVICE.name}
+    above = {name: host for name, host in fleet.hosts.items() if host.role != DEVICE.name}
     lock = _exclusive_lock(o.fleet) if changes else contextlib.nullcontext()
     with tempfile.TemporaryDirectory(prefix="protofleet-") as folder, lock:
-        release = make_release(fleet.software, Path(folder) / "wheels")
-        control = ControlPlane(fleet, release, _ask_for_fingerprint(o), getattr(o, "replace", False))
-        for name in chosen:
-            control.settings(name)  # a mistake in the file is found before any device is changed
-        rollout = Rollout(fleet, control, DeployLog(Path(fleet.log)), _print, getattr(o, "force", False))
-        with connect(fleet, chosen) as hosts:
-            yield Deployment(fleet, rollout, hosts)
+        releases = Releases(fleet, Path(folder) / "releases")
+        control = ControlPlane(fleet, releases, _ask_for_fingerprint(o), getattr(o, "replace", False))
+        for name in {**chosen, **above}:
+            control.text(name)  # a mistake in the file is found before any host is changed
+        with connect(fleet, {**above, **chosen}) as hosts:
+            log, force = DeployLog(Path(fleet.log)), getattr(o, "force", False)
+            rollout = Rollout(fleet, control, log, _print, force, {name: hosts[name] for name in above})
+            yield Deployment(fleet, rollout, {name: hosts[name] for name in chosen})
+
+
+def known_hosts(o: Options) -> int:
+    """Needs no root, no release and no connection."""
+    fleet = read_fleet(o.fleet)
+    ask = _ask_for_fingerprint(
+        o, "of the key that its sshd shows", "does the host's own screen, or its provider, say so?"
+    )
+    told = believe(fleet, fleet.selected(o.hosts), ask)
+    for name, words in told.items():
+        _print(name, words)
+    return OK if all(words.endswith((" known", " known now")) for words in told.values()) else FAILED
 
 
 def plan(d: Deployment, o: Options) -> int:
-    code, listing, found = OK, Listing.of(o), dict[str, Any]()
+    """Exit code 1 where a host cannot be reached or cannot be deployed."""
+    listing, found, changing, unfit = Listing.of(o), dict[str, Any](), 0, list[str]()
     for name, planned in d.run_on_each(lambda ssh: d.rollout.plan(ssh)[2]):
         if isinstance(planned, RunError):
-            code = FAILED
+            unfit.append(name)
             listing.line(f"{name:16} {planned}", wrong=True)
             found[name] = {"steps": [], "problem": str(planned)}
             continue
         steps = [describe(step) for step in planned]
+        refused = bool(planned) and isinstance(planned[0], Refuse)
         for step in steps or ["nothing to do"]:
-            listing.line(f"{name:16} {step}")
-        found[name] = {"steps": steps, "problem": ""}
+            listing.line(f"{name:16} {step}", wrong=refused)
+        found[name] = {"steps": [], "problem": steps[0]} if refused else {"steps": steps, "problem": ""}
+        changing += bool(planned) and not refused
+        unfit += [name] * refused
+    good = len(d.hosts) - changing - len(unfit)
+    cannot = f"{len(unfit)} cannot be deployed{': ' * bool(unfit)}{', '.join(unfit)}"
+    listing.line(f"{len(d.hosts)} hosts: {changing} to be changed, {good} as they shall be, {cannot}")
     listing.end({"devices": found})
-    return code
+    return FAILED if unfit else OK
 
 
 def apply(d: Deployment, o: Options) -> int:
+    write_targets(d.fleet, d.rollout.control.federation, o.fleet.parent)
     outcomes = d.rollout.run(d.hosts)
     failed = [outcome for outcome in outcomes if outcome.problem]
     for outcome in failed:
         print(f"protofleet: {outcome.name}: {outcome.problem}", file=sys.stderr)
+    words = "hosts" if any(host.role != DEVICE.name for host in d.fleet.hosts.values()) else "devices"
     changed = sum(1 for outcome in outcomes if outcome.changed)
     untouched = len(d.hosts) - len(outcomes)
     rest = f"; {untouched} not changed, because {d.rollout.stopped}" if untouched else ""
-    print(f"{len(outcomes)} devices: {changed} changed, {len(failed)} failed{rest}")
+    print(f"{len(outcomes)} {words}: {changed} changed, {len(failed)} failed{rest}")
     if d.rollout.stopped and not failed:
         message = f"{d.rollout.stopped}; `protofleet deploy rollback NAME` rolls a device back"
         print(f"protofleet: {message}", file=sys.stderr)
@@ -127,7 +162,7 @@ def apply(d: Deployment, o: Options) -> int:
 def status(d: Deployment, o: Options) -> int:
     code, listing, found = OK, Listing.of(o), dict[str, Any]()
     listing.line(status_title())
-    for name, facts in d.run_on_each(gather_facts):
+    for name, facts in d.run_on_each(lambda ssh: _facts(d, ssh)):
         if isinstance(facts, RunError):
             code = FAILED
             listing.line(f"{name:16} {facts}", wrong=True)
@@ -155,10 +190,24 @@ def doctor(d: Deployment, o: Options) -> int:
     return code
 
 
+def _facts(d: Deployment, ssh: Ssh, *how: str) -> Facts:
+    return gather_facts(ssh, d.rollout.control.place(ssh.name), *how)
+
+
+def _run_step(d: Deployment, ssh: Ssh, *words: str, seconds: float = 60.0) -> Result:
+    return ssh.run(d.rollout.control.place(ssh.name).steps, *words, seconds=seconds)
+
+
 def _check(d: Deployment, ssh: Ssh) -> list[Check]:
     control = d.rollout.control
-    broker = control.settings(ssh.name).broker
-    facts = gather_facts(ssh, "deep", "", broker.host, str(broker.port))
+    role = control.role(ssh.name).name
+    if role == BROKER:  # it does not connect to itself
+        facts = _facts(d, ssh, "deep")
+    else:
+        broker = (
+            control.coordinator_settings() if role == COORDINATOR else control.settings(ssh.name)
+        ).broker
+        facts = _facts(d, ssh, "deep", "", broker.host, str(broker.port))
     return run_checks(facts, workload_of(d.fleet, control, ssh.name), time.time())
 
 
@@ -167,8 +216,8 @@ def check_this_machine(o: Options) -> int:
     host, colon, port = o.broker.rpartition(":")
     if o.broker and (not colon or not port.isdigit()):
         raise SettingsError(f"--broker is {o.broker!r}, which is not of the form HOST:PORT")
-    command = ["sh", str(FACTS_SCRIPT), "deep", sys.executable, host, port]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["sh", "-s", "--", "deep", sys.executable, host, port]
+    done = subprocess.run(command, input=Place().facts, capture_output=True, text=True, check=False)
     workload = Workload("container" if o.containers else "venv", needs_gpu=o.gpu)
     facts, listing = read_facts(done.stdout), Listing.of(o)
     checks = run_checks(facts, workload, facts.now)
@@ -191,7 +240,7 @@ def failed(checks: list[Check], strict: bool) -> bool:
 def drain(d: Deployment, o: Options) -> int:
     def drained(ssh: Ssh) -> str:
         seconds = d.fleet.care.drain_seconds
-        result = ssh.run(REMOTE_SCRIPT, "stop", f"{seconds:.0f}", seconds=seconds + 60)
+        result = _run_step(d, ssh, "stop", f"{seconds:.0f}", seconds=seconds + 60)
         if result.code:
             raise RunError(f"it cannot be stopped: {result.last_line}")
         d.rollout.log.append(ssh.name, "drain", "done")
@@ -204,17 +253,51 @@ def rollback(d: Deployment, o: Options) -> int:
     return _print_each(d, lambda ssh: roll_back_by_hand(d.rollout, ssh))
 
 
+def backup(d: Deployment, o: Options) -> int:
+    ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR))
+    _print(ssh.name, copies.take(ssh, d.rollout.control.place(ssh.name), o.to))
+    d.rollout.log.append(ssh.name, "backup", "done", to=str(o.to))
+    return OK
+
+
+def restore(d: Deployment, o: Options) -> int:
+    """Deploys the coordinator where that is needed, and puts the copy in place before it starts."""
+    copies.check(o.source)
+    ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR))
+    run_name = d.rollout.control.coordinator_settings().name
+    outcome = d.rollout.deploy(ssh, copies.put_back(o.source, run_name, o.from_round))
+    d.rollout.log.append(ssh.name, "restore", outcome.problem or "done", source=str(o.source))
+    _print(
+        ssh.name,
+        outcome.problem or f"goes on from {o.source}; `protofleet deploy apply` tells devices of new keys",
+    )
+    return FAILED if outcome.problem else OK
+
+
+def forget(d: Deployment, o: Options) -> int:
+    """Ends what ties a host to the federation that it is in, so that this file's may have it."""
+
+    def forgotten(ssh: Ssh) -> str:
+        require_success(_run_step(d, ssh, "forget"))
+        d.rollout.log.append(ssh.name, "forget", "done")
+        return "is of no federation now; deploy it"
+
+    return _print_each(d, forgotten)
+
+
 def tune(d: Deployment, o: Options) -> int:
     """Override some settings for some hours. With nothing to set, an earlier override ends."""
+    control = d.rollout.control
 
     def tuned(ssh: Ssh) -> str:
-        upload(ssh, {"tuning": d.rollout.control.signed_tuning(ssh.name, o.set, o.hours)})
-        require_success(ssh.run(REMOTE_SCRIPT, "tune"))
+        upload(ssh, control.place(ssh.name), {"tuning": control.signed_tuning(ssh.name, o.set, o.hours)})
+        require_success(_run_step(d, ssh, "tune"))
         d.rollout.log.append(ssh.name, "tune", "done", hours=o.hours, changes=o.set)
         return f"for {o.hours:g} hours: {', '.join(o.set)}" if o.set else "no override any more"
 
+    _demand_devices(d, "tune", "change [coordinator] or [mosquitto] in the fleet's file and deploy it")
     for name in d.hosts:  # a mistake is found before any device is changed
-        d.rollout.control.signed_tuning(name, o.set, o.hours)
+        control.signed_tuning(name, o.set, o.hours)
     return _print_each(d, tuned)
 
 
@@ -222,29 +305,59 @@ def revoke(d: Deployment, o: Options) -> int:
     """At the federation's root first: a device that cannot be reached is revoked too."""
 
     def erased(ssh: Ssh) -> str:
-        result = ssh.run(REMOTE_SCRIPT, "erase_keys")
+        result = _run_step(d, ssh, "erase_keys")
         d.rollout.log.append(ssh.name, "revoke", "keys destroyed" if result.code == 0 else result.last_line)
         if result.code:
             return f"its keys are still there: {result.last_line}"
         return "stopped, and its keys are destroyed"
 
+    _demand_devices(
+        d, "revoke", "`protofleet enrol revoke` ends the enrolment of a coordinator; see docs/day-2.md"
+    )
     broker = o.broker or (Path(d.fleet.broker) if d.fleet.broker else None)
     for name in d.hosts:
-        _revoke(Authority(Path(d.fleet.root)), name, o.reason, broker)
+        _revoke(d.rollout.control.authority, name, o.reason, broker, bool(d.fleet.of_role(BROKER)))
         d.rollout.log.append(name, "revoke", "done", reason=o.reason)
-    return _print_each(d, erased)
+    code = _tell_who_is_revoked(d)
+    return max(code, _print_each(d, erased))
 
 
-def _revoke(authority: Authority, name: str, reason: str, broker: Path | None) -> None:
+def _tell_who_is_revoked(d: Deployment) -> int:
+    """Broker and coordinator get the new lists, then the broker ends the connections."""
+    if not d.fleet.of_role(BROKER):
+        return OK
+    outcomes = d.rollout.tell_lists()
+    for outcome in outcomes:
+        if outcome.problem:
+            _print(outcome.name, f"it does not know yet who is revoked: {outcome.problem}")
+    if failed := [outcome for outcome in outcomes if outcome.problem]:
+        return FAILED if failed else OK
+    address = d.rollout.control.settings(next(iter(d.hosts))).broker
+    for name in d.hosts:
+        try:
+            disconnect(d.rollout.control.authority, name, replace(address, tls=None))
+            _print(name, f"is disconnected from {address}")
+        except BrokerError as error:
+            _print(
+                name, f"the broker has the new list; that it ends the connection could not be seen: {error}"
+            )
+    return OK
+
+
+def _demand_devices(d: Deployment, step: str, way_out: str) -> None:
+    if others := [name for name in d.hosts if d.fleet.hosts[name].role != DEVICE.name]:
+        raise SettingsError(f"{others[0]} is no device, and {step} is for devices: {way_out}")
+
+
+def _revoke(authority: Authority, name: str, reason: str, broker: Path | None, remote: bool) -> None:
     if (latest := authority.register.latest(name)) is not None and latest.revoked_at:
         _print(name, "was revoked already")
-    elif broker:
+    elif broker and not remote:
         _print(name, revoke_and_disconnect(authority, name, reason, broker))
     else:
         lifecycle.revoke(authority, name, reason)
-        _print(
-            name, f"is revoked; install the brokers' approvals from {authority.folder / 'approvals'} there"
-        )
+        by_hand = f"; install the brokers' approvals from {authority.folder / 'approvals'} there"
+        _print(name, f"is revoked{'' if remote else by_hand}")
 
 
 def _print_each(d: Deployment, job: Callable[[Ssh], str]) -> int:
@@ -268,18 +381,22 @@ def _exclusive_lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _ask_for_fingerprint(o: Options) -> Callable[[str, str], bool]:
-    """Asks the operator whether a device's fingerprint is the right one, one device after the other."""
+def _ask_for_fingerprint(
+    o: Options,
+    whose: str = "of its request, made on the device",
+    question: str = "is it the one that the device shows?",
+) -> Callable[[str, str], bool]:
+    """Asks the operator whether a host's fingerprint is the right one, one host after the other."""
     prompt = threading.Lock()
 
     def confirm(name: str, fingerprint: str) -> bool:
         with prompt:
-            _print(name, f"fingerprint of its request, made on the device: {fingerprint}")
+            _print(name, f"fingerprint {whose}: {fingerprint}")
             if getattr(o, "yes", False):
                 return True
             if not sys.stdin.isatty():
                 raise RunError("there is no terminal to confirm its fingerprint; --yes skips the comparison")
-            answer = input(f"{name}: is it the one that the device shows? [y/N] ")
+            answer = input(f"{name}: {question} [y/N] ")
             return answer.strip().lower() in ("y", "yes")
 
     return confirm
@@ -294,8 +411,11 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "apply": Command(apply, changes=True),
     "status": Command(status),
     "doctor": Command(doctor),
-    "drain": Command(drain, changes=True),
-    "rollback": Command(rollback, changes=True),
+    "drain": Command(drain, changes=True, devices_only=True),
+    "rollback": Command(rollback, changes=True, devices_only=True),
+    "backup": Command(backup, changes=True, needs_hosts=True),
+    "restore": Command(restore, changes=True, needs_hosts=True),
+    "forget": Command(forget, changes=True, needs_hosts=True),
     "revoke": Command(revoke, changes=True, needs_hosts=True),
-    "tune": Command(tune, changes=True),
+    "tune": Command(tune, changes=True, devices_only=True),
 }

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.brokers.mosquitto import ACL_FILE, CRL_FILE
 from protofleet.deploy.enrol import disconnect
-from protofleet.deploy.enrol.authority import ROOTS_FILE, Authority
+from protofleet.deploy.enrol.approval import unverified_approval
+from protofleet.deploy.enrol.authority import REVOKED_FILE, ROOTS_FILE, Authority
+from protofleet.deploy.enrol.key_folder import expect_fingerprint, install, read_approval_file
 from protofleet.deploy.enrol.lifecycle import (
+    DAYS,
     ReviewedRequest,
     approve,
     reissue_approvals,
@@ -19,16 +25,28 @@ from protofleet.deploy.enrol.lifecycle import (
     review_request,
     same_keys,
 )
+from protofleet.deploy.enrol.local_federation import enrol
 from protofleet.deploy.enrol.request import REQUEST
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.facts import Facts
-from protofleet.deploy.fleet.device.unit import mark_of, sha256_of, unit_of
+from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES, Role
+from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.device.unit import mark_of, service_unit, sha256_of, unit_of
 from protofleet.deploy.fleet.manifest import MANIFEST, files_of, issue_manifest
 from protofleet.deploy.fleet.plan import Desired, InstalledSettings
-from protofleet.deploy.fleet.settings import Fleet, device_settings
-from protofleet.deploy.fleet.software import INSTALL_FILE, Release, file_digest
+from protofleet.deploy.fleet.settings import (
+    Fleet,
+    broker_conf,
+    broker_port,
+    coordinator_settings,
+    device_settings,
+)
+from protofleet.deploy.fleet.software import INSTALL_FILE, Release, Releases, file_digest
+from protofleet.deploy.fleet.targets import targets_text
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides
+from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
+from protofleet.protocol.security.enrolment import ROOTS_FILE as KNOWN_ROOTS
 from protofleet.protocol.security.signed_settings import (
     SETTINGS,
     TUNING,
@@ -40,9 +58,11 @@ from protofleet.protocol.security.signed_settings import (
 )
 from protofleet.protocol.security.statements import StatementError, armoured, from_armour
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, override, write_toml
+from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR
 
 RENEW_BEFORE_SECONDS: Final = 30 * 86_400  # that a certificate still has
+BROKER_FILES: Final = (TLS_CA, TLS_CERT, TLS_KEY, CRL_FILE, ACL_FILE, KNOWN_ROOTS)
 DIGEST_DIGITS: Final = 16  # of the digest of settings
 
 ConfirmFingerprint = Callable[[str, str], bool]  # given a device's name and the fingerprint of its request
@@ -53,43 +73,116 @@ class Target:
     """The desired state of one device, and the texts of its files."""
 
     desired: Desired
-    settings: DeviceSettings
     text: str
     unit: str
+    files: Mapping[str, str] = field(default_factory=dict)  # beside settings and unit
 
 
 class ControlPlane:
     """Its lock lets one thread at a time sign: the register of what was issued is one file."""
 
     def __init__(
-        self, fleet: Fleet, release: Release, confirm: ConfirmFingerprint, replace: bool = False
+        self, fleet: Fleet, releases: Releases, confirm: ConfirmFingerprint, replace: bool = False
     ) -> None:
         """`replace`: an enrolled name may come with new keys, as a board that was installed again does."""
-        self.fleet, self.release, self._confirm, self._replace = fleet, release, confirm, replace
-        self._authority, self._lock = Authority(Path(fleet.root)), threading.RLock()
+        self.fleet, self._releases, self._confirm, self._replace = fleet, releases, confirm, replace
+        self.authority, self._lock = Authority(Path(fleet.root)), threading.RLock()
 
     @property
     def federation(self) -> str:
-        return self._authority.federation
+        return self.authority.federation
 
     @property
     def root_fingerprint(self) -> str:
-        return self._authority.fingerprint
+        return self.authority.fingerprint
+
+    def role(self, name: str) -> Role:
+        return ROLES[self.fleet.hosts[name].role]
+
+    def place(self, name: str) -> Place:
+        role, endpoint = self.role(name), ""
+        if role.name == COORDINATOR:
+            endpoint = self.coordinator_settings().endpoint().url("/health")
+        elif role.name == BROKER:
+            endpoint = str(broker_port(self.fleet))
+        return Place(role, self.fleet.software_of(name).python, endpoint)
+
+    def release(self, name: str) -> Release:
+        return self._releases.of(name)
 
     def settings(self, name: str) -> DeviceSettings:
+        """Of a device."""
         return device_settings(self.fleet, self.federation, name)
 
+    def coordinator_settings(self) -> CoordinatorSettings:
+        return coordinator_settings(self.fleet, self.federation)
+
+    def text(self, name: str) -> str:
+        """The settings of a host of any role; SettingsError for a mistake in the fleet's file."""
+        match self.role(name).name:
+            case "broker":
+                return broker_conf(self.fleet)
+            case "coordinator":
+                return write_toml(encode(self.coordinator_settings()))
+            case _:
+                return write_toml(encode(self.settings(name)))
+
     def target(self, name: str, facts: Facts) -> Target:
-        settings = self.settings(name)
-        text = write_toml(encode(settings))
-        unit = unit_of(facts, self.fleet.hosts[name], settings, self.fleet.software)
-        record = Path(self.fleet.root) / "records" / f"{COORDINATOR}.record"
+        role, text, root = self.role(name), self.text(name), Path(self.fleet.root)
+        host = self.fleet.hosts[name]
+        if role == DEVICE:
+            unit = unit_of(facts, host, self.settings(name), self.fleet.software_of(name))
+        else:
+            unit = service_unit(role, facts, host)
+        release = self.release(name)
         desired = Desired(
-            name, self.release.name, self.release.description, sha256_of(text)[:DIGEST_DIGITS], sha256_of(unit),
-            mark_of(unit), self._valid_certificates(name), _sha256(Path(self.fleet.root) / ROOTS_FILE),
-            _sha256(record), self.fleet.care,
+            name, release.name, release.description, sha256_of(text)[:DIGEST_DIGITS], sha256_of(unit),
+            mark_of(unit), self._valid_certificates(name), _sha256(root / ROOTS_FILE),
+            _sha256(root / "records" / f"{COORDINATOR}.record"), self.fleet.care, role,
+            self._lists(role, name), _sha256(root / REVOKED_FILE),
+            sha256_of(self.targets()) if role.name == COORDINATOR else "",
         )  # fmt: skip
-        return Target(desired, settings, text, unit)
+        return Target(desired, text, unit, self.files(name, text))
+
+    def targets(self) -> str:
+        return targets_text(self.fleet, self.federation)
+
+    def files(self, name: str, text: str) -> dict[str, str]:
+        """What is put in place beside signed settings with this text. Mosquitto reads no statement of ours."""
+        return {"mosquitto.conf": text} if self.role(name).name == BROKER else {}
+
+    def _lists(self, role: Role, name: str) -> str:
+        if role.name == COORDINATOR:
+            lines = (f"{file_digest(path)}  {path.name}\n" for path in self.records())
+            return sha256_of("".join(lines))
+        path = Path(self.fleet.root) / "approvals" / f"{name}.approval"
+        if role.name != BROKER or not path.exists():
+            return ""
+        approval = unverified_approval(read_approval_file(path))
+        return hashlib.sha256(approval.crl + approval.rules.encode()).hexdigest()
+
+    def records(self) -> list[Path]:
+        """Of all that are enrolled, as a coordinator reads them."""
+        return sorted((Path(self.fleet.root) / "records").glob("*.record"))
+
+    def broker_keys(self, name: str) -> dict[str, bytes]:
+        """The newest keys, certificate and lists of the broker, whose host has no program that could make them."""
+        folder, authority = Path(self.fleet.broker), self.authority
+        with self._lock:
+            if not (folder / CURRENT).exists():
+                address = decode(BrokerAddress, self.fleet.device.get("broker", {}), "device.broker").host
+                enrol(authority, folder, name, DAYS, (address,))
+            else:
+                if not self._valid_certificates(name):
+                    renew(authority, name)
+                path = Path(self.fleet.root) / "approvals" / f"{name}.approval"
+                install(
+                    folder,
+                    read_approval_file(path),
+                    expect_fingerprint(authority.fingerprint),
+                    authority.now(),
+                )
+            return {file: (folder / CURRENT / file).read_bytes() for file in BROKER_FILES}
 
     def installed_settings(self, name: str, data: bytes) -> InstalledSettings:
         """Empty unless our root has signed them, for this device."""
@@ -101,20 +194,21 @@ class ControlPlane:
     def signed_settings(self, name: str, text: str, above: int) -> str:
         """Settings with a version above all earlier ones."""
         settings = SignedSettings(self.federation, name, max(int(time.time()), above + 1), text)
-        return armoured(SETTINGS, issue_settings(settings, self._authority.keys))
+        return armoured(SETTINGS, issue_settings(settings, self.authority.keys))
 
-    def release_folder(self) -> Path:
-        """With the manifest that the device verifies."""
-        folder = self.release.folder
+    def release_folder(self, name: str) -> Path:
+        """Of what this host gets, with the manifest that it verifies."""
+        release = self.release(name)
+        folder = release.folder
         with self._lock:
             if not (folder / MANIFEST).exists():
-                (folder / INSTALL_FILE).write_text("\n".join([*self.release.install_arguments, ""]))
-                text = self.manifest(f"release {self.release.name}", files_of(folder))
+                (folder / INSTALL_FILE).write_text("\n".join([*release.install_arguments, ""]))
+                text = self.manifest(f"release {release.name}", files_of(folder))
                 (folder / MANIFEST).write_text(text)
         return folder
 
     def manifest(self, subject: str, files: Mapping[str, str]) -> str:
-        return issue_manifest(self.federation, subject, files, self._authority.keys)
+        return issue_manifest(self.federation, subject, files, self.authority.keys)
 
     def roots(self) -> str:
         return (Path(self.fleet.root) / ROOTS_FILE).read_text()
@@ -128,7 +222,7 @@ class ControlPlane:
                 f"--hours is {hours:g}, it must be above 0 and at most {LONGEST_SECONDS // 3600}"
             )
         tuning = SignedTuning(self.federation, name, now, now + int(hours * 3600), text)
-        return armoured(TUNING, issue_tuning(tuning, self._authority.keys))
+        return armoured(TUNING, issue_tuning(tuning, self.authority.keys))
 
     def verified_settings_text(self, data: bytes) -> str:
         found = self._read(data)
@@ -141,44 +235,54 @@ class ControlPlane:
         with self._lock:
             asked = self._review(name, request)
             if self._approved_before(name, asked):
-                renew(self._authority, name)
+                if self.role(name).name == COORDINATOR and self._valid_certificates(name):
+                    reissue_approvals(
+                        self.authority, COORDINATOR
+                    )  # another record of it would concern all devices
+                else:
+                    renew(self.authority, name)
             elif not self._confirm(name, asked.fingerprint):
                 raise RunError(
                     f"{name} was not approved: nobody has confirmed the fingerprint {asked.fingerprint}"
                 )
             else:
-                approve(self._authority, asked, replace=self._replace)
+                approve(self.authority, asked, replace=self._replace)
             return (Path(self.fleet.root) / "approvals" / f"{name}.approval").read_text()
 
     def _review(self, name: str, request: str) -> ReviewedRequest:
         """A bad request fails this device's deployment alone; it may ask to be this device and nothing else."""
         try:
             data = from_armour(REQUEST, request.encode(), f"the request of {name}")
-            return review_request(self._authority, data, name, "device")
+            return review_request(self.authority, data, name, self.role(name).name)
         except StatementError as error:
             raise RunError(f"{name} was not approved: {error}") from None
 
     def readmit(self, name: str) -> str:
         """Brokers deny a revoked name all topics, whatever its new keys. What was done about it, or ""."""
         with self._lock:
-            if not any(e.name == name and e.revoked_at for e in self._authority.register.entries):
+            if not self.was_revoked(name):
                 return ""
-            reissue_approvals(self._authority, "broker")
+            reissue_approvals(self.authority, "broker")
+            if self.fleet.of_role(BROKER):
+                return "it was revoked before; the broker is told that it is back"
             if not self.fleet.broker:
                 where = Path(self.fleet.root) / "approvals"
                 return (
                     f"it was revoked before: install the brokers' approvals from {where} and let them reload"
                 )
-            disconnect.install_broker(self._authority, Path(self.fleet.broker))
+            disconnect.install_broker(self.authority, Path(self.fleet.broker))
             disconnect.reload(Path(self.fleet.broker))
             return "it was revoked before; the broker accepts the name again"
 
+    def was_revoked(self, name: str) -> bool:
+        return any(e.name == name and e.revoked_at for e in self.authority.register.entries)
+
     def _approved_before(self, name: str, asked: ReviewedRequest) -> bool:
         """Whether these keys were approved before. Revoked keys are never approved again."""
-        latest = self._authority.register.latest(name)
+        latest = self.authority.register.latest(name)
         if latest is None:
             return False
-        same = same_keys(self._authority, asked)
+        same = same_keys(self.authority, asked)
         if same and latest.revoked_at:
             problem = f"{name} was revoked with the keys that it still has"
             raise RunError(f"{problem}; `protofleet deploy revoke {name}` destroys them, then deploy again")
@@ -186,14 +290,14 @@ class ControlPlane:
 
     def _valid_certificates(self, name: str) -> frozenset[str]:
         """SHA-256 of this name's certificate, unless it is to be renewed."""
-        latest, now = self._authority.register.latest(name), self._authority.now()
+        latest, now = self.authority.register.latest(name), self.authority.now()
         if latest is None or not latest.is_valid(now + RENEW_BEFORE_SECONDS) or latest.revoked_at:
             return frozenset()
         return frozenset({_sha256(Path(self.fleet.root) / "certs" / f"{name}.crt")})
 
     def _read(self, data: bytes) -> SignedSettings | None:
         try:
-            return read_settings(data, [root.public for root in self._authority.roots])
+            return read_settings(data, [root.public for root in self.authority.roots])
         except StatementError:
             return None
 

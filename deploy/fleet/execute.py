@@ -1,13 +1,14 @@
-"""Executes the steps of a plan on one device over SSH."""
+"""Executes the steps of a plan on one host over SSH."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,10 +16,13 @@ from typing import Final
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.control_plane import ControlPlane, Target
 from protofleet.deploy.fleet.deploy_log import current_user
-from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT, Facts, KnownGood, Service, read_facts
+from protofleet.deploy.fleet.device.facts import Facts, KnownGood, Service, read_facts
+from protofleet.deploy.fleet.device.roles import BROKER, DEVICE
+from protofleet.deploy.fleet.device.scripts import Place
 from protofleet.deploy.fleet.device.unit import sha256_of
 from protofleet.deploy.fleet.manifest import MANIFEST
 from protofleet.deploy.fleet.plan import (
+    Admit,
     Build,
     Configure,
     Drain,
@@ -32,18 +36,13 @@ from protofleet.deploy.fleet.plan import (
     Start,
     Step,
     Switch,
+    Targets,
 )
 from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
+from protofleet.deploy.fleet.targets import TARGETS_FILE
 from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.settings.reader import SettingsError
 
-DEVICE_SCRIPTS: Final = Path(__file__).parent / "device"
-# The program that verifies what was shipped comes with each step, so that no file on the device can replace it.
-REMOTE_SCRIPT: Final = (
-    f"verifier() {{ cat <<'END_OF_VERIFIER'\n{(DEVICE_SCRIPTS / 'verify.py').read_text()}END_OF_VERIFIER\n}}\n"
-    f"{(DEVICE_SCRIPTS / 'remote.sh').read_text()}"
-)
-DEVICE_ROOT: Final = "/opt/protofleet"
 BUILD_SECONDS: Final = 1800.0
 SWITCH_SECONDS: Final = 900.0  # a whole release is read again, perhaps from an SD card
 POLL_SECONDS: Final = 0.5
@@ -58,14 +57,21 @@ class StepError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """A service and the status of its own process."""
+    """A service and the status of its own process, or what it answers."""
 
     service: Service
     status: Status | None
+    answers: str = ""
+
+    @property
+    def healthy(self) -> bool:
+        if self.status is not None:
+            return self.status.connected and (self.status.heard or self.status.idle)
+        return self.answers == "ok" or (self.service.active, self.service.sub) == ("active", "exited")
 
 
-def gather_facts(ssh: Ssh, *how: str) -> Facts:
-    result = ssh.run(FACTS_SCRIPT.read_text(), *(how or ("quick",)), seconds=240.0 if how else 60.0)
+def gather_facts(ssh: Ssh, place: Place, *how: str) -> Facts:
+    result = ssh.run(place.facts, *(how or ("quick",)), seconds=240.0 if how else 60.0)
     try:
         return read_facts(result.out)
     except SettingsError:
@@ -76,12 +82,13 @@ def gather_facts(ssh: Ssh, *how: str) -> Facts:
 
 
 class Executor:
-    """One device."""
+    """One host."""
 
     def __init__(
         self, ssh: Ssh, control: ControlPlane, target: Target, report: Callable[[str], None]
     ) -> None:  # fmt: skip
         self.ssh, self.control, self.target, self.report = ssh, control, target, report
+        self.place = control.place(ssh.name)
 
     def execute(self, step: Step, facts: Facts) -> None:
         """Raises StepError, or UnreachableError where the device can no longer be reached."""
@@ -91,18 +98,25 @@ class Executor:
                 raise StepError(f"{desired.name} cannot be deployed: {'; '.join(reasons)}")
             case Prepare():
                 self.run_step("prepare")
-                upload(self.ssh, {"roots": self.control.roots()})
+                upload(self.ssh, self.place, {"roots": self.control.roots()})
                 self.run_step("pin")
             case Ship(release):
-                require_success(
-                    self.ssh.send(self.control.release_folder(), f"{DEVICE_ROOT}/wheels/{release}")
-                )
+                shipped = self.control.release_folder(desired.name)
+                require_success(self.ssh.send(shipped, f"{self.place.role.top}/wheels/{release}"))
             case Build(release):
-                built = self.control.release
+                built = self.control.release(desired.name)
                 step_name = "load" if built.container else "build"
                 self.run_step(step_name, release, *built.install_arguments, seconds=BUILD_SECONDS)
             case Enrol():
-                self._enrol()
+                if desired.role.name == BROKER:
+                    self._install_broker_keys()
+                else:
+                    self._enrol()
+            case Admit():
+                self.admit()
+            case Targets():
+                upload(self.ssh, self.place, {TARGETS_FILE: self.control.targets()})
+                self.run_step("targets")
             case Configure():
                 version = self.control.installed_settings(desired.name, facts.installed.settings).version
                 self.configure(self.target.text, self.target.unit, version)
@@ -125,6 +139,7 @@ class Executor:
         """Upload settings and unit beside those in use; the new release checks that it can read them."""
         desired = self.target.desired
         files = {"settings": self.control.signed_settings(desired.name, text, version), "unit": unit}
+        files |= self.control.files(desired.name, text)
         self._upload_signed(files, {name: sha256_of(text) for name, text in files.items()})
         self.run_step("check", desired.release, desired.name)
 
@@ -132,7 +147,10 @@ class Executor:
         """Sign the earlier settings again; the unit is the one that the device has kept, or the device refuses it."""
         desired = self.target.desired
         settings = self.control.signed_settings(desired.name, text, version)
-        self._upload_signed({"settings": settings}, {"settings": sha256_of(settings), "unit": good.unit})
+        files = {"settings": settings, **self.control.files(desired.name, text)}
+        self._upload_signed(
+            files, {**{name: sha256_of(one) for name, one in files.items()}, "unit": good.unit}
+        )
         self.run_step("restore_unit", which)
         self.run_step("check", desired.release, desired.name)
 
@@ -148,7 +166,7 @@ class Executor:
         self.run_step("allow", f"{release}-{settings}")
 
     def run_step(self, step: str, *arguments: str, seconds: float = 120.0) -> Result:
-        return require_success(self.ssh.run(REMOTE_SCRIPT, step, *arguments, seconds=seconds))
+        return require_success(self.ssh.run(self.place.steps, step, *arguments, seconds=seconds))
 
     def service_state(self) -> ServiceState:
         state = dict(line.partition("=")[::2] for line in self.run_step("state").out.splitlines())
@@ -160,17 +178,38 @@ class Executor:
             status = Status(**json.loads(state.get("status", "")))
         except (ValueError, TypeError):
             status = None
-        return ServiceState(service, status if status and status.pid == service.pid else None)
+        own = status if status and status.pid == service.pid else None
+        return ServiceState(service, own, state.get("answers", ""))
 
     def last_log_line(self) -> str:
         """Of the service, from its journal."""
-        lines = [line for line in self.ssh.run(REMOTE_SCRIPT, "journal").out.splitlines() if line.strip()]
+        lines = [line for line in self.ssh.run(self.place.steps, "journal").out.splitlines() if line.strip()]
         ours = [line.removeprefix("protofleet: ") for line in lines if line.startswith("protofleet: ")]
-        return (ours or lines or ["its journal is empty"])[-1]
+        empty = f"its journal is empty; look at `systemctl status {self.place.role.service}` there"
+        return (ours or lines or [empty])[-1]
 
     def _upload_signed(self, files: dict[str, str], listed: dict[str, str]) -> None:
-        subject = f"device {self.target.desired.name}"
-        upload(self.ssh, {**files, MANIFEST: self.control.manifest(subject, listed)})
+        subject = f"{self.place.role.name} {self.target.desired.name}"
+        upload(self.ssh, self.place, {**files, MANIFEST: self.control.manifest(subject, listed)})
+
+    def admit(self) -> None:
+        """The records are signed each by itself, so they go where the coordinator reads them."""
+        folder = Path(tempfile.mkdtemp(prefix="protofleet-"))
+        try:
+            for path in self.control.records():
+                shutil.copy(path, folder)
+            require_success(self.ssh.send(folder, f"{self.place.role.etc}/records"))
+        finally:
+            shutil.rmtree(folder)
+
+    def _install_broker_keys(self) -> None:
+        """Made where the root is, as that host has no program of ours; 0600 on the way and there."""
+        name = self.target.desired.name
+        files = self.control.broker_keys(name)
+        listed = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
+        manifest = self.control.manifest(f"keys {name}", listed).encode()
+        upload(self.ssh, self.place, {**files, MANIFEST: manifest}, private=True)
+        self.run_step("install_keys", name)
 
     def _enrol(self) -> None:
         desired = self.target.desired
@@ -178,7 +217,7 @@ class Executor:
         found = REQUEST.search(result.out)
         if found is None:
             raise StepError(f"the device made no request: {result.last_line}")
-        upload(self.ssh, {"approval": self.control.approval(desired.name, found[0] + "\n")})
+        upload(self.ssh, self.place, {"approval": self.control.approval(desired.name, found[0] + "\n")})
         self.run_step("enrol", desired.release, self.control.root_fingerprint)
         if message := self.control.readmit(desired.name):
             self.report(message)
@@ -189,7 +228,7 @@ class Executor:
         while True:
             seen = self.service_state()
             failures += seen.service.sub == "auto-restart"  # the first may be of the process before
-            if seen.status is not None and seen.status.connected and (seen.status.heard or seen.status.idle):
+            if seen.healthy:
                 return
             if (
                 failures > 1
@@ -202,6 +241,8 @@ class Executor:
             time.sleep(POLL_SECONDS)
 
     def _unhealthy_reason(self, seen: ServiceState, seconds: float) -> str:
+        if self.place.role != DEVICE:
+            return f"after {seconds:g} s it does not answer ({seen.answers or 'nothing'}): {self.last_log_line()}"
         if seen.status is None:
             return f"after {seconds:g} s it is still starting: {self.last_log_line()}"
         if not seen.status.connected:
@@ -237,13 +278,13 @@ class Executor:
             time.sleep(POLL_SECONDS)
 
 
-def upload(ssh: Ssh, files: dict[str, str]) -> None:
-    """Small files, for a step of `remote.sh` to use."""
+def upload(ssh: Ssh, place: Place, files: Mapping[str, str | bytes], private: bool = False) -> None:
+    """Small files, for a step of `remote.sh` to use; `private`: which root alone may read there."""
     folder = Path(tempfile.mkdtemp(prefix="protofleet-"))
     try:
         for name, text in files.items():
-            (folder / name).write_text(text)
-        require_success(ssh.send(folder, f"{DEVICE_ROOT}/incoming"))
+            (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+        require_success(ssh.send(folder, f"{place.role.top}/incoming", private=private))
     finally:
         shutil.rmtree(folder)
 

@@ -11,14 +11,16 @@ from typing import Final, TypeAlias
 
 from protofleet.deploy.fleet.checks import Check, failures
 from protofleet.deploy.fleet.device.facts import Facts, KnownGood
+from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, Role
 from protofleet.deploy.fleet.settings import RolloutSettings
+from protofleet.protocol.wire.names import COORDINATOR
 
 DAY: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """The desired state of a device."""
+    """The desired state of a host."""
 
     name: str
     release: str
@@ -30,6 +32,10 @@ class Desired:
     roots: str
     coordinator: str
     care: RolloutSettings
+    role: Role = DEVICE
+    lists: str = ""  # of a broker its rules and revocations, of a coordinator the records that it knows
+    revoked: str = ""
+    targets: str = ""  # for a Prometheus on this host
 
     @property
     def blocked_key(self) -> str:
@@ -39,7 +45,7 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The device cannot be deployed, and why."""
+    """The host cannot be deployed, and why."""
 
     reasons: tuple[str, ...]
 
@@ -65,6 +71,16 @@ class Build:
 @dataclass(frozen=True, slots=True)
 class Enrol:
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The coordinator gets the records of all that are enrolled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """A Prometheus on the host gets the addresses of all that serve metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +131,20 @@ class Record:
 
 
 Step: TypeAlias = (
-    Refuse | Prepare | Ship | Build | Enrol | Configure | Drain | Switch | Start | Health | Soak | Record
+    Refuse
+    | Prepare
+    | Ship
+    | Build
+    | Enrol
+    | Admit
+    | Targets
+    | Configure
+    | Drain
+    | Switch
+    | Start
+    | Health
+    | Soak
+    | Record
 )
 
 
@@ -135,7 +164,9 @@ def plan(
     if reasons := [f"{check.name}: {check.reason}; {check.fix}" for check in failures(checks)]:
         return [Refuse(tuple(reasons))]
     if desired.blocked_key in installed.blocked and not force:
-        problem = f"release {desired.release} with these settings has failed on this device before"
+        problem = (
+            f"release {desired.release} with these settings has failed on this {desired.role.name} before"
+        )
         return [Refuse((f"{problem}; change one of them, or say --force",))]
     return list(_steps(facts, desired, present))
 
@@ -144,11 +175,12 @@ def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterat
     installed, service, care = facts.installed, facts.installed.service, desired.care
     if not installed.user or installed.pinned != desired.roots:
         yield Prepare()
-    if desired.release not in installed.complete:
+    if desired.role.runs_our_release and desired.release not in installed.complete:
         yield Ship(desired.release, desired.release_description)
         yield Build(desired.release)
     if reason := enrolment_reason(facts, desired):
         yield Enrol(reason)
+    yield from _known_to_a_coordinator(facts, desired)
     new_settings, new_unit = present.settings != desired.settings, installed.unit != desired.unit
     changed = new_settings or new_unit or installed.release != desired.release
     if new_settings or new_unit:
@@ -159,14 +191,24 @@ def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterat
         yield Switch(desired.release)
     restart = changed or not is_running(facts, desired, present)
     if restart:
-        if service.active == "active":
+        if service.active == "active" and desired.role == DEVICE:
             yield Drain(care.drain_seconds)
         yield Start()
     if restart or not is_known_good(installed.good, desired) or not is_healthy(facts):
         yield Health(care.health_seconds)
         if not is_known_good(installed.good, desired):
-            yield Soak(care.soak_rounds, care.soak_seconds)
+            if desired.role == DEVICE:  # the others serve rounds only where devices do
+                yield Soak(care.soak_rounds, care.soak_seconds)
             yield Record(desired.release, desired.settings)
+
+
+def _known_to_a_coordinator(facts: Facts, desired: Desired) -> Iterator[Step]:
+    if desired.role.name != COORDINATOR:
+        return
+    if facts.installed.lists != desired.lists:
+        yield Admit()
+    if facts.prometheus and facts.installed.targets != desired.targets:
+        yield Targets()
 
 
 def is_running(facts: Facts, desired: Desired, present: InstalledSettings) -> bool:
@@ -174,12 +216,22 @@ def is_running(facts: Facts, desired: Desired, present: InstalledSettings) -> bo
     service, status = facts.installed.service, facts.installed.status
     if service.active not in ("active", "activating") or not service.enabled:
         return False
+    if has_ended(facts):
+        return is_known_good(facts.installed.good, desired)
     if (service.running, service.unit) != (desired.release, desired.unit_mark):
         return False
     return status is None or status.pid != service.pid or status.settings == present.version
 
 
+def has_ended(facts: Facts) -> bool:
+    """The run of a coordinator is over."""
+    service = facts.installed.service
+    return (service.active, service.sub) == ("active", "exited")
+
+
 def is_healthy(facts: Facts) -> bool:
+    if facts.installed.answers or has_ended(facts):
+        return facts.installed.answers in ("ok", "")
     status = facts.installed.status
     return status is not None and status.pid == facts.installed.service.pid and status.connected
 
@@ -193,14 +245,18 @@ def is_known_good(good: KnownGood | None, desired: Desired) -> bool:
 
 
 def enrolment_reason(facts: Facts, desired: Desired) -> str:
-    installed = facts.installed
+    installed, role = facts.installed, desired.role.name
     if not installed.tls:
         return "it has no keys yet"
     if installed.tls not in desired.tls:
         return "its certificate ends soon, has been revoked or is not of this federation"
     if installed.roots != desired.roots:
         return "the federation has other roots now"
-    if installed.coordinator != desired.coordinator:
+    if role == BROKER and installed.lists != desired.lists:
+        return "its rules, or the list of who is revoked, have changed"
+    if role == COORDINATOR and installed.revoked != desired.revoked:
+        return "the list of who is revoked has changed"
+    if role == DEVICE.name and installed.coordinator != desired.coordinator:
         return "the coordinator has another record now"
     return ""
 
@@ -217,6 +273,10 @@ def describe(step: Step) -> str:
             return f"build: release {release}"
         case Enrol(reason):
             return f"enrol: {reason}"
+        case Admit():
+            return "admit: the records of all that are enrolled"
+        case Targets():
+            return "targets: the addresses of all metrics, for the Prometheus there"
         case Configure(reason):
             return f"configure: {reason}"
         case Drain(seconds):
@@ -226,7 +286,7 @@ def describe(step: Step) -> str:
         case Start():
             return "start"
         case Health(seconds):
-            return f"health: at most {seconds:g} s for the coordinator to answer"
+            return f"health: at most {seconds:g} s for it to answer"
         case Soak(rounds, seconds):
             return f"soak: {rounds} round{'s' * (rounds != 1)}, at most {seconds:g} s"
         case Record():

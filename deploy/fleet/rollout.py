@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,9 +19,12 @@ from protofleet.deploy.fleet.checks import Workload, run_checks
 from protofleet.deploy.fleet.control_plane import ControlPlane, Target
 from protofleet.deploy.fleet.deploy_log import DeployLog
 from protofleet.deploy.fleet.device.facts import Facts, KnownGood
+from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES
 from protofleet.deploy.fleet.execute import Executor, gather_facts
 from protofleet.deploy.fleet.plan import (
+    Admit,
     Drain,
+    Enrol,
     Health,
     Record,
     Refuse,
@@ -31,10 +35,11 @@ from protofleet.deploy.fleet.plan import (
     name_of,
     plan,
 )
-from protofleet.deploy.fleet.settings import Fleet, Host
+from protofleet.deploy.fleet.settings import Fleet, Host, RolloutSettings
 from protofleet.deploy.fleet.ssh import Ssh
 from protofleet.protocol.security.statements import StatementError
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.names import COORDINATOR
 
 ROLLBACK_DRAIN_SECONDS: Final = 30.0  # for the work in progress of a release that has failed
 
@@ -69,21 +74,27 @@ def waves(names: list[str], canary: int, share: float) -> list[list[str]]:
 
 
 def workload_of(fleet: Fleet, control: ControlPlane, name: str) -> Workload:
-    software = fleet.software
+    role, software = control.role(name), fleet.software_of(name)
+    if role.name == BROKER:
+        return Workload(BROKER)
     fetches = software.kind == "venv" and software.dependencies != "system"
-    return Workload(software.kind, fetches, control.settings(name).compute == "cuda", software.python)
+    gpu = role == DEVICE and control.settings(name).compute == "cuda"
+    return Workload(software.kind, fetches, gpu, software.python)
 
 
 class Rollout:
     def __init__(
-        self, fleet: Fleet, control: ControlPlane, log: DeployLog, report: Report, force: bool = False
-    ) -> None:
+        self, fleet: Fleet, control: ControlPlane, log: DeployLog, report: Report, force: bool = False,
+        infrastructure: Mapping[str, Ssh] | None = None,
+    ) -> None:  # fmt: skip
+        """`infrastructure`: the hosts of broker and coordinator, whoever else is to be changed."""
+        self._infrastructure, self._admitting = infrastructure or {}, threading.Lock()
         self.fleet, self.control, self.log, self.report, self.force = fleet, control, log, report, force
         self.accuracy = AccuracyCheck(fleet.care)
         self.stopped = ""  # why no further wave follows
 
     def plan(self, ssh: Ssh) -> tuple[Facts, Target, list[Step]]:
-        facts = gather_facts(ssh)
+        facts = gather_facts(ssh, self.control.place(ssh.name))
         target = self.control.target(ssh.name, facts)
         checks = run_checks(facts, workload_of(self.fleet, self.control, ssh.name), time.time())
         present = self.control.installed_settings(ssh.name, facts.installed.settings)
@@ -96,9 +107,17 @@ class Rollout:
             checked = list(pool.map(self.check, hosts.values()))
         outcomes = [outcome for outcome in checked if outcome is not None]
         waiting = [name for name, outcome in zip(hosts, checked, strict=True) if outcome is None]
-        if waiting:
+        waiting.sort(key=lambda name: (list(ROLES).index(self.fleet.hosts[name].role), name))
+        devices = [name for name in waiting if self.fleet.hosts[name].role == DEVICE.name]
+        infrastructure = [name for name in waiting if name not in devices]
+        for name in infrastructure:  # whom devices ask goes before them, one after the other
+            outcomes.append(self.deploy(hosts[name]))
+            if outcomes[-1].problem:
+                self.stopped = f"the {self.fleet.hosts[name].role} could not be deployed"
+                return outcomes
+        if devices:
             self.accuracy.record_baseline()
-        for wave in waves(waiting, care.canary, care.share):
+        for wave in waves(devices, care.canary, care.share):
             with ThreadPoolExecutor(min(care.parallel, len(wave))) as pool:
                 done = list(pool.map(self.deploy, [hosts[name] for name in wave]))
             outcomes += done
@@ -139,18 +158,70 @@ class Rollout:
                 return Outcome(ssh.name, problem=describe(refused))
         return None
 
-    def deploy(self, ssh: Ssh) -> Outcome:
+    def deploy(self, ssh: Ssh, before_start: Callable[[Executor], None] | None = None) -> Outcome:
+        """`before_start`: what has to be done while the service is stopped, which it then is."""
         done = 0
         try:
             facts, target, steps = self.plan(ssh)
             executor = Executor(ssh, self.control, target, lambda message: self.report(ssh.name, message))
+            if before_start is not None:
+                steps = _with_a_start(steps, target.desired.care)
             for step in steps:
+                if isinstance(step, Start) and before_start is not None:
+                    executor.run_step(
+                        "stop", f"{ROLLBACK_DRAIN_SECONDS:.0f}", seconds=ROLLBACK_DRAIN_SECONDS + 120
+                    )
+                    before_start(executor)
                 self._execute(executor, step, facts, steps)
                 done += 1
+                if isinstance(step, Enrol) and target.desired.role == DEVICE:
+                    self.tell_coordinator()
+                    if self.control.was_revoked(ssh.name):
+                        self._tell_brokers()
         except (RunError, SettingsError, StatementError) as error:
             self.log.append(ssh.name, "deploy", "failed", reason=str(error))
             return Outcome(ssh.name, done, str(error))
         return Outcome(ssh.name, done)
+
+    def tell_lists(self) -> list[Outcome]:
+        """Broker and coordinator learn who takes part now; nothing else of them is changed."""
+        return [self._tell_list(ssh) for ssh in self._infrastructure.values()]
+
+    def _tell_brokers(self) -> None:
+        """Their rules deny a revoked name all topics; it is back."""
+        for name, ssh in self._infrastructure.items():
+            if self.control.role(name).name == BROKER:
+                with self._admitting:
+                    outcome = self._tell_list(ssh)
+                if outcome.problem:
+                    self.report(name, f"it does not know yet who is back: {outcome.problem}; deploy it again")
+
+    def _tell_list(self, ssh: Ssh) -> Outcome:
+        try:
+            facts, target, steps = self.plan(ssh)
+            executor = Executor(ssh, self.control, target, lambda message: self.report(ssh.name, message))
+            for step in steps if facts.installed.tls else []:
+                if isinstance(step, (Enrol, Admit)):
+                    self._execute(executor, step, facts, steps)
+        except (RunError, SettingsError, StatementError) as error:
+            return Outcome(ssh.name, problem=str(error))
+        return Outcome(ssh.name)
+
+    def tell_coordinator(self) -> None:
+        """Who has just been enrolled is heard only by a coordinator that has the record."""
+        for name, ssh in self._infrastructure.items():
+            if self.control.role(name).name == COORDINATOR:
+                with self._admitting:
+                    self._admit(ssh)
+
+    def _admit(self, ssh: Ssh) -> None:
+        try:
+            facts = gather_facts(ssh, self.control.place(ssh.name))
+            if facts.installed.user:  # else its own deployment brings all records
+                target = self.control.target(ssh.name, facts)
+                Executor(ssh, self.control, target, lambda said: self.report(ssh.name, said)).admit()
+        except RunError as error:
+            self.report(ssh.name, f"it does not know yet who was enrolled: {error}; deploy it again")
 
     def _execute(self, executor: Executor, step: Step, facts: Facts, steps: list[Step]) -> None:
         name, desired, started_at = executor.ssh.name, executor.target.desired, time.monotonic()
@@ -177,7 +248,7 @@ class Rollout:
         """To the known good state; where the device has none, it is stopped."""
         name, desired = executor.ssh.name, executor.target.desired
         try:
-            good = gather_facts(executor.ssh).installed.good
+            good = gather_facts(executor.ssh, executor.place).installed.good
             if good is None or f"{good.release}-{good.settings}" == desired.blocked_key:
                 executor.run_step(
                     "stop", f"{ROLLBACK_DRAIN_SECONDS:.0f}", seconds=ROLLBACK_DRAIN_SECONDS + 60
@@ -195,7 +266,7 @@ class Rollout:
 
     def restore(self, executor: Executor, which: str, good: KnownGood) -> None:
         """The state that the device has kept; its settings are signed again, as devices accept no older version."""
-        facts = gather_facts(executor.ssh)
+        facts = gather_facts(executor.ssh, executor.place)
         here, name = facts.installed, executor.ssh.name
         kept = here.good_settings if which == "good" else here.previous_settings
         text = self.control.verified_settings_text(kept)
@@ -212,6 +283,12 @@ class Rollout:
             Health(care.health_seconds),
         ):
             executor.execute(step, facts)
+
+
+def _with_a_start(steps: list[Step], care: RolloutSettings) -> list[Step]:
+    if any(isinstance(step, (Start, Refuse)) for step in steps):
+        return steps
+    return [*(step for step in steps if not isinstance(step, Health)), Start(), Health(care.health_seconds)]
 
 
 def roll_back_by_hand(rollout: Rollout, ssh: Ssh) -> str:

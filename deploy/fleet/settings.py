@@ -9,7 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.brokers.mosquitto import ListenerSettings, tls_settings
 from protofleet.deploy.enrol.local_federation import tls_files
+from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Bytes, OptionalPort, Seconds, Share, Within
 from protofleet.protocol.settings.reader import (
@@ -21,20 +24,26 @@ from protofleet.protocol.settings.reader import (
     merge,
     read_toml,
 )
-from protofleet.protocol.wire.names import valid_device
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.names import COORDINATOR, valid_name
 
 ADDRESS_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}")
 USER_PATTERN: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 # What needs no quotes in an ssh configuration and in a unit.
 PATH_PATTERN: Final = re.compile(r"[A-Za-z0-9_./@+-]+")
 OPTION_PATTERN: Final = re.compile(r"[A-Za-z0-9_./:@=,+-]+")
-KEY_FOLDER: Final = Path("/var/lib/protofleet/keys")
+KEY_FOLDER: Final = DEVICE.keys
 DEVICE_DEFAULTS: Final[Mapping[str, Any]] = {
     "folder": "/var/lib/protofleet/state",
     "status": "/run/protofleet/status.json",
     "tuning": "/etc/protofleet/tuning",
     "trainer": "child",
     "patience_seconds": float("inf"),  # a board that boots before its network waits for it
+}
+COORDINATOR_DEFAULTS: Final[Mapping[str, Any]] = {
+    "folder": f"{ROLES[COORDINATOR].home}/runs",
+    "devices": f"{ROLES[COORDINATOR].etc}/records",
+    "metrics_port": 9100,
 }
 KINDS: Final = ("venv", "container")
 DEPENDENCIES: Final = ("index", "shipped", "system")
@@ -106,9 +115,13 @@ class Host:
     port: OptionalPort = 0
     key: str = ""  # of the ssh client
     memory_bytes: Bytes = 0  # limit of the service; 0: all but 1.5 GB
+    role: str = DEVICE.name  # or broker, coordinator
     device: dict[str, Any] = field(default_factory=dict)  # settings in addition to the common ones
+    software: dict[str, Any] = field(default_factory=dict)  # in addition to the common one
 
     def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"role is {self.role!r}, it must be one of {', '.join(ROLES)}")
         if not ADDRESS_PATTERN.fullmatch(self.address):
             raise ValueError(f"address is {self.address!r}, it must be a host's name or address")
         if self.user and not USER_PATTERN.fullmatch(self.user):
@@ -118,27 +131,63 @@ class Host:
 
 
 @dataclass(frozen=True)
+class Mosquitto:
+    """Limits of a broker that is deployed; its port is that of device.broker."""
+
+    connections: Annotated[int, Within(1, LARGEST_COUNT)] = 2000
+    memory_bytes: Bytes = 2 << 30
+
+    def __post_init__(self) -> None:
+        demand_within(self)
+
+
+@dataclass(frozen=True)
 class Fleet:
     root: str  # the operator's folder, from `protofleet enrol root`
     hosts: dict[str, Host]
     known_hosts: str = ""  # empty: as ssh has it
-    broker: str = ""  # its folder from `protofleet enrol broker`, where it runs on this machine
+    # Its folder from `protofleet enrol broker`: it runs on this machine, or its keys are made here for its host.
+    broker: str = ""
     log: str = "deploy.log"
     software: Software = field(default_factory=Software)
     care: RolloutSettings = field(default_factory=RolloutSettings)
     device: dict[str, Any] = field(default_factory=dict)  # settings of every device
+    coordinator: dict[str, Any] = field(default_factory=dict)  # settings of the host that is one
+    mosquitto: Mosquitto = field(default_factory=Mosquitto)  # of the host that is the broker
 
     def __post_init__(self) -> None:
         if not self.hosts:
             raise ValueError("there are no hosts; add [hosts.NAME] with an address")
-        known: dict[tuple[str, int], str] = {}
+        known: dict[tuple[str, int, str], str] = {}
         for name, host in self.hosts.items():
-            other = known.setdefault((host.address.lower(), host.port), valid_device(name))
+            _check_name(name, host.role)
+            other = known.setdefault((host.address.lower(), host.port, host.role), name)
             if other != name:
                 raise ValueError(
-                    f"hosts {other} and {name} have one address, {host.address}; a host runs one device, so the "
+                    f"hosts {other} and {name} have one address, {host.address}; a host runs one {host.role}, so the "
                     "second would replace the first: leave one of them out"
                 )
+        if len(brokers := self.of_role(BROKER)) > 1:
+            raise ValueError(f"hosts {' and '.join(brokers)} are both the broker; a fleet has one")
+        if brokers and not self.broker:
+            words = 'name the folder for its keys on this machine, such as broker = "broker"'
+            raise ValueError(f"host {brokers[0]} is the broker, but broker is empty; {words}")
+        for name in self.of_role(COORDINATOR):
+            if self.software_of(name).kind == "container":
+                words = f'add software = {{ kind = "venv" }} to [hosts.{name}]'
+                raise ValueError(f"the coordinator is deployed without a container; {words}")
+
+    def of_role(self, role: str) -> list[str]:
+        return sorted(name for name, host in self.hosts.items() if host.role == role)
+
+    def software_of(self, name: str) -> Software:
+        """What all hosts get, and what this one has in addition."""
+        own = self.hosts[name].software
+        return (
+            decode(Software, merge(encode(self.software), own), f"hosts.{name}.software")
+            if own
+            else self.software
+        )
 
     def selected(self, names: list[str]) -> dict[str, Host]:
         """The named hosts; all, where none is named."""
@@ -147,19 +196,34 @@ class Fleet:
         return {name: host for name, host in sorted(self.hosts.items()) if not names or name in names}
 
 
+def _check_name(name: str, role: str) -> None:
+    """The coordinator is enrolled under one name only, which nobody else may have."""
+    if (name == COORDINATOR) != (role == COORDINATOR):
+        raise ValueError(
+            f"host {name} has the role {role}; the coordinator's host is [hosts.{COORDINATOR}], and no other"
+        )
+    valid_name(name)
+
+
 def read_fleet(path: Path) -> Fleet:
     """Relative paths in it are relative to the file."""
     fleet, base = decode_file(Fleet, path, read_toml(path)), path.parent
-    software = fleet.software
-    wheels = str(base / software.wheels) if software.wheels else ""
-    archive = str(base / software.archive) if software.archive else ""
     broker = str(base / fleet.broker) if fleet.broker else ""
     return replace(
         fleet, root=str(base / fleet.root), broker=broker, log=str(base / fleet.log),
         known_hosts=str(base.absolute() / fleet.known_hosts) if fleet.known_hosts else "",
-        hosts={n: replace(h, key=str(base.absolute() / h.key) if h.key else "") for n, h in fleet.hosts.items()},
-        software=replace(software, wheels=wheels, archive=archive),
+        hosts={name: _from(base, host) for name, host in fleet.hosts.items()},
+        software=decode(Software, _with_paths(base, encode(fleet.software))),
     )  # fmt: skip
+
+
+def _from(base: Path, host: Host) -> Host:
+    key = str(base.absolute() / host.key) if host.key else ""
+    return replace(host, key=key, software=_with_paths(base, host.software))
+
+
+def _with_paths(base: Path, software: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: str(base / v) if k in ("wheels", "archive") and v else v for k, v in software.items()}
 
 
 def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
@@ -179,12 +243,46 @@ def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
     return decode(DeviceSettings, {**table, "broker": broker}, f"device ({name})")
 
 
+def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR) -> CoordinatorSettings:
+    """The file's own, the paths of a deployed coordinator, and the devices' broker where no other is named."""
+    role = ROLES[COORDINATOR]
+    table = merge(merge(COORDINATOR_DEFAULTS, {"broker": fleet.device.get("broker", {})}), fleet.coordinator)
+    for key, value in {"federation": federation, "enrolled": str(role.keys)}.items():
+        if table.setdefault(key, value) != value:
+            raise SettingsError(f"coordinator.{key} is {table[key]!r}; a deployed coordinator has {value!r}")
+    if not table["metrics_port"]:
+        words = "a deployed coordinator is asked there how it is, so it needs a port"
+        raise SettingsError(f"coordinator.metrics_port is 0; {words}")
+    if "metrics_host" not in table:
+        table["metrics_host"] = metrics_address(name, fleet.hosts[name].address)
+    broker = dict(table["broker"])
+    if broker.get("password") is not None:
+        words = "settings are shipped unencrypted and hold no secret; use certificates for the broker"
+        raise SettingsError(f"coordinator.broker.password is set, but {words}")
+    broker["tls"] = encode(tls_files(role.keys))
+    return decode(CoordinatorSettings, {**table, "broker": broker}, "coordinator")
+
+
+def broker_conf(fleet: Fleet) -> str:
+    """mosquitto.conf of the broker that is deployed."""
+    role = ROLES[BROKER]
+    limits = fleet.mosquitto
+    listener = ListenerSettings(
+        broker_port(fleet), connections=limits.connections, memory=limits.memory_bytes
+    )
+    return tls_settings(role.keys, listener, Path(role.home))
+
+
+def broker_port(fleet: Fleet) -> int:
+    return decode(BrokerAddress, fleet.device.get("broker", {}), "device.broker").port
+
+
 def metrics_address(name: str, address: str) -> str:
     """Where the device serves its metrics. A host's name may resolve to another address on the host itself."""
     try:
         return str(ipaddress.ip_address(address))
     except ValueError:
         raise SettingsError(
-            f"device.metrics_port of {name} is set, but its address is the name {address!r}; set metrics_host to "
+            f"metrics_port of {name} is set, but its address is the name {address!r}; set metrics_host to "
             'the address at which Prometheus reaches it, or to "0.0.0.0" for all of its addresses'
         ) from None

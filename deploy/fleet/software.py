@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Final
 
 from protofleet.deploy.checkout import ROOT, copy_sources, is_checkout, source_files
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.fleet.settings import Software
+from protofleet.deploy.fleet.device.roles import HOST_PACKAGES, ROLES
+from protofleet.deploy.fleet.settings import Fleet, Software
 from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, read_lock, read_wheel, with_wheels, write_lock
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
@@ -41,6 +43,23 @@ class Release:
     def install_arguments(self) -> tuple[str, str]:
         """The arguments of the step that installs it."""
         return (self.image, self.options) if self.container else (self.python, self.dependencies)
+
+
+class Releases:
+    """What each host gets, made when it is first asked for; hosts of the same software share a release."""
+
+    def __init__(self, fleet: Fleet, folder: Path) -> None:
+        self._fleet, self._folder, self._lock = fleet, folder, threading.Lock()
+        self._made: dict[Software, Release] = {}
+
+    def of(self, name: str) -> Release:
+        if not ROLES[self._fleet.hosts[name].role].runs_our_release:
+            return Release(HOST_PACKAGES, self._folder, "of the host's packages")
+        software = self._fleet.software_of(name)
+        with self._lock:
+            if software not in self._made:
+                self._made[software] = make_release(software, self._folder / str(len(self._made)))
+            return self._made[software]
 
 
 def make_release(software: Software, folder: Path) -> Release:

@@ -26,8 +26,8 @@ CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 EXPLANATIONS: Final = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the known one: another machine answers "
      "there, or it was installed again; if so, `ssh-keygen -R {host}`, compare its fingerprint, and add the new key"),
-    ("Host key verification failed", "its host key is not known here; compare its fingerprint and add it: "
-     "`ssh-keyscan {host} >> known_hosts`, or connect once by hand"),
+    ("Host key verification failed", "its host key is not known here; "
+     "`protofleet deploy known-hosts` shows its fingerprint and adds it, or connect once by hand"),
     ("No matching host key", "its host key is not known here in a form that it offers; `ssh-keyscan {host}`"),
     ("Permission denied", "it does not accept our key; put the public key into its authorized_keys (`ssh-copy-id`)"),
     ("Could not resolve hostname", "its name cannot be resolved; correct address in the fleet file"),
@@ -49,11 +49,16 @@ class Result:
     code: int
     out: str
     err: str
+    source: str = ""  # the command, and the host that it ran on
+    hint: str = ""  # how to look for oneself
 
     @property
     def last_line(self) -> str:
+        """What it said last; of what has said nothing, how it ended, and what to try."""
         lines = (self.err.strip() or self.out.strip()).splitlines()
-        return lines[-1] if lines else "no output"
+        if lines:
+            return lines[-1]
+        return f"{self.source or 'the command'} ended with exit status {self.code} and no words; {self.hint}"
 
 
 Run: TypeAlias = Callable[[Sequence[str], str, float], Result]  # a command line, its stdin, seconds
@@ -87,34 +92,59 @@ class Ssh:
     def run(self, script: str, *arguments: str, seconds: float = 60.0) -> Result:
         """A script of ours, run by root's shell on the host; `arguments` are quoted for that shell."""
         remote = f"exec {AS_ROOT} sh -s -- {shlex.join(arguments)}"
-        return self._call([*self._ssh, self._host.address, remote], script, seconds)
+        what = f"the step {arguments[0]!r}" if arguments else "a script"
+        return self._call([*self._ssh, self._host.address, remote], script, seconds, what)
 
-    def send(self, source: Path, target: str, seconds: float = 3600.0) -> Result:
+    def send(self, source: Path, target: str, seconds: float = 3600.0, private: bool = False) -> Result:
         """Mirrors a folder: each file whole or not at all, and an interrupted transfer is resumed.
 
         Compared by content: two settings that were signed in the same second differ in nothing else.
         """
-        command = ["rsync", "-rtcL", "--chmod=D0755,F0644", "--partial-dir=.rsync-partial", "--delay-updates",
+        modes = "D0700,F0600" if private else "D0755,F0644"
+        command = ["rsync", "-rtcL", f"--chmod={modes}", "--partial-dir=.rsync-partial", "--delay-updates",
                    "--delete", "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
         return self._call(
-            [*command, f"{source}/", f"{in_brackets(self._host.address)}:{target}/"], "", seconds
+            [*command, f"{source}/", f"{in_brackets(self._host.address)}:{target}/"],
+            "",
+            seconds,
+            f"rsync to {target}",
         )
+
+    def fetch(self, source: str, target: Path, seconds: float = 3600.0) -> Result:
+        """A folder of the host into one of ours; it ends whole or is resumed."""
+        command = ["rsync", "-rt", "--chmod=D0700,F0600", "--partial-dir=.rsync-partial",
+                   "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
+        place = f"{in_brackets(self._host.address)}:{source}/"
+        return self._call([*command, place, f"{target}/"], "", seconds, f"rsync of {source}")
 
     def close(self) -> None:
         with contextlib.suppress(RunError, subprocess.TimeoutExpired):
             self._run([*self._ssh, "-O", "exit", self._host.address], "", CLOSE_SECONDS)
 
-    def _call(self, command: Sequence[str], stdin: str, seconds: float) -> Result:
+    def _call(self, command: Sequence[str], stdin: str, seconds: float, what: str) -> Result:
+        where = f"{self.name} ({self._host.address})"
         try:
             done = self._run(command, stdin, seconds)
         except subprocess.TimeoutExpired:
-            raise UnreachableError(
-                f"{self.name}: not finished after {seconds:.0f} s; is it still reachable?"
-            ) from None
-        result = Result(done.code, CONTROL_CHARACTERS.sub("", done.out), CONTROL_CHARACTERS.sub("", done.err))
+            problem = f"{where}: {what} was not finished after {seconds:.0f} s"
+            raise UnreachableError(f"{problem}; is it still reachable? `{self._by_hand}` tells") from None
+        result = Result(
+            done.code,
+            CONTROL_CHARACTERS.sub("", done.out),
+            CONTROL_CHARACTERS.sub("", done.err),
+            f"{what} on {where}",
+            f"look there: `{self._by_hand}`, then `journalctl -n 50` and `df -h`",
+        )
         if result.code == SSH_FAILED:
-            raise UnreachableError(f"{self.name} ({self._host.address}): {self._explain(result)}")
+            raise UnreachableError(f"{where}: {self._explain(result)}")
         return result
+
+    @property
+    def _by_hand(self) -> str:
+        """The command by which the operator gets there without us."""
+        host = self._host
+        port, key = (["-p", str(host.port)] if host.port else []), (["-i", host.key] if host.key else [])
+        return shlex.join(["ssh", *port, *key, f"{host.user}@{host.address}" if host.user else host.address])
 
     def _explain(self, result: Result) -> str:
         for text, explanation in EXPLANATIONS:

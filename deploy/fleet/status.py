@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from protofleet.deploy.fleet.device.facts import Facts
-from protofleet.deploy.fleet.plan import Desired, is_healthy, is_known_good
+from protofleet.deploy.fleet.device.roles import DEVICE
+from protofleet.deploy.fleet.plan import Desired, has_ended, is_healthy, is_known_good
 from protofleet.protocol.security.records import day
 
 ROW_FORMAT = "{:16} {:12} {:18} {:28} {:>5} {:>8} {:>7}  {}"
@@ -30,6 +31,12 @@ def status_cells(name: str, facts: Facts, desired: Desired) -> tuple[tuple[str |
     service, status = here.service, here.status
     alive = status if status is not None and status.pid == service.pid else None
     now = "-"
+    if desired.role != DEVICE and service.active:
+        now = (
+            "its run is over"
+            if has_ended(facts)
+            else {"ok": "answers"}.get(here.answers, here.answers or "-")
+        )
     if alive is not None:
         now = "not connected to the broker"
         if alive.connected:

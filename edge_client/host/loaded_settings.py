@@ -10,7 +10,7 @@ from typing import Final
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.version_file import VersionFile
 from protofleet.protocol.security.enrolment import CURRENT, load_trust
-from protofleet.protocol.security.signed_settings import SETTINGS, is_signed, read_settings
+from protofleet.protocol.security.signed_settings import SETTINGS, SignedSettings, is_signed, read_settings
 from protofleet.protocol.security.statements import StatementError, StatementFault, read_armoured
 from protofleet.protocol.settings.reader import SettingsError, decode_file, override, parse_toml, read_toml
 
@@ -33,20 +33,9 @@ def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSe
 
 def verified_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSettings:
     """Only the roots in the folder `enrolled` are trusted. SettingsError or StatementError with the way out."""
-    if not is_signed(path):
-        if enrolled:
-            raise SettingsError(
-                f"{path} is not signed, and with --enrolled only settings are taken that the root of {enrolled} has "
-                "signed; sign them, or start without --enrolled if they are your own"
-            )
+    signed = signed_settings(path, enrolled)
+    if signed is None:
         return LoadedSettings(decode_file(DeviceSettings, path, read_toml(path), changes))
-    if not enrolled:
-        raise SettingsError(f"{path} is signed; say --enrolled FOLDER, whose root has to have signed it")
-    trust = load_trust(Path(enrolled) / CURRENT)
-    signed = read_settings(read_armoured(SETTINGS, path), trust.roots.keys)
-    if signed.federation != trust.roots.federation:
-        problem = f"{path} is for federation {signed.federation}, {enrolled} is of {trust.roots.federation}"
-        raise StatementError(StatementFault.WRONG_FEDERATION, problem)
     table = parse_toml(signed.text.encode(), str(path))
     settings = decode_file(DeviceSettings, path, override(table, changes) | {"enrolled": enrolled})
     if (settings.federation, settings.name) != (signed.federation, signed.name):
@@ -55,6 +44,25 @@ def verified_settings(path: Path, enrolled: str, changes: Sequence[str]) -> Load
         )
         raise StatementError(StatementFault.WRONG_NAME, problem)
     return LoadedSettings(settings, signed.version)
+
+
+def signed_settings(path: Path, enrolled: str) -> SignedSettings | None:
+    """What a root of the folder `enrolled` has signed; None for a plain file, where nobody has to have signed it."""
+    if not is_signed(path):
+        if enrolled:
+            raise SettingsError(
+                f"{path} is not signed, and with --enrolled only settings are taken that the root of {enrolled} has "
+                "signed; sign them, or start without --enrolled if they are your own"
+            )
+        return None
+    if not enrolled:
+        raise SettingsError(f"{path} is signed; say --enrolled FOLDER, whose root has to have signed it")
+    trust = load_trust(Path(enrolled) / CURRENT)
+    signed = read_settings(read_armoured(SETTINGS, path), trust.roots.keys)
+    if signed.federation != trust.roots.federation:
+        problem = f"{path} is for federation {signed.federation}, {enrolled} is of {trust.roots.federation}"
+        raise StatementError(StatementFault.WRONG_FEDERATION, problem)
+    return signed
 
 
 def refuse_downgrade(folder: Path, version: int, path: Path) -> None:

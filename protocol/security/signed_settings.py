@@ -1,4 +1,4 @@
-"""A device's settings as the federation's root has signed them: who carries them cannot change them.
+"""A party's settings as the federation's root has signed them: who carries them cannot change them.
 
 They hold no secret. The version only grows: settings from before are not taken twice.
 """
@@ -20,7 +20,7 @@ from protofleet.protocol.security.statements import (
     sign_statement,
     verified_body,
 )
-from protofleet.protocol.wire.names import valid_device, valid_name
+from protofleet.protocol.wire.names import valid_name
 
 SETTINGS: Final = "settings"
 TUNING: Final = "tuning"
@@ -53,7 +53,7 @@ def read_settings(data: bytes, roots: Sequence[bytes]) -> SignedSettings:
     text = fields.text(MAX_SETTINGS)
     fields.end()
     try:
-        return SignedSettings(valid_name(federation), valid_device(name), version, text)
+        return SignedSettings(valid_name(federation), valid_name(name), version, text)
     except ValueError as error:
         raise StatementError(StatementFault.MALFORMED, f"settings that cannot be: {error}") from None
 

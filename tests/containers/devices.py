@@ -55,6 +55,14 @@ class Bench:
             self.engine.docker("build", "-t", name, "--build-arg", f"BASE={self.image}", "-", stdin=text)
         return name
 
+    def with_mosquitto(self) -> str:
+        """The image of a host for broker and coordinator."""
+        name = f"{self.image}-hub"
+        if not self.engine.has_image(name):
+            text = (HERE / "hub.Dockerfile").read_text()
+            self.engine.docker("build", "-t", name, "--build-arg", f"BASE={self.image}", "-", stdin=text)
+        return name
+
     def edge_archive(self, wheels: Path) -> Path:
         """A container's image as `docker save` writes it."""
         name, archive = f"{self.image}-edge", self.folder / "edge.tar"
@@ -85,7 +93,7 @@ class Bench:
     def close(self) -> None:
         for name in self._names:
             self.engine.run("rm", "-f", "-v", name)
-        for image in (f"{self.image}-docker", self.image):
+        for image in (f"{self.image}-docker", f"{self.image}-hub", self.image):
             self.engine.run("rmi", "-f", image)
 
 

@@ -6,14 +6,10 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
 
 from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.security.statements import StatementError, from_armour
 from protofleet.protocol.settings.reader import SettingsError
-
-FACTS_SCRIPT: Final = Path(__file__).with_name("facts.sh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +48,14 @@ class Installed:
     tls: str = ""
     roots: str = ""
     coordinator: str = ""
+    lists: str = ""  # SHA-256 of a broker's rules and revocations, or of the records that a coordinator knows
+    revoked: str = ""
+    targets: str = ""  # of the Prometheus there
     good: KnownGood | None = None
     previous: KnownGood | None = None  # the one before
     service: Service = field(default_factory=Service)
     status: Status | None = None
+    answers: str = ""  # of a service that writes no status: ok, or what is wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ class Facts:
     tools: frozenset[str] = frozenset()
     python: str = ""
     venv: bool = False
+    mosquitto: str = ""  # its version
+    prometheus: bool = False
     systemd: int = 0
     systemd_state: str = ""
     clock_synced: bool | None = None  # None: unknown
@@ -120,6 +122,7 @@ def read_facts(text: str) -> Facts:
         one["arch"], int(one["uid"]), int(one["now"]),
         os=one.get("os", ""), model=one.get("model", ""), l4t=one.get("l4t", ""), nvidia="nvidia" in one,
         tools=frozenset(values["tool"]), python=one.get("python", ""), venv="venv" in one,
+        mosquitto=one.get("mosquitto", ""), prometheus="prometheus" in one,
         systemd=int(one.get("systemd") or 0), systemd_state=one.get("systemd_state", ""),
         clock_synced=_yes_or_no(one.get("clock_synced")), groups=tuple(one.get("groups", "").split()),
         disk_free=int(one.get("disk_free") or 0), state_free=int(one.get("state_free") or 0),
@@ -144,7 +147,8 @@ def _installed(values: Mapping[str, list[str]], one: Mapping[str, str]) -> Insta
         settings=_statement(one.get("settings", "")), good_settings=_statement(one.get("good_settings", "")),
         previous_settings=_statement(one.get("previous_settings", "")),
         unit=one.get("unit", ""), tls=one.get("tls", ""), roots=one.get("roots", ""),
-        coordinator=one.get("coordinator", ""), good=_good(one.get("good", "")),
+        coordinator=one.get("coordinator", ""), lists=one.get("lists", ""), revoked=one.get("revoked", ""),
+        targets=one.get("targets", ""), answers=one.get("answers", ""), good=_good(one.get("good", "")),
         previous=_good(one.get("previous", "")), service=service, status=_status(one.get("status", "")),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-# The state of a device, as key=value lines. Reads only; runs in any POSIX shell.
+# The state of a host, as key=value lines. Reads only; runs in any POSIX shell, after the names of roles.py.
 # Arguments: deep | quick. Deep also tries torch and the broker, which takes seconds.
 # Files of the device's own user are read as that user: a link among them could lead root to any file.
 cd /
@@ -9,10 +9,10 @@ with_timeout() { if has timeout; then timeout 10 "$@"; else "$@"; fi 2>/dev/null
 first_existing() { for path; do [ -e "$path" ] && { echo "$path"; return; }; done; }
 sha256() { [ -r "$1" ] && sha256sum "$1" | cut -d' ' -f1; }
 as_user() { # command ...: in the groups that may use a GPU
-  if [ "$(id -u)" != 0 ] || ! id protofleet >/dev/null 2>&1; then "$@" </dev/null 2>/dev/null; return; fi
+  if [ "$(id -u)" != 0 ] || ! id "$user" >/dev/null 2>&1; then "$@" </dev/null 2>/dev/null; return; fi
   gpu=$(cut -d: -f1,3 /etc/group | sed -n 's/^\(video\|render\)://p' | tr '\n' ',')
   if [ -n "$gpu" ]; then groups=--groups=${gpu%,}; else groups=--clear-groups; fi
-  env HOME=/var/lib/protofleet setpriv --reuid=protofleet --regid=protofleet "$groups" --no-new-privs -- "$@" </dev/null 2>/dev/null
+  env HOME="$home" setpriv --reuid="$user" --regid="$user" "$groups" --no-new-privs -- "$@" </dev/null 2>/dev/null
 }
 known_keys() { grep -aE '^(torch|torch_problem|cuda|cert_until|broker)=' | cut -c1-500; } # of the output of a program that runs as that user
 read_as_user() { as_user timeout 5 head -c 65536 "$1" 2>/dev/null; }
@@ -27,19 +27,21 @@ say now "$(date +%s)"
 [ -r /proc/device-tree/model ] && say model "$(tr -d '\0' </proc/device-tree/model)"
 [ -r /etc/nv_tegra_release ] && say l4t "$(sed -n 's/^# R\([0-9]*\) (release), REVISION: \([0-9.]*\),.*/\1.\2/p' /etc/nv_tegra_release)"
 [ -n "$(first_existing /dev/nvidia0 /dev/nvhost-gpu /dev/nvmap)" ] && say nvidia yes
-for tool in rsync python3 docker sha256sum runuser; do has $tool && say tool $tool; done
-has python3 && say python "$(python3 -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
-has python3 && python3 -c 'import venv, ensurepip' 2>/dev/null && say venv yes
+for tool in rsync python3 docker sha256sum runuser mosquitto; do has $tool && say tool $tool; done
+has "$python" && say python "$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
+has "$python" && "$python" -c 'import venv, ensurepip' 2>/dev/null && say venv yes
 has systemctl && {
   say systemd "$(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p')"
   say systemd_state "$(systemctl is-system-running 2>/dev/null)"
 }
+[ $role = broker ] && has mosquitto && say mosquitto "$(mosquitto -h 2>/dev/null | sed -n '1s/^mosquitto version //p')"
+[ $role = coordinator ] && [ -d /etc/prometheus ] && say prometheus yes
 has timedatectl && say clock_synced "$(with_timeout timedatectl show -p NTPSynchronized --value)"
 say groups "$(cut -d: -f1 /etc/group | grep -xE 'video|render' | tr '\n' ' ')"
 
-say disk_free "$(df -Pk "$(first_existing /opt/protofleet /opt /)" | awk 'NR==2 {printf "%.0f", $4 * 1024}')"
-say state_free "$(df -Pk "$(first_existing /var/lib/protofleet /var/lib /)" | awk 'NR==2 {printf "%.0f", $4 * 1024}')"
-say storage "$(df -P "$(first_existing /var/lib/protofleet /var/lib /)" | awk 'NR==2 {print $1}')"
+say disk_free "$(df -Pk "$(first_existing "$top" /opt /)" | awk 'NR==2 {printf "%.0f", $4 * 1024}')"
+say state_free "$(df -Pk "$(first_existing "$home" /var/lib /)" | awk 'NR==2 {printf "%.0f", $4 * 1024}')"
+say storage "$(df -P "$(first_existing "$home" /var/lib /)" | awk 'NR==2 {print $1}')"
 awk '/^MemTotal:/ {printf "ram=%.0f\n", $2 * 1024} /^MemAvailable:/ {printf "ram_free=%.0f\n", $2 * 1024}
      /^SwapTotal:/ {printf "swap=%.0f\n", $2 * 1024}' /proc/meminfo
 for zone in /sys/class/thermal/thermal_zone*; do
@@ -54,36 +56,44 @@ has docker && {
 has iptables && say iptables "$(with_timeout iptables --version)"
 [ "$(id -u)" = 0 ] && has iptables && { with_timeout iptables -t nat -n -L >/dev/null && say iptables_works yes || say iptables_works no; }
 
-top=/opt/protofleet
 [ -L $top/current ] && say release "$(basename "$(readlink $top/current)")"
 for made in $top/releases/*/.complete; do [ -e "$made" ] && say complete "$(basename "$(dirname "$made")")"; done
-for name in $top/blocked/*; do [ -e "$name" ] && say blocked "$(basename "$name")"; done
+for failed in $top/blocked/*; do [ -e "$failed" ] && say blocked "$(basename "$failed")"; done
 for kept in good previous; do
   [ -r $top/kept/$kept/record ] && say $kept "$(cat $top/kept/$kept/record)"
   [ -r $top/kept/$kept/settings ] && say ${kept}_settings "$(cat $top/kept/$kept/settings)"
 done
-[ -r /etc/protofleet/device.settings ] && say settings "$(cat /etc/protofleet/device.settings)"
-say pinned "$(sha256 /etc/protofleet/roots)"
-say unit "$(sha256 /etc/systemd/system/protofleet-device.service)"
-id protofleet >/dev/null 2>&1 && say user protofleet
-say tls "$(sha256_as_user /var/lib/protofleet/keys/current/tls.crt)"
-say roots "$(sha256_as_user /var/lib/protofleet/keys/current/roots)"
-say coordinator "$(sha256_as_user /var/lib/protofleet/keys/current/coordinator.record)"
-status=$(read_as_user /run/protofleet/status.json)
-if has systemctl && [ -e /etc/systemd/system/protofleet-device.service ]; then
+[ -r "$settings" ] && say settings "$(cat "$settings")"
+say pinned "$(sha256 $etc/roots)"
+say unit "$(sha256 "$unit")"
+id "$user" >/dev/null 2>&1 && say user "$user"
+say tls "$(sha256_as_user $keys/current/tls.crt)"
+say roots "$(sha256_as_user $keys/current/roots)"
+say coordinator "$(sha256_as_user $keys/current/coordinator.record)"
+case $role in
+  broker) say lists "$(cat $keys/current/crl.pem $keys/current/acl 2>/dev/null | sha256sum | cut -d' ' -f1)" ;;
+  coordinator)
+    say lists "$( (cd $etc/records 2>/dev/null && sha256sum -- *.record 2>/dev/null) | sha256sum | cut -d' ' -f1)"
+    say revoked "$(sha256_as_user $keys/current/revoked)"
+    say targets "$(sha256 /etc/prometheus/protofleet/targets.json)" ;;
+esac
+status=$(read_as_user $shown/status.json)
+if has systemctl && [ -e "$unit" ]; then
   for key in ActiveState SubState NRestarts UnitFileState; do
-    say "$key" "$(systemctl show -p $key --value protofleet-device.service)"
+    say "$key" "$(systemctl show -p $key --value "$name")"
   done
-  pid=$(systemctl show -p MainPID --value protofleet-device.service)
+  pid=$(systemctl show -p MainPID --value "$name")
   say agent "$pid"
   [ "$pid" != 0 ] && [ -e $top/current/image ] && # a container has process ids of its own
     say agent "$(printf '%s\n' "$status" | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
   [ "$pid" != 0 ] && {
-    say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n '1s|^/opt/protofleet/releases/\([0-9a-f]*\)/.*|\1|p; s|^protofleet.release=||p')"
+    say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n "1s|^$top/releases/\\([0-9a-f]*\\)/.*|\\1|p; s|^protofleet.release=||p")"
+    [ $role = broker ] && say running 0
     say running_unit "$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n 's/^PROTOFLEET_UNIT=//p')"
   }
 fi
 [ -n "$status" ] && say status "$status"
+[ $role != device ] && [ "${pid:-0}" != 0 ] && say answers "$(answers)"
 
 # Older releases have the program under its old name; nothing of the working directory is imported.
 probe='import sys; sys.path[:] = [p for p in sys.path if p]; import runpy
@@ -91,15 +101,16 @@ from importlib.util import find_spec
 name = "protofleet.deploy.fleet.device.probe" if find_spec("protofleet") else "deploy.fleet.probe"
 runpy.run_module(name, run_name="__main__", alter_sys=True)'
 if [ "$1" = deep ]; then # followed by an interpreter that has our program, the broker's host and port
-  has python3 && [ -n "${3:-}" ] && {
-    with_timeout python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()' "$3" "$4" \
+  has "$python" && [ -n "${3:-}" ] && {
+    with_timeout "$python" -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()' "$3" "$4" \
       && say broker_tcp yes || say broker_tcp no
   }
   connected=$(printf '%s' "$status" | grep -q '"connected": true' && echo connected)
-  for python in "${2:-}" $top/current/bin/python; do
-    as_user test -x "$python" && { as_user timeout 90 "$python" -c "$probe" tell $connected | known_keys; break; }
+  [ $role = device ] || [ "${pid:-0}" = 0 ] || connected=connected
+  for own in "${2:-}" $top/current/bin/python; do
+    as_user test -x "$own" && { as_user timeout 90 "$own" -c "$probe" tell $connected $([ $role = device ] || echo $role) | known_keys; break; }
   done
-  has python3 && [ ! -x "${2:-}" ] && [ ! -x $top/current/bin/python ] && as_user timeout 90 python3 -c '
+  has "$python" && [ ! -x "${2:-}" ] && [ ! -x $top/current/bin/python ] && as_user timeout 90 "$python" -c '
 import torch
 print("torch=" + torch.__version__)
 print("cuda=" + ("yes" if torch.cuda.is_available() else "no"))' | known_keys

@@ -5,12 +5,18 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from protofleet.deploy.fleet.settings import KEY_FOLDER
+from protofleet.deploy.fleet.device.roles import DEVICE, ROLES
+from protofleet.protocol.wire.names import COORDINATOR
 
-SETTINGS_FILE: Final = Path("/etc/protofleet/device.settings")
+if TYPE_CHECKING:
+    from protofleet.protocol.transport.address import BrokerAddress
+
+KEY_FOLDER: Final = DEVICE.keys
+SETTINGS_FILE: Final = Path(DEVICE.settings)
 
 
 def main(arguments: list[str]) -> int:
@@ -19,9 +25,14 @@ def main(arguments: list[str]) -> int:
             return self_test()
         case ["settings", path]:
             return check_settings(Path(path))
+        case ["settings", path, "coordinator"]:
+            return check_coordinator_settings(Path(path))
         case _:
             print_torch()
-            print_enrolment("connected" in arguments)
+            if COORDINATOR in arguments:
+                print_enrolment("connected" in arguments, ROLES[COORDINATOR].keys, coordinator_broker)
+            else:
+                print_enrolment("connected" in arguments, KEY_FOLDER, device_broker)
     return 0
 
 
@@ -43,15 +54,43 @@ def self_test() -> int:
 
 def check_settings(path: Path) -> int:
     from protofleet.edge_client.host.loaded_settings import verified_settings
+
+    return _problem(lambda: verified_settings(path, str(KEY_FOLDER), ()))
+
+
+def check_coordinator_settings(path: Path) -> int:
+    from protofleet.deploy.fleet.device.coordinator_settings import load_settings
+
+    return _problem(lambda: load_settings(path, str(ROLES[COORDINATOR].keys), ()))
+
+
+def _problem(read: Callable[[], object]) -> int:
     from protofleet.protocol.security.statements import StatementError
     from protofleet.protocol.settings.reader import SettingsError
 
     try:
-        verified_settings(path, str(KEY_FOLDER), ())
+        read()
     except (SettingsError, StatementError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def device_broker() -> BrokerAddress | None:
+    from protofleet.edge_client.host.loaded_settings import verified_settings
+
+    if not SETTINGS_FILE.exists():
+        return None
+    return verified_settings(SETTINGS_FILE, str(KEY_FOLDER), ()).settings.broker
+
+
+def coordinator_broker() -> BrokerAddress | None:
+    from protofleet.deploy.fleet.device.coordinator_settings import load_settings
+
+    role = ROLES[COORDINATOR]
+    if not Path(role.settings).exists():
+        return None
+    return load_settings(Path(role.settings), str(role.keys), ()).settings.broker
 
 
 def print_torch() -> None:
@@ -63,25 +102,27 @@ def print_torch() -> None:
     print(f"torch={torch.__version__}\ncuda={'yes' if torch.cuda.is_available() else 'no'}")
 
 
-def print_enrolment(connected: bool) -> None:
-    """Does not connect where the device is connected: the broker would give its session to us."""
+def print_enrolment(connected: bool, keys: Path, broker_of: Callable[[], BrokerAddress | None]) -> None:
+    """Does not connect where the service is connected: the broker would give its session to us."""
     from cryptography import x509
 
-    from protofleet.edge_client.host.loaded_settings import verified_settings
     from protofleet.protocol.security.enrolment import CURRENT, TLS_CERT
     from protofleet.protocol.security.statements import StatementError
     from protofleet.protocol.settings.reader import SettingsError
     from protofleet.protocol.transport.address import preflight
 
-    cert = KEY_FOLDER / CURRENT / TLS_CERT
+    cert = keys / CURRENT / TLS_CERT
     if cert.exists():
         until = x509.load_pem_x509_certificate(cert.read_bytes()).not_valid_after_utc
         print(f"cert_until={int(until.timestamp())}")
     if connected:
         print("broker=ok")
-    elif SETTINGS_FILE.exists() and cert.exists():
+    elif cert.exists():
         try:
-            result = preflight(verified_settings(SETTINGS_FILE, str(KEY_FOLDER), ()).settings.broker) or "ok"
+            address = broker_of()
+            if address is None:
+                return
+            result = preflight(address) or "ok"
         except (SettingsError, StatementError) as error:
             result = f"the installed settings are not accepted: {error}"
         print(f"broker={result}".replace("\n", " "))

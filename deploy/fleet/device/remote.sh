@@ -1,14 +1,14 @@
-# The steps of a deployment, run as root on the device. Each can be interrupted anywhere and run again.
+# The steps of a deployment, run as root on the host, after the names of roles.py. Each can be interrupted anywhere
+# and run again.
 #
-# /var/lib/protofleet and /run/protofleet belong to the service's user, which an attacker may control: root neither
+# $home and $shown belong to the service's user, which an attacker may control: root neither
 # reads nor writes there, for a link could lead it to any file. What has to be done there is done as that user.
 set -eu
 umask 022
 cd /
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
-top=/opt/protofleet etc=/etc/protofleet keys=/var/lib/protofleet/keys
-user=protofleet builder=protofleet-build
-unit=/etc/systemd/system/protofleet-device.service name=protofleet-device.service
+builder=protofleet-build
+other_role=$([ $role = device ] || echo $role) # earlier releases know of devices alone
 fail() { echo "$*" >&2; exit 1; }
 try() { # problem, command ...: where it fails, the problem and its error line, or its last line
     problem=$1
@@ -18,7 +18,7 @@ try() { # problem, command ...: where it fails, the problem and its error line, 
 as_user() { # user command ...: inherits nothing from root, neither the lock nor the rest of this script
     name_of_user=$1
     shift
-    env HOME=/var/lib/protofleet setpriv --reuid="$name_of_user" --regid="$name_of_user" --clear-groups --no-new-privs -- "$@" </dev/null 9>&-
+    env HOME=$home setpriv --reuid="$name_of_user" --regid="$name_of_user" --clear-groups --no-new-privs -- "$@" </dev/null 9>&-
 }
 as_device() { # release program ...: a container switches to the user by itself
     installed=$top/releases/$1
@@ -36,21 +36,28 @@ show() { systemctl show -p "$1" --value $name; }
 replace() { cp "$1" "$2.new"; chmod "$3" "$2.new"; sync "$2.new"; mv "$2.new" "$2"; }
 
 prepare() {
-    id $user >/dev/null 2>&1 || useradd --system --user-group --home-dir /var/lib/protofleet --shell /usr/sbin/nologin $user
+    id $user >/dev/null 2>&1 || useradd --system --user-group --home-dir $home --shell /usr/sbin/nologin $user
     id $builder >/dev/null 2>&1 || useradd --system --user-group --home-dir /nonexistent --shell /usr/sbin/nologin $builder
     install -d -m 0755 $top $top/releases $top/wheels $top/kept $top/blocked $top/incoming $etc
-    install -d -m 0700 -o $user -g $user /var/lib/protofleet
+    install -d -m 0700 -o $user -g $user $home
+    case $role in
+        broker) # what it runs is of the host's packages: there is nothing to build
+            install -d -m 0755 $top/releases/0 $keys
+            : >$top/releases/0/.complete
+            as_user $user mkdir -p -m 0700 $home/data ;;
+        coordinator) install -d -m 0755 $etc/records ;;
+    esac
 }
 
 # Nothing that was copied here is used before the signature of the federation's root over it was verified.
-verified() { output=$(verifier | "${python:-python3}" -I -S - "$@" 2>&1) || fail "$output"; }
+verified() { output=$(verifier | "$python" -I -S - "$@" 2>&1) || fail "$output"; }
 pin() {
     verified roots $top/incoming/roots $etc/roots
     replace $top/incoming/roots $etc/roots 0644
     rm -f $top/incoming/roots
 }
 verify_release() { # release, and how it is to be installed
-    verified folder "$top/wheels/$1" $etc/roots "release $1"
+    verified release "$top/wheels/$1" $etc/roots "release $1"
     [ "$(cat "$top/wheels/$1/how")" = "$2
 $3" ] || fail "the signed manifest of release $1 asks for another way to install it; deploy again"
 }
@@ -168,26 +175,79 @@ enrol() { # release root's-fingerprint
     as_device "$1" protofleet enrol install $top/incoming/approval --folder $keys --fingerprint "$2" >&2
 }
 
-check() { # release device
-    verified folder $top/incoming $etc/roots "device $2"
-    as_device "$1" python -c "$probe" settings $top/incoming/settings >&2
+# The broker's keys were made where the root is. They are put beside those in use, then the link moves.
+install_keys() { # name
+    verified folder $top/incoming $etc/roots "keys $1"
+    set=set-$(date +%s)-$$
+    restart=$(cmp -s $top/incoming/tls.crt $keys/current/tls.crt && cmp -s $top/incoming/roots $keys/current/roots || echo yes)
+    install -d -m 0755 "$keys/$set"
+    for file in ca.crt tls.crt tls.key crl.pem acl roots; do
+        install -m 0600 -o $user -g $user "$top/incoming/$file" "$keys/$set/$file"
+        sync "$keys/$set/$file"
+    done
+    rm -rf $top/incoming
+    install -d -m 0755 $top/incoming
+    used=$(readlink $keys/current || :)
+    ln -sfn "$set" $keys/.current
+    mv -T $keys/.current $keys/current
+    sync $keys
+    for old in "$keys"/set-*; do
+        case $(basename "$old") in "$set" | "$used") ;; *) rm -rf "$old" ;; esac
+    done
+    [ "$(show ActiveState)" = active ] || return 0
+    # Mosquitto reads its lists again while it runs; its certificate and authorities when it starts.
+    if [ -n "$restart" ]; then systemctl restart $name; else systemctl reload $name; fi
+}
+# The runs of a coordinator as one file, read and written by its own user; its keys stay where they are.
+runs_as_user() { env HOME=$home setpriv --reuid=$user --regid=$user --clear-groups --no-new-privs -- "$@" 9>&-; }
+pack() {
+    install -d -m 0700 $top/copy
+    runs_as_user tar -C $home -cf - runs </dev/null >$top/copy/runs.tar
+    sync $top/copy/runs.tar
+}
+unpack() {
+    as_user $user rm -rf $home/runs.before
+    as_user $user sh -c '[ ! -e "$1/runs" ] || mv "$1/runs" "$1/runs.before"' sh $home
+    runs_as_user tar -C $home -xf - <$top/copy/runs.tar || fail "the copy of the runs cannot be unpacked"
+    rm -rf $top/copy
+}
+go_on() { as_device "$1" protofleet go-on "$home/runs/$2" --from-round "$3" >&2; } # release run round
+discard() { rm -rf $top/copy; }
+forget() { # of which federation this host is; who deploys next may be of another
+    [ $role = broker ] || erase_keys
+    systemctl disable -q --now $name 2>/dev/null || :
+    rm -rf $etc/roots $top/kept $top/blocked
+    [ $role != broker ] || rm -rf $keys
+}
+targets() { # for a Prometheus on this host
+    install -d -m 0755 /etc/prometheus/protofleet
+    replace $top/incoming/targets.json /etc/prometheus/protofleet/targets.json 0644
+    rm -f $top/incoming/targets.json
+}
+
+check() { # release name
+    verified folder $top/incoming $etc/roots "$role $2"
+    [ $role != broker ] || return 0
+    as_device "$1" python -c "$probe" settings $top/incoming/settings ${other_role} >&2
 }
 
 switch() { # release device
     [ -e "$top/releases/$1/.complete" ] || fail "release $1 is not there"
     verify_unchanged "$1"
-    [ ! -e $top/incoming/settings ] && [ ! -e $top/incoming/unit ] || verified folder $top/incoming $etc/roots "device $2"
-    [ ! -e $top/incoming/settings ] || replace $top/incoming/settings $etc/device.settings 0644
+    [ ! -e $top/incoming/settings ] && [ ! -e $top/incoming/unit ] || verified folder $top/incoming $etc/roots "$role $2"
+    [ ! -e $top/incoming/settings ] || replace $top/incoming/settings $settings 0644
     [ ! -e $top/incoming/unit ] || replace $top/incoming/unit $unit 0644
+    [ ! -e $top/incoming/mosquitto.conf ] || replace $top/incoming/mosquitto.conf $etc/mosquitto.conf 0644
     ln -sfn "releases/$1" $top/.current
     mv -T $top/.current $top/current
-    rm -f $top/incoming/settings $top/incoming/unit $top/incoming/approval $top/incoming/manifest
+    rm -f $top/incoming/settings $top/incoming/unit $top/incoming/approval $top/incoming/mosquitto.conf $top/incoming/manifest
     sync $top $etc
     systemctl daemon-reload
     systemctl enable -q $name
 }
 
-drain() { # seconds
+drain() { # seconds; only a device has work in hand that its process would lose
+    [ $role = device ] || return 0
     pid=$(show MainPID)
     [ "$pid" != 0 ] && [ "$(show ActiveState)" = active ] || return 0
     systemctl kill --kill-who=main -s USR1 $name
@@ -209,11 +269,12 @@ stop() { drain "$1"; systemctl stop $name; systemctl reset-failed $name 2>/dev/n
 state() {
     for key in ActiveState SubState NRestarts; do echo "$key=$(show $key)"; done
     if [ -e $top/current/image ]; then # a container has process ids of its own
-        echo "agent=$(read_as_user 65536 /run/protofleet/status.json | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
+        echo "agent=$(read_as_user 65536 $shown/status.json | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
     else
         echo "agent=$(show MainPID)"
     fi
-    echo "status=$(read_as_user 65536 /run/protofleet/status.json | tr '\n' ' ')"
+    echo "status=$(read_as_user 65536 $shown/status.json | tr '\n' ' ')"
+    [ $role = device ] || [ "$(show MainPID)" = 0 ] || echo "answers=$(answers)"
 }
 
 journal() { journalctl -q -u $name -t protofleet -n 12 -o cat --no-pager 2>/dev/null; }
@@ -223,7 +284,7 @@ record() { # JSON: the release in use is known good now, and a rollback goes to 
     if [ "$1" != "$(cat $top/kept/good/record 2>/dev/null)" ]; then
         rm -rf $top/kept/new
         install -d $top/kept/new
-        cp $etc/device.settings $top/kept/new/settings
+        cp $settings $top/kept/new/settings
         cp $unit $top/kept/new/unit
         printf '%s\n' "$1" >$top/kept/new/record
         sync $top/kept/new/record
@@ -255,7 +316,7 @@ erase_keys() {
 }
 
 case $1 in # the name of a release may have come from the device, which reports what it has kept
-    build | load | request | enrol | check | switch | block | allow)
+    build | load | request | enrol | check | switch | block | allow | go_on)
         case ${2:-} in *[!0-9a-f-]* | '') fail "'${2:-}' is not the name of a release, which is hexadecimal" ;; esac ;;
 esac
 # One deployment at a time; a step whose connection was lost ends first.

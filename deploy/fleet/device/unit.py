@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from protofleet.deploy.fleet.device.facts import Facts
-from protofleet.deploy.fleet.settings import KEY_FOLDER, OPTION_PATTERN, Host, Software
+from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, Role
+from protofleet.deploy.fleet.settings import OPTION_PATTERN, Host, Software
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.settings.reader import SettingsError
 
-SETTINGS_FILE: Final = "/etc/protofleet/device.settings"
-COMMAND: Final = f"/opt/protofleet/current/bin/protofleet device {SETTINGS_FILE} --enrolled {KEY_FOLDER}"
 RESERVED_MEMORY: Final = (
     1_500_000_000  # bytes that the service leaves to others, also to a GPU that shares them
 )
@@ -115,24 +114,105 @@ WantedBy=multi-user.target
 """
 
 
+# A run that is over leaves the service active, so that a deployment does not begin it anew. What settings or a
+# diverged run end with comes again however often it is started.
+COORDINATOR_UNIT: Final = """\
+# Written by protofleet deploy; the next deployment replaces it.
+[Unit]
+Description=protofleet coordinator
+Wants=network-online.target
+After=network-online.target time-sync.target protofleet-broker.service
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+RemainAfterExit=yes
+User={user}
+Group={user}
+ExecStart={command}
+WorkingDirectory={home}
+StateDirectory={label}
+StateDirectoryMode=0700
+Environment=HOME={home} PYTHONDONTWRITEBYTECODE=1 PROTOFLEET_UNIT={mark}
+Restart=on-failure
+RestartPreventExitStatus=2 4
+{backoff}TimeoutStopSec=90s
+OOMScoreAdjust=-100
+MemoryMax={memory}
+TasksMax=512
+{hardened}
+[Install]
+WantedBy=multi-user.target
+"""
+
+BROKER_UNIT: Final = """\
+# Written by protofleet deploy; the next deployment replaces it.
+[Unit]
+Description=protofleet broker
+Wants=network-online.target
+After=network-online.target time-sync.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+User={user}
+Group={user}
+ExecStart=/usr/bin/env mosquitto -c {etc}/mosquitto.conf
+ExecReload=/bin/kill -HUP $MAINPID
+WorkingDirectory={home}
+StateDirectory={label}
+StateDirectoryMode=0700
+Environment=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin PROTOFLEET_UNIT={mark}
+Restart=always
+{backoff}TimeoutStopSec=30s
+OOMScoreAdjust=-500
+LimitNOFILE=65536
+{hardened}
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def service_unit(role: Role, facts: Facts, host: Host) -> str:
+    """Of the broker or the coordinator."""
+    command = f"{role.top}/current/bin/protofleet {role.name} {role.settings} --enrolled {role.keys}"
+    text = (BROKER_UNIT if role.name == BROKER else COORDINATOR_UNIT).format(
+        user=role.user, home=role.home, label=role.label, etc=role.etc, command=command, mark="{mark}",
+        backoff=_backoff(facts), hardened=SANDBOX.format(home="yes") + NO_GPU_SANDBOX, memory=_memory(facts, host),
+    )  # fmt: skip
+    return _marked(text)
+
+
+def _backoff(facts: Facts) -> str:
+    steps = "RestartSteps=6\nRestartMaxDelaySec=5min\n" if facts.systemd >= RESTART_STEPS_SYSTEMD else ""
+    return "RestartSec=10s\n" + steps
+
+
+def _memory(facts: Facts, host: Host) -> int:
+    return host.memory_bytes or max(512_000_000, facts.ram - RESERVED_MEMORY)
+
+
+def _marked(text: str) -> str:
+    return text.replace("{mark}", sha256_of(text)[:MARK_DIGITS])
+
+
 def unit_of(facts: Facts, host: Host, settings: DeviceSettings, software: Software) -> str:
     in_container = software.kind == "container"
-    steps = "RestartSteps=6\nRestartMaxDelaySec=5min\n" if facts.systemd >= RESTART_STEPS_SYSTEMD else ""
     gpu = settings.compute != "cpu" and (bool(facts.l4t) or facts.nvidia)
-    memory = host.memory_bytes or max(512_000_000, facts.ram - RESERVED_MEMORY)
+    memory = _memory(facts, host)
     at_home = settings.data.root.startswith(("/home/", "/root/"))
     hardened = SANDBOX.format(home="read-only" if at_home else "yes") + ("" if gpu else NO_GPU_SANDBOX)
     text = (CONTAINER_UNIT if in_container else VENV_UNIT).format(
         name=settings.name,
         mark="{mark}",
-        command=COMMAND,
+        command=f"{DEVICE.top}/current/bin/protofleet device {DEVICE.settings} --enrolled {DEVICE.keys}",
         groups=f"SupplementaryGroups={' '.join(facts.groups)}\n" if gpu and facts.groups else "",
-        backoff="RestartSec=10s\n" + steps,
+        backoff=_backoff(facts),
         memory=memory,
         hardened=hardened,
         options=" ".join(_docker_options(facts, settings, memory, gpu)) if in_container else "",
     )
-    return text.replace("{mark}", sha256_of(text)[:MARK_DIGITS])
+    return _marked(text)
 
 
 def _docker_options(facts: Facts, settings: DeviceSettings, memory: int, gpu: bool) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
     verify.py roots NEW HELD               may these roots replace those that are held (or be the first)?
     verify.py folder FOLDER ROOTS SUBJECT  does FOLDER hold what its manifest lists, and nothing else?
+    verify.py release FOLDER ROOTS SUBJECT the same, but what it does not list is removed, and stops nothing
 
 Before the first release nothing of ours is installed there, so signatures are verified here, as in RFC 8032 (5.1.7).
 The form of a statement is that of `protocol/security/statements.py`. Nothing here is secret, so nothing has to take
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
 import struct
 import sys
 from collections.abc import Sequence
@@ -117,7 +119,8 @@ def check_roots(new: str, held: str) -> None:
         )
 
 
-def check_folder(folder: str, roots: str, subject: str) -> None:
+def check_folder(folder: str, roots: str, subject: str, prune: bool = False) -> None:
+    """`prune`: what the manifest does not list is removed; nothing of it has been read."""
     federation, _, keys = roots_of(body_of("roots", roots, None))
     fields = Fields(body_of(MANIFEST, f"{folder}/{MANIFEST}", keys))
     found = (fields.blob().decode(), fields.blob().decode())
@@ -129,6 +132,9 @@ def check_folder(folder: str, roots: str, subject: str) -> None:
     listed = dict(line.decode().split(" ", 1)[::-1] for line in fields.blobs())
     present = {path.name for path in Path(folder).iterdir()} - {MANIFEST, PARTIAL}
     for name in sorted(present - set(listed)):
+        if prune:
+            remove(Path(folder) / name)
+            continue
         raise RefusedError(f"{folder}/{name} is not in the signed manifest; deploy again")
     for name, digest in sorted(listed.items()):
         path = f"{folder}/{name}"
@@ -136,6 +142,13 @@ def check_folder(folder: str, roots: str, subject: str) -> None:
             raise RefusedError(f"{path} is missing, which the signed manifest lists; deploy again")
         if Path(path).is_symlink() or not Path(path).is_file() or digest_of(path) != digest:
             raise RefusedError(f"{path} is not what the signed manifest lists; deploy again")
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def digest_of(path: str) -> str:
@@ -200,7 +213,7 @@ def main(arguments: list[str]) -> None:
         if arguments[0] == "roots":
             check_roots(arguments[1], arguments[2])
         else:
-            check_folder(arguments[1], arguments[2], arguments[3])
+            check_folder(arguments[1], arguments[2], arguments[3], arguments[0] == "release")
     except RefusedError as error:
         sys.exit(str(error))
     except (struct.error, ValueError, IndexError):

@@ -201,6 +201,20 @@ def test_a_renewal_keeps_the_keys_and_an_older_approval_is_not_taken_back(lab, t
     assert len(list((tmp_path / "d1").glob("set*"))) == 2
 
 
+def test_what_has_expired_is_the_first_that_is_due_and_is_renewed_like_the_rest(lab, tmp_path):
+    lab("approve d1/pending/request --root root --yes --days 0.00001")
+    while "expired" not in lab("list --root root")[1]:  # a second at most
+        pass
+    due = lab("list --root root --due 400")[1].splitlines()
+    assert due[0].split()[:3] == ["d1", "device", "expired"], due
+    assert lab("list --root root --due 0")[1].split()[0] == "d1"
+    assert lab("renew --due 0 --root root")[0] == 0
+    assert "expired" not in lab("list --root root --due 400")[1]
+    assert lab("install root/approvals/d1.approval --folder d1 --yes")[0] == 0
+    lab("revoke d1 --root root")
+    assert "d1" not in lab("list --root root --due 400")[1], "who was revoked is not to be renewed"
+
+
 def test_new_keys_wait_beside_those_in_use_until_they_are_approved(lab, tmp_path):
     lab("approve d1/pending/request --root root --yes")
     lab("install root/approvals/d1.approval --folder d1 --yes")

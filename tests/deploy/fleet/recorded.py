@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.enrol import key_folder
-from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT
-from protofleet.deploy.fleet.execute import REMOTE_SCRIPT
+from protofleet.deploy.fleet.device.scripts import FACTS_SCRIPT, REMOTE_SCRIPT
 from protofleet.deploy.fleet.settings import Fleet, Host
 from protofleet.deploy.fleet.ssh import AS_ROOT, Result, Ssh
 from protofleet.edge_client.host.status_file import Status
@@ -25,7 +25,7 @@ from protofleet.protocol.security.signed_settings import SETTINGS
 from protofleet.protocol.security.statements import Reader, from_armour, unverified_body
 
 SHELL: Final = f"exec {AS_ROOT} sh -s -- "
-SCRIPTS: Final = {FACTS_SCRIPT.read_text(): "facts.sh", REMOTE_SCRIPT: "remote.sh"}
+SCRIPTS: Final = {FACTS_SCRIPT: "facts.sh", REMOTE_SCRIPT: "remote.sh"}
 FIT: Final = {
     "arch": "aarch64", "uid": "0", "tool": "rsync\npython3\nsha256sum", "python": "3.10.12", "venv": "yes",
     "systemd": "249", "systemd_state": "running", "clock_synced": "yes", "disk_free": "80000000000",
@@ -52,11 +52,15 @@ class RecordedBoard:
             files = {path.name: path.read_bytes() for path in Path(command[-2]).iterdir()}
             self.lines.append(f"rsync {','.join(sorted(files))} {command[-1]}")
             self.incoming = files if command[-1].endswith("/incoming/") else self.incoming
+            if command[-1].endswith("/records/"):
+                lines = "".join(f"{digest(data)}  {name}\n" for name, data in sorted(files.items()))
+                self.facts["lists"] = digest(lines.encode())
             return Result(0, "", "")
         if command[3:5] == ["-O", "exit"]:
             return Result(0, "", "")
         assert command[-1].startswith(SHELL), command
-        self.lines.append(f"{SCRIPTS[stdin]} {command[-1].removeprefix(SHELL)}")
+        (script,) = (name for text, name in SCRIPTS.items() if stdin.endswith(text))
+        self.lines.append(f"{script} {command[-1].removeprefix(SHELL)}")
         step, *arguments = shlex.split(command[-1].removeprefix(SHELL))
         if step in self.fails:
             return Result(1, "", self.fails[step] + "\n")
@@ -74,12 +78,18 @@ class RecordedBoard:
                 self.facts["complete"] = arguments[0]
             case "request":
                 made = key_folder.make_request(
-                    self.folder, arguments[2], arguments[1], (), new_keys=True, durable=False
+                    self.folder, arguments[2], arguments[1], (), new_keys=False, durable=False
                 )
                 assert made[0].name == arguments[1]
                 return (self.folder / "pending" / "request").read_text()
             case "enrol":
                 self._enrol(arguments[1])
+            case "install_keys":
+                self.facts |= {
+                    "tls": digest(self.incoming["tls.crt"]),
+                    "roots": digest(self.incoming["roots"]),
+                }
+                self.facts["lists"] = digest(self.incoming["crl.pem"] + self.incoming["acl"])
             case "switch":
                 self._switch(arguments[0])
             case "start":
@@ -87,7 +97,7 @@ class RecordedBoard:
             case "stop":
                 self.facts |= {"ActiveState": "inactive", "agent": "0"}
             case "state":
-                keys = ("ActiveState", "SubState", "NRestarts", "agent", "status")
+                keys = ("ActiveState", "SubState", "NRestarts", "agent", "status", "answers")
                 return "".join(f"{key}={self.facts.get(key, '')}\n" for key in keys)
             case "record":
                 if "good" in self.facts:
@@ -97,6 +107,7 @@ class RecordedBoard:
             case "block":
                 self.facts["blocked"] = arguments[0]
             case "erase_keys":
+                shutil.rmtree(self.folder, ignore_errors=True)
                 self.facts |= {"tls": "", "ActiveState": "inactive"}
         return ""
 
@@ -110,8 +121,14 @@ class RecordedBoard:
         path.write_bytes(lines)
         data, confirm = key_folder.read_approval_file(path), key_folder.expect_fingerprint(fingerprint)
         current = key_folder.install(self.folder, data, confirm, time.time(), durable=False).folder
-        names = {"tls": "tls.crt", "roots": "roots", "coordinator": "coordinator.record"}
-        self.facts |= {key: digest((current / name).read_bytes()) for key, name in names.items()}
+        names = {
+            "tls": "tls.crt",
+            "roots": "roots",
+            "coordinator": "coordinator.record",
+            "revoked": "revoked",
+        }
+        found = {key: current / name for key, name in names.items() if (current / name).exists()}
+        self.facts |= {key: digest(path.read_bytes()) for key, path in found.items()}
 
     def _switch(self, release: str) -> None:
         self.facts["release"] = release

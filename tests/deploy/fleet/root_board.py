@@ -12,10 +12,9 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.fleet.execute import REMOTE_SCRIPT
+from protofleet.deploy.fleet.device.scripts import Place
 
 ROOT: Final = Path(__file__).parents[3]
-FLEET: Final = ROOT / "deploy" / "fleet"
 LAYERS: Final = ("etc", "opt", "usr", "var", "run")
 SECONDS: Final = 60.0
 SETUP: Final = """
@@ -75,10 +74,10 @@ class RootBoard:
 
     def step(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Of a deployment, as `Ssh.run` has it done."""
-        return self.run("sh", "-s", "--", *words, stdin=REMOTE_SCRIPT, check=check)
+        return self.run("sh", "-s", "--", *words, stdin=Place().steps, check=check)
 
     def facts(self, how: str = "quick") -> str:
-        return self.run("sh", "-s", "--", how, stdin=(FLEET / "device" / "facts.sh").read_text()).stdout
+        return self.run("sh", "-s", "--", how, stdin=Place().facts).stdout
 
     def close(self) -> None:
         self._holder.kill()

@@ -134,7 +134,12 @@ def test_settings_that_cannot_be_are_refused(drop, metrics, words):
 def rollout_of(tmp_path, monkeypatch, check):
     monkeypatch.setattr(Rollout, "check", lambda self, ssh: None)
     monkeypatch.setattr(Rollout, "deploy", lambda self, ssh: Outcome(ssh, 3))
-    made = Rollout(SimpleNamespace(care=CARE), None, DeployLog(tmp_path / "log"), lambda name, words: None)
+    made = Rollout(
+        SimpleNamespace(care=CARE, hosts=dict.fromkeys("abc", SimpleNamespace(role="device"))),
+        None,
+        DeployLog(tmp_path / "log"),
+        lambda name, words: None,
+    )
     made.accuracy = check
     return made
 

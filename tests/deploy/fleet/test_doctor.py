@@ -12,7 +12,8 @@ import pytest
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.fleet.checks import Workload, failures, run_checks
 from protofleet.deploy.fleet.commands import print_checks
-from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT, Docker, Probe, read_facts
+from protofleet.deploy.fleet.device.facts import Docker, Probe, read_facts
+from protofleet.deploy.fleet.device.scripts import Place
 from protofleet.deploy.listing import Listing
 from protofleet.protocol.settings.reader import SettingsError
 from tests.deploy.fleet.boards import NOW, deployed, jetson
@@ -148,15 +149,16 @@ def test_an_address_that_is_none_is_misuse(capsys):
 def facts_of(tmp_path):
     """Runs facts.sh with some tools replaced by others."""
 
-    def run(**tools):
+    def run(python="python3", **tools):
         for name, text in tools.items():
             path = tmp_path / name
             path.write_text(f"#!/bin/sh\n{text}\n")
             path.chmod(0o755)
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         done = subprocess.run(
-            ["sh", FACTS_SCRIPT, "quick"], env=environment, capture_output=True, text=True, timeout=60
-        )
+            ["sh", "-s", "--", "quick"], input=Place(python=python).facts, env=environment,
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
         return read_facts(done.stdout)
 
     return run
@@ -175,6 +177,22 @@ def test_facts_survive_tools_that_say_nothing_or_nonsense(facts_of):
     )
     assert facts.docker == Docker("") and facts.clock_synced is None
     assert (facts.nvpmodel, facts.arch) == ("MAXN", "riscv64")
+
+
+def test_the_python_that_is_checked_is_the_one_that_the_fleet_file_names(facts_of, tmp_path):
+    old = 'case "$1" in -c) echo 3.9.2;; esac'
+    facts = facts_of(python=str(tmp_path / "python3.9"), **{"python3.9": old})
+    assert facts.python == "3.9.2" and facts_of().python != "3.9.2"
+    check = next(
+        c for c in run_checks(facts, Workload(python="python3.9"), time.time()) if c.name == "python"
+    )
+    assert check.verdict == "FAIL" and "python3.9 (software.python) is 3.9.2" in check.reason
+    gone = facts_of(python="python3.42")
+    check = next(
+        c for c in run_checks(gone, Workload(python="python3.42"), time.time()) if c.name == "python"
+    )
+    assert (check.verdict, check.reason) == ("FAIL", "there is no python3.42 (software.python)")
+    assert "apt-get install python3.42-venv" in check.fix
 
 
 def test_facts_that_broke_off_are_no_facts():

@@ -115,11 +115,27 @@ def test_ssh_and_rsync_are_called_in_exactly_these_words(tmp_path):
 
 def test_a_plan_only_looks(desk, capsys):
     assert desk.deploy("plan") == [LOOK] and desk.code == 0
-    said = [line.split()[1].rstrip(":") for line in capsys.readouterr().out.splitlines()]
-    assert said == [
+    *steps, last = capsys.readouterr().out.splitlines()
+    assert last == "1 hosts: 1 to be changed, 0 as they shall be, 0 cannot be deployed"
+    assert [line.split()[1].rstrip(":") for line in steps] == [
         "prepare", "ship", "build", "enrol", "configure", "switch", "start", "health", "soak", "record",
     ]  # fmt: skip
     assert not (desk.folder / "deploy.log").exists()
+
+
+def test_a_plan_for_who_cannot_be_deployed_fails_and_names_them(desk, capsys):
+    desk.board.facts["python"] = "3.8.1"
+    assert desk.deploy("plan") == [LOOK] and desk.code == 1
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == "1 hosts: 0 to be changed, 0 as they shall be, 1 cannot be deployed: board-1"
+
+
+def test_what_says_nothing_is_reported_with_host_command_status_and_a_way_on(desk, capsys):
+    desk.board.fails = {"build": ""}
+    desk.deploy("apply")
+    said = capsys.readouterr().err
+    assert "the step 'build' on board-1 (board-1.example) ended with exit status 1 and no words" in said
+    assert "`ssh board-1.example`, then `journalctl -n 50`" in said
 
 
 def test_a_new_board_is_deployed_in_exactly_these_words(desk):
@@ -269,7 +285,7 @@ def test_tuning_is_sent_signed_and_then_applied(deployed):
 
 
 def test_a_revoked_device_loses_its_certificate_first_and_its_keys_then(deployed, capsys):
-    with pytest.raises(SettingsError, match="name the devices to revoke"):
+    with pytest.raises(SettingsError, match="name the hosts to revoke"):
         deployed.deploy("revoke")
     deployed.board.fails = {"erase_keys": "no such user"}
     assert deployed.deploy("revoke", "board-1", reason="sold") == ["remote.sh erase_keys"]

@@ -38,9 +38,9 @@ STEPS = {
 
 
 def facts_script():
-    from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT
+    from protofleet.deploy.fleet.device.scripts import Place
 
-    return FACTS_SCRIPT.read_text()
+    return Place().facts
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from protofleet.deploy.fleet.execute import Executor, StepError
 from protofleet.deploy.fleet.manifest import files_of, issue_manifest
 from protofleet.deploy.fleet.plan import Build, Configure, Prepare, Ship, Switch
 from protofleet.deploy.fleet.settings import Fleet, Host, Software
-from protofleet.deploy.fleet.software import make_release
+from protofleet.deploy.fleet.software import Releases
 from protofleet.deploy.fleet.ssh import Result
 from tests.deploy.fleet.boards import jetson
 from tests.deploy.fleet.root_board import NoBoardError, RootBoard
@@ -40,7 +40,7 @@ class Direct:
         done = self.board.run("sh", "-s", "--", *words, stdin=script, check=False)
         return Result(done.returncode, done.stdout, done.stderr)
 
-    def send(self, source, target, seconds=0.0):
+    def send(self, source, target, seconds=0.0, private=False):
         self.board.sh(
             f"rm -rf {target}; mkdir -m 755 {target}; cp -L {source}/* {target}; chmod 644 {target}/*"
         )
@@ -80,8 +80,7 @@ def control_of(folder, wheels, name="root"):
     software = Software(dependencies="system", wheels=wheels, python="/usr/bin/python3")
     device = {"broker": {"host": "broker.example"}, "data": {"source": "digits"}}
     fleet = Fleet(str(folder / name), {"board-1": Host("board.example")}, software=software, device=device)
-    release = make_release(software, folder / f"release-{name}")
-    return ControlPlane(fleet, release, lambda name, fingerprint: True)
+    return ControlPlane(fleet, Releases(fleet, folder / f"releases-{name}"), lambda name, fingerprint: True)
 
 
 def executor_of(control, board):
@@ -97,7 +96,7 @@ def control(tmp_path):
 def executor(control, board):
     made = executor_of(control, board)
     made.execute(Prepare(), jetson())
-    made.execute(Ship(control.release.name, ""), jetson())
+    made.execute(Ship(control.release("board-1").name, ""), jetson())
     return made
 
 
@@ -120,7 +119,7 @@ def with_torch(board):
 @pytest.mark.slow
 def test_a_release_is_built_by_nobody_and_belongs_to_root(executor, board):
     with_torch(board)
-    release = executor.control.release.name
+    release = executor.control.release("board-1").name
     where = f"{TOP}/releases/{release}"
     executor.execute(Build(release), jetson())
     assert set(board.sh("cat /run/who").split()) == {"protofleet", "protofleet-build"}, (
@@ -149,7 +148,6 @@ def test_a_release_is_built_by_nobody_and_belongs_to_root(executor, board):
 HARMS = {
     "a byte": ("printf x >>{}/protofleet-0.1.0-py3-none-any.whl", "is not what the signed manifest lists"),
     "a file less": ("rm {}/how", "is missing, which the signed manifest lists"),
-    "a file more": ("echo >{}/torch-9.whl", "torch-9.whl is not in the signed manifest"),
     "a link": ("mv {0}/how /opt/how; ln -s /opt/how {0}/how", "is not what the signed manifest lists"),
     "no manifest": ("rm {}/manifest", "manifest cannot be read"),
     "a manifest with another letter": ("sed -i '3s/./_/' {}/manifest", "it was damaged in transfer"),
@@ -160,7 +158,7 @@ HARMS = {
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_what_is_not_as_it_was_signed_is_not_built(executor, board, harm):
-    release = executor.control.release
+    release = executor.control.release("board-1")
     deed, words = HARMS[harm]
     board.sh(deed.format(f"{TOP}/wheels/{release.name}"))
     with pytest.raises(StepError, match=words):
@@ -168,14 +166,29 @@ def test_what_is_not_as_it_was_signed_is_not_built(executor, board, harm):
     assert board.sh(f"ls -A {TOP}/releases") == ""
 
 
+def test_what_was_laid_beside_a_release_is_removed_and_stops_no_build(executor, board):
+    release = executor.control.release("board-1")
+    where = f"{TOP}/wheels/{release.name}"
+    board.sh(f"echo >{where}/torch-9.whl; mkdir {where}/.more; ln -s /etc/passwd {where}/.more/link")
+    before = board.sh("cat /etc/passwd")
+    with pytest.raises(StepError, match="asks for another way"):  # so the folder itself was in order
+        executor.run_step("build", release.name, release.python, "index")
+    assert sorted(board.sh(f"ls -A {where}").split()) == [
+        "how",
+        "manifest",
+        *sorted(files_of(release.folder))[1:],
+    ]
+    assert board.sh("cat /etc/passwd") == before, "no link is followed"
+
+
 def test_a_release_is_installed_as_it_was_signed_and_not_otherwise(executor):
-    release = executor.control.release
+    release = executor.control.release("board-1")
     with pytest.raises(StepError, match="asks for another way to install it"):
         executor.run_step("build", release.name, release.python, "index")
 
 
 def test_a_manifest_of_another_release_or_another_root_counts_for_nothing(executor, board, tmp_path):
-    release = executor.control.release
+    release = executor.control.release("board-1")
     where = f"{TOP}/wheels/{release.name}"
     board.sh(f"cp -r {where} {TOP}/wheels/{'b' * 16}")
     with pytest.raises(StepError, match="is of release .* not of release bbbb"):
@@ -188,7 +201,7 @@ def test_a_manifest_of_another_release_or_another_root_counts_for_nothing(execut
 
 
 def test_settings_and_unit_are_put_in_place_only_as_they_were_signed(executor, board):
-    release, incoming = executor.control.release.name, f"{TOP}/incoming"
+    release, incoming = executor.control.release("board-1").name, f"{TOP}/incoming"
     board.sh(f"mkdir -p {TOP}/releases/{release}/bin; cp /bin/true {TOP}/releases/{release}/bin/python")
     board.sh(f"touch {TOP}/releases/{release}/.complete")
     executor.execute(Configure(""), jetson())
@@ -215,13 +228,13 @@ def test_settings_and_unit_are_put_in_place_only_as_they_were_signed(executor, b
 def test_the_roots_of_a_device_are_followed_and_not_exchanged(executor, board, control, tmp_path):
     authority = Authority(Path(control.fleet.root))
     begin_rotation(authority, 10.0)
-    later = ControlPlane(control.fleet, control.release, lambda name, fingerprint: True)
+    later = same_but(control)
     made = executor_of(later, board)
     made.execute(Prepare(), jetson())
     both = later.roots()
     assert board.sh("cat /etc/protofleet/roots") == both.strip()
     finish_rotation(Authority(Path(control.fleet.root)), force=True)
-    last = executor_of(ControlPlane(control.fleet, control.release, lambda name, fingerprint: True), board)
+    last = executor_of(same_but(control), board)
     last.execute(Prepare(), jetson())
     assert board.sh("cat /etc/protofleet/roots") == last.control.roots().strip()
     stranger = control_of(tmp_path, control.fleet.software.wheels, "other")
@@ -231,9 +244,16 @@ def test_the_roots_of_a_device_are_followed_and_not_exchanged(executor, board, c
     assert board.sh("cat /etc/protofleet/roots") == last.control.roots().strip()
 
 
+def same_but(control, confirm=lambda name, fingerprint: True):
+    """Opened anew: the root may have changed."""
+    return ControlPlane(
+        control.fleet, Releases(control.fleet, Path(control.fleet.root).parent / "again"), confirm
+    )
+
+
 def control_like(roots, control):
     """The same, but it offers these roots."""
-    made = ControlPlane(control.fleet, control.release, lambda name, fingerprint: True)
+    made = same_but(control)
     made.roots = lambda: roots
     return made
 

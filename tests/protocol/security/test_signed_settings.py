@@ -123,5 +123,5 @@ def test_deployed_settings_without_a_signature_are_a_fact_and_no_traceback(
     monkeypatch.setattr(probe, "KEY_FOLDER", fleet.folder_of("a"))
     assert probe.main(["settings", str(tmp_path / "plain")]) == 1
     assert "is not signed" in capsys.readouterr().err
-    probe.print_enrolment(connected=False)
+    probe.main(["tell"])
     assert "broker=the installed settings are not accepted: " in capsys.readouterr().out

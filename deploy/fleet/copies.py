@@ -1,0 +1,59 @@
+"""Copies of a coordinator's runs: taken from its host, and put back there or on the one that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from protofleet.deploy.errors import RunError
+from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.execute import Executor, require_success
+from protofleet.deploy.fleet.ssh import Ssh
+from protofleet.protocol.settings.reader import SettingsError
+
+COPY: Final = "runs.tar"
+PACK_SECONDS: Final = 1800.0
+
+
+def take(ssh: Ssh, place: Place, folder: Path) -> str:
+    """While the coordinator is stopped: of one that writes a copy would be torn."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    running = "ActiveState=active" in require_success(ssh.run(place.steps, "state")).out
+    require_success(ssh.run(place.steps, "stop", "30", seconds=150.0))
+    try:
+        require_success(ssh.run(place.steps, "pack", seconds=PACK_SECONDS))
+    finally:
+        if running:
+            require_success(ssh.run(place.steps, "start"))
+    fresh = folder / ".new"
+    fresh.mkdir(exist_ok=True, mode=0o700)
+    require_success(ssh.fetch(f"{place.role.top}/copy", fresh))
+    require_success(ssh.run(place.steps, "discard"))
+    (fresh / COPY).replace(folder / COPY)
+    fresh.rmdir()
+    return f"{folder / COPY}: {(folder / COPY).stat().st_size / 1e6:.1f} MB, and it goes on"
+
+
+def check(folder: Path) -> None:
+    if not (folder / COPY).is_file():
+        raise SettingsError(f"{folder} has no {COPY}; `protofleet deploy backup` writes it")
+
+
+def put_back(folder: Path, run: str, from_round: int | None) -> Callable[[Executor], None]:
+    """What `Rollout.deploy` does before it starts the service."""
+
+    def put(executor: Executor) -> None:
+        place, ssh = executor.place, executor.ssh
+        require_success(ssh.send(folder, f"{place.role.top}/copy", private=True))
+        executor.run_step("unpack", seconds=PACK_SECONDS)
+        if from_round is not None:
+            executor.run_step("go_on", executor.target.desired.release, run, str(from_round))
+
+    return put
+
+
+def demand_coordinator(hosts: dict[str, Ssh], coordinator: list[str]) -> Ssh:
+    if list(hosts) != coordinator or not coordinator:
+        raise RunError("this is for the coordinator alone; say `protofleet deploy STEP coordinator`")
+    return hosts[coordinator[0]]

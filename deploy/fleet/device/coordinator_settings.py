@@ -1,0 +1,33 @@
+"""The settings that a coordinator starts with: plain TOML, or TOML that the federation's root has signed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.edge_client.host.loaded_settings import signed_settings
+from protofleet.protocol.security.statements import StatementError, StatementFault
+from protofleet.protocol.settings.reader import decode_file, override, parse_toml, read_toml
+from protofleet.protocol.wire.names import COORDINATOR
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCoordinatorSettings:
+    settings: CoordinatorSettings
+    version: int = 0  # of signed settings; 0: they are not signed
+
+
+def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedCoordinatorSettings:
+    """SettingsError or StatementError with the way out."""
+    signed = signed_settings(path, enrolled)
+    if signed is None:
+        return LoadedCoordinatorSettings(decode_file(CoordinatorSettings, path, read_toml(path), changes))
+    table = override(parse_toml(signed.text.encode(), str(path)), changes) | {"enrolled": enrolled}
+    settings = decode_file(CoordinatorSettings, path, table)
+    if (settings.federation, COORDINATOR) != (signed.federation, signed.name):
+        made_out = f"{path} is made out to {signed.name} in {signed.federation}"
+        problem = f"{made_out}, and to no coordinator of {settings.federation}"
+        raise StatementError(StatementFault.WRONG_NAME, problem)
+    return LoadedCoordinatorSettings(settings, signed.version)

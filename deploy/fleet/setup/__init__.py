@@ -1,0 +1,4 @@
+"""How a fleet begins: its file and its root, and whose host keys are believed.
+
+May import: deploy, deploy.enrol, deploy.fleet, protocol.*.
+"""

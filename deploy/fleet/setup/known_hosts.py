@@ -1,0 +1,83 @@
+"""The keys by which hosts prove that they are themselves: asked for once, compared by a person, then believed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protofleet.deploy.errors import RunError
+from protofleet.deploy.fleet.settings import Fleet, Host
+from protofleet.protocol.settings.reader import SettingsError
+
+SECONDS: Final = 10
+KEY_TYPE: Final = "ed25519"
+
+Confirm = Callable[[str, str], bool]  # given a host's name and the fingerprint of its key
+
+
+@dataclass(frozen=True, slots=True)
+class HostKey:
+    line: str  # of a known_hosts file
+    fingerprint: str
+
+
+def believe(fleet: Fleet, hosts: dict[str, Host], confirm: Confirm) -> dict[str, str]:
+    """Adds the keys that `confirm` takes to the fleet's known_hosts. What became of each host."""
+    if not fleet.known_hosts:
+        words = 'without it your ssh decides whom it knows; say known_hosts = "known_hosts"'
+        raise SettingsError(f"the fleet's file names no known_hosts; {words}")
+    path = Path(fleet.known_hosts)
+    return {name: _believe(path, name, host, confirm) for name, host in hosts.items()}
+
+
+def _believe(path: Path, name: str, host: Host, confirm: Confirm) -> str:
+    try:
+        key = ask_for_key(host)
+    except RunError as error:
+        return str(error)
+    held = _held(path, host)
+    if key.line.split()[-1] in held.split():
+        return f"{_place(host)} is known"
+    shown = f"{key.fingerprint}{' (it had another one before: is it another machine now?)' if held else ''}"
+    if not confirm(name, shown):
+        return f"{_place(host)} is not believed: nobody has confirmed its fingerprint"
+    if held:
+        _run(["ssh-keygen", "-R", _place(host), "-f", str(path)])
+    with path.open("a") as file:
+        file.write(key.line + "\n")
+    return f"{_place(host)} is known now"
+
+
+def ask_for_key(host: Host) -> HostKey:
+    command = ["ssh-keyscan", "-T", str(SECONDS), "-t", KEY_TYPE]
+    found = _run([*command, *(["-p", str(host.port)] if host.port else []), host.address])
+    lines = [line for line in found.splitlines() if line and not line.startswith("#")]
+    if not lines:
+        way_out = "is it switched on, does sshd run there, is the port right?"
+        raise RunError(
+            f"{_place(host)} shows no host key of the kind {KEY_TYPE} within {SECONDS} s; {way_out}"
+        )
+    shown = _run(["ssh-keygen", "-l", "-f", "-"], lines[0] + "\n")
+    return HostKey(lines[0], shown.split()[1])
+
+
+def _held(path: Path, host: Host) -> str:
+    return _run(["ssh-keygen", "-F", _place(host), "-f", str(path)]) if path.exists() else ""
+
+
+def _place(host: Host) -> str:
+    """As a known_hosts file has it."""
+    return f"[{host.address}]:{host.port}" if host.port not in (0, 22) else host.address
+
+
+def _run(command: list[str], stdin: str = "") -> str:
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=60)
+    except FileNotFoundError:
+        raise RunError(f"there is no {command[0]} on this machine; install OpenSSH") from None
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{command[0]} has not ended within 60 s; is the network up?") from None
+    return done.stdout

@@ -1,0 +1,126 @@
+"""`protofleet init`: a root, and a fleet's file whose broker, coordinator and devices fit each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.deploy.enrol.authority import Authority, make_authority
+from protofleet.deploy.enrol.local_federation import YEARS
+from protofleet.deploy.enrol.register import REGISTER
+from protofleet.deploy.fleet.settings import Host, read_fleet
+from protofleet.deploy.fleet.targets import write_targets
+from protofleet.protocol.settings.reader import SettingsError, decode, write_toml
+from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
+
+FLEET_FILE: Final = "fleet.toml"
+BROKER: Final = "broker"
+ROOT: Final = "root"
+# What a first round needs: the bundled digits on every device, small enough for any board.
+DATA: Final[Mapping[str, Any]] = {
+    "source": "digits",
+    "domain": "mnist",
+    "samples": 600,
+    "test_samples": 200,
+    "size": 32,
+}
+RUN: Final[Mapping[str, Any]] = {
+    "name": "first", "rounds": 1000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
+    "network": {"name": "cnn23"},
+}  # fmt: skip
+DEVICE_METRICS_PORT: Final = 9101
+# [USER@]ADDRESS[:PORT]; more colons than one are an IPv6 address, which takes brackets where a port follows.
+PLACE: Final = re.compile(r"(?:([^@]+)@)?(?:\[([^]@]+)\]|([^@:]+))(?::(\d+))?|(?:([^@]+)@)?([^@\[\]]+)")
+HEAD: Final = "# Written by protofleet init. Every setting: docs/deploy.md, docs/settings.md.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Each as ssh takes it: USER@ADDRESS, with :PORT where it is not 22."""
+
+    broker: str
+    coordinator: str
+    devices: Mapping[str, str]
+
+
+def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Mapping[str, Any]) -> Path:
+    """`common`: keys of a host that all have, such as the key for ssh. What is there already is left alone."""
+    path = folder / FLEET_FILE
+    if path.exists():
+        raise SettingsError(f"{path} exists; change it there, or take another folder")
+    hosts = {
+        BROKER: {**host_table(addresses.broker), "role": BROKER},
+        COORDINATOR: {**host_table(addresses.coordinator), "role": COORDINATOR},
+        **{_device(name): host_table(address) for name, address in addresses.devices.items()},
+    }
+    if not addresses.devices:
+        raise SettingsError("no device is named; say --device NAME=USER@ADDRESS, once for each")
+    broker = {"host": hosts[BROKER]["address"], "port": 8883}
+    table: dict[str, Any] = {
+        "root": ROOT, "broker": BROKER, "known_hosts": "known_hosts",
+        "software": {"dependencies": "index", **common.get("software", {})},
+        "device": {"compute": "auto", "metrics_port": DEVICE_METRICS_PORT, "broker": broker, "data": dict(DATA)},
+        "coordinator": dict(RUN),
+        "hosts": {name: {**host, **common.get("host", {})} for name, host in hosts.items()},
+    }  # fmt: skip
+    for name, host in table["hosts"].items():
+        decode(Host, host, f"hosts.{name}")  # a mistake leaves nothing behind
+    valid_name(federation)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / ROOT / REGISTER).exists():
+        make_authority(folder / ROOT, federation, YEARS)
+    path.write_text(HEAD + write_toml(table))
+    try:
+        write_targets(read_fleet(path), federation, folder)
+    except SettingsError:
+        path.unlink()
+        raise
+    return path
+
+
+def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, Any]) -> Path:
+    """Further hosts at the end of the file; the rest of it stays as its operator has it."""
+    path = folder / FLEET_FILE
+    fleet, text = read_fleet(path), path.read_text()
+    for name, address in devices.items():
+        if name in fleet.hosts:
+            way_out = f"`protofleet deploy apply {name} --replace` is for a new board of its name"
+            raise SettingsError(f"{path} has a host {name} already; {way_out}")
+        table = {**host_table(address), **common.get("host", {})}
+        decode(Host, table, f"hosts.{name}")
+        text += f"\n[hosts.{json.dumps(_device(name))}]\n{write_toml(table)}"
+    before = path.read_bytes()
+    path.write_text(text)
+    try:
+        write_targets(read_fleet(path), Authority(folder / ROOT).federation, folder)
+    except SettingsError:
+        path.write_bytes(before)
+        raise
+    return path
+
+
+def host_table(text: str) -> dict[str, Any]:
+    found = PLACE.fullmatch(text)
+    if found is None:
+        form = "USER@ADDRESS or USER@ADDRESS:PORT, an IPv6 address with a port in brackets"
+        raise SettingsError(f"{text!r} is no host; say {form}")
+    user, bracketed, plain, port, other_user, other = found.groups()
+    table: dict[str, Any] = {"address": bracketed or plain or other}
+    if user or other_user:
+        table["user"] = user or other_user
+    if port:
+        table["port"] = int(port)
+    return table
+
+
+def _device(name: str) -> str:
+    if name in (BROKER, COORDINATOR):
+        raise SettingsError(f"a device cannot be called {name!r}; that host has another role")
+    try:
+        return valid_device(name)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None

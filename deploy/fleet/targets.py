@@ -1,0 +1,41 @@
+"""Where Prometheus finds the metrics of a fleet: the targets of a `file_sd_configs`, of all that serve any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from protofleet.deploy.fleet.device.roles import DEVICE
+from protofleet.deploy.fleet.settings import Fleet, coordinator_settings, device_settings
+from protofleet.protocol.wire.names import COORDINATOR
+
+TARGETS_FILE: Final = "targets.json"
+
+
+def targets_text(fleet: Fleet, federation: str) -> str:
+    """Each with the labels that our dashboards and alerts ask for."""
+    found = []
+    for name in fleet.of_role(DEVICE.name):
+        settings = device_settings(fleet, federation, name)
+        if settings.metrics_port:
+            address = _reached_at(settings.metrics_host, fleet.hosts[name].address)
+            labels = {"job": "devices", "device": name}
+            found.append({"targets": [f"{address}:{settings.metrics_port}"], "labels": labels})
+    for name in fleet.of_role(COORDINATOR):
+        own = coordinator_settings(fleet, federation)
+        address = _reached_at(own.metrics_host, fleet.hosts[name].address)
+        found.append({"targets": [f"{address}:{own.metrics_port}"], "labels": {"job": "coordinator"}})
+    return json.dumps(found, indent=2) + "\n"
+
+
+def write_targets(fleet: Fleet, federation: str, folder: Path) -> None:
+    path, text = folder / TARGETS_FILE, targets_text(fleet, federation)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def _reached_at(host: str, address: str) -> str:
+    """Who serves at all addresses is reached at the one that the fleet's file knows."""
+    found = address if host in ("0.0.0.0", "::") else host
+    return f"[{found}]" if ":" in found else found

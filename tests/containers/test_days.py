@@ -1,0 +1,259 @@
+"""The pages of the first day and of the second, executed: real SSH, real systemd, the host's own Mosquitto.
+
+The tests go on one with what the other has left, as an operator does.
+"""
+
+import json
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.containers.devices import Bench
+from tests.containers.engine import NoEngine
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(sys.executable).parent
+RUNS = "/var/lib/protofleet-coordinator/runs"
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
+
+
+def commands_of(page):
+    """The shell lines of a page, by the section that they stand in."""
+    text = (ROOT / "docs" / page).read_text()
+    found = {}
+    for section in re.split(r"^#+ ", text, flags=re.MULTILINE)[1:]:
+        title = section.splitlines()[0]
+        blocks = re.findall(r"^```sh long\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+        found[title] = [line for block in blocks for line in block.splitlines() if line.strip()]
+    return found
+
+
+class Desk:
+    """An operator's machine: it says the lines of the pages, with the addresses of real hosts, and confirms."""
+
+    def __init__(self, folder, bench):
+        self.folder, self.bench, self.hosts = folder, bench, {}
+
+    def say(self, line, check=True):
+        for shown, host in self.hosts.items():
+            line = re.sub(rf"{re.escape(shown)}\b", host.address, line)
+        words = shlex.split(line, comments=True)
+        if words[0] == "make":
+            done_by = f"{PROGRAMS.parent}"
+            words[1:1] = ["-s", "-f", str(ROOT / "Makefile"), f"VENV={done_by}", "-o", f"{done_by}/.run"]
+        if "init" in words:
+            words[-1] += f" --dependencies system --key {self.bench.key}"
+        began, (operator, terminal) = time.monotonic(), pty.openpty()
+        with os.fdopen(operator, "w") as typed:
+            typed.write("y\n" * 20)
+            typed.flush()
+            done = subprocess.run(
+                words, cwd=self.folder, stdin=terminal, capture_output=True, text=True, timeout=900,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"},
+            )  # fmt: skip
+            os.close(terminal)
+        sys.__stderr__.write(f"\n{time.monotonic() - began:6.1f} s  {line}\n")
+        assert "Traceback" not in done.stderr, done.stderr
+        assert not check or done.returncode == 0, (
+            f"{line} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
+        return done.stdout + done.stderr
+
+    def rounds(self, run="first"):
+        text = self.hub.sh(f"cat {RUNS}/{run}/rounds.jsonl 2>/dev/null || true")
+        return [row for row in map(json.loads, text.splitlines()) if row["kind"] == "training"]
+
+    @property
+    def hub(self):
+        return self.hosts["10.0.0.10"]
+
+    def wait(self, what, seconds=120.0):
+        deadline = time.monotonic() + seconds
+        while not (found := what()):
+            assert time.monotonic() < deadline, f"not within {seconds} s"
+            time.sleep(0.2)
+        return found
+
+
+@pytest.fixture(scope="module")
+def desk(engine, tmp_path_factory):
+    bench = None
+    try:
+        bench = Bench(engine, tmp_path_factory.mktemp("bench"))
+        made = Desk(tmp_path_factory.mktemp("desk"), bench)
+        made.hosts["10.0.0.10"] = bench.start(image=bench.with_mosquitto(), known=False)
+        for address in ("10.0.0.11", "10.0.0.12"):
+            made.hosts[address] = bench.start(known=False)
+        for host in made.hosts.values():
+            host.booted()
+        yield made
+    except NoEngine as error:
+        pytest.skip(str(error))
+    finally:
+        if bench is not None:
+            bench.close()
+
+
+def pid_of(host, role):
+    return host.do("systemctl", "show", "-p", "MainPID", "--value", f"protofleet-{role}.service")
+
+
+def lose(host, role, label=""):
+    """All that this role has on the host: a new disk has none of it."""
+    label = label or f"protofleet-{role}"
+    host.sh(
+        f"systemctl stop protofleet-{role}; rm -rf /opt/{label} /var/lib/{label} /etc/{label}"
+        f" /etc/systemd/system/protofleet-{role}.service; systemctl daemon-reload"
+    )
+
+
+def test_five_commands_lead_from_bare_hosts_to_the_first_round(desk):
+    lines = [line for section in commands_of("day-0.md").values() for line in section]
+    assert len(lines) <= 5, lines
+    said = [desk.say(line) for line in lines]
+    assert "4 hosts: 4 to be changed, 0 as they shall be, 0 cannot be deployed" in said[2]
+    assert "4 hosts: 4 changed, 0 failed" in said[3]
+    assert "answers" in said[4] and "board-2" in said[4]
+    desk.wait(lambda: [row for row in desk.rounds() if len(row["participants"]) == 2])
+
+
+def test_a_second_deployment_changes_nothing_and_nothing_private_is_open(desk):
+    before = {role: pid_of(desk.hub, role) for role in ("broker", "coordinator")}
+    said = desk.say("make deploy HOSTS=fleet/fleet.toml")
+    assert "4 hosts: 0 changed, 0 failed" in said and said.count("nothing to do") == 4
+    assert {role: pid_of(desk.hub, role) for role in before} == before
+    for role in ("broker", "coordinator"):
+        service = f"protofleet-{role}.service"
+        assert desk.hub.do("systemd-analyze", "verify", f"/etc/systemd/system/{service}") == ""
+        security = desk.hub.do("systemd-analyze", "security", "--no-pager", service)
+        assert float(security.splitlines()[-1].split(":")[1].split()[0]) <= 3.0, security
+        assert desk.hub.sh(f"stat -c %U /proc/{before[role]}") == f"protofleet-{role}"
+    private = "find /etc /opt /var/lib -path '*protofleet*' -perm /077 '(' -name '*.key' -o -name acl ')'"
+    assert desk.hub.sh(private) == ""
+    targets = (desk.folder / "fleet/targets.json").read_text().strip()
+    assert desk.hub.do("cat", "/etc/prometheus/protofleet/targets.json") == targets
+
+
+def test_the_broker_and_the_coordinator_go_back_to_what_was_good(desk):
+    path = desk.folder / "fleet/fleet.toml"
+    before = path.read_text()
+    path.write_text(before + "\n[mosquitto]\nconnections = 500\n")
+    assert "1 changed" in desk.say("make deploy HOST=broker HOSTS=fleet/fleet.toml")
+    conf = desk.hub.do("cat", "/etc/protofleet-broker/mosquitto.conf")
+    assert "max_connections 500" in conf
+    assert "rolled back to release 0" in desk.say("make rollback HOST=broker HOSTS=fleet/fleet.toml")
+    assert "max_connections 2000" in desk.hub.do("cat", "/etc/protofleet-broker/mosquitto.conf")
+    good = desk.hub.do("readlink", "/opt/protofleet-coordinator/current")
+    wrong = "[coordinator]\npatience_seconds = 2.0\nbroker = { port = 1 }\n"
+    path.write_text(before.replace("[coordinator]\n", wrong) + "\n[care]\nhealth_seconds = 20.0\n")
+    said = desk.say("make deploy HOST=coordinator HOSTS=fleet/fleet.toml", check=False)
+    assert "it was rolled back to release" in said and "which is healthy" in said, said
+    assert desk.hub.do("readlink", "/opt/protofleet-coordinator/current") == good
+    path.write_text(before)
+    assert "4 hosts: 0 changed" in desk.say("make deploy HOSTS=fleet/fleet.toml ARGS=--force")
+
+
+DAY_2 = commands_of("day-2.md")
+
+
+def test_a_board_is_added(desk):
+    desk.hosts["10.0.0.13"] = desk.bench.start(known=False).booted()
+    others = [(desk.hub, "broker"), (desk.hub, "coordinator"), (desk.hosts["10.0.0.11"], "device")]
+    before = [pid_of(*other) for other in others]
+    for line in DAY_2["Add a board"]:
+        said = desk.say(line)
+    assert "5 hosts: 2 changed, 0 failed" in said and "coordinator      targets: " in said
+    desk.wait(lambda: "board-3" in desk.rounds()[-1]["participants"])
+    assert [pid_of(*other) for other in others] == before, "nobody else is started again"
+
+
+def test_a_revoked_board_is_cut_off_at_the_broker_and_may_come_back(desk):
+    said = desk.say("make revoke HOST=board-3 HOSTS=fleet/fleet.toml")
+    assert "is disconnected from" in said and "its keys are destroyed" in said, said
+    assert "user board-3" in desk.hub.do("cat", "/etc/protofleet-broker/keys/current/acl")
+    assert "board-3.record" not in desk.hub.do("ls", "/etc/protofleet-coordinator/records")
+    said = desk.say("make deploy HOST=board-3 HOSTS=fleet/fleet.toml")
+    assert "the broker is told that it is back" in said and "1 changed, 0 failed" in said
+    assert "user board-3" not in desk.hub.do("cat", "/etc/protofleet-broker/keys/current/acl")
+
+
+def test_a_dead_board_is_replaced_under_its_name(desk):
+    dead = desk.hosts["10.0.0.12"]
+    lose(dead, "device", "protofleet")
+    dead.sh("rm /etc/ssh/ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key")
+    dead.sh("systemctl restart ssh")
+    first, second = DAY_2["Replace a dead board under its name"]
+    assert "it had another one before" in desk.say(first)
+    assert "1 changed, 0 failed" in desk.say(second)
+    since = len(desk.rounds())
+    desk.wait(lambda: any("board-2" in row["participants"] for row in desk.rounds()[since:]))
+
+
+def test_an_upgrade_goes_through_while_a_run_is_on(desk):
+    path = desk.folder / "fleet/fleet.toml"
+    path.write_text(path.read_text().replace("[software]\n", '[software]\npython = "/usr/bin/python3"\n'))
+    before, release = desk.rounds(), desk.hub.do("readlink", "/opt/protofleet-coordinator/current")
+    (line,) = DAY_2["Upgrade while a run is on"]
+    assert "5 hosts: 4 changed, 0 failed" in desk.say(line)
+    assert desk.hub.do("readlink", "/opt/protofleet-coordinator/current") != release
+    desk.wait(lambda: len(desk.rounds()) > len(before) + 1)
+    numbers = [row["round"] for row in desk.rounds()]
+    assert numbers == list(range(1, len(numbers) + 1)), "no round is lost, none comes twice"
+
+
+def test_the_method_changes_while_devices_stay_up(desk):
+    path = desk.folder / "fleet/fleet.toml"
+    text = path.read_text().replace('name = "first"', 'name = "second"')
+    path.write_text(text.replace('name = "fedavg"', 'name = "fedprox"'))
+    boards = [host for address, host in desk.hosts.items() if address != "10.0.0.10"]
+    before = [pid_of(board, "device") for board in boards]
+    (line,) = DAY_2["Change the method while devices stay up"]
+    assert "1 changed, 0 failed" in desk.say(line)
+    desk.wait(lambda: any(len(row["participants"]) == 3 for row in desk.rounds("second")))
+    assert [pid_of(board, "device") for board in boards] == before
+    assert desk.rounds("first"), "and what the earlier run came to is there still"
+
+
+def test_a_coordinator_is_restored_from_its_backup_on_an_empty_host(desk):
+    backup, *rest = DAY_2["Restore a coordinator"]
+    desk.say(backup)
+    after = len(desk.rounds("second"))
+    desk.wait(lambda: len(desk.rounds("second")) > after + 1)
+    at = desk.rounds("second")[-1]["round"]
+    lose(desk.hub, "coordinator")
+    for line in rest:
+        desk.say(line.replace("5000", str(at + 2)))
+    rows = desk.wait(lambda: [row for row in desk.rounds("second") if row["round"] >= at + 2])
+    assert len(rows[0]["participants"]) <= 3
+    desk.wait(
+        lambda: any(len(row["participants"]) == 3 for row in desk.rounds("second") if row["round"] >= at + 2)
+    )
+
+
+def test_a_broker_that_has_lost_its_disk_is_there_again(desk):
+    lose(desk.hub, "broker")
+    for line in DAY_2["Lose the broker's disk"]:
+        said = desk.say(line)
+    assert "1 changed, 0 failed" in said
+    before = len(desk.rounds("second"))
+    desk.wait(lambda: any(len(row["participants"]) == 3 for row in desk.rounds("second")[before:]))
+
+
+def test_a_root_that_is_lost_comes_back_from_its_copy_or_makes_room_for_another(desk):
+    copied, again, *anew = DAY_2["Lose the root"]
+    (desk.folder / "copy").mkdir()
+    (desk.folder / "fleet/root").rename(desk.folder / "copy/root")
+    desk.say(copied)
+    assert "5 hosts: 0 changed, 0 failed" in desk.say(again)
+    for line in anew:
+        said = desk.say(line)
+    assert "5 hosts: 5 changed, 0 failed" in said
+    since = len(desk.rounds("first"))
+    desk.wait(lambda: any(len(row["participants"]) == 3 for row in desk.rounds("first")[since:]))

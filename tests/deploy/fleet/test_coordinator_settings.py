@@ -1,0 +1,62 @@
+"""A coordinator takes the settings that its root has signed for it, and nothing else where that is asked for."""
+
+import time
+
+import pytest
+
+from protofleet.deploy.cli.main import main
+from protofleet.deploy.enrol.authority import make_authority
+from protofleet.deploy.enrol.local_federation import enrol
+from protofleet.deploy.fleet.device.coordinator_settings import load_settings
+from protofleet.protocol.security.signed_settings import SETTINGS, SignedSettings, issue_settings
+from protofleet.protocol.security.statements import StatementError, armoured
+
+TEXT = """
+name = "first"
+federation = "lab"
+rounds = 3
+classes = 10
+folder = "{folder}"
+method = {{ name = "fedavg" }}
+"""
+
+
+@pytest.fixture
+def signed(tmp_path):
+    authority = make_authority(tmp_path / "root", "lab", 1, durable=False)
+    enrol(authority, tmp_path / "keys", "coordinator", 30)
+
+    def write(name="coordinator", version=0, keys=authority.keys):
+        text = TEXT.format(folder=tmp_path / "runs")
+        settings = SignedSettings("lab", name, version or int(time.time()), text)
+        path = tmp_path / "coordinator.settings"
+        path.write_text(armoured(SETTINGS, issue_settings(settings, keys)))
+        return path
+
+    return write
+
+
+def test_what_the_root_has_signed_is_taken(signed, tmp_path):
+    loaded = load_settings(signed(version=7), str(tmp_path / "keys"), ["rounds=4"])
+    assert (loaded.version, loaded.settings.rounds) == (7, 4)
+    assert loaded.settings.enrolled == str(tmp_path / "keys")
+
+
+def test_what_is_a_device_s_or_a_stranger_s_is_not(signed, tmp_path):
+    with pytest.raises(StatementError, match="made out to board-1 in lab, and to no coordinator"):
+        load_settings(signed("board-1"), str(tmp_path / "keys"), [])
+    stranger = make_authority(tmp_path / "other", "lab", 1, durable=False)
+    with pytest.raises(StatementError):
+        load_settings(signed(keys=stranger.keys), str(tmp_path / "keys"), [])
+
+
+def test_an_unsigned_file_or_an_earlier_one_is_refused_in_one_line(signed, tmp_path, capsys):
+    plain = tmp_path / "plain.toml"
+    plain.write_text(TEXT.format(folder=tmp_path / "runs"))
+    assert main(["coordinator", str(plain), "--enrolled", str(tmp_path / "keys")]) == 2
+    assert "is not signed" in capsys.readouterr().err
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/settings.version").write_text("9\n")
+    assert main(["coordinator", str(signed(version=8)), "--enrolled", str(tmp_path / "keys")]) == 2
+    said = capsys.readouterr().err
+    assert "is version 8, but version 9 has been in use" in said and len(said.splitlines()) == 1

@@ -1,0 +1,77 @@
+"""Host keys are believed when somebody has compared them; ssh-keygen is real, only the network is made up."""
+
+import subprocess
+
+import pytest
+
+from protofleet.deploy.cli.main import main
+
+FLEET = """
+root = "root"
+known_hosts = "known_hosts"
+[hosts.a]
+address = "10.9.9.1"
+[hosts.b]
+address = "fd00::1"
+port = 2222
+[hosts.gone]
+address = "10.9.9.3"
+"""
+KEYSCAN = """#!/bin/sh
+for last; do :; done
+case "$last" in
+    10.9.9.1) echo "# 10.9.9.1:22 SSH-2.0" >&2; echo "10.9.9.1 $(cut -d' ' -f1,2 {folder}/a.pub)" ;;
+    fd00::1) echo "[fd00::1]:2222 $(cut -d' ' -f1,2 {folder}/b.pub)" ;;
+esac
+"""
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    for name in "abc":
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name]
+        if subprocess.run(command, check=False).returncode:
+            pytest.skip("there is no ssh-keygen")
+    scan = tmp_path / "bin" / "ssh-keyscan"
+    scan.parent.mkdir()
+    scan.write_text(KEYSCAN.replace("{folder}", str(tmp_path)))
+    scan.chmod(0o755)
+    monkeypatch.setenv("PATH", str(scan.parent), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def fingerprint(desk, name):
+    words = ["ssh-keygen", "-l", "-f", desk / f"{name}.pub"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[1]
+
+
+def test_keys_are_shown_and_those_that_are_confirmed_are_known(desk, capsys):
+    assert main(["deploy", "known-hosts", "--yes"]) == 1, "one does not answer"
+    said = capsys.readouterr().out
+    assert fingerprint(desk, "a") in said and fingerprint(desk, "b") in said
+    assert "10.9.9.3 shows no host key" in said and "is it switched on" in said
+    assert len((desk / "known_hosts").read_text().splitlines()) == 2
+    assert main(["deploy", "known-hosts", "a", "b"]) == 0, "and nobody is asked again"
+    assert "[fd00::1]:2222 is known" in capsys.readouterr().out
+    assert len((desk / "known_hosts").read_text().splitlines()) == 2
+
+
+def test_another_key_is_not_taken_in_silence_and_replaces_the_old_one_when_it_is_confirmed(desk, capsys):
+    main(["deploy", "known-hosts", "a", "--yes"])
+    (desk / "a.pub").write_text((desk / "c.pub").read_text())
+    capsys.readouterr()
+    assert main(["deploy", "known-hosts", "a"]) == 1, "there is no terminal to confirm it"
+    assert "there is no terminal" in capsys.readouterr().err
+    assert main(["deploy", "known-hosts", "a", "--yes"]) == 0
+    said = capsys.readouterr().out
+    assert f"{fingerprint(desk, 'c')} (it had another one before" in said
+    (line,) = (desk / "known_hosts").read_text().splitlines()
+    assert line.split()[-1] == (desk / "c.pub").read_text().split()[1]
+
+
+def test_a_file_that_leaves_known_hosts_to_ssh_is_told_what_to_say(desk, capsys):
+    (desk / "fleet.toml").write_text(FLEET.replace('known_hosts = "known_hosts"\n', ""))
+    assert main(["deploy", "known-hosts"]) == 2
+    assert 'say known_hosts = "known_hosts"' in capsys.readouterr().err

@@ -1,0 +1,311 @@
+"""Broker, coordinator and devices of one fleet: one machinery, in the order in which they need each other."""
+
+import argparse
+import json
+from dataclasses import replace
+
+import pytest
+
+from protofleet.deploy.cli.main import main
+from protofleet.deploy.enrol.authority import Authority
+from protofleet.deploy.fleet import commands
+from protofleet.deploy.fleet.checks import Workload, run_checks
+from protofleet.deploy.fleet.device.facts import KnownGood, Service
+from protofleet.deploy.fleet.device.roles import DEVICE, ROLES
+from protofleet.deploy.fleet.plan import InstalledSettings, name_of, plan
+from protofleet.deploy.fleet.settings import (
+    Fleet,
+    Host,
+    Software,
+    broker_conf,
+    coordinator_settings,
+    device_settings,
+    read_fleet,
+)
+from protofleet.protocol.settings.reader import SettingsError, decode, tomllib
+from tests.deploy.fleet.boards import NOW, RELEASE, SETTINGS, UNIT, WANTED, deployed, jetson
+from tests.deploy.fleet.recorded import FIT, RecordedBoard, recording
+
+INIT = (
+    "init",
+    "fleet",
+    "--broker",
+    "root@127.0.0.10",
+    "--coordinator",
+    "root@127.0.0.10",
+    "--device",
+    "board-1=root@127.0.0.11",
+    "--device",
+    "board-2=pi@[fd00::12]:2222",
+)
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(INIT) == 0
+    return tmp_path / "fleet"
+
+
+def test_a_new_fleet_s_settings_fit_each_other(written):
+    fleet = read_fleet(written / "fleet.toml")
+    federation = Authority(written / "root").federation
+    own = coordinator_settings(fleet, federation)
+    for name in ("board-1", "board-2"):
+        device = device_settings(fleet, federation, name)
+        assert (
+            (device.broker.host, device.broker.port)
+            == (own.broker.host, own.broker.port)
+            == ("127.0.0.10", 8883)
+        )
+        assert device.federation == own.federation == federation
+        assert device.data.size == own.size
+    assert "listener 8883" in broker_conf(fleet) and "/etc/protofleet-broker/keys/current/acl" in broker_conf(
+        fleet
+    )
+    hosts = fleet.hosts
+    assert (hosts["board-2"].address, hosts["board-2"].port, hosts["board-2"].user) == (
+        "fd00::12",
+        2222,
+        "pi",
+    )
+    assert {name: host.role for name, host in hosts.items()} == {
+        "broker": "broker", "coordinator": "coordinator", "board-1": "device", "board-2": "device",
+    }  # fmt: skip
+    targets = {
+        row["labels"].get("device", "coordinator"): row
+        for row in json.loads((written / "targets.json").read_text())
+    }
+    assert (
+        targets["board-2"]["targets"] == ["[fd00::12]:9101"]
+        and targets["board-1"]["labels"]["job"] == "devices"
+    )
+    assert targets["coordinator"] == {"targets": ["127.0.0.10:9100"], "labels": {"job": "coordinator"}}
+
+
+def test_more_devices_are_added_and_the_rest_of_the_file_stays(written, capsys):
+    path = written / "fleet.toml"
+    path.write_text("# mine\n" + path.read_text())
+    assert main(["init", "fleet", "--device", "board.3=127.0.0.13"]) == 0
+    assert (
+        path.read_text().startswith("# mine\n") and read_fleet(path).hosts["board.3"].address == "127.0.0.13"
+    )
+    assert "board.3" in (written / "targets.json").read_text()
+    before = path.read_text()
+    for wrong, words in {
+        "board-1=127.0.0.99": "has a host board-1 already",
+        "board-9=127.0.0.11": "have one address",
+        "board-9": "must be NAME=USER@ADDRESS",
+        "board-9=a b": "must be a host's name or address",
+        "board-9=@": "is no host",
+    }.items():
+        capsys.readouterr()
+        assert main(["init", "fleet", "--device", wrong]) == 2
+        said = capsys.readouterr().err
+        assert words in said and len(said.splitlines()) == 1, said
+        assert path.read_text() == before
+
+
+def test_a_fleet_that_is_there_is_not_written_over(written, capsys):
+    before = (written / "fleet.toml").read_bytes()
+    assert main(INIT) == 2 and "fleet.toml exists" in capsys.readouterr().err
+    assert (written / "fleet.toml").read_bytes() == before
+    assert main(["init", "other", "--device", "a=127.0.0.1"]) == 2
+    assert "needs --broker and --coordinator" in capsys.readouterr().err
+    assert main(["init", "other", "--broker", "a", "--coordinator", "a", "--device", "broker=b"]) == 2
+    assert "that host has another role" in capsys.readouterr().err and not (written.parent / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (
+            {"hosts": {"hub": {"address": "a", "role": "coordinator"}}},
+            r"the coordinator's host is .hosts.coordinator.",
+        ),
+        ({"hosts": {"coordinator": {"address": "a"}}}, "host is .hosts.coordinator., and no other"),
+        ({"hosts": {"a": {"address": "a", "role": "boss"}}}, "must be one of broker, coordinator, device"),
+        ({"hosts": {"a": {"address": "a", "role": "broker"}}}, "name the folder for its keys"),
+        (
+            {"broker": "b", "hosts": {n: {"address": n, "role": "broker"} for n in "ab"}},
+            "a and b are both the broker",
+        ),
+        (
+            {
+                "software": {"kind": "container", "archive": "x.tar"},
+                "hosts": {"coordinator": {"address": "a", "role": "coordinator"}},
+            },
+            'add software = { kind = "venv" }',
+        ),
+    ],
+)
+def test_roles_that_cannot_be_are_said_with_a_way_out(table, words):
+    with pytest.raises((SettingsError, ValueError), match=words):
+        decode(Fleet, {"root": "root", **table})
+
+
+def test_one_machine_may_be_broker_coordinator_and_device():
+    hosts = {
+        "broker": Host("hub", role="broker"),
+        "coordinator": Host("hub", role="coordinator"),
+        "d": Host("hub"),
+    }
+    fleet = Fleet("root", hosts, broker="broker")
+    assert fleet.of_role("broker") == ["broker"]
+    places = [{role.top, role.etc, role.home, role.shown, role.user, role.service} for role in ROLES.values()]
+    assert not places[0] & places[1] and not places[1] & places[2], "nothing of one is another's"
+
+
+def test_a_host_may_have_software_of_its_own():
+    hosts = {"a": Host("a"), "b": Host("b", software={"dependencies": "index"})}
+    fleet = Fleet("root", hosts, software=Software(dependencies="system", python="python3.12"))
+    assert fleet.software_of("a") is fleet.software
+    assert fleet.software_of("b") == Software(dependencies="index", python="python3.12")
+
+
+COORDINATOR = replace(WANTED, role=ROLES["coordinator"], lists="lists", revoked="revoked", targets="targets")
+BROKER = replace(WANTED, role=ROLES["broker"], release="0", lists="lists")
+PRESENT = InstalledSettings(SETTINGS, 5)
+RUNNING = {"lists": "lists", "revoked": "revoked", "status": None, "answers": "ok"}
+BROKER_GOOD = KnownGood("0", SETTINGS, UNIT, "eve@desk", NOW)
+
+
+def steps(wanted, present=PRESENT, prometheus=False, **here):
+    found = plan(jetson(installed=deployed(**RUNNING | here), prometheus=prometheus), wanted, [], present)
+    return [name_of(step) for step in found]
+
+
+def test_a_broker_builds_nothing_and_a_coordinator_soaks_nothing():
+    new = jetson()
+    fresh = ["configure", "switch", "start", "health", "record"]
+    found = [name_of(step) for step in plan(new, BROKER, [], InstalledSettings())]
+    assert found == ["prepare", "enrol", *fresh]
+    found = [name_of(step) for step in plan(new, COORDINATOR, [], InstalledSettings())]
+    assert found == ["prepare", "ship", "build", "enrol", "admit", *fresh]
+
+
+def test_what_is_as_it_shall_be_is_left_alone_in_every_role():
+    service = Service("active", "running", True, 77, 0, "0", WANTED.unit_mark)
+    assert steps(BROKER, good=BROKER_GOOD, release="0", service=service) == []
+    assert steps(COORDINATOR) == []
+    assert steps(COORDINATOR, service=Service("active", "exited", True), answers="") == [], "its run is over"
+    assert steps(COORDINATOR, service=Service("active", "exited", True), answers="", good=None) == [
+        "start", "health", "record",
+    ]  # fmt: skip
+
+
+def test_who_takes_part_now_is_told_without_a_restart():
+    service = Service("active", "running", True, 77, 0, "0", WANTED.unit_mark)
+    assert steps(BROKER, good=BROKER_GOOD, release="0", service=service, lists="old") == ["enrol"]
+    assert steps(COORDINATOR, lists="old") == ["admit"] and steps(COORDINATOR, revoked="old") == ["enrol"]
+    assert steps(COORDINATOR, prometheus=True) == ["targets"]
+    assert steps(COORDINATOR, answers="broker: there is no session") == ["health"]
+
+
+def test_a_broker_s_host_needs_mosquitto_and_no_torch():
+    fit = jetson(
+        tools=frozenset({"rsync", "python3", "mosquitto"}), mosquitto="2.0.11", venv=False, probe=None
+    )
+    assert not [
+        check
+        for check in run_checks(fit, Workload("broker"), NOW)
+        if check.verdict != "PASS" and check.name != "L4T"
+    ]
+    bare = run_checks(
+        replace(fit, tools=frozenset({"rsync", "python3"}), mosquitto=""), Workload("broker"), NOW
+    )
+    assert [c.fix for c in bare if c.verdict == "FAIL"] == ["apt-get install mosquitto"]
+    old = run_checks(replace(fit, mosquitto="1.6.12"), Workload("broker"), NOW)
+    assert [c.reason for c in old if c.verdict == "FAIL"] == ["1.6.12 is too old"]
+
+
+class Desk:
+    """An operator's machine with a fleet of three hosts that are recordings."""
+
+    def __init__(self, folder):
+        self.folder, self.boards = folder, {}
+        for name in ("mqtt", "coordinator", "board-1"):
+            facts = {**FIT, "tool": "rsync\npython3\nmosquitto", "mosquitto": "2.0.11", "answers": "ok"}
+            facts["answers"] = "" if name == "board-1" else "ok"
+            self.boards[name] = RecordedBoard(folder / name, facts)
+        (folder / "sockets").mkdir()
+        (folder / "fleet/wheels").mkdir()
+        (folder / "fleet/wheels/protofleet-0-py3-none-any.whl").write_bytes(b"a wheel")
+        path = folder / "fleet/fleet.toml"
+        path.write_text(
+            path.read_text()
+            .replace("[hosts.broker]", "[hosts.mqtt]")
+            .replace('"index"', '"system"\nwheels = "wheels"')
+            .partition("\n[hosts.board-2]")[0]
+        )
+
+    def deploy(self, step, *hosts):
+        given = {"yes": True, "replace": False, "force": False, "strict": False, "reason": "", "broker": None}
+        given |= {"fleet": self.folder / "fleet/fleet.toml", "hosts": list(hosts)}
+        before = {name: len(board.lines) for name, board in self.boards.items()}
+        self.code = commands.run(
+            step, argparse.Namespace(**given), recording(self.boards, self.folder / "sockets")
+        )
+        return {name: board.lines[before[name] :] for name, board in self.boards.items()}
+
+
+@pytest.fixture
+def desk(written, tmp_path):
+    return Desk(tmp_path)
+
+
+def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
+    said = desk.deploy("apply")
+    assert desk.code == 0, capsys.readouterr()
+    history = [json.loads(line) for line in (desk.folder / "fleet/deploy.log").read_text().splitlines()]
+    order = list(dict.fromkeys(row["host"] for row in history))
+    assert order == ["mqtt", "coordinator", "board-1"]
+    keys = next(line for line in said["mqtt"] if "tls.key" in line)
+    assert (
+        keys
+        == "rsync acl,ca.crt,crl.pem,manifest,roots,tls.crt,tls.key 127.0.0.10:/opt/protofleet-broker/incoming/"
+    )
+    command = next(
+        c for c in desk.boards["mqtt"].commands if c[0] == "rsync" and c[-1].endswith("broker/incoming/")
+    )
+    private = [c for c in desk.boards["mqtt"].commands if "--chmod=D0700,F0600" in c]
+    assert command and len(private) == 1, (
+        "keys cross where nobody else can read them, and nothing else does so"
+    )
+    assert (
+        "rsync board-1.record,coordinator.record 127.0.0.10:/etc/protofleet-coordinator/records/"
+        in said["coordinator"]
+    )
+    assert desk.deploy("apply") == {name: ["facts.sh quick"] for name in desk.boards}, (
+        "and a second time changes nothing"
+    )
+
+
+def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_asked(desk, capsys):
+    desk.deploy("apply")
+    capsys.readouterr()
+    said = desk.deploy("revoke", "board-1")
+    assert "remote.sh install_keys mqtt" in said["mqtt"] and "remote.sh switch" not in " ".join(said["mqtt"])
+    assert any(line.startswith("rsync coordinator.record ") for line in said["coordinator"])
+    assert said["board-1"] == ["remote.sh erase_keys"]
+    acl = desk.boards["mqtt"].incoming["acl"].decode()
+    assert "user board-1\ntopic deny" in acl
+    assert desk.deploy("apply", "board-1")["mqtt"][-1] == "remote.sh install_keys mqtt", (
+        "and who comes back, too"
+    )
+    assert "user board-1" not in desk.boards["mqtt"].incoming["acl"].decode() and desk.code == 0
+    for step in ("revoke", "tune"):
+        with pytest.raises(SettingsError, match="mqtt is no device"):
+            desk.deploy(step, "mqtt") if step == "revoke" else commands.run(
+                step,
+                argparse.Namespace(fleet=desk.folder / "fleet/fleet.toml", hosts=["mqtt"], set=[], hours=1.0),
+                recording(desk.boards, desk.folder / "sockets"),
+            )
+
+
+def test_a_file_without_the_new_tables_means_what_it_meant():
+    table = tomllib.loads('root = "root"\n[hosts.a]\naddress = "b"\n')
+    assert (
+        decode(Fleet, table).hosts["a"].role == DEVICE.name and decode(Fleet, table).of_role("broker") == []
+    )
+    assert RELEASE
