@@ -132,8 +132,8 @@ def networks(options: argparse.Namespace) -> int:
 def data(options: argparse.Namespace) -> int:
     if options.fetch or not options.settings:
         return fetch(options)
-    from protofleet.deploy.cli.data_picture import draw, picture_path
     from protofleet.deploy.local.class_check import participants_in, require_same_classes
+    from protofleet.deploy.report.data.draw import draw, picture_path
     from protofleet.edge_client.data.shard import load_shard
     from protofleet.protocol.wire.class_names import listed
 

@@ -5,7 +5,6 @@ The tests go on one with what the other has left, as an operator does.
 
 import json
 import os
-import pty
 import re
 import shlex
 import subprocess
@@ -50,7 +49,7 @@ class Desk:
             words[1:1] = ["-s", "-f", str(ROOT / "Makefile"), f"VENV={done_by}", "-o", f"{done_by}/.run"]
         if "init" in words:
             words[-1] += f" --dependencies system --key {self.bench.key}"
-        began, (operator, terminal) = time.monotonic(), pty.openpty()
+        began, (operator, terminal) = time.monotonic(), os.openpty()
         with os.fdopen(operator, "w") as typed:
             typed.write("y\n" * 20)
             typed.flush()

@@ -65,7 +65,7 @@ def test_data_are_said_as_json(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["deploy", "statsu"], "STEP is 'statsu'; did you mean status? there are plan"),
+        (["deploy", "statsu"], "STEP is 'statsu'; did you mean status? there are known-hosts, plan"),
         (["enrol", "lst"], "STEP is 'lst'; did you mean list? there are root"),
         (["run", "FILE", "--fersh"], "--fersh is no option; did you mean --fresh? there are --fresh, --help"),
         (["deploy", "status", "--flet=x"], "--flet is no option; did you mean --fleet? there are --fleet"),

@@ -71,7 +71,7 @@ MISTAKES = {
     "enrol cut x y --root none": "'y' is not of the form HOST:PORT",
     "deploy plan": "there is no file fleet.toml",
     "deploy plan --fleet binary.toml": "binary.toml cannot be read",
-    "deploy revoke": "name the devices to revoke",
+    "deploy revoke": "name the hosts to revoke",
     "deploy tune --hours -1": "it must be a number, above 0",
     "doctor --broker x": "not of the form HOST:PORT",
     "go-on folder --from-round 2": "holds no run",

@@ -43,7 +43,7 @@ def test_each_folder_in_data_is_a_device_and_its_folders_are_the_classes(beside)
 
 def test_data_looks_at_them_with_no_more_said(beside, capsys):
     assert main(["data", str(beside), "--set", "data.validation=0", "--set", "data.size=8", "--json"]) == 0
-    one, other = json.loads(capsys.readouterr().out)
+    one, other = json.loads(capsys.readouterr().out)["data"]
     assert (one["name"], one["classes"], other["name"]) == ("back-garage", ["cat", "dog"], "kitchen")
     assert other["per_class"] == [16, 8], "a fifth of each is for the test"
 
