@@ -113,10 +113,16 @@ def test_a_mistake_is_one_line_that_says_what_is_wrong(place, monkeypatch, capsy
 
 
 UNUSUAL = {
-    "a reader that stops after a line, and a locale without letters of others": ("methods | head -1", ""),
-    "a full disk under its output": ("unban --folder run > /dev/full", "No space left on device"),
-    "no output at all": ("unban --folder run >&-", ""),
-    "a terminal of 20 columns": ("run --help", ""),
+    "a reader that stops after a line, and a locale without letters of others": (
+        '"$0" -m protofleet methods | head -1',
+        "",
+    ),
+    "a full disk under its output": (
+        '"$0" -m protofleet unban --folder run > /dev/full',
+        "No space left on device",
+    ),
+    "no output at all": ('"$0" -m protofleet unban --folder run >&-', ""),
+    "a terminal of 20 columns": ('"$0" -m protofleet run --help', ""),
 }
 
 
@@ -131,7 +137,7 @@ def test_an_unusual_surrounding_is_no_traceback(place, words, said):
         "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m protofleet {words}"], cwd=place, env={**os.environ, **plain},
+        ["bash", "-c", words, sys.executable], cwd=place, env={**os.environ, **plain},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr and said in done.stderr
