@@ -44,9 +44,8 @@ def conf(folder, name="broker"):
 def answers(folder, port, broker="broker"):
     """What keeps the Mosquitto that is started here, with the command that was told, from taking the coordinator."""
     address = replace(BrokerAddress(), port=port, host="localhost", tls=tls_files(folder / "coordinator"))
-    program = subprocess.Popen(
-        ["mosquitto", "-c", f"{broker}/mosquitto.conf"], cwd=folder, stderr=subprocess.PIPE
-    )
+    settings = f"{broker}/mosquitto.conf"
+    program = subprocess.Popen(["mosquitto", "-c", settings], cwd=folder, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 30.0
         while (problem := preflight(address)) and program.poll() is None and time.monotonic() < deadline:
