@@ -16,7 +16,7 @@ from protofleet.coordinator.observe.confusion import Matrix, confusion_by_domain
 from protofleet.coordinator.observe.energy import RoundEnergy
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.measured import by_domain, counted, pooled
-from protofleet.coordinator.observe.record import ByKind, ByView, PhaseRecord, RoundRecord
+from protofleet.coordinator.observe.record import ByKind, ByView, PhaseRecord, RoundRecord, by_machine
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.round.events import (
     Accept,
@@ -204,7 +204,9 @@ class Journal:
         record.loss = self._by_domain(run, "loss.test")
         record.energy = self._energy.by_device()
         record.pooled = pooled(self._metrics.values(), run.limits.examples)
-        record.confusion = self._confusion(run) if record.kind == EVALUATION else {}
+        if record.kind == EVALUATION:
+            record.confusion = self._confusion(run)
+            record.machines = by_machine(run.software)
         for sink in self._sinks:
             self._isolation.call(sink.round_ended, record)
 

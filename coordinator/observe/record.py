@@ -6,7 +6,7 @@ odd type is damage, not a traceback in whoever reads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
@@ -49,6 +49,8 @@ class RoundRecord:
     aside: dict[str, str] = field(default_factory=dict)  # whose accepted answers were not used, and why
     # Of the last evaluation: domain -> class -> predicted class -> samples.
     confusion: dict[str, list[list[int]]] = field(default_factory=dict)
+    # Of the last evaluation: what devices say that they run on -> those devices.
+    machines: dict[str, list[str]] = field(default_factory=dict)
     # Device -> "train" and "send" -> joules, of those whose boards measure them.
     energy: ByDevice = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and what good frames said
@@ -122,6 +124,25 @@ def record_of(line: Mapping[str, Any]) -> RoundRecord:
 def _phase_of(table: Mapping[str, Any]) -> PhaseRecord:
     known = {field.name for field in fields(PhaseRecord)}
     return PhaseRecord(**{name: value for name, value in table.items() if name in known})
+
+
+def by_machine(said: Mapping[str, str]) -> dict[str, list[str]]:
+    """What devices say that they run on -> who says it: most devices of a fleet are of a few kinds."""
+    found: dict[str, list[str]] = {}
+    for device, words in sorted(said.items()):
+        if words:
+            found.setdefault(words, []).append(device)
+    return found
+
+
+def machines_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Device -> its words, out of the lines of rounds.jsonl."""
+    return {
+        device: words
+        for line in lines
+        for words, devices in line.get("machines", {}).items()
+        for device in devices
+    }
 
 
 def odd_summary(table: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import torch
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.observe.curves import Lines, measured, totals, views
 from protofleet.coordinator.observe.energy import total_energy
+from protofleet.coordinator.observe.record import machines_in
 from protofleet.coordinator.observe.view import RunView
 from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.runtime.host.machine import machine_words
@@ -17,6 +18,7 @@ from protofleet.runtime.host.machine import machine_words
 
 def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, software: str) -> dict[str, Any]:
     method = run.plan.variant
+    software_of = {**machines_in(lines), **run.software}  # a run that is over hears no hellos any more
     return {
         "name": settings.name,
         "method": run.plan.method,
@@ -28,7 +30,7 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
         "devices": {
             m.device: {
                 "domain": run.domains.get(m.device, ""), "examples": m.examples,
-                **about(run.software.get(m.device, "")),
+                **about(software_of.get(m.device, "")),
             }
             for m in sorted(run.members.values(), key=lambda m: m.device)
         },
@@ -51,6 +53,5 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
 
 
 def about(said: str) -> dict[str, str]:
-    """What a device has said of itself in its hellos."""
     software, _, machine = said.partition("; ")
     return {"software": software, "machine": machine}
