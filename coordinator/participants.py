@@ -27,10 +27,10 @@ from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.class_names import digest_of, packed
 from protofleet.protocol.wire.messages import MOST_NAMED, About, Hello, RoundStatus, Welcome, short_name
 from protofleet.protocol.wire.reasons import Problem
+from protofleet.runtime.host.machine import parts_of
 
 log = logging.getLogger("protofleet.coordinator")
 
-MACHINE_FOLLOWS: Final = "; "  # in what a device says of its software
 MOST_SOFTWARE: Final = 300  # letters of it that are kept
 
 
@@ -158,7 +158,7 @@ class Participants:
 
     def _note_software(self, device: str, said: str) -> None:
         """The longer words, with its machine, are in the first hello of a connection alone."""
-        if MACHINE_FOLLOWS in said or device not in self.software:
+        if parts_of(said)["machine"] or device not in self.software:
             self.software[device] = said[:MOST_SOFTWARE]
 
     def bye_received(self, device: str, reason: str) -> None:

@@ -13,7 +13,7 @@ from protofleet.coordinator.observe.energy import total_energy
 from protofleet.coordinator.observe.record import machines_in
 from protofleet.coordinator.observe.view import RunView
 from protofleet.protocol.link.meter import DOWN, UP
-from protofleet.runtime.host.machine import machine_words
+from protofleet.runtime.host.machine import machine_words, parts_of
 
 
 def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, software: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
         "devices": {
             m.device: {
                 "domain": run.domains.get(m.device, ""), "examples": m.examples,
-                **about(software_of.get(m.device, "")),
+                **parts_of(software_of.get(m.device, "")),
             }
             for m in sorted(run.members.values(), key=lambda m: m.device)
         },
@@ -50,8 +50,3 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
             "machine": machine_words(),
         },
     }  # fmt: skip
-
-
-def about(said: str) -> dict[str, str]:
-    software, _, machine = said.partition("; ")
-    return {"software": software, "machine": machine}

@@ -37,7 +37,7 @@ from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
 from protofleet.runtime.event_loop import ThreadWorker, WorkThread
 from protofleet.runtime.health import Heartbeats
-from protofleet.runtime.host.machine import machine_words, software_words
+from protofleet.runtime.host.machine import party_words
 
 
 class Process:
@@ -100,7 +100,7 @@ class Assembly:
         transport.connect(link.will(topics.device_state(settings.name)))
         agent = Agent(
             trainer.data, trainer.start, link, state, self._worker(settings, inbox),
-            software=self.software, about=f"{software_words(self.software)}; {machine_words()}", stays=settings.stays,
+            software=self.software, about=party_words(self.software), stays=settings.stays,
             confusion=settings.limits.confusion, energy=self._energy(settings.board),
         )  # fmt: skip
         status = StatusFile(Path(settings.status), self.software, version) if settings.status else None

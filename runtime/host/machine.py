@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 MOST_LETTERS: Final = 160
+MACHINE_FOLLOWS: Final = "; "  # after the software
 BOARD: Final = Path("/proc/device-tree/model")
 CPU: Final = Path("/proc/cpuinfo")
 MEMORY: Final = Path("/proc/meminfo")
@@ -26,6 +27,17 @@ def software_words(version: str) -> str:
     with contextlib.suppress(metadata.PackageNotFoundError):
         words += f", torch {metadata.version('torch')}"
     return words
+
+
+def party_words(version: str) -> str:
+    """What a device says of itself in its first hello: both."""
+    return f"{software_words(version)}{MACHINE_FOLLOWS}{machine_words()}"
+
+
+def parts_of(said: str) -> dict[str, str]:
+    """Its software and its machine; empty where that was not said."""
+    software, _, machine = said.partition(MACHINE_FOLLOWS)
+    return {"software": software, "machine": machine}
 
 
 def machine_words() -> str:
