@@ -330,8 +330,8 @@ def _tell_who_is_revoked(d: Deployment) -> int:
     for outcome in outcomes:
         if outcome.problem:
             _print(outcome.name, f"it does not know yet who is revoked: {outcome.problem}")
-    if failed := [outcome for outcome in outcomes if outcome.problem]:
-        return FAILED if failed else OK
+    if any(outcome.problem for outcome in outcomes):
+        return FAILED
     address = d.rollout.control.settings(next(iter(d.hosts))).broker
     for name in d.hosts:
         try:

@@ -32,7 +32,8 @@ def take(ssh: Ssh, place: Place, folder: Path) -> str:
     require_success(ssh.run(place.steps, "discard"))
     (fresh / COPY).replace(folder / COPY)
     fresh.rmdir()
-    return f"{folder / COPY}: {(folder / COPY).stat().st_size / 1e6:.1f} MB, and it goes on"
+    afterwards = "it goes on" if running else "it stays stopped"
+    return f"{folder / COPY}: {(folder / COPY).stat().st_size / 1e6:.1f} MB, and {afterwards}"
 
 
 def check(folder: Path) -> None:
