@@ -11,15 +11,7 @@ from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.cli.main import main
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.nets import catalog as nets
-
-EXPERIMENT = """
-name = "two"
-rounds = 1
-method = { name = "fedavg" }
-data = { source = "digits", samples = 20, size = 8 }
-devices = { clients = { optdigits = 2 } }
-network = { name = "mlp" }
-"""
+from tests.support.small_experiment import TWO
 
 
 def test_methods_are_listed_as_json_and_nothing_else_is_said(capsys):
@@ -55,7 +47,7 @@ def test_networks_say_parameters_bytes_and_smallest_images(capsys):
 
 def test_data_are_said_as_json(tmp_path, capsys):
     path = tmp_path / "two.toml"
-    path.write_text(EXPERIMENT)
+    path.write_text(TWO)
     assert main(["data", str(path), "--json"]) == 0
     one, other = json.loads(capsys.readouterr().out)["data"]
     assert (one["name"], one["domain"], other["name"]) == ("optdigits-1", "optdigits", "optdigits-2")
@@ -82,7 +74,7 @@ def test_data_are_said_as_json(tmp_path, capsys):
 )
 def test_a_name_that_is_unknown_is_answered_with_the_nearest_one(tmp_path, capsys, words, said):
     path = tmp_path / "two.toml"
-    path.write_text(EXPERIMENT)
+    path.write_text(TWO)
     assert main([str(path) if word == "FILE" else word for word in words]) == 2
     assert said in capsys.readouterr().err
 
@@ -114,7 +106,7 @@ def test_a_broken_file_is_named_with_its_line_and_keeps_nobody_from_the_others(
 def listed(tmp_path_factory):
     """A folder with something to list for each command."""
     folder = tmp_path_factory.mktemp("listed")
-    (folder / "two.toml").write_text(EXPERIMENT)
+    (folder / "two.toml").write_text(TWO)
     banned = folder / "run" / "coordinator" / "banned"
     banned.mkdir(parents=True)
     (banned / "loud").write_text(f"{int(time.time())} 1\n")

@@ -8,15 +8,8 @@ import pytest
 
 from protofleet.deploy.cli.main import main
 from tests.support.enrol import ROOT
+from tests.support.small_experiment import TWO
 
-EXPERIMENT = """
-name = "two"
-rounds = 1
-method = { name = "fedavg" }
-data = { source = "digits", samples = 20, size = 8 }
-devices = { clients = { optdigits = 2 } }
-network = { name = "mlp" }
-"""
 LONG = "n" * 300
 # What is typed after `protofleet`: what the one line has to say.
 MISTAKES = {
@@ -89,9 +82,9 @@ MISTAKES = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mistakes")
-    (folder / "exp.toml").write_text(EXPERIMENT)
-    (folder / "types.toml").write_text(EXPERIMENT.replace("rounds = 1", 'rounds = "three"'))
-    (folder / "negative.toml").write_text(EXPERIMENT.replace("rounds = 1", "rounds = -3"))
+    (folder / "exp.toml").write_text(TWO)
+    (folder / "types.toml").write_text(TWO.replace("rounds = 1", 'rounds = "three"'))
+    (folder / "negative.toml").write_text(TWO.replace("rounds = 1", "rounds = -3"))
     (folder / "empty.toml").touch()
     (folder / "binary.toml").write_bytes(bytes(range(256)) * 4)
     (folder / "afile").write_text("no folder\n")

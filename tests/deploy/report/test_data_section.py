@@ -14,7 +14,7 @@ from protofleet.deploy.report.data.counts import DeviceCounts, FleetCounts
 from protofleet.deploy.report.data.known import known_counts
 from protofleet.deploy.report.data.section import data_section, run_section
 from protofleet.deploy.report.finished_run import FinishedRun
-from tests.deploy.cli.test_lists import EXPERIMENT
+from tests.support.small_experiment import TWO
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -100,7 +100,7 @@ def contrast(one, other):
 
 def test_letters_and_bubbles_of_a_picture_alone_can_be_told_from_its_ground(tmp_path, capsys):
     path = tmp_path / "two.toml"
-    path.write_text(EXPERIMENT)
+    path.write_text(TWO)
     assert main(["data", str(path), "--picture", str(tmp_path / "two.svg")]) == 0
     text = (tmp_path / "two.svg").read_text()
     assert f"picture: {tmp_path / 'two.svg'}" in capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_letters_and_bubbles_of_a_picture_alone_can_be_told_from_its_ground(tmp_
 
 def test_a_picture_is_a_page_beside_the_settings_unless_it_is_to_be_elsewhere(tmp_path, capsys):
     path = tmp_path / "two.toml"
-    path.write_text(EXPERIMENT)
+    path.write_text(TWO)
     assert main(["data", str(path), "--json", "--picture"]) == 0
     said = json.loads(capsys.readouterr().out)
     page = (tmp_path / "two-data.html").read_text()
@@ -138,7 +138,7 @@ setInterval(() => { document.title = document.querySelector("iframe").contentDoc
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
 def test_on_a_phone_its_letters_can_be_read_and_nothing_leaves_the_page(tmp_path):
-    (tmp_path / "two.toml").write_text(EXPERIMENT)
+    (tmp_path / "two.toml").write_text(TWO)
     assert main(["data", str(tmp_path / "two.toml"), "--picture"]) == 0
     page = tmp_path / "two-data.html"
     page.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
@@ -162,7 +162,7 @@ def test_on_a_phone_its_letters_can_be_read_and_nothing_leaves_the_page(tmp_path
 )
 def test_a_picture_that_cannot_be_written_is_one_line(tmp_path, capsys, words, said, code):
     path = tmp_path / "two.toml"
-    path.write_text(EXPERIMENT)
+    path.write_text(TWO)
     assert main(["data", *(word.replace("FILE", str(path)) for word in words)]) == code
     err = capsys.readouterr().err
     assert said in err and len(err.splitlines()) == 1
