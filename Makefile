@@ -34,7 +34,7 @@ demo: $(VENV)/.run ## a whole federation on this machine, then a report
 test: $(VENV)/.dev mosquitto ## what every change must pass, in six minutes: each room, real brokers, a run
 	@$(PYTEST) -m 'not slow and not containers' $(ARGS)
 
-test-all: $(VENV)/.dev mosquitto ## that, and all that takes longer: processes, harm, wheels, browsers, Prometheus
+test-all: $(VENV)/.all mosquitto ## that, and all that takes longer: processes, harm, wheels, browsers, Prometheus
 	@$(PYTEST) $(ARGS)
 
 up: $(VENV)/.run images ## the stack in containers: broker, coordinator, DEVICES=6, Prometheus, Grafana; FRESH=1 begins anew
@@ -135,7 +135,11 @@ $(VENV)/.run: $(BIN)/python pyproject.toml $(wildcard deploy/locks/*.txt)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	@$(LOCKED) --no-warn-conflicts -r deploy/locks/dev.txt
+	@$(LOCKED) --no-warn-conflicts -r deploy/locks/export.txt -r deploy/locks/dev.txt
+	@touch $@
+
+$(VENV)/.all: $(VENV)/.dev
+	@$(LOCKED) --no-warn-conflicts -r deploy/locks/mlflow.txt
 	@touch $@
 else
 $(VENV)/.run: $(BIN)/python pyproject.toml deploy/constraints.txt deploy/requirements-data.txt
@@ -145,7 +149,11 @@ $(VENV)/.run: $(BIN)/python pyproject.toml deploy/constraints.txt deploy/require
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	@$(PIP) install --no-warn-conflicts -c deploy/constraints.txt -e '.[broker,dev]'
+	@$(PIP) install --no-warn-conflicts -c deploy/constraints.txt -e '.[broker,dev,export,tensorboard]'
+	@touch $@
+
+$(VENV)/.all: $(VENV)/.dev
+	@$(PIP) install --no-warn-conflicts -c deploy/constraints.txt -e '.[mlflow]'
 	@touch $@
 endif
 

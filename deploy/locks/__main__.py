@@ -36,13 +36,21 @@ NOT_CHECKED: Final = 3
 TORCH_PACKAGES: Final = frozenset({"torch", "torchvision"})
 BUILD_PACKAGES: Final = frozenset({"setuptools"})  # of our own wheel, as pyproject.toml asks for
 CUDA_PREFIXES: Final = ("nvidia-", "cuda-", "triton")
+EXTRAS: Final = {  # in the order of their locks: a package is in the first that needs it
+    "broker": ("broker",),
+    "export": ("export",),
+    "dev": ("broker", "export", "tensorboard", "dev"),
+    "mlflow": ("mlflow",),
+}
 HEADERS: Final = {
     "torch": "torch and torchvision",
     "cpu": "builds for CPUs alone, of PyTorch's own index",
     "cuda": "what torch's build for CUDA loads",
     "device": "what a device or a coordinator imports besides torch",
     "broker": "the extra `broker`",
-    "dev": "the extra `dev`",
+    "export": "the extra `export`",
+    "dev": "the extras `dev` and `tensorboard`",
+    "mlflow": "the extra `mlflow`",
     "build": "what our own wheel is built with",
     "data": "packages that carry pictures",
 }
@@ -134,8 +142,9 @@ def group_by_lock(resolve: Callable[..., list[LockedPackage]]) -> dict[str, list
         "cuda": [p for p in base if p.name.startswith(CUDA_PREFIXES)],
     }
     locks["device"] = not_locked_in(base, locks.values())
-    locks["broker"] = not_locked_in(resolve(project, "--extra", "broker"), locks.values())
-    locks["dev"] = not_locked_in(resolve(project, "--extra", "broker", "--extra", "dev"), locks.values())
+    for lock, extras in EXTRAS.items():
+        named = [word for extra in extras for word in ("--extra", extra)]
+        locks[lock] = not_locked_in(resolve(project, *named), locks.values())
     locks["build"] = [p for p in base if p.name in BUILD_PACKAGES]
     locks["data"] = resolve("--no-deps", str(DATA_REQUIREMENTS))
     return locks
