@@ -5,9 +5,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from cryptography import x509
 
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.enrol.authority import Authority
+from protofleet.deploy.enrol.certificates import host_names
 from protofleet.deploy.fleet import commands
 from protofleet.deploy.fleet.checks import Workload, run_checks
 from protofleet.deploy.fleet.device.facts import KnownGood, Service
@@ -279,6 +281,23 @@ def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
     assert desk.deploy("apply") == {name: ["facts.sh quick"] for name in desk.boards}, (
         "and a second time changes nothing"
     )
+
+
+def test_a_broker_at_another_address_gets_a_certificate_for_both_with_the_keys_that_it_has(desk, capsys):
+    desk.deploy("apply")
+    root, own = desk.folder / "fleet/root/certs/mqtt.crt", desk.folder / "fleet/broker/current/tls.key"
+    key, path = own.read_bytes(), desk.folder / "fleet/fleet.toml"
+    before = names_in(root)
+    path.write_text(path.read_text().replace(f'host = "{before[0]}"', 'host = "mqtt.lab"'))
+    said = desk.deploy("apply")
+    assert desk.code == 0, capsys.readouterr()
+    assert names_in(root) == ["mqtt.lab", *before] and own.read_bytes() == key
+    assert any("tls.crt" in line for line in said["mqtt"]), "the host has it too"
+    assert desk.deploy("apply")["mqtt"] == ["facts.sh quick"], "once"
+
+
+def names_in(path):
+    return host_names(x509.load_pem_x509_certificate(path.read_bytes()))
 
 
 def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_asked(desk, capsys):
