@@ -135,9 +135,13 @@ def plan(d: Deployment, o: Options) -> int:
         found[name] = {"steps": [], "problem": steps[0]} if refused else {"steps": steps, "problem": ""}
         changing += bool(planned) and not refused
         unfit += [name] * refused
+    for words in d.fleet.doubts():
+        listing.line(f"note: {words}", wrong=True)
     good = len(d.hosts) - changing - len(unfit)
     cannot = f"{len(unfit)} cannot be deployed{': ' * bool(unfit)}{', '.join(unfit)}"
-    listing.line(f"{len(d.hosts)} hosts: {changing} to be changed, {good} as they shall be, {cannot}")
+    listing.line(
+        f"{len(d.hosts)} host{'s' * (len(d.hosts) != 1)}: {changing} to be changed, {good} as they shall be, {cannot}"
+    )
     listing.end({"devices": found})
     return FAILED if unfit else OK
 

@@ -177,6 +177,16 @@ class Fleet:
                 words = f'add software = {{ kind = "venv" }} to [hosts.{name}]'
                 raise ValueError(f"the coordinator is deployed without a container; {words}")
 
+    def doubts(self) -> list[str]:
+        """What may be meant, and is a slip more often."""
+        sought = self.device.get("broker", {}).get("host", "")
+        return [
+            f"devices look for the broker at {sought}, and the host with that role, {name}, is at {host.address}; if "
+            "that is no other name of it, correct device.broker.host"
+            for name in self.of_role(BROKER)
+            if (host := self.hosts[name]).address != sought
+        ]
+
     def of_role(self, role: str) -> list[str]:
         return sorted(name for name, host in self.hosts.items() if host.role == role)
 
@@ -207,6 +217,11 @@ def _check_name(name: str, role: str) -> None:
 
 def read_fleet(path: Path) -> Fleet:
     """Relative paths in it are relative to the file."""
+    if not path.exists():
+        raise SettingsError(
+            f"there is no file {path}; name the fleet's with --fleet FILE (make: HOSTS=FILE), or begin one with "
+            "`protofleet init`"
+        )
     fleet, base = decode_file(Fleet, path, read_toml(path)), path.parent
     broker = str(base / fleet.broker) if fleet.broker else ""
     return replace(

@@ -147,6 +147,8 @@ class Ssh:
         return shlex.join(["ssh", *port, *key, f"{host.user}@{host.address}" if host.user else host.address])
 
     def _explain(self, result: Result) -> str:
+        if self._host.key and not Path(self._host.key).exists():  # ssh goes on without it, and is refused
+            return f"there is no file {self._host.key}, which hosts.{self.name}.key names; correct it there"
         for text, explanation in EXPLANATIONS:
             if text in result.err:
                 return explanation.format(host=self._host.address)

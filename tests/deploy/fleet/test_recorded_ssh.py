@@ -116,7 +116,7 @@ def test_ssh_and_rsync_are_called_in_exactly_these_words(tmp_path):
 def test_a_plan_only_looks(desk, capsys):
     assert desk.deploy("plan") == [LOOK] and desk.code == 0
     *steps, last = capsys.readouterr().out.splitlines()
-    assert last == "1 hosts: 1 to be changed, 0 as they shall be, 0 cannot be deployed"
+    assert last == "1 host: 1 to be changed, 0 as they shall be, 0 cannot be deployed"
     assert [line.split()[1].rstrip(":") for line in steps] == [
         "prepare", "ship", "build", "enrol", "configure", "switch", "start", "health", "soak", "record",
     ]  # fmt: skip
@@ -127,7 +127,7 @@ def test_a_plan_for_who_cannot_be_deployed_fails_and_names_them(desk, capsys):
     desk.board.facts["python"] = "3.8.1"
     assert desk.deploy("plan") == [LOOK] and desk.code == 1
     *_, last = capsys.readouterr().out.splitlines()
-    assert last == "1 hosts: 0 to be changed, 0 as they shall be, 1 cannot be deployed: board-1"
+    assert last == "1 host: 0 to be changed, 0 as they shall be, 1 cannot be deployed: board-1"
 
 
 def test_what_says_nothing_is_reported_with_host_command_status_and_a_way_on(desk, capsys):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from protofleet.deploy.fleet.settings import (
     device_settings,
     read_fleet,
 )
+from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
 from protofleet.protocol.settings.reader import SettingsError, decode, tomllib
 from tests.deploy.fleet.boards import NOW, RELEASE, SETTINGS, UNIT, WANTED, deployed, jetson
 from tests.deploy.fleet.recorded import FIT, RecordedBoard, recording
@@ -116,6 +118,32 @@ def test_a_fleet_that_is_there_is_not_written_over(written, capsys):
     assert "needs --broker and --coordinator" in capsys.readouterr().err
     assert main(["init", "other", "--broker", "a", "--coordinator", "a", "--device", "broker=b"]) == 2
     assert "that host has another role" in capsys.readouterr().err and not (written.parent / "other").exists()
+
+
+def test_the_private_keys_of_a_new_fleet_are_no_part_of_a_repository_around_it(written):
+    folder = written.parent
+    subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
+    shown = ["git", "status", "--porcelain", "--untracked-files=all"]
+    files = subprocess.run(shown, cwd=folder, check=True, capture_output=True, text=True).stdout
+    assert "fleet/fleet.toml" in files and "root" not in files and ".key" not in files
+
+
+def test_a_key_for_ssh_that_is_not_there_is_said_at_once_and_when_a_host_refuses_us(written, capsys):
+    assert main([*INIT[:1], "other", *INIT[2:], "--key", "nowhere"]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+    host = Host("127.0.0.10", key="/nowhere/key")
+    refused = Result(255, "", "Permission denied (publickey).")
+    ssh = Ssh("hub", host, read_fleet(written / "fleet.toml"), written, lambda *_: refused)
+    with pytest.raises(UnreachableError, match="there is no file /nowhere/key, which hosts.hub.key names"):
+        ssh.run("true")
+
+
+def test_devices_that_look_for_the_broker_elsewhere_are_noted(written):
+    path = written / "fleet.toml"
+    assert read_fleet(path).doubts() == []
+    path.write_text(path.read_text().replace('host = "127.0.0.10"', 'host = "127.0.0.99"'))
+    (note,) = read_fleet(path).doubts()
+    assert "at 127.0.0.99" in note and "broker, is at 127.0.0.10" in note
 
 
 @pytest.mark.parametrize(
