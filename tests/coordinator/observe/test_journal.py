@@ -85,7 +85,9 @@ def test_a_run_of_fedavg_costs_what_fedavg_would_have_cost(tmp_path):
     assert [one["kind"] for one in rounds.records][-2:] == ["training", "evaluation"]
     for record in rounds.records:
         sent = {way: record["payload"].get(way, {}).get("weights", 0) for way in ("up", "down")}
-        assert record["fedavg"] == sent, "that of the last evaluation too, for which the model is broadcast once more"
+        assert record["fedavg"] == sent, (
+            "that of the last evaluation too, for which the model is broadcast once more"
+        )
 
 
 def test_a_resumed_run_writes_no_round_twice_and_says_where_it_was_resumed(tmp_path):
