@@ -50,6 +50,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides
 from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
 from protofleet.protocol.security.enrolment import ROOTS_FILE as KNOWN_ROOTS
+from protofleet.protocol.security.records import day
 from protofleet.protocol.security.signed_settings import (
     SETTINGS,
     TUNING,
@@ -291,6 +292,22 @@ class ControlPlane:
             disconnect.install_broker(self.authority, Path(self.fleet.broker))
             disconnect.reload(Path(self.fleet.broker))
             return "it was revoked before; the broker accepts the name again"
+
+    def revocation(self, name: str) -> str:
+        """When and why this name is out of the federation; "" while it is in, or is to come back."""
+        latest = self.authority.register.latest(name)
+        if latest is None or not latest.revoked_at:
+            return ""
+        return f"{day(latest.revoked_at)}{f', {latest.reason}' if latest.reason else ''}"
+
+    def refusal(self, name: str) -> str:
+        """Why nothing of this file is deployed there."""
+        if self._replace or not (revoked := self.revocation(name)):
+            return ""
+        return (
+            f"it was revoked ({revoked}); take it out of the fleet's file, or say --replace to bring it back with "
+            "new keys"
+        )
 
     def was_revoked(self, name: str) -> bool:
         return any(e.name == name and e.revoked_at for e in self.authority.register.entries)

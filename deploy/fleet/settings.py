@@ -14,6 +14,9 @@ from protofleet.deploy.brokers.mosquitto import ListenerSettings, tls_settings
 from protofleet.deploy.enrol.local_federation import tls_files
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES
 from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.catalog import find
+from protofleet.edge_client.data.catalog import names as source_names
+from protofleet.edge_client.data.settings import DataSettings
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Bytes, OptionalPort, Seconds, Share, Within
 from protofleet.protocol.settings.reader import (
     SettingsError,
@@ -198,6 +201,13 @@ class Fleet:
             if own
             else self.software
         )
+
+    def reads_bundled_data(self, name: str) -> bool:
+        """Whether its data lie in packages, which come with its release or have to be there."""
+        host = self.hosts[name]
+        data = merge(self.device, host.device).get("data", {})
+        source = data.get("source", DataSettings.source) if isinstance(data, dict) else DataSettings.source
+        return host.role == DEVICE.name and source in source_names() and not find(source).needs_folder
 
     def selected(self, names: list[str]) -> dict[str, Host]:
         """The named hosts; all, where none is named."""

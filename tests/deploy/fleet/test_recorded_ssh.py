@@ -147,13 +147,16 @@ def test_a_new_board_is_deployed_in_exactly_these_words(desk):
         LOOK,  # who needs nothing is left alone
         LOOK,
         "remote.sh prepare",
+        "remote.sh settle",
         f"rsync roots {TOP}/incoming/",
         "remote.sh pin",
         f"rsync how,manifest,protofleet-0-py3-none-any.whl {TOP}/wheels/{release}/",
         f"remote.sh build {release} python3 system",
         f"remote.sh request {release} board-1 lab",
+        "remote.sh settle",
         f"rsync approval {TOP}/incoming/",
         f"remote.sh enrol {release} {fingerprint}",
+        "remote.sh settle",
         f"rsync manifest,settings,unit {TOP}/incoming/",
         f"remote.sh check {release} board-1",
         f"remote.sh switch {release} board-1",
@@ -178,6 +181,7 @@ def test_other_settings_are_configured_between_two_processes(deployed):
     assert deployed.deploy("apply")[:-2] == [
         LOOK,
         LOOK,
+        "remote.sh settle",
         f"rsync manifest,settings,unit {TOP}/incoming/",
         f"remote.sh check {release} board-1",
         f"remote.sh switch {release} board-1",
@@ -204,8 +208,9 @@ def test_what_fails_after_the_switch_goes_back_to_what_was_good(deployed, capsys
     at = lines.index("remote.sh drain 30")
     block, *rest = lines[at + 2 :]  # after the facts
     assert lines[at + 1] == LOOK and block.startswith(f"remote.sh block {release}-")
-    assert rest[:5] == [
+    assert rest[:6] == [
         LOOK,
+        "remote.sh settle",
         f"rsync manifest,settings {TOP}/incoming/",
         "remote.sh restore_unit good",
         f"remote.sh check {release} board-1",
@@ -266,6 +271,7 @@ def test_a_rollback_blocks_the_present_state_and_restores_the_one_before(deploye
         LOOK,
         f"remote.sh block {release}-{second['settings']}",
         LOOK,
+        "remote.sh settle",
         f"rsync manifest,settings {TOP}/incoming/",
         "remote.sh restore_unit previous",
         f"remote.sh check {release} board-1",
@@ -280,7 +286,8 @@ def test_a_rollback_blocks_the_present_state_and_restores_the_one_before(deploye
 
 
 def test_tuning_is_sent_signed_and_then_applied(deployed):
-    assert deployed.deploy("tune", set=["paused=true"]) == [f"rsync tuning {TOP}/incoming/", "remote.sh tune"]
+    lines = ["remote.sh settle", f"rsync tuning {TOP}/incoming/", "remote.sh tune"]
+    assert deployed.deploy("tune", set=["paused=true"]) == lines
     assert b"BEGIN PROTOFLEET TUNING" in deployed.board.incoming["tuning"]
 
 

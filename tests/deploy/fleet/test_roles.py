@@ -3,6 +3,7 @@
 import argparse
 import json
 import subprocess
+import tarfile
 from dataclasses import replace
 
 import pytest
@@ -269,9 +270,9 @@ class Desk:
             .partition("\n[hosts.board-2]")[0]
         )
 
-    def deploy(self, step, *hosts):
+    def deploy(self, step, *hosts, **more):
         given = {"yes": True, "replace": False, "force": False, "strict": False, "reason": "", "broker": None}
-        given |= {"fleet": self.folder / "fleet/fleet.toml", "hosts": list(hosts)}
+        given |= {"fleet": self.folder / "fleet/fleet.toml", "hosts": list(hosts), **more}
         before = {name: len(board.lines) for name, board in self.boards.items()}
         self.code = commands.run(
             step, argparse.Namespace(**given), recording(self.boards, self.folder / "sockets")
@@ -337,7 +338,12 @@ def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_aske
     assert said["board-1"] == ["remote.sh erase_keys"]
     acl = desk.boards["mqtt"].incoming["acl"].decode()
     assert "user board-1\ntopic deny" in acl
-    assert desk.deploy("apply", "board-1")["mqtt"][-1] == "remote.sh install_keys mqtt", (
+    capsys.readouterr()
+    desk.deploy("status")
+    assert "revoked 20" in capsys.readouterr().out and desk.code == 1
+    assert desk.deploy("apply", "board-1")["board-1"] == ["facts.sh quick"] and desk.code == 1
+    assert "it was revoked" in (said := capsys.readouterr().err) and "say --replace to bring it back" in said
+    assert desk.deploy("apply", "board-1", replace=True)["mqtt"][-1] == "remote.sh install_keys mqtt", (
         "and who comes back, too"
     )
     assert "user board-1" not in desk.boards["mqtt"].incoming["acl"].decode() and desk.code == 0
@@ -348,6 +354,45 @@ def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_aske
                 argparse.Namespace(fleet=desk.folder / "fleet/fleet.toml", hosts=["mqtt"], set=[], hours=1.0),
                 recording(desk.boards, desk.folder / "sockets"),
             )
+
+
+def copy_of(folder, *runs):
+    folder.mkdir()
+    with tarfile.open(folder / "runs.tar", "w") as copy:
+        for run in runs:
+            copy.addfile(tarfile.TarInfo(f"runs/{run}/coordinator/spool.sqlite"))
+    return folder
+
+
+def test_a_copy_of_another_run_stops_nothing(desk, tmp_path):
+    desk.deploy("apply")
+    before = [list(board.lines) for board in desk.boards.values()]
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn/runs.tar").write_bytes(b"half a copy")
+    for source, words in {
+        copy_of(
+            tmp_path / "older", "winter"
+        ): "holds winter, and coordinator.name in the fleet's file is first",
+        tmp_path / "torn": "cannot be read",
+        tmp_path / "nowhere": "has no runs.tar",
+    }.items():
+        with pytest.raises(SettingsError, match=words):
+            desk.deploy("restore", "coordinator", source=source, from_round=None)
+    assert [list(board.lines) for board in desk.boards.values()] == before
+
+
+def test_a_restore_that_fails_leaves_the_runs_that_were_there_and_starts_them(desk, tmp_path, capsys):
+    desk.deploy("apply")
+    desk.boards["coordinator"].fails = {"go_on": "round 5000 is below the copy's"}
+    source = copy_of(tmp_path / "copy", "first")
+    said = desk.deploy("restore", "coordinator", source=source, from_round=5000)["coordinator"]
+    assert desk.code == 1 and said[-2:] == ["remote.sh put_before_back", "remote.sh start"]
+    assert "the runs that were there are in place again" in capsys.readouterr().out
+    desk.boards["coordinator"].fails = {}
+    assert "go_on" in " ".join(
+        desk.deploy("restore", "coordinator", source=source, from_round=5000)["coordinator"]
+    )
+    assert desk.code == 0 and "what was there is kept as runs.before" in capsys.readouterr().out
 
 
 def test_a_file_without_the_new_tables_means_what_it_meant():
