@@ -42,14 +42,24 @@ def sha256_of_file(path: Path) -> str:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    data = bytearray(path.read_bytes())
+    return decoded_weights(path.read_bytes())
+
+
+def decoded_weights(content: bytes) -> dict[str, Tensor]:
+    data = bytearray(content)
     table = _table(data)
     start = LENGTH.size + LENGTH.unpack_from(data)[0]
     return {name: _tensor(name, row, data, start) for name, row in table.items()}
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    at, table, pieces = 0, {}, []
+    path.write_bytes(encoded_weights(weights))
+
+
+def encoded_weights(weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> bytes:
+    """`about` is the format's own metadata."""
+    at, pieces = 0, []
+    table: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     for name, value in sorted(weights.items()):
         piece = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         place = [at, at := at + len(piece)]
@@ -57,7 +67,7 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
         pieces.append(piece)
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    path.write_bytes(b"".join([LENGTH.pack(len(text)), text, *pieces]))
+    return b"".join([LENGTH.pack(len(text)), text, *pieces])
 
 
 def _table(data: bytearray) -> dict[str, Any]:
