@@ -61,6 +61,7 @@ class NoModels:
         pass
 
 
+NO_MODELS: Final = NoModels()
 StartJob: TypeAlias = Callable[[Plan], Job]  # SettingsError where this device cannot do what the plan asks
 
 
@@ -76,7 +77,7 @@ class LocalJob:
         self.half, self._data, self._reports = half, data, reports
         self._snapshots, self._folder = snapshots or Snapshots(), folder
         self._deadline, self._work_seconds = deadline or Deadline(), work_seconds
-        self._models = models or NoModels()
+        self._models = models or NO_MODELS
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         ask = Ask(phase, LazyPayload(received, unshared=True, place=torch_device_of(self.half.model)))
@@ -104,7 +105,7 @@ def local_jobs(build: Callable[[Plan], ClientHalf], data: Splits) -> StartJob:
 
 
 def work(
-    half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str, models: Models
+    half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str, models: Models = NO_MODELS
 ) -> tuple[Payload, Metrics]:
     half.begin(number)
     half.receive(ask.payload)
