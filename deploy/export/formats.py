@@ -9,7 +9,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -64,8 +64,9 @@ def _safetensors(model: Served, card: Card) -> bytes:
 
 
 def _torchscript(model: Served, card: Card) -> bytes:
+    trace: Any = torch.jit.trace  # has no types
     with _quiet(), torch.no_grad():
-        traced = torch.jit.trace(model, (card.input.drawn(TRACED_WITH),), check_trace=False)
+        traced = trace(model, (card.input.drawn(TRACED_WITH),), check_trace=False)
         return _saved(lambda file: torch.jit.save(traced, file))
 
 
