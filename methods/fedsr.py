@@ -16,7 +16,6 @@ Their code weighs devices by 1 / K and counts a round as 5 steps; here they are 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -27,8 +26,9 @@ from torch import Tensor, nn
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Samples, seeded
-from protofleet.methods.nets.base import Net, initialised_from
+from protofleet.methods.nets.base import Encoder, Net, initialised_from
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, train
+from protofleet.methods.parts.rules import MeanOfDraws
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import load_weights, weights_of
 from protofleet.protocol.settings.bounds import Weight
@@ -94,20 +94,16 @@ def normal_kl(mean: Tensor, variance: Tensor, other: Tensor, others: Tensor) -> 
     return terms.sum(dim=1) / 2
 
 
-class MeanOfDraws(nn.Module):
-    """mu and sigma side by side [B, 2 D] -> logarithms of the mean softmax [B, C]."""
+class BothMoments(nn.Module):
+    """mu and sigma side by side [B, 2 D]."""
 
-    noise: Tensor  # [draws, D]
-
-    def __init__(self, head: nn.Module, noise: Tensor) -> None:
+    def __init__(self, projector: nn.Module) -> None:
         super().__init__()
-        self.head = head
-        self.register_buffer("noise", noise)
+        self.projector = projector
 
-    def forward(self, moments: Tensor) -> Tensor:
-        mu, sigma = moments.chunk(2, dim=1)
-        draws = torch.stack([F.log_softmax(self.head(mu + sigma * eps), dim=1) for eps in self.noise])
-        return torch.logsumexp(draws, dim=0) - math.log(len(draws))
+    def forward(self, features: Tensor) -> Tensor:
+        assert isinstance(self.projector, Gaussian)
+        return torch.cat(self.projector.moments(features), dim=1)
 
 
 class Server(fedavg.Server):
@@ -149,9 +145,8 @@ class Client(fedavg.Client):
         noise = torch.randn(DRAWS, size, generator=seeded(self.seed, "draws"), dtype=like.dtype)
         return MeanOfDraws(self.model.head, noise.to(like.device))
 
-    def scores(self, x: Tensor, rule: nn.Module) -> Tensor:
-        found: Tensor = rule(torch.cat(self.moments(x), dim=1))
-        return found
+    def encoder(self, rule: nn.Module) -> Encoder:
+        return Encoder(self.model.features, BothMoments(self.model.projector))
 
     def state(self) -> Payload:
         return snapshot(weights_of(self.own, "conditional"))

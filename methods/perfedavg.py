@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload
-from protofleet.methods.nets.base import Net, frozen
+from protofleet.methods.nets.base import Encoder, Net, frozen
 from protofleet.methods.parts.local import LocalHyper, norms_of, train, train_norms
 from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.weights import weights_of
@@ -75,11 +75,10 @@ class Client(fedavg.Client):
     def other_rules(self) -> Mapping[str, nn.Module]:
         return {} if self.unadapted is None else {"unadapted": self.unadapted.head}
 
-    def scores(self, x: Tensor, rule: nn.Module) -> Tensor:
+    def encoder(self, rule: nn.Module) -> Encoder:
         if self.unadapted is None or rule is not self.unadapted.head:
-            return super().scores(x, rule)
-        found: Tensor = self.unadapted(x)
-        return found
+            return super().encoder(rule)
+        return Encoder(self.unadapted.features, self.unadapted.projector)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ Metrics: TypeAlias = dict[str, float]
 
 TRAIN: Final = "train"  # the phase that changes a device's model
 EVALUATE: Final = "evaluate"  # after the last round
+GLOBAL: Final = "global"  # the run's model, as the coordinator sends it
+PERSONAL: Final = "personal"  # the one that this device has trained
 SECONDS_WAITED: Final = "seconds.waited"  # among what was measured: it is no work, and is sent to nobody
 
 
@@ -44,6 +46,22 @@ class Job(Protocol):
     def restore(self, state: Arrays) -> None: ...
 
 
+class Models(Protocol):
+    """Where models go that somebody wants to have."""
+
+    def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
+        """What the half predicts with now: the run's model after that round (global), or its own (personal)."""
+        ...
+
+
+class NoModels:
+    """Nobody wants them."""
+
+    def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
+        pass
+
+
+NO_MODELS: Final = NoModels()
 StartJob: TypeAlias = Callable[[Plan], Job]  # SettingsError where this device cannot do what the plan asks
 
 
@@ -53,16 +71,18 @@ class LocalJob:
     def __init__(
         self, half: ClientHalf, data: Splits, reports: str, *, snapshots: Snapshots | None = None,
         folder: Path = Path(), deadline: Deadline | None = None, work_seconds: float = NEVER,
+        models: Models | None = None,
     ) -> None:  # fmt: skip
         """`reports` is the model whose accuracy the paper reports: "global" or "personal"."""
         self.half, self._data, self._reports = half, data, reports
         self._snapshots, self._folder = snapshots or Snapshots(), folder
         self._deadline, self._work_seconds = deadline or Deadline(), work_seconds
+        self._models = models or NO_MODELS
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         ask = Ask(phase, LazyPayload(received, unshared=True, place=torch_device_of(self.half.model)))
         with self._deadline.running(self._work_seconds):
-            payload, metrics = work(self.half, self._data, ask, number, self._reports)
+            payload, metrics = work(self.half, self._data, ask, number, self._reports, self._models)
         if self._snapshots.wanted(number, phase):
             most = self._snapshots.samples
             learned = {} if phase == EVALUATE else payload  # else it is counts, and no point in a picture
@@ -84,18 +104,24 @@ def local_jobs(build: Callable[[Plan], ClientHalf], data: Splits) -> StartJob:
     return lambda plan: LocalJob(build(plan), data, plan.variant.reports)
 
 
-def work(half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str) -> tuple[Payload, Metrics]:
+def work(
+    half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str, models: Models = NO_MODELS
+) -> tuple[Payload, Metrics]:
     half.begin(number)
     half.receive(ask.payload)
     if ask.phase == EVALUATE:
         half.after_last_round()
-        return evaluate_at_end(half, data, reports)
+        payload, metrics = evaluate_at_end(half, data, reports)
+        models.publish(reports, half, number - 1, metrics)
+        return payload, metrics
     metrics = {}
-    if ask.phase == TRAIN and reports == "global":
-        metrics = evaluate(half, data, "global")
+    if ask.phase == TRAIN and reports == GLOBAL:
+        metrics = evaluate(half, data, GLOBAL)
+        models.publish(GLOBAL, half, number - 1, metrics)
     payload = half.run(ask)
     if ask.phase == TRAIN:
-        metrics |= evaluate(half, data, "personal")
+        metrics |= evaluate(half, data, PERSONAL)
+        models.publish(PERSONAL, half, number, metrics)
     return payload, metrics
 
 

@@ -18,11 +18,14 @@ from protofleet.edge_client.limits import HalfBuilder
 from protofleet.edge_client.public_images import public_images
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.gpu_job import GpuJob, GpuWork
-from protofleet.edge_client.trainer.job import Job, LocalJob
+from protofleet.edge_client.trainer.job import Job, LocalJob, Models, NoModels
+from protofleet.edge_client.trainer.kept_models import KeptModels
 from protofleet.edge_client.trainer.slot_job import SlotJob
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan, PublicImages
+from protofleet.methods.served.kept import Origin
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import Disk
 
 AdmissionTo: TypeAlias = Callable[[torch.device], Admission | None]  # None where nobody has to be admitted
 
@@ -100,7 +103,16 @@ class LocalTrainer:
             half, data, plan.variant.reports,
             snapshots=self._settings.pictures, folder=Path(self._settings.folder) / "pictures",
             deadline=self._deadline, work_seconds=self._settings.limits.work_seconds,
+            models=self._kept(plan, data),
         )  # fmt: skip
+
+    def _kept(self, plan: Plan, data: Shard) -> Models:
+        settings = self._settings
+        if not settings.keep_models:
+            return NoModels()
+        classes = data.names or tuple(str(label) for label in range(plan.classes))  # nobody can tell
+        origin = Origin(plan, settings.name, settings.network or plan.network, classes)
+        return KeptModels(Path(settings.folder), origin, Disk(settings.durable))
 
 
 def bytes_of(data: Shard) -> int:

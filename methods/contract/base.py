@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.contract.wants import TensorSpec, problem_with
-from protofleet.methods.nets.base import Net
+from protofleet.methods.nets.base import Encoder, Net
 from protofleet.protocol.wire.reasons import Problem
 
 Payload: TypeAlias = Mapping[str, Tensor]
@@ -161,8 +161,12 @@ class ClientHalf(ABC):
         """Class scores [B, C]."""
         return self.scores(x, self.rule())
 
+    def encoder(self, rule: nn.Module) -> Encoder:
+        """What makes of a sample that which this rule reads."""
+        return Encoder(self.model.features, self.model.projector)
+
     def scores(self, x: Tensor, rule: nn.Module) -> Tensor:
-        found: Tensor = rule(self.model.embed(x))
+        found: Tensor = rule(self.encoder(rule)(x))
         return found
 
     def embedding(self, x: Tensor) -> Tensor:

@@ -75,6 +75,18 @@ class Net(nn.Module):
         return scores
 
 
+class Encoder(nn.Module):
+    """Of a network, what is before its head: [B, ch, H, W] -> [B, embedding_size]."""
+
+    def __init__(self, features: nn.Module, projector: nn.Module) -> None:
+        super().__init__()
+        self.features, self.projector = features, projector
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedding: Tensor = self.projector(self.features(x))
+        return embedding
+
+
 def frozen_backbones(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The features of networks in this module whose backbone is frozen, by their name in it."""
     for name, part in module.named_modules():

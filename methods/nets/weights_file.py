@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,22 +42,51 @@ def sha256_of_file(path: Path) -> str:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    data = bytearray(path.read_bytes())
+    return decoded_weights(path.read_bytes())
+
+
+def decoded_weights(content: bytes) -> dict[str, Tensor]:
+    data = bytearray(content)
     table = _table(data)
     start = LENGTH.size + LENGTH.unpack_from(data)[0]
     return {name: _tensor(name, row, data, start) for name, row in table.items()}
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    at, table, pieces = 0, {}, []
+    path.write_bytes(encoded_weights(weights))
+
+
+def encoded_weights(weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> bytes:
+    return b"".join(pieces_of_weights(weights, about))
+
+
+def pieces_of_weights(
+    weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None
+) -> Iterator[bytes]:
+    """The file tensor by tensor: all of it would be the weights in memory once more. `about` is the format's own
+    metadata."""
+    at = 0
+    table: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     for name, value in sorted(weights.items()):
-        piece = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        place = [at, at := at + len(piece)]
+        place = [at, at := at + value.nbytes]
         table[name] = {"dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": place}
-        pieces.append(piece)
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    path.write_bytes(b"".join([LENGTH.pack(len(text)), text, *pieces]))
+    yield LENGTH.pack(len(text)) + text
+    for _, value in sorted(weights.items()):
+        yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def said_about(path: Path) -> dict[str, str]:
+    """The metadata of a file, of which no weights are read."""
+    with path.open("rb") as file:
+        start = file.read(LENGTH.size)
+        length = min(LARGEST_TABLE, LENGTH.unpack(start)[0]) if len(start) == LENGTH.size else 0
+        try:
+            table = json.loads(file.read(length))
+            return {str(key): str(value) for key, value in table.get("__metadata__", {}).items()}
+        except (ValueError, RecursionError, AttributeError):
+            raise WeightsFileError("its table is not JSON: no safetensors file") from None
 
 
 def _table(data: bytearray) -> dict[str, Any]:

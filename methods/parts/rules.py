@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods.maths.geometry import distances, squared_distances, unit
@@ -24,21 +25,36 @@ NEARNESS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {  # [B, D],
 }
 
 
-class Classifier(nn.Module):
+class Rule(nn.Module):
+    """One that can be written down: its `kind`, its `settings` and its tensors say all of it."""
+
+    kind: ClassVar[str]
+
+    def settings(self) -> dict[str, str | float | bool | None]:
+        return {}
+
+
+class Classifier(Rule):
     """The network's head; `sphere`: of embeddings of length 1."""
+
+    kind = "classifier"
 
     def __init__(self, head: nn.Module, *, sphere: bool = False) -> None:
         super().__init__()
         self.head, self.sphere = head, sphere
+
+    def settings(self) -> dict[str, str | float | bool | None]:
+        return {"sphere": self.sphere}
 
     def forward(self, z: Tensor) -> Tensor:
         scores: Tensor = self.head(unit(z) if self.sphere else z)
         return scores
 
 
-class Nearest(nn.Module):
+class Nearest(Rule):
     """A class's score is the nearness of its nearest row; a class without rows has `missing`, and is never chosen."""
 
+    kind = "nearest"
     rows: Tensor  # [G, D]; of length 1 where the metric is the cosine
     places: Tensor  # [C, K]: each class's rows among the G; G where there are fewer than K
 
@@ -50,11 +66,36 @@ class Nearest(nn.Module):
         self.register_buffer("rows", rows.detach())
         self.register_buffer("places", places_of(labels, classes))
 
+    def settings(self) -> dict[str, str | float | bool | None]:
+        return {"metric": self.metric, "missing": None if self.missing == -math.inf else self.missing}
+
+    def near(self, z: Tensor) -> Tensor:
+        """[B, G]"""
+        return NEARNESS[self.metric](z, self.rows)
+
     def forward(self, z: Tensor) -> Tensor:
-        near = NEARNESS[self.metric](z, self.rows)  # [B, G]
-        near = torch.cat([near, near.new_full((len(z), 1), self.missing)], dim=1)
-        by_class = near.index_select(1, self.places.reshape(-1)).reshape(len(z), *self.places.shape)
+        near = self.near(z)
+        # Not len(z), which an exporter would take for a fixed number.
+        near = torch.cat([near, near.new_full((z.shape[0], 1), self.missing)], dim=1)
+        by_class = near.index_select(1, self.places.reshape(-1)).reshape(z.shape[0], *self.places.shape)
         return by_class.amax(dim=2)
+
+
+class MeanOfDraws(Rule):
+    """mu and sigma side by side [B, 2 D] -> logarithms of the mean softmax [B, C]."""
+
+    kind = "mean of draws"
+    noise: Tensor  # [draws, D]
+
+    def __init__(self, head: nn.Module, noise: Tensor) -> None:
+        super().__init__()
+        self.head = head
+        self.register_buffer("noise", noise)
+
+    def forward(self, moments: Tensor) -> Tensor:
+        mu, sigma = moments.chunk(2, dim=1)
+        draws = torch.stack([F.log_softmax(self.head(mu + sigma * eps), dim=1) for eps in self.noise])
+        return torch.logsumexp(draws, dim=0) - math.log(len(draws))
 
 
 def places_of(labels: Tensor, classes: int) -> Tensor:

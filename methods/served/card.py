@@ -1,0 +1,118 @@
+"""card.json: what a model is, where it comes from, and what it takes and gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from torch import Tensor
+
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.nets.weights_file import NAMES
+from protofleet.methods.served.scaling import Input
+from protofleet.protocol.settings.reader import SettingsError, decode, encode
+
+FORMAT: Final = 1
+LARGEST_CARD: Final = 1 << 24  # bytes
+
+
+class CardError(ValueError):
+    """One line: what is wrong with a card, or with what should be of it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a tensor's bytes in a template."""
+
+    at: int
+    dtype: str  # as safetensors names it
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Card:
+    method: str
+    classes: tuple[str, ...]
+    input: Input
+    network: Network
+    rule: dict[str, Any]  # its kind, and the settings of that kind
+    plan: dict[str, Any]  # of the run, as all its parties had it
+    tensors: str  # SHA-256 over names, types, shapes and numbers
+    format: int = FORMAT
+    name: str = ""  # of the run
+    paper: str = ""
+    way: str = "predict"
+    round: int = 0  # after which the model was so; 0: before any
+    chosen: Literal["last", "best"] = "last"
+    device: str | None = None  # whose own it is; none: the model of all
+    validation: float | None = None  # accuracy
+    test: dict[str, float] = field(default_factory=dict)  # accuracy by domain
+    parameters: int = 0
+    bytes: int = 0
+    plan_sha256: str = ""
+    plugins: dict[str, str] = field(default_factory=dict)
+    software: str = ""
+    made: str = ""  # UTC
+    files: dict[str, str] = field(default_factory=dict)  # SHA-256 by name
+    # Of a template: where each tensor's bytes are in model.onnx.
+    offsets: dict[str, Place] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(
+                f"format is {self.format}, this version reads {FORMAT}; bring protofleet up to date"
+            )
+
+    def text(self) -> str:
+        table = {"device": None, "validation": None, **encode(self)}
+        table["input"] |= {"kind": self.input.kind, "to": [-1, 1]}
+        if self.input.kind == "image":
+            table["input"]["resize"] = "as protofleet"  # not as Pillow: give images of the right size
+        if not self.offsets:
+            del table["offsets"]
+        return json.dumps(table, indent=1, allow_nan=False) + "\n"
+
+
+def read_card(text: bytes) -> Card:
+    """CardError where it is none. Keys that are not known are looked away from: a later version has more."""
+    try:
+        table = json.loads(text[: LARGEST_CARD + 1])
+        return decode(Card, _known(Card, table), "card")
+    except (SettingsError, TypeError) as error:
+        raise CardError(str(error)) from None
+    except (ValueError, RecursionError):
+        raise CardError("it is not JSON: no card of a model") from None
+
+
+def plan_of(card: Card) -> Plan:
+    """CardError where this version has not what the model's run was made of."""
+    try:
+        return decode(Plan, card.plan, "card.plan")
+    except (SettingsError, LookupError) as error:
+        raise CardError(str(error)) from None
+
+
+def sha256_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        array = value.detach().cpu().contiguous()
+        digest.update(json.dumps([name, NAMES[value.dtype], list(value.shape)]).encode())
+        digest.update(array.numpy().astype(array.numpy().dtype.newbyteorder("<")).tobytes())
+    return digest.hexdigest()
+
+
+def _known(cls: Any, table: Any) -> Any:
+    """Of tables of a fixed form, all the way down."""
+    if not isinstance(table, dict):
+        return table
+    hints = typing.get_type_hints(cls)
+    found = {f.name: table[f.name] for f in dataclasses.fields(cls) if f.name in table}
+    return {
+        name: _known(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value
+        for name, value in found.items()
+    }

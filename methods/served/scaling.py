@@ -1,0 +1,80 @@
+"""What a model takes, as it is stored; and how that becomes what its network takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import torch
+from torch import Tensor, nn
+
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.settings.bounds import Within
+
+KINDS: Final = {1: "vector", 2: "series", 3: "image"}  # by the number of axes: [F], [C, T], [C, H, W]
+PIXELS: Final = (0.0, 255.0)
+LARGEST_SAMPLE: Final = 1 << 24  # numbers
+
+
+@dataclass(frozen=True)
+class Input:
+    """Of one sample, float32: from `low` to `high`, which become -1 to 1.
+
+    Either is one number for all, or one for each place of the first axis.
+    """
+
+    shape: tuple[Annotated[int, Within(1, 65_536)], ...]
+    low: tuple[float, ...] = PIXELS[:1]
+    high: tuple[float, ...] = PIXELS[1:]
+
+    def __post_init__(self) -> None:
+        if len(self.shape) not in KINDS:
+            raise ValueError(f"shape is {list(self.shape)}, it must have 1 to 3 axes")
+        if not 0 < math.prod(self.shape) <= LARGEST_SAMPLE:
+            raise ValueError(f"shape is {list(self.shape)}, it must have 1 to {LARGEST_SAMPLE:,} numbers")
+        if not len(self.low) == len(self.high) or len(self.low) not in (1, self.shape[0]):
+            raise ValueError(f"low and high must have 1 number each, or {self.shape[0]}")
+        if not all(
+            math.isfinite(low) and math.isfinite(high) and low < high
+            for low, high in zip(self.low, self.high, strict=True)
+        ):
+            raise ValueError("low must be below high, and both finite")
+
+    @property
+    def kind(self) -> str:
+        return KINDS[len(self.shape)]
+
+    def drawn(self, samples: int, seed: int = 0) -> Tensor:
+        """Whole numbers between low and high: the same for the same seed."""
+        generator = torch.Generator().manual_seed(seed)
+        low, high = (_for_samples(row, self.shape) for row in (self.low, self.high))
+        return (low + (high - low) * torch.rand(samples, *self.shape, generator=generator)).round()
+
+
+def input_of(plan: Plan) -> Input:
+    """Of a run: the one place that knows how its plan says it."""
+    return Input((plan.channels, plan.size, plan.size))
+
+
+class Scaling(nn.Module):
+    """(2 x - (high + low)) / (high - low): of pixels, to the bit what a device's loader makes of them."""
+
+    centre: Tensor
+    width: Tensor
+
+    def __init__(self, of: Input) -> None:
+        super().__init__()
+        low, high = (_for_samples(row, of.shape) for row in (of.low, of.high))
+        # No part of the weights: they are the input's, and a template keeps them.
+        self.register_buffer("centre", (high + low).float(), persistent=False)
+        self.register_buffer("width", (high - low).float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (2 * x - self.centre) / self.width
+
+
+def _for_samples(row: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:
+    """One number for all, or [C, 1, ...]."""
+    axes = (-1, *[1] * (len(shape) - 1)) if len(row) > 1 else ()
+    return torch.tensor(row, dtype=torch.float64).reshape(axes)

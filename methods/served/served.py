@@ -1,0 +1,81 @@
+"""A model with its rule: samples as they are stored in, class scores out. It is made of modules alone, so it can be
+exported, and run where no method is."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+from torch import Tensor, nn
+
+from protofleet.methods.contract.base import ClientHalf
+from protofleet.methods.nets.base import Encoder
+from protofleet.methods.parts.rules import Classifier, Nearest, Rule
+from protofleet.methods.served.scaling import Input, Scaling
+
+PREDICT = "predict"  # the way of a half's `rule`; the others are named by its `other_rules`
+
+
+class Served(nn.Module):
+    """[B, *shape] -> [B, C]"""
+
+    def __init__(self, of: Input, encoder: Encoder, rule: Rule) -> None:
+        super().__init__()
+        self.scaling = Scaling(of)
+        self.features, self.projector, self.rule = encoder.features, encoder.projector, rule
+        self.requires_grad_(False).eval()
+
+    def forward(self, samples: Tensor) -> Tensor:
+        scores: Tensor = self.rule(self.projector(self.features(self.scaling(samples))))
+        return scores
+
+
+class NearestAtOnce(Nearest):
+    """All rows in one step, which takes B G D numbers. An exported graph would have a step for each row instead. The
+    scores are the same to the bit."""
+
+    def near(self, z: Tensor) -> Tensor:
+        if self.metric == "cosine":
+            return super().near(z)
+        squares = (z.unsqueeze(1) - self.rows).square().sum(dim=-1)
+        return -squares if self.metric == "squared" else -(squares + 1e-12).sqrt()
+
+    @classmethod
+    def like(cls, rule: Nearest) -> NearestAtOnce:
+        same = cls(rule.rows, rule.places.new_zeros(len(rule.rows)), 1, rule.metric, missing=rule.missing)
+        same.places = rule.places
+        return same
+
+
+def ways_of(half: ClientHalf) -> list[str]:
+    """How this half can predict now."""
+    return [PREDICT, *half.other_rules()]
+
+
+def served(half: ClientHalf, of: Input, way: str = PREDICT) -> Served:
+    """A copy on the CPU: what the half learns from now on is no part of it. LookupError for an unknown way."""
+    if way not in ways_of(half):
+        raise LookupError(f"there is no way {way!r} to predict; there is {', '.join(ways_of(half))}")
+    rule = half.rule() if way == PREDICT else half.other_rules()[way]
+    encoder, rule = deepcopy((half.encoder(rule), rule))
+    return Served(of, encoder, as_exported(rule)).cpu()
+
+
+def tensors_of(half: ClientHalf, rule: nn.Module) -> dict[str, Tensor]:
+    """Those of `served`, where they are: no copy, and nothing of the half changes."""
+    encoder, exported = half.encoder(rule), as_exported(rule)
+    return {
+        **encoder.state_dict(),
+        **{f"rule.{name}": value for name, value in exported.state_dict().items()},
+    }
+
+
+def rules_of(half: ClientHalf) -> dict[str, nn.Module]:
+    """By way."""
+    return {PREDICT: half.rule(), **half.other_rules()}
+
+
+def as_exported(rule: nn.Module) -> Rule:
+    """A bare head is a classifier. TypeError for what only the method itself can read."""
+    if isinstance(rule, Nearest):
+        return NearestAtOnce.like(rule)
+    return rule if isinstance(rule, Rule) else Classifier(rule)

@@ -1,0 +1,122 @@
+"""An ONNX file whose numbers can be exchanged without ONNX, torch's exporter or protobuf: on a board.
+
+It was exported with the graph as it stands and every tensor under its own name, so each tensor's bytes are at one
+place and of one length. The template's card says where. A rule by nearest rows has as many rows as there is room for;
+fewer are filled up with rows that no class points to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from protofleet.methods.nets.weights_file import NAMES
+from protofleet.methods.served.card import Card, CardError, Place
+
+ROWS, PLACES = "rule.rows", "rule.places"
+# Field numbers of onnx.proto: the way to a tensor's name and its numbers.
+GRAPH: Final = 7
+INITIALIZER: Final = 5
+NAME: Final = 8
+RAW_DATA: Final = 9
+
+
+def places_in(model: bytes, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
+    """Of those that the graph reads: a batch norm's count of batches is in none."""
+    found = {}
+    for name, at, length in _initializers(model):
+        if name in tensors:
+            value = tensors[name]
+            if length != value.nbytes:
+                raise CardError(f"{name} has {length} bytes in the ONNX file and {value.nbytes} in the model")
+            found[name] = Place(at, NAMES[value.dtype], tuple(value.shape))
+    return found
+
+
+def fill(template: bytes, card: Card, tensors: Mapping[str, Tensor]) -> bytes:
+    """model.onnx with these tensors. `card` is the template's; `tensors` are a served model's state dict.
+
+    CardError where they are of another network or rule, or have more rows than there is room for.
+    """
+    if not card.offsets:
+        raise CardError("the card is of no template: it says no offsets; export it with --template")
+    numbers = _with_room(card.offsets, tensors)
+    filled = bytearray(template)
+    for name, place in card.offsets.items():
+        if name not in numbers:
+            raise CardError(
+                f"the model has no {name[:64]}, which the template has: they are of different runs"
+            )
+        raw = _bytes_for(name, numbers[name], place)
+        if not 0 <= place.at <= len(filled) - len(raw):
+            raise CardError(f"{name[:64]} would lie beyond the template's end")
+        filled[place.at : place.at + len(raw)] = raw
+    return bytes(filled)
+
+
+def _bytes_for(name: str, value: Tensor, place: Place) -> bytes:
+    if (NAMES[value.dtype], tuple(value.shape)) != (place.dtype, place.shape):
+        raise CardError(
+            f"{name[:64]} is {NAMES[value.dtype]} {list(value.shape)}, and the template's {place.dtype} "
+            f"{list(place.shape)}: they are of different runs"
+        )
+    array = value.detach().cpu().contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+def with_room(tensors: Mapping[str, Tensor], rows: int, each: int) -> dict[str, Tensor]:
+    """The same rule with this many rows, and places for this many of each class."""
+    table, places = tensors[ROWS], tensors[PLACES]
+    if len(table) > rows or places.shape[1] > each:
+        raise CardError(
+            f"the model has {len(table)} rows, {places.shape[1]} of a class, and the template room for {rows} and "
+            f"{each}; export the template again"
+        )
+    nowhere = places.new_full((len(places), each), rows)
+    nowhere[:, : places.shape[1]] = torch.where(places == len(table), rows, places)
+    padded = torch.cat([table, table.new_zeros(rows - len(table), table.shape[1])])
+    return {**tensors, ROWS: padded, PLACES: nowhere}
+
+
+def _with_room(offsets: Mapping[str, Place], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    if not {ROWS, PLACES} <= offsets.keys() & tensors.keys():
+        return tensors
+    return with_room(tensors, offsets[ROWS].shape[0], offsets[PLACES].shape[1])
+
+
+def _initializers(model: bytes) -> Iterator[tuple[str, int, int]]:
+    """Name, and where its numbers begin and how many bytes they are."""
+    for graph in _fields(model, 0, len(model), GRAPH):
+        for tensor in _fields(model, *graph, INITIALIZER):
+            names = [model[start:stop].decode() for start, stop in _fields(model, *tensor, NAME)]
+            for start, stop in _fields(model, *tensor, RAW_DATA):
+                yield names[0], start, stop - start
+
+
+def _fields(data: bytes, start: int, stop: int, wanted: int) -> Iterator[tuple[int, int]]:
+    """Where the fields of this number and of a stated length are: protobuf's wire format."""
+    while start < stop:
+        key, start = _varint(data, start)
+        number, kind = key >> 3, key & 7
+        if kind == 2:
+            length, start = _varint(data, start)
+            if number == wanted:
+                yield start, start + length
+            start += length
+        elif kind == 0:
+            _, start = _varint(data, start)
+        else:
+            start += {1: 8, 5: 4}[kind]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value, shift = 0, 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
