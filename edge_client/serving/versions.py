@@ -1,8 +1,8 @@
 """Versions of a model in a folder, and the links that name them.
 
-`v000017/` is a whole version: it was written beside, synced and renamed, and nothing in it changes afterwards. `current`,
-`champion`, `previous` and `pinned` are links. Each moves in one step, so weights and card change together. Whoever
-reads opens a link once, as `readlink`, and reads what it named then.
+`v000017/` is a whole version: it was written beside, synced and renamed, and nothing in it changes afterwards.
+`current`, `champion`, `previous` and `pinned` are links. Each moves in one step, so weights and card change together.
+Whoever reads asks a link once what it names, and reads that.
 
 The device's processes and `protofleet model` take turns by a lock on the folder.
 """
@@ -95,7 +95,7 @@ class ModelVersions:
     def named(self, link: str) -> Version | None:
         """What a link names; None where it names nothing that is there."""
         try:
-            target = os.readlink(self.folder / link)
+            target = str((self.folder / link).readlink())
         except OSError:
             return None
         found = VERSION.fullmatch(target)
@@ -215,7 +215,7 @@ class ModelVersions:
 
     def _point(self, link: str, version: Version) -> None:
         path = self.folder / link
-        if not (path.is_symlink() and os.readlink(path) == version.name):
+        if not (path.is_symlink() and str(path.readlink()) == version.name):
             self.disk.point(path, version.name)
 
     def _write(self, target: Path, fill: Callable[[Path], None]) -> None:

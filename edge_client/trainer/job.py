@@ -14,6 +14,7 @@ import torch
 
 from protofleet.edge_client.evaluate import Splits, evaluate
 from protofleet.edge_client.feature_snapshots import Snapshots, save_snapshot
+from protofleet.edge_client.serving.settings import GLOBAL, PERSONAL
 from protofleet.edge_client.trainer.deadline import NEVER, Deadline
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
@@ -28,6 +29,7 @@ Metrics: TypeAlias = dict[str, float]
 TRAIN: Final = "train"  # the phase that changes a device's model
 EVALUATE: Final = "evaluate"  # after the last round
 SECONDS_WAITED: Final = "seconds.waited"  # among what was measured: it is no work, and is sent to nobody
+MODELS_UNWRITTEN: Final = "models.unwritten"  # likewise: versions that found no room, or the like
 
 
 class Job(Protocol):
@@ -44,6 +46,28 @@ class Job(Protocol):
     def restore(self, state: Arrays) -> None: ...
 
 
+class Models(Protocol):
+    """Where models go that programs of this machine use."""
+
+    def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
+        """What the half predicts with now: the run's model after that round (global), or its own (personal)."""
+        ...
+
+    def take_unwritten(self) -> int:
+        """How many could not be written since this was asked last."""
+        ...
+
+
+class NoModels:
+    """Nobody uses them."""
+
+    def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
+        pass
+
+    def take_unwritten(self) -> int:
+        return 0
+
+
 StartJob: TypeAlias = Callable[[Plan], Job]  # SettingsError where this device cannot do what the plan asks
 
 
@@ -53,16 +77,20 @@ class LocalJob:
     def __init__(
         self, half: ClientHalf, data: Splits, reports: str, *, snapshots: Snapshots | None = None,
         folder: Path = Path(), deadline: Deadline | None = None, work_seconds: float = NEVER,
+        models: Models | None = None,
     ) -> None:  # fmt: skip
         """`reports` is the model whose accuracy the paper reports: "global" or "personal"."""
         self.half, self._data, self._reports = half, data, reports
         self._snapshots, self._folder = snapshots or Snapshots(), folder
         self._deadline, self._work_seconds = deadline or Deadline(), work_seconds
+        self._models = models or NoModels()
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         ask = Ask(phase, LazyPayload(received, unshared=True, place=torch_device_of(self.half.model)))
         with self._deadline.running(self._work_seconds):
-            payload, metrics = work(self.half, self._data, ask, number, self._reports)
+            payload, metrics = work(self.half, self._data, ask, number, self._reports, self._models)
+        if unwritten := self._models.take_unwritten():
+            metrics[MODELS_UNWRITTEN] = unwritten
         if self._snapshots.wanted(number, phase):
             most = self._snapshots.samples
             learned = {} if phase == EVALUATE else payload  # else it is counts, and no point in a picture
@@ -79,23 +107,35 @@ class LocalJob:
         self.half.restore(LazyPayload(state, unshared=True))
 
 
-def local_jobs(build: Callable[[Plan], ClientHalf], data: Splits) -> StartJob:
+def local_jobs(
+    build: Callable[[Plan], ClientHalf], data: Splits, models: Callable[[Plan], Models] | None = None
+) -> StartJob:
     """Jobs without limits."""
-    return lambda plan: LocalJob(build(plan), data, plan.variant.reports)
+
+    def start(plan: Plan) -> LocalJob:
+        return LocalJob(build(plan), data, plan.variant.reports, models=models(plan) if models else None)
+
+    return start
 
 
-def work(half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str) -> tuple[Payload, Metrics]:
+def work(
+    half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str, models: Models
+) -> tuple[Payload, Metrics]:
     half.begin(number)
     half.receive(ask.payload)
     if ask.phase == EVALUATE:
         half.after_last_round()
-        return evaluate_at_end(half, data, reports)
+        payload, metrics = evaluate_at_end(half, data, reports)
+        models.publish(reports, half, number - 1, metrics)
+        return payload, metrics
     metrics = {}
-    if ask.phase == TRAIN and reports == "global":
-        metrics = evaluate(half, data, "global")
+    if ask.phase == TRAIN and reports == GLOBAL:
+        metrics = evaluate(half, data, GLOBAL)
+        models.publish(GLOBAL, half, number - 1, metrics)
     payload = half.run(ask)
     if ask.phase == TRAIN:
-        metrics |= evaluate(half, data, "personal")
+        metrics |= evaluate(half, data, PERSONAL)
+        models.publish(PERSONAL, half, number, metrics)
     return payload, metrics
 
 

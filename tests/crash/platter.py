@@ -68,7 +68,7 @@ class Platter:
 
     def _note_link(self, link: Path) -> None:
         number = link.lstat().st_ino
-        self._targets[number] = os.readlink(link)
+        self._targets[number] = str(link.readlink())
         if not (again := self._shelf / str(number)).is_symlink():
             os.link(link, again, follow_symlinks=False)
 
@@ -134,7 +134,7 @@ class Platter:
             self.folder_synced(self.folder)
 
     def _survive(self, number: int, live: dict[int, Path], target: Path, dice: random.Random | None) -> None:
-        """`live`: the folders that there are. One that was removed may have kept a name, and what was synced of it."""
+        """`live`: the folders that there are. One that was removed may have a name, and what was synced of it."""
         target.mkdir()
         folder = live.get(number)
         now = {entry.name: entry.lstat().st_ino for entry in folder.iterdir()} if folder else {}
@@ -146,7 +146,7 @@ class Platter:
             if inside in live or inside in self._names:
                 self._survive(inside, live, target / name, dice)
             elif folder and now.get(name) == inside and (folder / name).is_symlink():
-                (target / name).symlink_to(os.readlink(folder / name))
+                (target / name).symlink_to((folder / name).readlink())
             elif inside in self._targets:
                 (target / name).symlink_to(self._targets[inside])
             else:

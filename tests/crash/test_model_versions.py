@@ -1,7 +1,6 @@
 """Whoever dies, and wherever: every version under a whole name is whole, and `current` names one."""
 
 import json
-import os
 import random
 import re
 
@@ -33,7 +32,13 @@ def wrote(versions, number, waits=False):
             (folder / name).write_bytes(content)
 
     fresh = Version(
-        0, versions.folder, PLAN, number, card["validation"], card["tensors"], "personal" if waits else "global"
+        0,
+        versions.folder,
+        PLAN,
+        number,
+        card["validation"],
+        card["tensors"],
+        "personal" if waits else "global",
     )
     versions.write(fresh, fill, waits=waits)
 
@@ -92,7 +97,7 @@ def look_through(folder, served_before):
             assert (entry / "model.safetensors").read_bytes() == bytes([card["round"]]) * 999, entry
     current = folder / "current"
     if served_before or current.is_symlink():
-        assert re.fullmatch(r"v\d{6}", os.readlink(current)) and (current / "card.json").is_file()
+        assert re.fullmatch(r"v\d{6}", str(current.readlink())) and (current / "card.json").is_file()
     for link in ("champion", "pinned"):
         if (folder / link).is_symlink():
             assert (folder / link / "card.json").is_file()
@@ -108,7 +113,9 @@ def test_current_always_names_a_whole_version_wherever_a_board_dies(tmp_path, fi
     """At each point in one of four ways, and in slow runs in the other three."""
     points, whole = life(tmp_path / "unbroken", tmp_path / "shelf")
     assert {words.split()[0] for words in points.passed} == {"make", "sync", "rename", "point", "remove"}
-    served_from = points.passed.index("point unbroken/models/current") + 3  # its name is synced one step later
+    served_from = (
+        points.passed.index("point unbroken/models/current") + 3
+    )  # its name is synced one step later
     for point in range(1, len(points.passed) + 1):
         served, fate = point >= served_from, FATES[(first + point) % len(FATES)]
         where = tmp_path / str(point)
