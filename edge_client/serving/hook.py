@@ -54,7 +54,7 @@ class ModelHook:
                     "models.on_model (%s) has failed for %s: %s", self._command[0], version.name, problem
                 )
             else:
-                log.info("models.on_model (%s) was told of %s", self._command[0], version.name)
+                log.debug("models.on_model (%s) was told of %s", self._command[0], version.name)
 
     def _taken(self) -> Path | None:
         with self._lock:
