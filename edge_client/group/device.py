@@ -131,6 +131,7 @@ class Assembly:
         versions = ModelVersions(chosen.folder_in(state.folder), chosen.keep, state.disk)
         hook = ModelHook(chosen.on_model) if chosen.on_model else None
         serving = ModelServing(versions, lambda: agent.view.plan, hook)
+        serving.begin()
         agent.observe(serving)
         return serving
 

@@ -48,7 +48,10 @@ class ModelHook:
 
     def _work(self) -> None:
         while (version := self._taken()) is not None:
-            if problem := self._problem(version):
+            problem = self._problem(version)
+            if self._stopped:
+                return
+            if problem:
                 self.failures += 1
                 log.warning(
                     "models.on_model (%s) has failed for %s: %s", self._command[0], version.name, problem

@@ -24,8 +24,12 @@ class ModelServing:
         self.versions, self._plan, self.hook = versions, plan, hook
         self.changes, self.failures = 0, 0
         self._failed = False
-        self._try(versions.settle)
-        self._seen = versions.named(CURRENT)
+        self._seen: Version | None = None
+
+    def begin(self) -> None:
+        """Where an earlier process has left it."""
+        self._try(self.versions.settle)
+        self._seen = self.versions.named(CURRENT)
         if self._seen is not None:  # it may have changed while no device was here to tell of it
             self._tell(self._seen)
 
