@@ -49,6 +49,9 @@ class DeviceSettings:
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     data: DataSettings = field(default_factory=DataSettings)
     network: Network | None = None  # a network of its own, where the run's method allows it
+    keep_models: bool = (
+        True  # its own, in its folder, for `protofleet export`: the last and the best by validation
+    )
     pictures: Snapshots = field(default_factory=Snapshots)
     models: ModelSettings | None = None  # what it serves to programs of its machine; None: nothing
     limits: Limits = field(default_factory=Limits)  # of what a run's plan can make this device do

@@ -91,6 +91,11 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", START, module, *arguments]
 
 
+def script(path: Path, *arguments: str) -> list[str]:
+    """A file that runs by itself: nothing of the working directory, of its folder or of $PYTHONPATH is imported."""
+    return [sys.executable, "-I", str(path), *arguments]
+
+
 def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
     """Called by a child as its first act. Only on Linux: elsewhere children outlive a parent that was killed."""
     parent = environment.get(PARENT)

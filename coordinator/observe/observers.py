@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.models.best import GLOBAL, BestModel
 from protofleet.coordinator.observe.journal import SEEN, Journal, Sink
 from protofleet.coordinator.observe.log_lines import LogLines
 from protofleet.coordinator.observe.metrics import Metrics
@@ -50,6 +51,8 @@ def observed(
     metrics.registry.register(HostMetrics(software, "coordinator", folder, settings.broker))
     lines = LogLines(view.plan.variant.reports, view.rounds_planned)
     sinks: list[Sink] = [rounds, metrics, lines, *([Events()] if events else [])]
+    if view.plan.variant.reports == GLOBAL:
+        sinks.append(BestModel(run.spool, rounds.records))
 
     def finish() -> None:
         if not view.stopped:

@@ -81,6 +81,7 @@ class Summary:
     method: str = ""
     paper: str = ""
     network: str = ""
+    rules: dict[str, str] = field(default_factory=dict)  # way to predict -> how
     reports: Literal["global", "personal"] = "global"
     rounds: Count = 1
     seed: int = 0

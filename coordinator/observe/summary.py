@@ -16,6 +16,14 @@ from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.runtime.host.machine import machine_words, parts_of
 
 
+def rules_of_run(run: RunView) -> dict[str, str]:
+    """By way to predict, in words; a rule that cannot be described costs no run its summary."""
+    try:
+        return dict(run.rules())
+    except (RuntimeError, LookupError, TypeError, ValueError):
+        return {}
+
+
 def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, software: str) -> dict[str, Any]:
     method = run.plan.variant
     software_of = {**machines_in(lines), **run.software}  # a run that is over hears no hellos any more
@@ -24,6 +32,7 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
         "method": run.plan.method,
         "paper": method.paper,
         "network": run.plan.network_words,
+        "rules": rules_of_run(run),
         "reports": method.reports,
         "rounds": settings.rounds,
         "seed": settings.seed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -21,8 +21,11 @@ from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.traffic import RoundTraffic
 from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
+from protofleet.methods.contract.overview import NoSamples
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import weights_of
+from protofleet.methods.served.rebuild import described, words_of
+from protofleet.methods.served.served import as_exported, rules_of
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.wire.arrays import parts
 from protofleet.protocol.wire.messages import Update
@@ -218,6 +221,12 @@ class RunView:
     def missing(self) -> Mapping[str, int]:
         """By device, messages that it has numbered and that have not come."""
         return self._context.link.missing()
+
+    def rules(self) -> Mapping[str, str]:
+        """By way to predict, how a device does so that has received what the server half knows now."""
+        half = replace(self._plan, init=None, public=None).client_half(NoSamples(), "")
+        half.receive(self._server.server.payload())
+        return {way: words_of(described(as_exported(rule))) for way, rule in rules_of(half).items()}
 
     @property
     def model_bytes(self) -> int:

@@ -110,8 +110,17 @@ def summary_cards(summary: Mapping[str, Any]) -> str:
         f'<div class="card"><span>{name}</span><b>{escape(value)}</b><small>{escape(text)}</small></div>'
         for name, value, text in cards
     )
-    about = f"{summary['paper']}; network {summary['network']}; broker {summary['broker']}; seed {summary['seed']}"
+    model = f"network {summary['network']}{rules_words(summary)}"
+    about = f"{summary['paper']}; {model}; broker {summary['broker']}; seed {summary['seed']}"
     return f'<p class="about">{escape(about)}</p><div class="cards">{elements}</div>'
+
+
+def rules_words(summary: Mapping[str, Any]) -> str:
+    """What predicts; summaries of earlier versions do not say."""
+    rules = dict(summary.get("rules", {}))
+    own = rules.pop("predict", "")
+    others = "; ".join(f"{way} by {words}" for way, words in rules.items())
+    return f", predicts by {own}{f' (measured beside it: {others})' if others else ''}" if own else ""
 
 
 def traffic(summary: Mapping[str, Any]) -> tuple[Mapping[str, int], int, int]:

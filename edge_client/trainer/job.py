@@ -47,7 +47,7 @@ class Job(Protocol):
 
 
 class Models(Protocol):
-    """Where models go that programs of this machine use."""
+    """Where models go that somebody wants to have."""
 
     def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
         """What the half predicts with now: the run's model after that round (global), or its own (personal)."""
@@ -59,7 +59,7 @@ class Models(Protocol):
 
 
 class NoModels:
-    """Nobody uses them."""
+    """Nobody wants them."""
 
     def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
         pass
@@ -68,6 +68,21 @@ class NoModels:
         return 0
 
 
+class ServedAndKept:
+    """To programs of this machine, and into the device's own folder."""
+
+    def __init__(self, served: Models, kept: Models) -> None:
+        self._both = (served, kept)
+
+    def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
+        for models in self._both:
+            models.publish(kind, half, number, metrics)
+
+    def take_unwritten(self) -> int:
+        return sum(models.take_unwritten() for models in self._both)
+
+
+NO_MODELS: Final = NoModels()
 StartJob: TypeAlias = Callable[[Plan], Job]  # SettingsError where this device cannot do what the plan asks
 
 
@@ -83,7 +98,7 @@ class LocalJob:
         self.half, self._data, self._reports = half, data, reports
         self._snapshots, self._folder = snapshots or Snapshots(), folder
         self._deadline, self._work_seconds = deadline or Deadline(), work_seconds
-        self._models = models or NoModels()
+        self._models = models or NO_MODELS
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         ask = Ask(phase, LazyPayload(received, unshared=True, place=torch_device_of(self.half.model)))
@@ -119,7 +134,7 @@ def local_jobs(
 
 
 def work(
-    half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str, models: Models
+    half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str, models: Models = NO_MODELS
 ) -> tuple[Payload, Metrics]:
     half.begin(number)
     half.receive(ask.payload)

@@ -19,10 +19,12 @@ from protofleet.edge_client.public_images import public_images
 from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.gpu_job import GpuJob, GpuWork
-from protofleet.edge_client.trainer.job import Job, LocalJob
+from protofleet.edge_client.trainer.job import Job, LocalJob, Models, NoModels, ServedAndKept
+from protofleet.edge_client.trainer.kept_models import KeptModels
 from protofleet.edge_client.trainer.slot_job import SlotJob
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan, PublicImages
+from protofleet.methods.served import kept
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
 
@@ -103,8 +105,19 @@ class LocalTrainer:
             half, data, plan.variant.reports,
             snapshots=self._settings.pictures, folder=Path(self._settings.folder) / "pictures",
             deadline=self._deadline, work_seconds=self._settings.limits.work_seconds,
-            models=self._publisher.of(plan, data.names) if self._publisher else None,
+            models=ServedAndKept(self._served(plan, data), self._kept(plan, data)),
         )  # fmt: skip
+
+    def _served(self, plan: Plan, data: Shard) -> Models:
+        return self._publisher.of(plan, data.names) if self._publisher else NoModels()
+
+    def _kept(self, plan: Plan, data: Shard) -> Models:
+        settings = self._settings
+        if not settings.keep_models:
+            return NoModels()
+        classes = data.names or tuple(str(label) for label in range(plan.classes))  # nobody can tell
+        origin = kept.Origin(plan, settings.name, settings.network or plan.network, classes)
+        return KeptModels(Path(settings.folder), origin, Disk(settings.durable))
 
 
 def publisher_of(settings: DeviceSettings) -> ModelPublisher | None:

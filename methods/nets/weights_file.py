@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,17 +57,36 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def encoded_weights(weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> bytes:
-    """`about` is the format's own metadata."""
-    at, pieces = 0, []
+    return b"".join(pieces_of_weights(weights, about))
+
+
+def pieces_of_weights(
+    weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None
+) -> Iterator[bytes]:
+    """The file tensor by tensor: all of it would be the weights in memory once more. `about` is the format's own
+    metadata."""
+    at = 0
     table: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     for name, value in sorted(weights.items()):
-        piece = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        place = [at, at := at + len(piece)]
+        place = [at, at := at + value.nbytes]
         table[name] = {"dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": place}
-        pieces.append(piece)
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([LENGTH.pack(len(text)), text, *pieces])
+    yield LENGTH.pack(len(text)) + text
+    for _, value in sorted(weights.items()):
+        yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def said_about(path: Path) -> dict[str, str]:
+    """The metadata of a file, of which no weights are read."""
+    with path.open("rb") as file:
+        start = file.read(LENGTH.size)
+        length = min(LARGEST_TABLE, LENGTH.unpack(start)[0]) if len(start) == LENGTH.size else 0
+        try:
+            table = json.loads(file.read(length))
+            return {str(key): str(value) for key, value in table.get("__metadata__", {}).items()}
+        except (ValueError, RecursionError, AttributeError):
+            raise WeightsFileError("its table is not JSON: no safetensors file") from None
 
 
 def _table(data: bytearray) -> dict[str, Any]:

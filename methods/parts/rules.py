@@ -75,8 +75,9 @@ class Nearest(Rule):
 
     def forward(self, z: Tensor) -> Tensor:
         near = self.near(z)
-        near = torch.cat([near, near.new_full((len(z), 1), self.missing)], dim=1)
-        by_class = near.index_select(1, self.places.reshape(-1)).reshape(len(z), *self.places.shape)
+        # Not len(z), which an exporter would take for a fixed number.
+        near = torch.cat([near, near.new_full((z.shape[0], 1), self.missing)], dim=1)
+        by_class = near.index_select(1, self.places.reshape(-1)).reshape(z.shape[0], *self.places.shape)
         return by_class.amax(dim=2)
 
 

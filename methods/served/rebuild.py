@@ -22,6 +22,13 @@ def described(rule: nn.Module) -> dict[str, Any]:
     return {"kind": rule.kind, **rule.settings()} if isinstance(rule, Rule) else {"kind": "custom"}
 
 
+def words_of(rule: Mapping[str, Any]) -> str:
+    """For people, of what a card has: `nearest, cosine`."""
+    return ", ".join(str(value) for value in rule.values() if isinstance(value, str)) + (
+        ", sphere" if rule.get("sphere") else ""
+    )
+
+
 def rebuild(card: Card, tensors: Mapping[str, Tensor]) -> Served:
     """CardError where they are not of each other, or not of this version."""
     if sha256_of_tensors(tensors) != card.tensors:

@@ -60,6 +60,20 @@ def served(half: ClientHalf, of: Input, way: str = PREDICT) -> Served:
     return Served(of, encoder, as_exported(rule)).cpu()
 
 
+def tensors_of(half: ClientHalf, rule: nn.Module) -> dict[str, Tensor]:
+    """Those of `served`, where they are: no copy, and nothing of the half changes."""
+    encoder, exported = half.encoder(rule), as_exported(rule)
+    return {
+        **encoder.state_dict(),
+        **{f"rule.{name}": value for name, value in exported.state_dict().items()},
+    }
+
+
+def rules_of(half: ClientHalf) -> dict[str, nn.Module]:
+    """By way."""
+    return {PREDICT: half.rule(), **half.other_rules()}
+
+
 def as_exported(rule: nn.Module) -> Rule:
     """A bare head is a classifier. TypeError for what only the method itself can read."""
     if isinstance(rule, Nearest):

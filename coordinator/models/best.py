@@ -1,0 +1,100 @@
+"""Keeps the model of all that was best by validation, beside the newest one, which the spool has anyway.
+
+A record's validation is that of the model its round began with, and the spool still has that state when the round
+ends: the snapshot gets a second name here. The choice is the summary's: the first round whose mean over domains is
+highest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.coordinator.observe.curves import with_mean
+from protofleet.coordinator.observe.record import RoundRecord
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.protocol.storage.disk import is_full
+from protofleet.protocol.storage.store import ObjectStore
+
+log = logging.getLogger("protofleet.coordinator")
+
+GLOBAL: Final = "global"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What is kept: the state that this round began with."""
+
+    round: int
+    object: bytes
+
+
+class BestModel:
+    """A sink of the journal, for methods whose paper reports the model of all."""
+
+    def __init__(self, spool: Spool, lines: Iterable[Mapping[str, Any]]) -> None:
+        """`lines` are those of the rounds that are over."""
+        self._spool, self._folder = spool, best_folder(spool.folder)
+        self._means: dict[int, float] = {}
+        for line in lines:
+            self._note(line["round"], line.get("validation", {}))
+        self._kept = read_best(spool.folder)
+        self._unwritten = 0  # the round of a choice that found the disk full
+
+    def entry(self, what: str, details: Mapping[str, Any]) -> None:
+        """What found no room is tried again while its snapshot is there."""
+        if self._unwritten:
+            self._keep(self._unwritten)
+
+    def round_ended(self, record: RoundRecord) -> None:
+        self._note(record.round, record.validation)
+        if not self._means:
+            return
+        chosen = max(sorted(self._means), key=self._means.__getitem__)  # the first of equals
+        if chosen == record.round and (self._kept is None or self._kept.round != chosen):
+            self._keep(chosen)
+
+    def _note(self, number: int, validation: Mapping[str, Mapping[str, float]]) -> None:
+        """Of a round that is repeated the first line counts, as in rounds.jsonl."""
+        if by_domain := validation.get(GLOBAL):
+            self._means.setdefault(number, with_mean(by_domain)["mean"])
+
+    def _keep(self, number: int) -> None:
+        self._unwritten = 0
+        saved = self._spool.saved_round(number)
+        if saved is None:
+            log.warning(
+                "the best model by validation, of round %d, is not kept: its snapshot is gone", number
+            )
+            return
+        disk = self._spool.disk
+        store = ObjectStore(self._folder, disk=disk)
+        try:
+            name = store.put_once(saved.state, same_disk=self._spool.snapshots).object
+            said = {"round": number, "object": name.hex()}
+            disk.replace(self._folder / "best.json", (json.dumps(said, allow_nan=False) + "\n").encode())
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._unwritten = number
+            log.error("the best model by validation is not kept: %s; it is tried again", error)
+            return
+        self._kept = Best(number, name)
+        store.keep({name})
+
+
+def best_folder(spool: Path) -> Path:
+    return spool / "best"
+
+
+def read_best(spool: Path) -> Best | None:
+    """None where nothing is kept."""
+    try:
+        said = json.loads((best_folder(spool) / "best.json").read_bytes())
+        return Best(int(said["round"]), bytes.fromhex(said["object"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

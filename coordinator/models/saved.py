@@ -1,0 +1,105 @@
+"""The model of all as the folder of a coordinator has it, read beside a coordinator that may be at work in it.
+
+Nothing is written or removed there, whatever is damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.coordinator.models.best import best_folder, read_best
+from protofleet.coordinator.spool.columns import names_in
+from protofleet.coordinator.spool.index import row_checksum
+from protofleet.protocol.storage.store import BODY, DamagedError
+from protofleet.protocol.wire.arrays import Body
+
+SPOOL: Final = "spool.sqlite"
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """`round`: the one that the newest state is the beginning of; 0: there is none."""
+
+    folder: Path
+    name: str
+    plan: bytes
+    class_names: tuple[str, ...]
+    round: int
+    object: str
+
+    def newest(self) -> Body:
+        return read_state(self.folder / "snapshots", self.object)
+
+    def best(self) -> tuple[int, Body] | None:
+        """And the round that it is the beginning of."""
+        if (kept := read_best(self.folder)) is None:
+            return None
+        return kept.round, read_state(best_folder(self.folder), kept.object.hex())
+
+
+def read_saved_run(folder: Path) -> SavedRun | None:
+    """Of a spool's folder; None where it holds no run. DamagedError where what it holds cannot be read."""
+    path = folder / SPOOL
+    if not path.exists():
+        return None
+    try:
+        with contextlib.closing(_opened(path)) as db:
+            run = _row(db, "run", "SELECT * FROM run")
+            newest = _row(db, "checkpoint", "SELECT * FROM checkpoint ORDER BY round DESC, id DESC LIMIT 1")
+            named = _named(db)
+    except sqlite3.Error as error:
+        raise DamagedError(f"{path} cannot be read: {error}") from None
+    if run is None:
+        return None
+    number, name = (newest[1], newest[5]) if newest else (0, "")
+    return SavedRun(folder, run[1], run[2].encode(), named, number, name)
+
+
+def read_state(folder: Path, name: str) -> Body:
+    path = folder / f"{name}{BODY}"
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedError(f"{path} is gone: no state can be read from it") from None
+    if hashlib.sha256(data).hexdigest() != name:
+        raise DamagedError(f"{path} is damaged: its bytes are not those that it is named by")
+    return Body(lambda start, stop: data[start:stop], len(data))
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """A folder that cannot be written to has no room for the memory that programs share of a log."""
+    where = f"{path.absolute().as_uri()}?mode=ro"
+    db = sqlite3.connect(where, uri=True)
+    try:
+        db.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        db.close()
+        return sqlite3.connect(f"{where}&immutable=1", uri=True)
+    return db
+
+
+def _row(db: sqlite3.Connection, table: str, query: str) -> Any:
+    """Without its seal, which it must have."""
+    row = db.execute(query).fetchone()
+    if row is None:
+        return None
+    *values, seal = row
+    if row_checksum(table, *values) != seal:
+        raise DamagedError(f"a row of {table} in {SPOOL} is not what was written")
+    return values
+
+
+def _named(db: sqlite3.Connection) -> tuple[str, ...]:
+    try:
+        row = _row(db, "named", "SELECT * FROM named")
+        return tuple(names_in(row[2])) if row else ()
+    except sqlite3.OperationalError:  # an earlier version kept none
+        return ()
+    except json.JSONDecodeError:
+        return ()

@@ -1,0 +1,82 @@
+"""A folder that appears whole: written beside its place, synced and renamed; what fails leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from protofleet.deploy.errors import RunError
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import sync
+
+CARD: Final = "card.json"  # an earlier export has one, and may be replaced
+NEW, OLD = ".new", ".old"
+MODE: Final = 0o777  # before the umask, as of any folder
+
+
+def require_place(place: Path) -> None:
+    """Before anything that takes long."""
+    if place.is_symlink() or (place.exists() and not place.is_dir()):
+        raise SettingsError(f"{place} is there and is no folder; name another one with --out")
+    if place.is_dir() and any(place.iterdir()) and not (place / CARD).is_file():
+        raise SettingsError(f"{place} is there, and holds no earlier export; name another folder with --out")
+    parent = place.parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{parent} cannot be made: {error.strerror}; name another folder with --out") from None
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise RunError(f"{parent} cannot be written to by this user; name another folder with --out")
+
+
+@contextlib.contextmanager
+def new_folder(place: Path) -> Iterator[Path]:
+    """One to fill, which takes the place of an earlier export where nothing fails."""
+    _sweep(place)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=NEW, dir=place.parent))
+    try:
+        yield fresh
+        for file in fresh.iterdir():
+            sync(file)
+        fresh.chmod(MODE & ~_umask())
+        sync(fresh)
+        _put(fresh, place)
+        sync(place.parent)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def _put(fresh: Path, place: Path) -> None:
+    if not place.exists():
+        fresh.rename(place)
+        return
+    old = fresh.with_suffix(OLD)
+    place.rename(old)
+    try:
+        fresh.rename(place)
+    except OSError:
+        old.rename(place)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sweep(place: Path) -> None:
+    """What an export that was killed has left: between its two renames it had put the earlier one aside."""
+    for old in place.parent.glob(f".{place.name}.*{OLD}"):
+        if not place.exists():
+            old.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
+    for new in place.parent.glob(f".{place.name}.*{NEW}"):
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

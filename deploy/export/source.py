@@ -1,0 +1,170 @@
+"""Which model of a run is meant, and where its folder has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from protofleet.coordinator.models.saved import SPOOL, SavedRun, read_saved_run
+from protofleet.coordinator.observe.curves import with_mean
+from protofleet.coordinator.observe.rounds_file import read_rounds
+from protofleet.deploy.errors import RunError
+from protofleet.edge_client.trainer.kept_models import BEST, LAST, kept_file
+from protofleet.methods.contract.bridge import to_torch
+from protofleet.methods.contract.overview import NoSamples
+from protofleet.methods.contract.plan import Plan, read_plan
+from protofleet.methods.served.card import Card, CardError, sha256_of_tensors
+from protofleet.methods.served.kept import read_kept
+from protofleet.methods.served.rebuild import described, rebuild
+from protofleet.methods.served.scaling import input_of
+from protofleet.methods.served.served import PREDICT, Served, served
+from protofleet.protocol.settings.reader import SettingsError, encode
+from protofleet.protocol.settings.suggest import there_are
+from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.wire.arrays import Body
+
+Chosen: TypeAlias = Literal["last", "best"]
+OLDER: Final = "an earlier version of protofleet wrote it"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model of a run. `device`: that device's own."""
+
+    chosen: Chosen = "last"
+    device: str | None = None
+    way: str = PREDICT
+
+
+@dataclass(frozen=True)
+class Model:
+    """The card lacks only what is said of files."""
+
+    card: Card
+    served: Served
+
+
+def find_model(folder: Path, wanted: Wanted) -> Model:
+    """In the folder of a run, of a coordinator or of a device. RunError where there is none."""
+    try:
+        if (folder / kept_file(Path(), LAST)).exists() and not _is_run(folder):
+            return _device_s_own(folder, folder, wanted, "")
+        run = _saved_run(folder)
+        if wanted.device is None:
+            return _of_all(folder, run, wanted)
+        return _device_s_own(folder, _folder_of_device(folder, wanted.device), wanted, run.name)
+    except (CardError, DamagedError, LookupError) as error:
+        raise RunError(str(error).strip('"')) from None
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "coordinator" / SPOOL).exists() or (folder / SPOOL).exists()
+
+
+def _saved_run(folder: Path) -> SavedRun:
+    """`folder` may be the coordinator's own too."""
+    found = read_saved_run(folder / "coordinator") or read_saved_run(folder)
+    if found is None:
+        raise RunError(
+            f"{folder} holds no run: there is no coordinator/{SPOOL} in it, and no device's kept model; name a "
+            "folder such as runs/demo"
+        )
+    return found
+
+
+# The model of all.
+
+
+def _of_all(folder: Path, run: SavedRun, wanted: Wanted) -> Model:
+    plan = read_plan(run.plan)
+    if plan.variant.reports == "personal":
+        raise SettingsError(
+            f"the models of {plan.method} are its devices' own; say whose with --device: {_devices_in(folder)}"
+        )
+    if run.round <= 1:
+        raise RunError(f"{folder} holds no model yet: no round is over")
+    number, state = _state(folder, run, plan.rounds, wanted.chosen)
+    half = _half(plan, state)
+    model = served(half, input_of(plan), wanted.way)
+    return Model(_card(folder, run, plan, model, number, wanted), model)
+
+
+def _state(folder: Path, run: SavedRun, rounds: int, chosen: Chosen) -> tuple[int, Body]:
+    """And the round that it is the beginning of."""
+    if chosen == "last":
+        return min(run.round, rounds + 1), run.newest()  # the evaluation changes nothing
+    if (best := run.best()) is not None:
+        return best
+    lines = read_rounds(folder / "rounds.jsonl")
+    why = OLDER if any(line.get("validation") for line in lines) else "no device has validation samples"
+    raise RunError(f"{folder} kept no best model ({why}); say --last")
+
+
+def _half(plan: Plan, state: Body) -> Any:
+    """A client half that has received it. First weights are in the state, unless a backbone is frozen; public images
+    are for training."""
+    plan = replace(plan, init=plan.init if plan.freeze else None, public=None)
+    server, half = plan.server_half(), plan.client_half(NoSamples(), "")
+    server.restore(to_torch(state))
+    half.receive(server.payload())
+    half.model.eval()
+    return half
+
+
+def _card(folder: Path, run: SavedRun, plan: Plan, model: Served, number: int, wanted: Wanted) -> Card:
+    tensors = model.state_dict()
+    line: Mapping[str, Any] = next(
+        (x for x in read_rounds(folder / "rounds.jsonl") if x["round"] == number), {}
+    )
+    validation = with_mean(line.get("validation", {}).get("global", {})).get("mean")
+    return Card(
+        method=plan.method, classes=run.class_names or _numbers(plan.classes), input=input_of(plan),
+        network=plan.network, rule=described(model.rule), plan=encode(plan), tensors=sha256_of_tensors(tensors),
+        name=run.name, paper=plan.load().paper, way=wanted.way, round=number - 1, chosen=wanted.chosen,
+        validation=validation, test=with_mean(line.get("accuracy", {}).get("global", {})),
+        parameters=sum(value.numel() for value in tensors.values() if value.is_floating_point()),
+        bytes=sum(value.nbytes for value in tensors.values()), plan_sha256=plan.digest.hex(),
+    )  # fmt: skip
+
+
+def _numbers(classes: int) -> tuple[str, ...]:
+    """Where nobody can tell their names."""
+    return tuple(str(label) for label in range(classes))
+
+
+# A device's own.
+
+
+def _folder_of_device(folder: Path, device: str) -> Path:
+    found = folder / "devices" / device
+    if device in ("", ".", "..") or "/" in device or not found.is_dir():
+        raise RunError(f"{device} took no part in {folder}; {_devices_in(folder, device)}")
+    return found
+
+
+def _devices_in(folder: Path, device: str = "") -> str:
+    names = sorted(path.name for path in (folder / "devices").glob("*") if path.is_dir())
+    if not names:
+        return (
+            "there is no device in it: a deployed device has its models in its own folder, on its own machine, where "
+            "`protofleet export FOLDER` takes them"
+        )
+    return there_are(device, names)
+
+
+def _device_s_own(folder: Path, own: Path, wanted: Wanted, run: str) -> Model:
+    last, path = kept_file(own, LAST), kept_file(own, BEST if wanted.chosen == "best" else LAST)
+    if not last.exists():
+        raise RunError(
+            f"{own.name} has kept no model of its own in {folder}: it has trained none yet, keep_models is false, or "
+            f"{OLDER}"
+        )
+    if not path.exists():
+        raise RunError(f"{own.name} kept no best model (it has no validation samples); say --last")
+    kept = read_kept(path)
+    if wanted.device not in (None, kept.card.device):
+        raise RunError(f"{folder} is the folder of {kept.card.device}, not of {wanted.device}")
+    card, tensors = kept.model(wanted.way)
+    return Model(replace(card, name=run or card.name, chosen=wanted.chosen), rebuild(card, tensors))

@@ -1,0 +1,102 @@
+"""The device's own models in its folder, for an export: the last one that it has trained, and the best by validation.
+
+They are written on the worker's thread, each beside what it replaces. What goes wrong with that costs the copy and
+never the training.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from protofleet.edge_client.serving.settings import PERSONAL
+from protofleet.methods.contract.base import ClientHalf
+from protofleet.methods.served.card import CardError
+from protofleet.methods.served.kept import Kept, Origin, pieces_of_kept, read_kept
+from protofleet.protocol.storage.disk import Disk
+
+log = logging.getLogger("protofleet.device")
+
+FOLDER: Final = "kept"
+LAST, BEST = "last", "best"
+ROOM: Final = 4  # times the model's bytes must be free: the two files, and the answer that is written next
+
+
+def kept_file(folder: Path, chosen: str) -> Path:
+    """`folder` is the device's own."""
+    return folder / FOLDER / f"{chosen}.safetensors"
+
+
+class KeptModels:
+    """Of one plan."""
+
+    def __init__(self, folder: Path, origin: Origin, disk: Disk) -> None:
+        self._folder, self._origin, self._disk = folder, origin, disk
+        self._best: tuple[int, float] | None = self._best_of_before()
+        self._failed = False
+
+    def publish(self, kind: str, half: ClientHalf, number: int, metrics: Mapping[str, float]) -> None:
+        if kind != PERSONAL:
+            return
+        try:
+            self._keep(half, number, metrics)
+        except Exception as error:  # noqa: BLE001 - a disk or a rule that this cannot handle must not end the training
+            if not self._failed:
+                log.warning(
+                    "the device's own model is not kept: %s: %s; training goes on",
+                    type(error).__name__,
+                    error,
+                )
+            self._failed = True
+        else:
+            self._failed = False
+
+    def take_unwritten(self) -> int:
+        return 0  # of versions alone
+
+    def _keep(self, half: ClientHalf, number: int, metrics: Mapping[str, float]) -> None:
+        validation = metrics.get(f"accuracy.validation.{PERSONAL}")
+        test = metrics.get(f"accuracy.test.{PERSONAL}")
+        tests = {} if test is None else {"own": test}
+        self._require_room(half)
+        self._write(LAST, half, number, validation, tests)
+        if validation is not None and self._is_best(number, validation):
+            self._link_best()
+            self._best = number, validation
+
+    def _write(
+        self, name: str, half: ClientHalf, number: int, validation: float | None, test: Mapping[str, float]
+    ) -> None:
+        path = kept_file(self._folder, name)
+        self._disk.make(path.parent)
+        with self._disk.fresh(path, durable=self._disk.durable) as fresh, fresh.open("wb") as file:
+            for piece in pieces_of_kept(half, self._origin, number, validation, test):
+                file.write(piece)
+
+    def _link_best(self) -> None:
+        """A second name: the next `last` takes the first one, and leaves the file as it is."""
+        self._disk.link(kept_file(self._folder, LAST), kept_file(self._folder, BEST))
+
+    def _is_best(self, number: int, validation: float) -> bool:
+        """The first of equals. A round before the best one's is of a run that has begun, or gone back, since."""
+        return self._best is None or number < self._best[0] or validation > self._best[1]
+
+    def _best_of_before(self) -> tuple[int, float] | None:
+        """In an earlier process, of this plan."""
+        try:
+            kept: Kept = read_kept(kept_file(self._folder, BEST))
+        except CardError:  # there is none, or another version has written it
+            return None
+        card = kept.card
+        if card.plan_sha256 != self._origin.plan.digest.hex() or card.validation is None:
+            return None
+        return card.round, card.validation
+
+    def _require_room(self, half: ClientHalf) -> None:
+        """Training writes its answer next, and needs the room more."""
+        size = sum(value.nbytes for value in half.model.state_dict().values())
+        free = self._disk.free_bytes(self._folder)
+        if free < ROOM * size:
+            raise OSError(f"it takes {size:,} bytes and training some more, {free:,} are free")

@@ -1,0 +1,105 @@
+"""A file with a device's own model as it was trained, and each of its ways to predict: what an export is made of.
+
+It is a safetensors file. Tensors that a way has in common with `predict` are in it once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from protofleet.methods.contract.base import ClientHalf
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.nets.weights_file import (
+    WeightsFileError,
+    pieces_of_weights,
+    read_weights,
+    said_about,
+)
+from protofleet.methods.served.card import Card, CardError, read_card, sha256_of_tensors
+from protofleet.methods.served.rebuild import described
+from protofleet.methods.served.scaling import input_of
+from protofleet.methods.served.served import PREDICT, as_exported, rules_of, tensors_of
+from protofleet.protocol.settings.reader import encode
+
+ABOUT: Final = "protofleet"  # the key of the metadata
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a file of a device says of where it comes from."""
+
+    plan: Plan
+    device: str
+    network: Network
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a file says. The card is that of the way `predict`."""
+
+    card: Card
+    ways: Mapping[str, Mapping[str, Any]]  # each with its rule and with the place of each of its tensors
+    path: Path = field(default_factory=Path)
+
+    def model(self, way: str = PREDICT) -> tuple[Card, dict[str, Tensor]]:
+        """CardError for a way that is not there, and where the file is damaged."""
+        if way not in self.ways:
+            raise CardError(f"there is no way {way!r} to predict; there is {', '.join(self.ways)}")
+        try:
+            stored, said = read_weights(self.path), self.ways[way]
+            tensors = {name: stored[place] for name, place in said["tensors"].items()}
+            sha256 = sha256_of_tensors(tensors)
+            if sha256 != said["sha256"]:
+                raise CardError(f"{self.path} is damaged: its tensors are not those that were written")
+            return replace(self.card, way=way, rule=said["rule"], tensors=sha256), tensors
+        except (KeyError, TypeError, AttributeError, WeightsFileError) as error:
+            raise CardError(f"{self.path} is damaged: {str(error)[:200]}") from None
+
+
+def pieces_of_kept(
+    half: ClientHalf, origin: Origin, number: int, validation: float | None, test: Mapping[str, float]
+) -> Iterator[bytes]:
+    """The file, tensor by tensor."""
+    stored: dict[str, Tensor] = {}
+    ways: dict[str, dict[str, Any]] = {}
+    for way, rule in rules_of(half).items():
+        tensors = tensors_of(half, rule)
+        places = {name: _place(name, way, value, stored) for name, value in tensors.items()}
+        stored |= {places[name]: value for name, value in tensors.items()}
+        said = {"rule": described(as_exported(rule)), "tensors": places, "sha256": sha256_of_tensors(tensors)}
+        ways[way] = said
+    own = ways[PREDICT]
+    plan, numbers = origin.plan, [stored[place] for place in own["tensors"].values()]
+    card = Card(
+        plan.method, origin.classes, input_of(plan), origin.network, own["rule"], encode(plan), own["sha256"],
+        paper=plan.load().paper, round=number, device=origin.device, validation=validation, test=dict(test),
+        parameters=sum(value.numel() for value in numbers if value.is_floating_point()),
+        bytes=sum(value.nbytes for value in numbers), plan_sha256=plan.digest.hex(),
+    )  # fmt: skip
+    yield from pieces_of_weights(stored, {ABOUT: json.dumps({"card": card.text(), "ways": ways})})
+
+
+def _place(name: str, way: str, value: Tensor, stored: Mapping[str, Tensor]) -> str:
+    """Where it is stored: with those of `predict`, if it is one of them."""
+    common = stored.get(name)
+    if way == PREDICT or (common is not None and common.shape == value.shape and torch.equal(common, value)):
+        return name
+    return f"{way}/{name}"
+
+
+def read_kept(path: Path) -> Kept:
+    """CardError where it is none of ours, or of another version."""
+    try:
+        about = json.loads(said_about(path)[ABOUT])
+        card, ways = read_card(about["card"].encode()), about["ways"]
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CardError(f"{path} cannot be read: {str(error)[:200]}") from None
+    return Kept(card, ways, path)
