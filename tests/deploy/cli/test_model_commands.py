@@ -1,6 +1,7 @@
 """`protofleet model` and `protofleet predict`, as a user has them in a shell; and what is said of each mistake."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from protofleet.edge_client.trainer.job import EVALUATE, LocalJob
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.protocol.storage.disk import Disk
 from tests.support.small_federation import NAMES, plan, shard
+
+BOARD = re.compile(r"^```sh board\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +85,16 @@ def test_a_version_is_pinned_rolled_back_and_let_go(board, capsys):
     assert "is v000001 of round 1 (pinned" in said(capsys, "model", "rollback", state)[1]
     assert "is v000003" in said(capsys, "model", "rollback", state)[1]
     said(capsys, "model", "unpin", state)
+
+
+def test_the_commands_of_the_page_do_what_it_says(board, capsys, monkeypatch):
+    monkeypatch.chdir(board)
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+    commands = [line for block in BOARD.findall(page) for line in block.splitlines()]
+    assert len(commands) == 7
+    for command in commands:
+        code, out, err = said(capsys, *command.split()[1:])
+        assert code == 0 and out and not err, (command, err)
 
 
 def test_pictures_of_any_size_are_predicted(board, capsys):
