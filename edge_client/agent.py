@@ -24,7 +24,7 @@ from protofleet.edge_client.job_runner import JobRunner
 from protofleet.edge_client.state.device import DeviceState, TakenOverError
 from protofleet.edge_client.state.heard import forget_higher_epoch, open_heard_file
 from protofleet.edge_client.task_handler import TaskHandler
-from protofleet.edge_client.trainer.job import StartJob
+from protofleet.edge_client.trainer.job import EVALUATE, TRAIN, StartJob
 from protofleet.edge_client.view import AgentView
 from protofleet.edge_client.work_queue import question_of
 from protofleet.methods.contract.confusion import MOST_CLASSES
@@ -213,6 +213,9 @@ class Agent:
     def take_receipt(self, receipt: Receipt) -> None:
         if self.tasks.delivery.received(receipt, self._context.now):
             self._context.keep_last_heard(durable=False)
+            if receipt.verdict == "accepted" and receipt.phase in (TRAIN, EVALUATE):
+                learned = receipt.round - (receipt.phase == EVALUATE)  # the last evaluation is a round more
+                self._context.notify("accepted", round=receipt.round, learned=learned)
         elif receipt.verdict == "refused":
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
 

@@ -10,6 +10,7 @@ from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.feature_snapshots import Snapshots
 from protofleet.edge_client.host.board_settings import BoardSettings
 from protofleet.edge_client.limits import Limits
+from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.security.envelope import seals
@@ -52,6 +53,7 @@ class DeviceSettings:
         True  # its own, in its folder, for `protofleet export`: the last and the best by validation
     )
     pictures: Snapshots = field(default_factory=Snapshots)
+    models: ModelSettings | None = None  # what it serves to programs of its machine; None: nothing
     limits: Limits = field(default_factory=Limits)  # of what a run's plan can make this device do
     compute: str = "auto"  # auto, cpu or cuda
     threads: Threads = 0  # for torch; 0 leaves it to torch

@@ -10,7 +10,7 @@ from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
-from protofleet.edge_client.trainer.job import EVALUATE, SECONDS_WAITED, Job, StartJob
+from protofleet.edge_client.trainer.job import EVALUATE, MODELS_UNWRITTEN, SECONDS_WAITED, Job, StartJob
 from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.wire.messages import NOTHING
@@ -30,6 +30,7 @@ class JobRunner:
     # Whether the coordinator takes what is counted of confused classes, and this device tells it.
     tells_confusion: Callable[[], bool] = lambda: False
     energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
+    models_unwritten: int = 0  # of this process
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
         """The job that a plan asks for, in its last durable state."""
@@ -49,6 +50,7 @@ class JobRunner:
         self.energy.begin_work()
         arrays = state.store.load(question.broadcast) if question.broadcast else NOTHING
         payload, metrics = job.run(question.phase, question.round, arrays)
+        self.models_unwritten += int(metrics.pop(MODELS_UNWRITTEN, 0))
         if question.phase == EVALUATE and not self.tells_confusion():
             payload = NOTHING
         name = state.store.put(payload, self.block_bytes()).object.hex()

@@ -16,6 +16,7 @@ from protofleet.edge_client.group.device import Assembly, Device, Process
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.host.systemd import NotifySocket, SystemdNotifier, drain_on_signal
 from protofleet.edge_client.metrics import watch_device
+from protofleet.edge_client.serving.metrics import ModelCollector
 from protofleet.edge_client.view import AgentView
 from protofleet.methods.contract.liveness import tensors_work
 from protofleet.protocol.transport.inbox import BoundedInbox
@@ -34,7 +35,7 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     if settings.trainer == "inside":
         process.start_work(settings.threads)
     agent = device.agent
-    notifier = SystemdNotifier(agent, systemd, device.status, periodic_checks=device.supervisor.check)
+    notifier = SystemdNotifier(agent, systemd, device.status, periodic_checks=device.check)
     systemd.notify("READY=1")
     try:
         wait_for_broker(inbox, settings.patience_seconds, notifier.check)
@@ -46,7 +47,7 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
         return agent.view.problem
     finally:
         device.transport.close()
-        device.trainer.stop()
+        device.stop()
 
 
 def serve_metrics(device: Device, process: Process, software: str) -> AbstractContextManager[None]:
@@ -55,6 +56,9 @@ def serve_metrics(device: Device, process: Process, software: str) -> AbstractCo
     collectors: list[Collector] = [HostMetrics(software, "device", folder, settings.broker)]
     if device.trainer.admission is not None:
         collectors.append(UsageCollector(device.trainer.admission.usage))
+    if device.models is not None:
+        view = device.agent.view
+        collectors.append(ModelCollector(device.models, lambda: view.models_unwritten))
     sensors = Sensors(Path(settings.board.root))
     return watch_device(device.agent, settings.endpoint(), checks, collectors, sensors)
 

@@ -73,6 +73,16 @@ class AgentView:
         return MappingProxyType(self._tasks.delivery.receipts)
 
     @property
+    def models_unwritten(self) -> int:
+        """Versions of models that could not be written, in this process."""
+        return self._tasks.runner.models_unwritten
+
+    @property
+    def plan(self) -> str:
+        """The digest of the plan that its last answers are of."""
+        return self._context.state.saved.plan
+
+    @property
     def idle(self) -> bool:
         """The run is over, and there has been no other yet."""
         return self._tasks.run.over

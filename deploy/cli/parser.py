@@ -12,6 +12,8 @@ from protofleet.deploy.cli.enrol import add_enrol, add_keys
 from protofleet.deploy.cli.init import add_init
 from protofleet.deploy.cli.lists import add_lists
 from protofleet.deploy.cli.own.export import add_export
+from protofleet.deploy.cli.own.model import add_model
+from protofleet.deploy.cli.own.predict import add_predict
 from protofleet.deploy.cli.runs import add_centralised, add_compare, add_report, add_run
 from protofleet.deploy.cli.services import (
     add_coordinator,
@@ -79,4 +81,6 @@ def parser() -> Parser:
     add_compare(commands)
     add_export(commands)
     add_lists(commands)
+    add_model(commands)
+    add_predict(commands)
     return top

@@ -33,6 +33,9 @@ from protofleet.edge_client.gpu.admission import Usage
 from protofleet.edge_client.gpu.metrics import UsageCollector
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import DeviceSeries
+from protofleet.edge_client.serving.metrics import ModelCollector
+from protofleet.edge_client.serving.serving import ModelServing
+from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.runtime.host.metrics import HostMetrics
@@ -100,6 +103,7 @@ def register_device(r: CollectorRegistry) -> None:
     DeviceSeries(r)
     r.register(Sensors())
     r.register(UsageCollector(Usage()))
+    r.register(ModelCollector(ModelServing(ModelVersions(Path()), str, None), int))
 
 
 SECTIONS: Final[dict[str, Callable[[CollectorRegistry], None]]] = {

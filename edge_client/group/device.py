@@ -17,6 +17,9 @@ from protofleet.edge_client.host.energy import EnergyMeter, meter_of_board
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.host.status_file import StatusFile
 from protofleet.edge_client.host.supervisor import Supervisor
+from protofleet.edge_client.serving.hook import ModelHook
+from protofleet.edge_client.serving.serving import ModelServing
+from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.edge_client.state.data_file import write_data_file
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.child_trainer import ChildTrainer
@@ -70,7 +73,20 @@ class Device:
     state: DeviceState
     supervisor: Supervisor
     status: StatusFile | None
+    models: ModelServing | None = None
     pages: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # of metrics, while it runs
+
+    def check(self) -> None:
+        """Every few seconds: what no message tells."""
+        self.supervisor.check()
+        if self.models is not None:
+            self.models.check()
+
+    def stop(self) -> None:
+        """What works beside the loop."""
+        self.trainer.stop()
+        if self.models is not None:
+            self.models.stop()
 
 
 @dataclass(frozen=True)
@@ -105,7 +121,19 @@ class Assembly:
         )  # fmt: skip
         status = StatusFile(Path(settings.status), self.software, version) if settings.status else None
         supervisor = Supervisor(agent, settings, trainer.limit, Sensors(Path(settings.board.root)))
-        return Device(settings, agent, transport, trainer, state, supervisor, status)
+        models = self._serving(settings, state, agent)
+        return Device(settings, agent, transport, trainer, state, supervisor, status, models)
+
+    def _serving(self, settings: DeviceSettings, state: DeviceState, agent: Agent) -> ModelServing | None:
+        chosen = settings.models
+        if chosen is None or not chosen.serves:
+            return None
+        versions = ModelVersions(chosen.folder_in(state.folder), chosen.keep, state.disk)
+        hook = ModelHook(chosen.on_model) if chosen.on_model else None
+        serving = ModelServing(versions, lambda: agent.view.plan, hook)
+        serving.begin()
+        agent.observe(serving)
+        return serving
 
     def _energy(self, board: BoardSettings) -> EnergyMeter | None:
         """Devices of one process share its board, whatever their settings say."""

@@ -188,13 +188,13 @@ class DeviceGroup:
         device.pages.close()
         if device.status is not None:
             device.status.write(device.agent.view, problem)
-        device.trainer.stop()
+        device.stop()
         if problem:
             self._failed(device.settings.name, problem)
         self._report(self)
 
 
 def _check_device(device: Device) -> None:
-    device.supervisor.check()
+    device.check()
     if device.status is not None:
         device.status.write(device.agent.view)

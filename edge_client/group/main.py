@@ -125,5 +125,5 @@ class Starts:
             device.pages.enter_context(serve_metrics(device, self._process, self._software))
         except Exception:
             device.transport.kill()
-            device.trainer.stop()
+            device.stop()
             raise

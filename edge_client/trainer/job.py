@@ -14,6 +14,7 @@ import torch
 
 from protofleet.edge_client.evaluate import Splits, evaluate
 from protofleet.edge_client.feature_snapshots import Snapshots, save_snapshot
+from protofleet.edge_client.serving.settings import GLOBAL, PERSONAL
 from protofleet.edge_client.trainer.deadline import NEVER, Deadline
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
@@ -27,9 +28,8 @@ Metrics: TypeAlias = dict[str, float]
 
 TRAIN: Final = "train"  # the phase that changes a device's model
 EVALUATE: Final = "evaluate"  # after the last round
-GLOBAL: Final = "global"  # the run's model, as the coordinator sends it
-PERSONAL: Final = "personal"  # the one that this device has trained
 SECONDS_WAITED: Final = "seconds.waited"  # among what was measured: it is no work, and is sent to nobody
+MODELS_UNWRITTEN: Final = "models.unwritten"  # likewise: versions that found no room, or the like
 
 
 class Job(Protocol):
@@ -53,12 +53,33 @@ class Models(Protocol):
         """What the half predicts with now: the run's model after that round (global), or its own (personal)."""
         ...
 
+    def take_unwritten(self) -> int:
+        """How many could not be written since this was asked last."""
+        ...
+
 
 class NoModels:
     """Nobody wants them."""
 
     def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
         pass
+
+    def take_unwritten(self) -> int:
+        return 0
+
+
+class ServedAndKept:
+    """To programs of this machine, and into the device's own folder."""
+
+    def __init__(self, served: Models, kept: Models) -> None:
+        self._both = (served, kept)
+
+    def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
+        for models in self._both:
+            models.publish(kind, half, number, metrics)
+
+    def take_unwritten(self) -> int:
+        return sum(models.take_unwritten() for models in self._both)
 
 
 NO_MODELS: Final = NoModels()
@@ -83,6 +104,8 @@ class LocalJob:
         ask = Ask(phase, LazyPayload(received, unshared=True, place=torch_device_of(self.half.model)))
         with self._deadline.running(self._work_seconds):
             payload, metrics = work(self.half, self._data, ask, number, self._reports, self._models)
+        if unwritten := self._models.take_unwritten():
+            metrics[MODELS_UNWRITTEN] = unwritten
         if self._snapshots.wanted(number, phase):
             most = self._snapshots.samples
             learned = {} if phase == EVALUATE else payload  # else it is counts, and no point in a picture
@@ -99,9 +122,15 @@ class LocalJob:
         self.half.restore(LazyPayload(state, unshared=True))
 
 
-def local_jobs(build: Callable[[Plan], ClientHalf], data: Splits) -> StartJob:
+def local_jobs(
+    build: Callable[[Plan], ClientHalf], data: Splits, models: Callable[[Plan], Models] | None = None
+) -> StartJob:
     """Jobs without limits."""
-    return lambda plan: LocalJob(build(plan), data, plan.variant.reports)
+
+    def start(plan: Plan) -> LocalJob:
+        return LocalJob(build(plan), data, plan.variant.reports, models=models(plan) if models else None)
+
+    return start
 
 
 def work(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from protofleet.edge_client.trainer.job import PERSONAL
+from protofleet.edge_client.serving.settings import PERSONAL
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.served.card import CardError
 from protofleet.methods.served.kept import Kept, Origin, pieces_of_kept, read_kept
@@ -52,6 +52,9 @@ class KeptModels:
             self._failed = True
         else:
             self._failed = False
+
+    def take_unwritten(self) -> int:
+        return 0  # of versions alone
 
     def _keep(self, half: ClientHalf, number: int, metrics: Mapping[str, float]) -> None:
         validation = metrics.get(f"accuracy.validation.{PERSONAL}")

@@ -16,14 +16,15 @@ from protofleet.edge_client.gpu.admission import Admission, GpuFullError, Work
 from protofleet.edge_client.gpu.turns import Turns, folder_of
 from protofleet.edge_client.limits import HalfBuilder
 from protofleet.edge_client.public_images import public_images
+from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.gpu_job import GpuJob, GpuWork
-from protofleet.edge_client.trainer.job import Job, LocalJob, Models, NoModels
+from protofleet.edge_client.trainer.job import Job, LocalJob, Models, NoModels, ServedAndKept
 from protofleet.edge_client.trainer.kept_models import KeptModels
 from protofleet.edge_client.trainer.slot_job import SlotJob
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan, PublicImages
-from protofleet.methods.served.kept import Origin
+from protofleet.methods.served import kept
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
 
@@ -48,6 +49,7 @@ class LocalTrainer:
         self._settings, self._deadline, self._alone = settings, deadline, alone
         self.admission = admission(self.place)
         self._shards = shards or Shards()
+        self._publisher = publisher_of(settings)
         self.data = self._shards.load(settings.data)
         if self.admission is not None and alone:
             self.data = self._moved_for_good(self.admission)
@@ -103,16 +105,26 @@ class LocalTrainer:
             half, data, plan.variant.reports,
             snapshots=self._settings.pictures, folder=Path(self._settings.folder) / "pictures",
             deadline=self._deadline, work_seconds=self._settings.limits.work_seconds,
-            models=self._kept(plan, data),
+            models=ServedAndKept(self._served(plan, data), self._kept(plan, data)),
         )  # fmt: skip
+
+    def _served(self, plan: Plan, data: Shard) -> Models:
+        return self._publisher.of(plan, data.names) if self._publisher else NoModels()
 
     def _kept(self, plan: Plan, data: Shard) -> Models:
         settings = self._settings
         if not settings.keep_models:
             return NoModels()
         classes = data.names or tuple(str(label) for label in range(plan.classes))  # nobody can tell
-        origin = Origin(plan, settings.name, settings.network or plan.network, classes)
+        origin = kept.Origin(plan, settings.name, settings.network or plan.network, classes)
         return KeptModels(Path(settings.folder), origin, Disk(settings.durable))
+
+
+def publisher_of(settings: DeviceSettings) -> ModelPublisher | None:
+    if settings.models is None or not settings.models.serves:
+        return None
+    origin = Origin(settings.name, settings.network)
+    return ModelPublisher(settings.models, Path(settings.folder), origin, Disk(settings.durable))
 
 
 def bytes_of(data: Shard) -> int:

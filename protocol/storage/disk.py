@@ -36,8 +36,9 @@ class Disk:
     make      a folder appears, and its name survives
     rename    a whole file takes the place of the target
     link      a file gets a second name, in the place of what had it; the first name stays in any case
+    point     a symbolic link names another target
     overwrite new bytes take the place of as many old ones, in the file itself
-    remove    a file goes, if it is there
+    remove    a file goes, if it is there; or a folder and all that is in it
     commit    an SQLite transaction is over: all of it counts and survives, or none
     merge     what SQLite's log holds is in its main file, and the log is empty
     publish   said by a simulated transport alone: a frame leaves
@@ -138,6 +139,16 @@ class Disk:
                 sync(spare)
         spare.replace(target)
 
+    def point(self, link: Path, target: str, durable: bool = True) -> None:
+        """Whoever opens the link has the old target or the new one. `target` is as seen from the link's folder."""
+        self.before_step("point", link)
+        spare = link.with_name(f".{link.name}{NEW}")
+        spare.unlink(missing_ok=True)
+        spare.symlink_to(target)
+        spare.replace(link)
+        if durable:
+            self.sync(link.parent)
+
     def overwrite(self, path: Path, data: bytes) -> None:
         """`replace` without its new file. After a kill all of it is there or none; after a power cut maybe some.
 
@@ -153,6 +164,12 @@ class Disk:
     def remove(self, path: Path) -> None:
         self.before_step("remove", path)
         path.unlink(missing_ok=True)
+
+    def remove_folder(self, folder: Path) -> None:
+        """A death in the midst of it leaves some of it: give it a name first that nobody reads."""
+        self.before_step("remove", folder)
+        if folder.is_dir():
+            shutil.rmtree(folder)
 
     def commit(self, db: sqlite3.Connection, path: Path, durable: bool = True) -> None:
         """With `durable=False` a power cut may take it back, as far as the database leaves that to the system."""

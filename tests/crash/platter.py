@@ -17,6 +17,24 @@ from protofleet.protocol.storage.disk import Disk
 FATES: Final = ("as it was synced", "cut short", "flipped", "zeroed", "as it was written")
 
 
+class OpenFolders:
+    """Each open, so that no inode number comes again."""
+
+    def __init__(self) -> None:
+        self._handles: dict[int, int] = {}
+
+    def keep(self, number: int, folder: Path) -> None:
+        if number not in self._handles:
+            self._handles[number] = os.open(folder, os.O_RDONLY)
+
+    def close(self) -> None:
+        while self._handles:
+            os.close(self._handles.popitem()[1])
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Platter:
     """The durable image of one folder, kept through all lives of its party.
 
@@ -24,13 +42,16 @@ class Platter:
     beside it as of its last commit. `cut(dice)` turns the folder into what a disk may hold after a power cut: each
     name that was not synced is the old or the new one, and each file that was not synced keeps its old bytes, all of
     its new ones, or new ones that are cut short, zeroed at the end or have a bit flipped. Without dice nothing
-    unsynced survives.
+    unsynced survives. A folder is what it holds, under whatever name; a symbolic link comes whole with its name.
     """
 
     def __init__(self, folder: Path, shelf: Path) -> None:
         self.folder, self._shelf = folder, shelf  # the shelf holds links, so that no inode number comes again
         self._bytes: dict[int, bytes] = {}
-        self._names: dict[Path, dict[str, int]] = {}
+        self._names: dict[int, dict[str, int]] = {}  # by folder
+        self._targets: dict[int, str] = {}  # of links
+        self._folders: dict[int, Path] = {}  # by their number
+        self._open = OpenFolders()
         shelf.mkdir(parents=True, exist_ok=True)
 
     def file_synced(self, path: Path) -> None:
@@ -40,13 +61,28 @@ class Platter:
         self._bytes[number] = path.read_bytes()
 
     def folder_synced(self, folder: Path) -> None:
-        self._names[folder] = {entry.name: entry.stat().st_ino for entry in folder.iterdir()}
+        for entry in folder.iterdir():
+            if entry.is_symlink():
+                self._note_link(entry)
+        self._names[self._number(folder)] = {entry.name: entry.lstat().st_ino for entry in folder.iterdir()}
+
+    def _note_link(self, link: Path) -> None:
+        number = link.lstat().st_ino
+        self._targets[number] = str(link.readlink())
+        if not (again := self._shelf / str(number)).is_symlink():
+            os.link(link, again, follow_symlinks=False)
+
+    def _number(self, folder: Path) -> int:
+        number = folder.stat().st_ino
+        self._open.keep(number, folder)
+        self._folders[number] = folder
+        return number
 
     def committed(self, path: Path) -> None:
         for each in (path, log_beside(path)):
             if each.exists():
                 self.file_synced(each)
-                self._names.setdefault(path.parent, {})[each.name] = each.stat().st_ino
+                self._names.setdefault(self._number(path.parent), {})[each.name] = each.stat().st_ino
 
     @contextlib.contextmanager
     def as_they_are(self) -> Iterator[None]:
@@ -65,12 +101,13 @@ class Platter:
         os.link(path, self._shelf / str(again))
         if number in self._bytes:
             self._bytes[again] = self._bytes[number]
-        names = self._names.get(path.parent, {})
+        names = self._names.get(self._number(path.parent), {})
         names.update({path.name: again} if names.get(path.name) == number else {})
 
     def _note_closed_databases(self) -> None:
         """SQLite removes a log once all that it holds is durable in its database."""
-        for folder, names in self._names.items():
+        for number, names in list(self._names.items()):
+            folder = self._folders[number]
             for path in [folder / name for name in names if name.endswith("-wal")]:
                 if not path.exists():
                     del names[path.name]
@@ -81,33 +118,44 @@ class Platter:
         self._note_closed_databases()
         survivors = self.folder.with_name(f"{self.folder.name}.after")
         if self.folder.is_dir():
-            self._survive(self.folder, survivors, dice)
+            folders = [self.folder, *(p for p in self.folder.rglob("*") if p.is_dir() and not p.is_symlink())]
+            live = {self._number(path): path for path in folders}
+            self._survive(self.folder.stat().st_ino, live, survivors, dice)
             shutil.rmtree(self.folder)
             survivors.rename(self.folder)
         shutil.rmtree(self._shelf)
         self._shelf.mkdir()
-        self._bytes, self._names = {}, {}
+        self._open.close()
+        self._bytes, self._names, self._targets, self._folders = {}, {}, {}, {}
         for path in sorted(self.folder.rglob("*")):
-            self.folder_synced(path) if path.is_dir() else self.file_synced(path)
+            if not path.is_symlink():
+                self.folder_synced(path) if path.is_dir() else self.file_synced(path)
         if self.folder.is_dir():
             self.folder_synced(self.folder)
 
-    def _survive(self, folder: Path, target: Path, dice: random.Random | None) -> None:
+    def _survive(self, number: int, live: dict[int, Path], target: Path, dice: random.Random | None) -> None:
+        """`live`: the folders that there are. One that was removed may have a name, and what was synced of it."""
         target.mkdir()
-        live = {entry.name: entry.stat().st_ino for entry in folder.iterdir()}
-        synced = self._names.get(folder, {})
-        for name in sorted(live.keys() | synced.keys()):
-            number = live.get(name) if dice and dice.random() < 0.5 else synced.get(name)
-            if number is None:
+        folder = live.get(number)
+        now = {entry.name: entry.lstat().st_ino for entry in folder.iterdir()} if folder else {}
+        synced = self._names.get(number, {})
+        for name in sorted(now.keys() | synced.keys()):
+            inside = now.get(name) if dice and dice.random() < 0.5 else synced.get(name)
+            if inside is None:
                 continue
-            if (folder / name).is_dir():
-                self._survive(folder / name, target / name, dice)
+            if inside in live or inside in self._names:
+                self._survive(inside, live, target / name, dice)
+            elif folder and now.get(name) == inside and (folder / name).is_symlink():
+                (target / name).symlink_to((folder / name).readlink())
+            elif inside in self._targets:
+                (target / name).symlink_to(self._targets[inside])
             else:
-                (target / name).write_bytes(self._surviving_bytes(number, folder, dice))
+                (target / name).write_bytes(self._surviving_bytes(inside, folder, dice))
 
-    def _surviving_bytes(self, number: int, folder: Path, dice: random.Random | None) -> bytes:
+    def _surviving_bytes(self, number: int, folder: Path | None, dice: random.Random | None) -> bytes:
         old = self._bytes.get(number, b"")
-        paths = [*(p for p in folder.iterdir() if p.stat().st_ino == number), self._shelf / str(number)]
+        beside = folder.iterdir() if folder else ()
+        paths = [*(p for p in beside if p.lstat().st_ino == number), self._shelf / str(number)]
         new = paths[0].read_bytes() if paths[0].exists() else b""  # a name was synced, its bytes never were
         return old if dice is None or new == old else spoilt(old, new, dice)
 

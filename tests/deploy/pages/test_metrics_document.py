@@ -14,6 +14,9 @@ from protofleet.edge_client.gpu.admission import Usage
 from protofleet.edge_client.gpu.metrics import UsageCollector
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import DeviceMetrics
+from protofleet.edge_client.serving.metrics import ModelCollector
+from protofleet.edge_client.serving.serving import ModelServing
+from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.runtime.host.metrics import HostMetrics
 from tests.deploy.fleet.boards import jetson_files
@@ -40,6 +43,8 @@ def shown(tmp_path_factory):
     run.run()
     tls = enrol_federation(folder / "enrolled", "metrics", ["d"]).tls("d")
     device.registry.register(UsageCollector(Usage()))
+    serving = ModelServing(ModelVersions(folder / "models"), str, None)
+    device.registry.register(ModelCollector(serving, lambda: 0))
     metrics.registry.register(HostMetrics("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
     return {"coordinator": [*metrics.registry.collect()], "device": [*device.registry.collect()]}
 

@@ -89,6 +89,8 @@ REFUSED = [
     ({"text": "paused = 1\n"}, "must be true or false"),
     ({"text": "hottest_celsius = -1.0\n"}, "must be at least 0"),
     ({"text": 'broker = "elsewhere"\n'}, "is not a setting"),
+    ({"text": 'on_model = ["reload"]\n'}, "tuning.on_model is not a setting"),
+    ({"text": '[models]\non_model = ["reload"]\n'}, "tuning.models is not a setting"),
     ({"text": "paused = \n"}, "is not TOML"),
 ]
 

@@ -1,0 +1,201 @@
+"""`protofleet predict`: what a model takes pictures for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from protofleet.deploy.cli.arguments import Subparsers
+from protofleet.deploy.cli.own.model import versions_in
+from protofleet.deploy.errors import FAILED
+from protofleet.runtime.interrupts import held_interrupts
+
+if TYPE_CHECKING:
+    from protofleet.edge_client.serving.predictor import Prediction, Predictor
+
+LOOK_SECONDS: Final = 0.5  # between two looks into a watched folder
+
+
+def add_predict(commands: Subparsers) -> None:
+    command = commands.add_parser("predict", help="what a model takes pictures for")
+    command.add_argument("image", type=Path, nargs="*", help="a picture of any size, or a folder of pictures")
+    command.add_argument(
+        "--watch",
+        type=Path,
+        metavar="FOLDER",
+        help="a line for each picture that comes into it, until Ctrl-C",
+    )
+    command.add_argument(
+        "--model", type=Path, metavar="DIR",
+        help="a version or an export, or the folder of a device, of which current is taken (default: as `protofleet "
+        "model` finds it)",
+    )  # fmt: skip
+    command.add_argument(
+        "--onnx", action="store_true", help="run model.onnx, which takes the package onnxruntime"
+    )
+    command.add_argument(
+        "--json",
+        action="store_true",
+        help="one object, and nothing else on standard output; of --watch one a line",
+    )
+    command.set_defaults(command=predict)
+
+
+def predict(options: argparse.Namespace) -> int:
+    from protofleet.protocol.settings.reader import SettingsError
+
+    if bool(options.image) == bool(options.watch):
+        raise SettingsError("name pictures, or say --watch FOLDER")
+    if options.watch and not options.watch.is_dir():
+        raise SettingsError(f"there is no folder {options.watch} to watch")
+    with held_interrupts():
+        from protofleet.edge_client.serving import predictor  # noqa: F401 - torch, and all that takes its time
+    chosen = ChosenModel(options.model, options.onnx)
+    return watch(options, chosen) if options.watch else predict_all(options, chosen)
+
+
+class ChosenModel:
+    """Of a folder with links the one that is `current` now: asked again, it may be another."""
+
+    def __init__(self, folder: Path | None, onnx: bool) -> None:
+        self._folder, self._onnx = folder, onnx
+        self._open: Predictor | None = None
+
+    def now(self) -> Predictor:
+        from protofleet.edge_client.serving.predictor import open_model
+
+        folder = self._where()
+        if self._open is None or self._open.folder != folder:
+            self._open = open_model(folder, self._onnx)
+        return self._open
+
+    def _where(self) -> Path:
+        """As it is called without links: it stays the same version while it is read."""
+        from protofleet.edge_client.serving.versions import CARD
+        from protofleet.protocol.settings.reader import SettingsError
+
+        if self._folder is not None:
+            if not self._folder.is_dir():
+                raise SettingsError(f"there is no folder {self._folder}")
+            resolved = self._folder.resolve()
+            if (resolved / CARD).is_file():
+                return resolved
+        current = versions_in(self._folder).named("current")
+        if current is None:
+            raise SettingsError(f"nothing is served in {self._folder}: it has no link current")
+        return current.folder.resolve()
+
+
+def predict_all(options: argparse.Namespace, chosen: ChosenModel) -> int:
+    from protofleet.edge_client.data.errors import DataError
+
+    model, found, code = chosen.now(), list[dict[str, Any]](), 0
+    for path in _pictures(options.image):
+        try:
+            prediction = model.predict(path)
+        except DataError as error:
+            print(f"protofleet: {error}", file=sys.stderr)
+            code = FAILED
+            continue
+        found.append(_row(path, prediction))
+        if not options.json:
+            print(_line(path, prediction), flush=True)
+    if options.json:
+        print(json.dumps({"model": _about(model), "predictions": found}, indent=1, allow_nan=False))
+    return code
+
+
+def _pictures(given: list[Path]) -> Iterator[Path]:
+    from protofleet.edge_client.data.images.image_files import image_files_in
+    from protofleet.protocol.settings.reader import SettingsError
+
+    for path in given:
+        if not path.is_dir():
+            yield path
+            continue
+        if not (inside := image_files_in(path)):
+            raise SettingsError(f"there is no picture in the folder {path}")
+        yield from inside
+
+
+def watch(
+    options: argparse.Namespace, chosen: ChosenModel, pause: Callable[[float], None] = time.sleep
+) -> int:
+    """A picture counts once its size and time have not changed between two looks: else it is being copied."""
+    done = 0
+    try:
+        chosen.now()
+        new = NewPictures(options.watch)
+        print(f"watching {options.watch}; Ctrl-C ends it", file=sys.stderr, flush=True)
+        while True:
+            pause(LOOK_SECONDS)
+            for path in new.arrived():
+                done += _predict_one(options, chosen, path)
+    except KeyboardInterrupt:
+        print(f"{done} picture{'s' * (done != 1)} predicted", file=sys.stderr)
+    return 0
+
+
+def _predict_one(options: argparse.Namespace, chosen: ChosenModel, path: Path) -> bool:
+    from protofleet.edge_client.data.errors import DataError
+
+    model = chosen.now()
+    try:
+        prediction = model.predict(path)
+    except DataError as error:
+        print(f"protofleet: {error}", file=sys.stderr, flush=True)
+        return False
+    if options.json:
+        print(json.dumps({**_row(path, prediction), "model": model.folder.name}, allow_nan=False), flush=True)
+    else:
+        print(_line(path, prediction), flush=True)
+    return True
+
+
+class NewPictures:
+    """Those that come into a folder from now on, or change there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen = self._looked()
+        self._told = dict(self._seen)
+
+    def arrived(self) -> list[Path]:
+        now = self._looked()
+        whole = [path for path, state in now.items() if self._seen.get(path) == state != self._told.get(path)]
+        self._seen = now
+        self._told |= {path: now[path] for path in whole}
+        return whole
+
+    def _looked(self) -> dict[Path, tuple[int, int]]:
+        from protofleet.edge_client.data.images.image_files import image_files_in
+
+        found = dict[Path, tuple[int, int]]()
+        for path in image_files_in(self._folder):
+            try:
+                status = path.stat()
+            except FileNotFoundError:  # it has gone in the meantime
+                continue
+            found[path] = status.st_size, status.st_mtime_ns
+        return found
+
+
+def _row(path: Path, prediction: Prediction) -> dict[str, Any]:
+    return {
+        "image": str(path), "class": prediction.label, "probability": prediction.probability,
+        "probabilities": dict(prediction.probabilities),
+    }  # fmt: skip
+
+
+def _line(path: Path, prediction: Prediction) -> str:
+    return f"{path}  {prediction.label}  {prediction.probability:.1%}"
+
+
+def _about(model: Predictor) -> dict[str, Any]:
+    card = model.card
+    return {"folder": str(model.folder), "method": card.method, "round": card.round, "tensors": card.tensors}

@@ -1,0 +1,104 @@
+"""The owner's command that is told of another version: without a shell, in a process group of its own, for 30 s."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Final
+
+HOOK_SECONDS: Final = 30.0
+MODEL: Final = "PROTOFLEET_MODEL"  # in its environment: the folder of the version
+SHOWN: Final = 200  # letters of what it says on standard error
+
+log = logging.getLogger("protofleet.device")
+
+
+class ModelHook:
+    """One run at a time, on a thread of its own. Changes during one are one more run, with the last of them."""
+
+    def __init__(self, command: Sequence[str], seconds: float = HOOK_SECONDS) -> None:
+        self._command, self._seconds = list(command), seconds
+        self.failures = 0
+        self._lock = threading.Lock()
+        self._next: Path | None = None
+        self._thread: threading.Thread | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def changed(self, version: Path) -> None:
+        with self._lock:
+            self._next = version
+            if self._thread is None and not self._stopped:
+                self._thread = threading.Thread(target=self._work, name="on_model", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """What it has not done yet is ended: the device ends."""
+        with self._lock:
+            self._stopped, self._next = True, None
+            if self._child is not None:
+                _kill(self._child)
+
+    def _work(self) -> None:
+        while (version := self._taken()) is not None:
+            problem = self._problem(version)
+            if self._stopped:
+                return
+            if problem:
+                self.failures += 1
+                log.warning(
+                    "models.on_model (%s) has failed for %s: %s", self._command[0], version.name, problem
+                )
+            else:
+                log.debug("models.on_model (%s) was told of %s", self._command[0], version.name)
+
+    def _taken(self) -> Path | None:
+        with self._lock:
+            version, self._next = self._next, None
+            if version is None:
+                self._thread = None
+            return version
+
+    def _problem(self, version: Path) -> str:
+        """Why it came to nothing; empty where it ended well."""
+        with (
+            tempfile.TemporaryFile() as said
+        ):  # no pipe, which a program that it leaves running would hold open
+            try:
+                child = self._started(version, said)
+                code = child.wait(self._seconds)
+            except (OSError, ValueError) as error:
+                return str(error)
+            except subprocess.TimeoutExpired:
+                _kill(child)
+                child.wait()
+                return f"no end after {self._seconds:g} s; it was killed"
+            finally:
+                self._child = None
+            said.seek(max(0, said.seek(0, os.SEEK_END) - SHOWN))
+            words = " ".join(said.read().decode(errors="replace").split())
+        return f"exit code {code}{f': {words}' if words else ''}" if code else ""
+
+    def _started(self, version: Path, said: IO[bytes]) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._stopped:
+                raise OSError("the device ends")
+            environment = {**os.environ, MODEL: str(version)}
+            self._child = subprocess.Popen(
+                self._command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
+                start_new_session=True,
+            )  # fmt: skip
+            return self._child
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """With all that it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)

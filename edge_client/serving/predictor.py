@@ -1,0 +1,125 @@
+"""Pictures in, classes out, with a model as a board or an export keeps it: card.json beside the numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.images.image_files import ImageFiles
+from protofleet.edge_client.data.shard import grey
+from protofleet.edge_client.serving.publisher import ONNX, WEIGHTS
+from protofleet.edge_client.serving.versions import CARD
+from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
+from protofleet.methods.served.card import Card, CardError, read_card
+from protofleet.methods.served.rebuild import rebuild
+from protofleet.protocol.settings.reader import SettingsError
+
+Scores: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]  # [B, C, H, W] -> [B, classes]
+
+IMAGE: Final = "image"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    label: str
+    probability: float
+    probabilities: Mapping[str, float]  # by class, which adds up to 1
+
+
+@dataclass(frozen=True)
+class Predictor:
+    folder: Path
+    card: Card
+    scores: Scores
+
+    def predict(self, path: Path) -> Prediction:
+        """DataError where it is no picture."""
+        scores = self.scores(self._picture(path))[0].astype(np.float64)
+        shares = np.exp(scores - scores.max())
+        shares /= shares.sum()
+        best = int(scores.argmax())
+        named = zip(self.card.classes, shares.tolist(), strict=True)
+        return Prediction(self.card.classes[best], float(shares[best]), dict(named))
+
+    def _picture(self, path: Path) -> NDArray[np.float32]:
+        """As a device's data are read: in the model's size and number of channels, 0 to 255."""
+        channels, height, width = self.card.input.shape
+        pixels = ImageFiles([path], np.zeros(1, np.int64)).pixels(np.zeros(1, np.int64), height)
+        if height != width:  # a device's pictures are square
+            raise DataError(
+                f"the model takes pictures of {width} x {height} pixels; this version reads square ones"
+            )
+        if channels == 1:
+            pixels = grey(pixels)
+        found: NDArray[np.float32] = pixels.transpose(0, 3, 1, 2).astype(np.float32)
+        return found
+
+
+def open_model(folder: Path, onnx: bool = False) -> Predictor:
+    """SettingsError where there is no model in it that this can use."""
+    card = card_in(folder)
+    if card.input.kind != IMAGE:
+        raise SettingsError(
+            f"{folder} takes a {card.input.kind} of the shape {list(card.input.shape)}, and predict reads pictures; "
+            "load the model from Python"
+        )
+    if importlib.util.find_spec("PIL") is None:
+        raise SettingsError("reading pictures takes the package pillow: pip install pillow")
+    try:
+        return Predictor(folder, card, _of_onnx(folder) if onnx else _of_torch(folder, card))
+    except (CardError, WeightsFileError) as error:
+        raise SettingsError(f"{folder}: {error}") from None
+
+
+def card_in(folder: Path) -> Card:
+    try:
+        return read_card((folder / CARD).read_bytes())
+    except FileNotFoundError:
+        raise SettingsError(f"{folder} holds no model: there is no {CARD} in it") from None
+    except CardError as error:
+        raise SettingsError(f"{folder / CARD}: {error}") from None
+
+
+def _of_torch(folder: Path, card: Card) -> Scores:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise SettingsError(f"there is no {WEIGHTS} in {folder}; say --onnx if there is a {ONNX}")
+    model = rebuild(card, read_weights(path))
+
+    @torch.inference_mode()
+    def scores(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = model(torch.from_numpy(samples)).numpy()
+        return found
+
+    return scores
+
+
+def _of_onnx(folder: Path) -> Scores:
+    path = folder / ONNX
+    if not path.is_file():
+        raise SettingsError(
+            f"there is no {ONNX} in {folder}; set models.template on the device, or leave --onnx out"
+        )
+    try:
+        import onnxruntime
+    except ImportError:
+        raise SettingsError("--onnx takes the package onnxruntime: pip install onnxruntime") from None
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - its own kinds, which differ from version to version
+        raise SettingsError(f"{path} cannot be used: {' '.join(str(error).split())[:200]}") from None
+    name = session.get_inputs()[0].name
+
+    def scores(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = session.run(None, {name: samples})[0]
+        return found
+
+    return scores

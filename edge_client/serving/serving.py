@@ -1,0 +1,76 @@
+"""The device's side of what it serves: what was accepted counts, and whoever waits for another version is told.
+
+Versions are written where the training is, maybe in another process, and `protofleet model` moves links from outside.
+So this looks at what `current` names, whoever has moved it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from protofleet.edge_client.serving.hook import ModelHook
+from protofleet.edge_client.serving.versions import CURRENT, ModelVersions, Version
+from protofleet.protocol.settings.reader import SettingsError
+
+log = logging.getLogger("protofleet.device")
+
+
+class ModelServing:
+    """An observer of the agent. `plan` says which one its last answers are of."""
+
+    def __init__(self, versions: ModelVersions, plan: Callable[[], str], hook: ModelHook | None) -> None:
+        self.versions, self._plan, self.hook = versions, plan, hook
+        self.changes, self.failures = 0, 0
+        self._failed = False
+        self._seen: Version | None = None
+
+    def begin(self) -> None:
+        """Where an earlier process has left it."""
+        self._try(self.versions.settle)
+        self._seen = self.versions.named(CURRENT)
+        if self._seen is not None:  # it may have changed while no device was here to tell of it
+            self._tell(self._seen)
+
+    def happened(self, what: str, **figures: float) -> None:
+        if what == "accepted":
+            self._try(lambda: self.versions.accept(self._plan(), int(figures["learned"])))
+        if what in ("accepted", "answered"):
+            self.check()
+
+    def check(self) -> None:
+        """Whether another version is served than when this last looked."""
+        now = self.versions.named(CURRENT)
+        if now is None or (self._seen is not None and now.number == self._seen.number):
+            return
+        self._seen = now
+        self.changes += 1
+        log.info("serves %s of round %d", now.name, now.round)
+        self._tell(now)
+
+    def stop(self) -> None:
+        if self.hook is not None:
+            self.hook.stop()
+
+    @property
+    def hook_failures(self) -> int:
+        return self.hook.failures if self.hook is not None else 0
+
+    def _tell(self, version: Version) -> None:
+        if self.hook is not None:
+            self.hook.changed(Path(version.folder).resolve())
+
+    def _try(self, act: Callable[[], None]) -> None:
+        """Serving comes last: what fails here costs nobody's training."""
+        try:
+            act()
+        except (OSError, SettingsError) as error:
+            self.failures += 1
+            if not self._failed:
+                log.warning(
+                    "%s: %s; training goes on, what is served stays as it is", self.versions.folder, error
+                )
+            self._failed = True
+        else:
+            self._failed = False

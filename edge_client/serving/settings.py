@@ -1,0 +1,47 @@
+"""The [models] table: what a device serves, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from protofleet.protocol.settings.bounds import Within
+from protofleet.protocol.settings.reader import demand_within
+
+GLOBAL: Final = "global"  # the run's model, as the coordinator sends it
+PERSONAL: Final = "personal"  # the one that this device has trained
+AUTO: Final = "auto"  # the one whose accuracy the method's paper reports
+OFF: Final = "off"
+SERVED: Final = (AUTO, GLOBAL, PERSONAL, OFF)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    folder: str = "models"  # of versions and links; a relative one lies in the device's own folder
+    serve: str = AUTO  # auto (what the method's paper reports), global, personal or off
+    keep: Annotated[int, Within(1, 1000)] = 3  # newest versions that stay, beside those that a link names
+    template: str = ""  # folder of an export with model.onnx, which each version is put into; empty: no ONNX
+    # Command and arguments that are run when another version is served; no shell reads them.
+    on_model: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        demand_within(self)
+        if self.serve not in SERVED:
+            raise ValueError(f"serve is {self.serve!r}, it must be one of {', '.join(SERVED)}")
+        if not self.folder:
+            raise ValueError("folder is empty; name one, or leave it out")
+        if self.on_model and not self.on_model[0]:
+            raise ValueError("on_model begins with an empty word; it must begin with a program")
+
+    @property
+    def serves(self) -> bool:
+        return self.serve != OFF
+
+    def folder_in(self, state: Path) -> Path:
+        """`state` is the device's own folder."""
+        return state / self.folder
+
+    def kind(self, reports: str) -> str:
+        """global or personal, for a method whose paper reports this one."""
+        return reports if self.serve == AUTO else self.serve

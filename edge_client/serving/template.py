@@ -1,0 +1,35 @@
+"""An exported ONNX file into which each version's numbers are put, on a board that has no package for ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from protofleet.methods.served.card import Card, CardError, read_card
+from protofleet.methods.served.template import fill
+
+
+class Template:
+    """The folder that `protofleet export --template` has written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def filled(self, tensors: Mapping[str, Tensor]) -> bytes:
+        card, model = self._content
+        try:
+            return fill(model, card, tensors)
+        except CardError as error:
+            raise CardError(f"models.template {self._folder}: {error}") from None
+
+    @cached_property
+    def _content(self) -> tuple[Card, bytes]:
+        try:
+            return read_card((self._folder / "card.json").read_bytes()), (
+                self._folder / "model.onnx"
+            ).read_bytes()
+        except CardError as error:
+            raise CardError(f"models.template {self._folder}: {error}") from None

@@ -1,0 +1,150 @@
+"""Whoever dies, and wherever: every version under a whole name is whole, and `current` names one."""
+
+import json
+import random
+import re
+
+import pytest
+
+from protofleet.edge_client.serving.versions import ModelVersions, Version
+from protofleet.protocol.storage.disk import Disk
+from tests.crash.platter import Platter
+from tests.crash.world import CountedDisk, Killed, Points
+
+PLAN = "ab" * 32
+FATES = ("killed", "unplugged", "torn", "torn otherwise")
+
+
+def files_of(number, waits):
+    """Each says what the other must be."""
+    card = {
+        "plan_sha256": PLAN, "round": number, "tensors": f"{number:064x}", "validation": 0.5 + 0.01 * (number % 4),
+        "device": "owl" if waits else None,
+    }  # fmt: skip
+    return card, {"card.json": json.dumps(card).encode(), "model.safetensors": bytes([number]) * 999}
+
+
+def wrote(versions, number, waits=False):
+    card, files = files_of(number, waits)
+
+    def fill(folder):
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+
+    fresh = Version(
+        0,
+        versions.folder,
+        PLAN,
+        number,
+        card["validation"],
+        card["tensors"],
+        "personal" if waits else "global",
+    )
+    versions.write(fresh, fill, waits=waits)
+
+
+def unpins(versions):
+    if versions.named("pinned"):  # it was done, and died before it could say so
+        versions.unpin()
+
+
+def rolls_back(versions):
+    if not versions.named("pinned"):
+        versions.rollback()
+
+
+STEPS = [
+    lambda v: wrote(v, 1),
+    lambda v: wrote(v, 2, waits=True),
+    lambda v: wrote(v, 3, waits=True),
+    lambda v: v.accept(PLAN, 3),
+    rolls_back,
+    lambda v: wrote(v, 4),
+    unpins,
+    lambda v: wrote(v, 5),
+]
+
+
+def life(folder, shelf, deadly=frozenset(), fate="killed", look=lambda folder: None):
+    """All steps, each again where it was died in, by whom the next process is. The points, and the folder."""
+    points, platter = Points(deadly), Platter(folder, shelf)
+    platter.folder.mkdir()
+    dice = random.Random(f"{deadly} {fate}") if fate.startswith("torn") else None
+    steps = list(STEPS)
+    versions = ModelVersions(folder / "models", 1, CountedDisk(points, platter))
+    while steps:
+        try:
+            steps[0](versions)
+            steps.pop(0)
+        except Killed:
+            points.dead = False
+            if fate != "killed":
+                platter.cut(dice)
+            versions = ModelVersions(folder / "models", 1, CountedDisk(points, platter))
+            look(folder / "models")
+            versions.settle()
+        look(folder / "models")
+    return points, versions
+
+
+def look_through(folder, served_before):
+    """What any reader may find at any moment."""
+    if not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        if re.fullmatch(r"v\d{6}", entry.name):
+            card = json.loads((entry / "card.json").read_bytes())
+            assert (entry / "model.safetensors").read_bytes() == bytes([card["round"]]) * 999, entry
+    current = folder / "current"
+    if served_before or current.is_symlink():
+        assert re.fullmatch(r"v\d{6}", str(current.readlink())) and (current / "card.json").is_file()
+    for link in ("champion", "pinned"):
+        if (folder / link).is_symlink():
+            assert (folder / link / "card.json").is_file()
+
+
+def ended(versions):
+    found = {link: versions.named(link) for link in ("current", "champion", "pinned")}
+    return {link: version and version.round for link, version in found.items()}
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (1, 2, 3))])
+def test_current_always_names_a_whole_version_wherever_a_board_dies(tmp_path, first):
+    """At each point in one of four ways, and in slow runs in the other three."""
+    points, whole = life(tmp_path / "unbroken", tmp_path / "shelf")
+    assert {words.split()[0] for words in points.passed} == {"make", "sync", "rename", "point", "remove"}
+    served_from = (
+        points.passed.index("point unbroken/models/current") + 3
+    )  # its name is synced one step later
+    for point in range(1, len(points.passed) + 1):
+        served, fate = point >= served_from, FATES[(first + point) % len(FATES)]
+        where = tmp_path / str(point)
+        _, versions = life(
+            where, tmp_path / f"{point}.shelf", frozenset({point}), fate,
+            lambda folder, served=served: look_through(folder, served),
+        )  # fmt: skip
+        assert ended(versions) == ended(whole), f"{fate} before {points.passed[point - 1]}"
+
+
+class Full(Disk):
+    """From a step on there is no room."""
+
+    def __init__(self, left):
+        super().__init__(durable=False)
+        self.left = left
+
+    def before_step(self, step, what):
+        self.left -= 1
+        if self.left < 0 and step != "remove":
+            raise OSError(28, "No space left on device")
+
+
+def test_a_disk_that_fills_up_at_any_step_leaves_whole_versions_only(tmp_path):
+    for left in range(12):
+        folder = tmp_path / str(left) / "models"
+        wrote(ModelVersions(folder, disk=Disk(durable=False)), 1)
+        with pytest.raises(OSError, match="No space left"):
+            for number in range(2, 9):
+                wrote(ModelVersions(folder, disk=Full(left)), number)
+        look_through(folder, served_before=True)
+        assert not [entry for entry in folder.iterdir() if entry.name.endswith((".new", ".old"))] or left > 4

@@ -1,0 +1,173 @@
+"""From what a half has learned to a version: a copy that can fail, and a training that goes on."""
+
+import errno
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
+from protofleet.edge_client.serving.settings import ModelSettings
+from protofleet.edge_client.trainer.job import EVALUATE, MODELS_UNWRITTEN, TRAIN, LocalJob
+from protofleet.methods.contract.bridge import to_numpy
+from protofleet.methods.nets.weights_file import read_weights
+from protofleet.methods.served.card import read_card
+from protofleet.methods.served.rebuild import rebuild
+from protofleet.methods.served.scaling import input_of
+from protofleet.protocol.settings.reader import SettingsError, decode
+from protofleet.protocol.storage.disk import Disk
+from tests.support.small_federation import NAMES, plan, shard
+
+DATA = shard(0)
+
+
+def publisher(folder, disk=None, **settings):
+    return ModelPublisher(ModelSettings(**settings), folder, Origin("owl", None), disk or Disk(durable=False))
+
+
+def job_of(method, published):
+    made = plan(method, 2)
+    half = made.client_half(DATA.train, "owl", validation=DATA.validation)
+    return LocalJob(half, DATA, made.variant.reports, models=published.of(made, NAMES)), made
+
+
+def first_payload(made):
+    return to_numpy(dict(made.server_half().payload()))
+
+
+def cards(published):
+    return [read_card((version.folder / "card.json").read_bytes()) for version in published.versions.whole()]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedlsa", "fedpall"])
+def test_what_is_served_predicts_as_the_half_did_to_the_bit(tmp_path, method):
+    published = publisher(tmp_path)
+    job, made = job_of(method, published)
+    received = first_payload(made)
+    job.run(EVALUATE, 3, received)
+    published.versions.accept(made.digest.hex(), 2)
+    (card,) = cards(published)
+    current = published.versions.named("current")
+    assert (card.round, card.device) == (2, None if made.variant.reports == "global" else "owl")
+    model = rebuild(card, read_weights(current.folder / "model.safetensors"))
+    raw = input_of(made).drawn(9)
+    job.half.model.eval()
+    with torch.no_grad():
+        assert torch.equal(model(raw), job.half.predict((2 * raw - 255) / 255))
+    assert card.classes == NAMES and card.plan_sha256 == made.digest.hex() == current.plan
+
+
+def test_by_default_it_is_the_model_whose_accuracy_the_paper_reports(tmp_path):
+    for method, kind in (("fedavg", "global"), ("fedproto", "personal")):
+        published = publisher(tmp_path / method)
+        job, made = job_of(method, published)
+        _, measured = job.run(TRAIN, 2, first_payload(made))
+        round = 2 if kind == "personal" else 1  # what a task brings is of the round before
+        published.versions.accept(made.digest.hex(), 2)
+        (version,) = published.versions.whole()
+        assert (version.kind, version.round) == (kind, round)
+        assert version.validation == measured[f"accuracy.validation.{kind}"]
+
+
+def test_the_first_weights_of_a_run_are_nobody_s_model(tmp_path):
+    published = publisher(tmp_path)
+    job, made = job_of("fedavg", published)
+    job.run(TRAIN, 1, first_payload(made))
+    assert not published.versions.folder.exists()
+
+
+def test_where_a_method_makes_no_model_of_all_that_is_said_once(tmp_path, caplog):
+    published = publisher(tmp_path, serve="global")
+    for _ in range(2):
+        job, made = job_of("fedproto", published)
+        job.run(TRAIN, 2, first_payload(made))
+    assert caplog.text.count("models.serve is global, and fedproto makes no model of all") == 1
+    assert not published.versions.folder.exists()
+
+
+class FullDisk(Disk):
+    """Fills up while a version is written; or has too little room before."""
+
+    def __init__(self, at="", free=1 << 30):
+        super().__init__(durable=False)
+        self.at, self.free = at, free
+
+    def before_step(self, step, what):
+        if step == self.at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def free_bytes(self, folder):
+        return self.free
+
+
+@pytest.mark.parametrize(
+    "disk", [FullDisk("sync"), FullDisk("point"), FullDisk("rename"), FullDisk(free=60_000)]
+)
+def test_a_full_disk_costs_the_copy_and_never_the_training(tmp_path, caplog, disk):
+    published = publisher(tmp_path / "full", disk)
+    job, made = job_of("fedavg", published)
+    without, _ = job_of("fedavg", publisher(tmp_path / "none", serve="off"))
+    unwritten = 0
+    for round in (2, 3):
+        answer, measured = job.run(TRAIN, round, first_payload(made))
+        expected, _ = without.run(TRAIN, round, first_payload(made))
+        unwritten += measured.pop(MODELS_UNWRITTEN)
+        assert all(np.array_equal(answer[name], expected[name]) for name in expected)
+    assert unwritten == 2
+    assert caplog.text.count("no version of the model is written") == 1
+    disk.at, disk.free = "", 1 << 30
+    _, measured = job.run(TRAIN, 4, first_payload(made))
+    assert MODELS_UNWRITTEN not in measured and published.versions.named("current")
+
+
+def test_whatever_a_rule_does_the_training_goes_on(tmp_path, caplog):
+    published = publisher(tmp_path)
+    job, made = job_of("fedavg", published)
+    good, job.half.encoder = job.half.encoder, lambda rule: 1 / 0
+    published.of(made, NAMES).publish("global", job.half, 1, {})
+    job.half.encoder = good
+    assert "ZeroDivisionError" in caplog.text and published.take_unwritten() == 1
+
+
+def test_settings_say_what_is_wrong_with_them():
+    for table, words in (
+        ({"serve": "both"}, "serve is 'both', it must be one of auto, global, personal, off"),
+        ({"keep": 0}, "keep is 0"),
+        ({"on_model": "reload"}, "on_model"),
+        ({"on_model": [""]}, "on_model begins with an empty word"),
+        ({"folder": ""}, "folder is empty"),
+        ({"hook": ["x"]}, "models.hook is not a setting"),
+    ):
+        with pytest.raises(SettingsError, match=words.replace("(", r"\(")):
+            decode(ModelSettings, table, "models")
+
+
+def test_a_template_is_filled_with_each_version(tmp_path):
+    """Whose numbers are where, its card says; what lies between them stays."""
+    plain = publisher(tmp_path / "plain")
+    job, made = job_of("fedavg", plain)
+    job.run(EVALUATE, 3, first_payload(made))
+    version = plain.versions.named("current")
+    tensors = read_weights(version.folder / "model.safetensors")
+    template, offsets, model = tmp_path / "template", {}, b"begin"
+    for name, value in tensors.items():
+        offsets[name] = {"at": len(model), "dtype": "F32", "shape": list(value.shape)}
+        model += bytes(value.nbytes) + b"|"
+    template.mkdir()
+    (template / "model.onnx").write_bytes(model)
+    card = json.loads((version.folder / "card.json").read_text()) | {"offsets": offsets}
+    (template / "card.json").write_text(json.dumps(card))
+    published = publisher(tmp_path / "filled", template=str(template))
+    job, _ = job_of("fedavg", published)
+    job.run(EVALUATE, 3, first_payload(made))
+    filled = (published.versions.named("current").folder / "model.onnx").read_bytes()
+    assert filled == b"begin" + b"".join(value.numpy().tobytes() + b"|" for value in tensors.values())
+
+
+def test_a_template_of_another_network_costs_the_copy_and_says_so(tmp_path, caplog):
+    (tmp_path / "template").mkdir()
+    published = publisher(tmp_path, template=str(tmp_path / "template"))
+    job, made = job_of("fedavg", published)
+    job.run(EVALUATE, 3, first_payload(made))
+    assert "template/card.json" in caplog.text and not published.versions.whole()
