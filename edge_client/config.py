@@ -12,6 +12,7 @@ from protofleet.edge_client.host.board_settings import BoardSettings
 from protofleet.edge_client.limits import Limits
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.methods.contract.plan import Network
+from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.security.envelope import seals
 from protofleet.protocol.settings.bounds import (
     LONG_SECONDS,
@@ -48,6 +49,7 @@ class DeviceSettings:
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     data: DataSettings = field(default_factory=DataSettings)
     network: Network | None = None  # a network of its own, where the run's method allows it
+    plugins: PlugIns = field(default_factory=PlugIns)  # which files of Python it may run, by their hashes
     pictures: Snapshots = field(default_factory=Snapshots)
     limits: Limits = field(default_factory=Limits)  # of what a run's plan can make this device do
     compute: str = "auto"  # auto, cpu or cuda

@@ -150,7 +150,7 @@ def data(options: argparse.Namespace) -> int:
         if participant.data is None or participant.remote_location:
             line = f"{participant.name:16} {participant.remote_location:12} {called}"
         else:
-            shard = load_shard(participant.data)
+            shard = load_shard(participant.data, participant.plugins)
             counts = {
                 "train": len(shard.train.y),
                 "validation": len(shard.validation.y),

@@ -1,4 +1,5 @@
 """Where a device trains: in its own process or in a child, with an end to both.
 
-May import: edge_client, edge_client.data, edge_client.gpu, methods.contract, methods.parts, protocol.*, runtime.
+May import: edge_client, edge_client.data, edge_client.gpu, methods.contract, methods.parts,
+methods.plugins, protocol.*, runtime.
 """
