@@ -262,13 +262,22 @@ def read_plan(text: bytes, plugins: PlugIns | None = None) -> Plan:
             f"the run's samples have the shape {str(table['shape'])[:64]}, this version takes square images alone; "
             "bring it up to date"
         )
-    if isinstance(table, dict) and "plugins" in table:
+    if isinstance(table, dict):
         table = with_plugins(table, plugins or PlugIns())
     return decode(Plan, table, "plan")
 
 
 def with_plugins(table: dict[str, Any], allowed: PlugIns) -> dict[str, Any]:
-    """Each of its plug-ins is loaded; PlugInError where this party may not, or cannot."""
+    """Each of its plug-ins is loaded; PlugInError where this party may not, or cannot. Only `plugins` names any: a
+    network's own `file` and `plugin` are settings, and no words of a plan."""
+    for kind in ("network", "mutual"):
+        given = table.get(kind)
+        for key in {"file", "plugin"} & given.keys() if isinstance(given, dict) else ():
+            raise PlugInError(
+                f"plan.{kind}.{key} is not a setting of a plan; it names plug-ins in plan.plugins"
+            )
+    if "plugins" not in table:
+        return table
     hashes = checked_hashes(table["plugins"])
     changed = {**table, "plugins": {k: n for k, n in hashes.items() if k not in ("network", "mutual")}}
     for kind, number in hashes.items():

@@ -39,6 +39,8 @@ def read(path: Path) -> Source:
         raise PlugInError(
             f"{path}: there is no such file; a path in a TOML is seen from the folder of that TOML"
         ) from None
+    except IsADirectoryError:
+        raise PlugInError(f"{path} is a folder; a plug-in is one file of Python") from None
     except OSError as error:
         raise PlugInError(f"{path} cannot be read: {error.strerror}; name a file of Python") from None
     if len(text) > LARGEST:

@@ -65,22 +65,23 @@ def shard(i: int, n: int = 48, classes=range(CLASSES)) -> Shard:
     return Shard(f"domain-{i}", CLASSES, train, validation, test)
 
 
-def plan(method: str, rounds: int = POLICY.rounds, **hyper) -> Plan:
-    known = Plan(method, CLASSES, rounds).load().Hyper.__dataclass_fields__
+def plan(method: str, rounds: int = POLICY.rounds, plugin: str = "", **hyper) -> Plan:
+    plugins = {"method": plugin} if plugin else {}
+    known = Plan(method, CLASSES, rounds, plugins=plugins).load().Hyper.__dataclass_fields__
     wished = {**QUIET, **SMALL, **SLOWER.get(method, {}), **hyper}
     settings = {name: value for name, value in wished.items() if name in known}
     if "server_epochs" in settings and "server_epochs" not in hyper:  # few are enough here, and fewer stay so
         settings["server_epochs"] = min(settings["server_epochs"], known["server_epochs"].default)
-    return Plan(method, CLASSES, rounds, 1, SIZE, Network("mlp"), settings)
+    return Plan(method, CLASSES, rounds, 1, SIZE, Network("mlp"), settings, plugins=plugins)
 
 
 def simulation(
     folder: Path, method: str, conditions: NetworkConditions | None = None, seed: int = 0, policy: RunPolicy = POLICY,
-    hyper: Mapping[str, object] | None = None, shards: Mapping[str, Shard] | None = None, **more,
+    hyper: Mapping[str, object] | None = None, shards: Mapping[str, Shard] | None = None, plugin: str = "", **more,
 ) -> Simulation:  # fmt: skip
     """`shards`: of devices that hold other data than the common ones."""
     shards = {f"device-{i}": shard(i) for i in range(3)} | dict(shards or {})
-    made = plan(method, policy.rounds, **(hyper or {}))
+    made = plan(method, policy.rounds, plugin, **(hyper or {}))
     return Simulation(made, shards, policy, folder, conditions or NetworkConditions(), seed, **more)
 
 
