@@ -113,7 +113,7 @@ def of_network(network: Network, allowed: PlugIns, folder: Path) -> Mapping[str,
         for name in ("fedavg", "fedproto")
     }
     for name, bench in benches.items():
-        found[f"{name}: a run comes to its end"] = lambda bench=bench: methods.require_numbers(bench.unbroken)
+        found[f"{name}: a run comes to its end"] = bench.of_the_run(methods.comes_to_its_end)
         found[f"{name}: a crashed coordinator ends with the same bits"] = bench.beside_it(
             methods.crashed_coordinator_changes_nothing
         )

@@ -85,7 +85,7 @@ def predicts_by_its_rule(subject: Subject, run: Simulation) -> None:
         half.model.eval()
         x = half.data.x[:5]
         with torch.no_grad():
-            scores, again = half.predict(x), half.rule()(half.model.embed(x))
+            scores, again = half.predict(x), half.scores(x, half.rule())
         require(isinstance(half.rule(), nn.Module), "rule() is no torch module, so no model can be exported")
         classes = run.service.run.plan.classes
         require(
@@ -234,6 +234,10 @@ def require_numbers(run: Simulation) -> None:
             require(
                 all(0 <= v <= 1 for v in measured.values()), f"an accuracy is outside of 0 to 1: {measured}"
             )
+
+
+def comes_to_its_end(subject: Subject, run: Simulation) -> None:
+    require_numbers(run)
 
 
 def class_that_nobody_holds(subject: Subject, folder: Path) -> None:

@@ -121,7 +121,8 @@ def plan(
     wished = {**QUIET, **SMALL, **SLOWER.get(method, {}), **hyper}
     settings = {name: value for name, value in wished.items() if name in known}
     if "server_epochs" in settings and "server_epochs" not in hyper:  # few are enough here, and fewer stay so
-        settings["server_epochs"] = min(settings["server_epochs"], known["server_epochs"].default)
+        usual: Any = known["server_epochs"].default
+        settings["server_epochs"] = min(20, usual)
     made = Plan(method, classes, rounds, 1, SIZE, network or Network("mlp"), settings, plugins=plugins)
     return with_shape(made, shape)
 

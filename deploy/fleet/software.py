@@ -9,14 +9,16 @@ import subprocess
 import tempfile
 import threading
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.checkout import ROOT, copy_sources, is_checkout, source_files
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.roles import HOST_PACKAGES, ROLES
-from protofleet.deploy.fleet.settings import Fleet, Software
+from protofleet.deploy.fleet.device.shipped_plugins import put_beside_wheels
+from protofleet.deploy.fleet.settings import Fleet, Software, plugin_files
 from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, read_lock, read_wheel, with_wheels, write_lock
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
@@ -50,20 +52,29 @@ class Releases:
 
     def __init__(self, fleet: Fleet, folder: Path) -> None:
         self._fleet, self._folder, self._lock = fleet, folder, threading.Lock()
-        self._made: dict[Software, Release] = {}
+        self._made: dict[tuple[Software, tuple[str, ...]], Release] = {}
 
     def of(self, name: str) -> Release:
         if not ROLES[self._fleet.hosts[name].role].runs_our_release:
             return Release(HOST_PACKAGES, self._folder, "of the host's packages")
-        software = self._fleet.software_of(name)
+        wanted = (self._fleet.software_of(name), plugin_files(self._fleet, name))
         with self._lock:
-            if software not in self._made:
-                self._made[software] = make_release(software, self._folder / str(len(self._made)))
-            return self._made[software]
+            if wanted not in self._made:
+                self._made[wanted] = make_release(wanted[0], self._folder / str(len(self._made)), wanted[1])
+            return self._made[wanted]
 
 
-def make_release(software: Software, folder: Path) -> Release:
-    return make_image(software, folder) if software.kind == "container" else make_wheels(software, folder)
+def make_release(software: Software, folder: Path, plugins: Sequence[str] = ()) -> Release:
+    """`plugins` are files that lie beside what is installed; a release is named by their bytes too."""
+    put_beside_wheels(plugins, folder)
+    digests = tuple(content_digest(folder / Path(one).name) for one in plugins)
+    if software.kind == "container":
+        made = make_image(software, folder)
+        if digests:
+            together = hashlib.sha256(" ".join((made.name, *digests)).encode()).hexdigest()
+            made = replace(made, name=together[:NAME_DIGITS])
+        return made
+    return make_wheels(software, folder)
 
 
 def make_image(software: Software, folder: Path) -> Release:

@@ -64,7 +64,7 @@ def test_a_devices_limits_are_told_of_every_network_that_it_holds(unbroken):
     checks.tells_all_its_networks(Subject(unbroken[0]), unbroken[1])
 
 
-def test_what_it_predicts_is_what_its_rule_makes_of_an_embedding(unbroken):
+def test_what_it_predicts_is_what_its_rule_gives(unbroken):
     checks.predicts_by_its_rule(Subject(unbroken[0]), unbroken[1])
 
 
