@@ -10,6 +10,7 @@ from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
+from protofleet.methods.contract.own_metrics import OwnMetrics
 from protofleet.methods.contract.plan import Network, Plan, agreed_public_set
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.plugins.allowed import PlugIns
@@ -51,6 +52,7 @@ class CoordinatorSettings:
     public: PublicSet | None = None
     init: FirstWeights | None = None  # of every party's network; None: they are drawn
     freeze: Freeze | None = None  # "backbone": it stays as it is
+    metrics: OwnMetrics | None = None  # measured beside accuracy and loss
     plugins: PlugIns = field(default_factory=PlugIns)  # which files of Python it may run, by their hashes
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
@@ -86,6 +88,8 @@ class CoordinatorSettings:
         name, hyper = split_method(self.method)
         method = self.plugins.hash_of("method", name, file_of_method(self.method), name in names())
         hashes = {"method": method} if method else {}
+        if self.metrics is not None:
+            hashes["metrics"] = self.metrics.hash_in(self.plugins)
         return Plan(
             name, self.classes, self.rounds, self.seed, self.size, self.network.taken(self.plugins), hyper,
             self.channels, self.mutual and self.mutual.taken(self.plugins),

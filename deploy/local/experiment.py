@@ -24,6 +24,7 @@ from protofleet.edge_client.host.board_settings import BoardSettings
 from protofleet.methods.contract import catalog as methods
 from protofleet.methods.contract.confusion import MOST_CLASSES
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
+from protofleet.methods.contract.own_metrics import OwnMetrics
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import DRAWN, PublicSet
 from protofleet.methods.nets import catalog as nets
@@ -125,6 +126,7 @@ class Experiment:
     public: PublicSet | None = None
     init: FirstWeights | None = None  # of every party's network; None: they are drawn
     freeze: Freeze | None = None  # "backbone": it stays as it is
+    metrics: OwnMetrics | None = None  # measured beside accuracy and loss
     data: DataSettings = field(default_factory=DataSettings)
     domains: dict[str, DomainSource] = field(default_factory=dict)  # if not all are from data.source
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)
@@ -170,11 +172,13 @@ class Experiment:
         """Loaded, as this machine's user has named them. SettingsError where one is not what `plugins` says."""
         name, _ = split_method(self.method)
         networks = [self.network, *([self.mutual] if self.mutual else [])]
-        files = [file_of_method(self.method), *(one.file for one in networks), self.data.file]
+        metrics = self.metrics or OwnMetrics()
+        files = [file_of_method(self.method), *(one.file for one in networks), self.data.file, metrics.file]
         every = [*(one.name for one in networks if not one.file), *self.devices.networks]
         wanted = {
             "method": [] if name in methods.names() or files[0] else [name],
             "network": [one for one in every if one not in nets.names()],
+            "metrics": [metrics.name] if metrics.name and not metrics.file else [],
             "data": [self.data.source] if self.data.is_plugin and not self.data.file else [],
         }
         found = own_plugins(files, wanted)
@@ -363,7 +367,7 @@ def coordinator_settings(
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,
-        plugins=e.own_plugins.allowed(),
+        plugins=e.own_plugins.allowed(), metrics=e.metrics,
     )  # fmt: skip
 
 

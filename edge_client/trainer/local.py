@@ -101,6 +101,7 @@ class LocalTrainer:
             half, data, plan.variant.reports,
             snapshots=self._settings.pictures, folder=Path(self._settings.folder) / "pictures",
             deadline=self._deadline, work_seconds=self._settings.limits.work_seconds,
+            metrics=plan.metrics(),
         )  # fmt: skip
 
 

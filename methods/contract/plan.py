@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -15,6 +15,7 @@ from torch import Tensor
 from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
+from protofleet.methods.contract.own_metrics import Metric, metrics_of
 from protofleet.methods.contract.public import DRAWN, HASHED_SIZE, Images, PublicSet, batches_of, sha256_of
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.nets.base import Net
@@ -114,6 +115,10 @@ class Plan:
         mutual = self.mutual or self.network
         own += [f"mutual {mutual.name}"] if self.load().mutual else []
         return ", ".join(own)
+
+    def metrics(self) -> Mapping[str, Metric]:
+        """What is measured beside accuracy and loss."""
+        return metrics_of(self.plugins.get("metrics", ""))
 
     def settings(self) -> Any:
         return decode(self.load().Hyper, self.hyper, "method")

@@ -63,8 +63,8 @@ class PlugIns:
             if found := next((one for one in sources if one.sha256 == sha256), None):
                 file.module_of(found)
                 return
-            packaged = packages.installed(kind).get(name)
-            if packaged is not None and packaged.sha256 == sha256:
+            packaged = packages.installed(kind).values()
+            if any(one.sha256 == sha256 for one in packaged if kind == "metrics" or one.name == name):
                 return
         named = (one for one in sources if one.path.stem == name and one.sha256 != sha256)
         if other := next(named, None):
