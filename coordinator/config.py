@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Policy
+from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
+from protofleet.methods.contract.own_metrics import OwnMetrics
 from protofleet.methods.contract.plan import Network, Plan, agreed_public_set
 from protofleet.methods.contract.public import PublicSet
+from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.security.envelope import seals
 from protofleet.protocol.settings.bounds import (
     Channels,
@@ -48,6 +52,8 @@ class CoordinatorSettings:
     public: PublicSet | None = None
     init: FirstWeights | None = None  # of every party's network; None: they are drawn
     freeze: Freeze | None = None  # "backbone": it stays as it is
+    metrics: OwnMetrics | None = None  # measured beside accuracy and loss
+    plugins: PlugIns = field(default_factory=PlugIns)  # which files of Python it may run, by their hashes
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     broker: BrokerAddress = field(default_factory=BrokerAddress)
@@ -78,16 +84,30 @@ class CoordinatorSettings:
         return Endpoint(self.metrics_host, self.metrics_port)
 
     def plan(self) -> Plan:
+        """Its plug-ins are loaded; PlugInError where one is not allowed."""
         name, hyper = split_method(self.method)
+        method = self.plugins.hash_of("method", name, file_of_method(self.method), name in names())
+        hashes = {"method": method} if method else {}
+        if self.metrics is not None:
+            hashes["metrics"] = self.metrics.hash_in(self.plugins)
         return Plan(
-            name, self.classes, self.rounds, self.seed, self.size, self.network, hyper, self.channels, self.mutual,
-            agreed_public_set(name, self.public), self.init, self.freeze,
+            name, self.classes, self.rounds, self.seed, self.size, self.network.taken(self.plugins), hyper,
+            self.channels, self.mutual and self.mutual.taken(self.plugins),
+            agreed_public_set(name, self.public, method), self.init, self.freeze, hashes,
         )  # fmt: skip
 
 
 def split_method(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The method's name and its own settings."""
-    name = table.get("name")
+    name = table.get("name", Path(file_of_method(table)).stem or None)
     if not isinstance(name, str):
         raise SettingsError('method.name is missing; say for example name = "fedlsa" under [method]')
-    return name, {key: value for key, value in table.items() if key != "name"}
+    return name, {key: value for key, value in table.items() if key not in ("name", "file")}
+
+
+def file_of_method(table: dict[str, Any]) -> str:
+    """Of a method that is a plug-in; empty: it is one of ours, or of a package."""
+    file = table.get("file", "")
+    if not isinstance(file, str):
+        raise SettingsError(f"method.file is {file!r}, it must be the path of a file of Python")
+    return file

@@ -56,7 +56,7 @@ class Participants:
         # The last of each device, with its boot and sequence.
         self._hellos: dict[str, tuple[Hello, int, int]] = {}
         self._needs_counts = plan.load().needs_counts
-        self.measures = names_of(plan.variant.views)
+        self.measures = names_of(plan.variant.views, plan.metrics())
         self._link.metric_names = tuple(sorted(self.measures))
         left_out = set() if plan.classes <= limits.confusion else {forms.CONFUSION}
         can = tuple(form for form in forms.COORDINATOR_FORMS if form not in left_out)

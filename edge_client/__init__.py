@@ -1,4 +1,4 @@
 """The device: its agent, the work on a question, its settings, its process.
 
-May import: edge_client.*, methods.contract, methods.parts, methods.nets, protocol.*, runtime.*.
+May import: edge_client.*, methods.contract, methods.nets, methods.parts, methods.plugins, protocol.*, runtime.*.
 """

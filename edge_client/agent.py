@@ -28,6 +28,7 @@ from protofleet.edge_client.trainer.job import EVALUATE, TRAIN, StartJob
 from protofleet.edge_client.view import AgentView
 from protofleet.edge_client.work_queue import question_of
 from protofleet.methods.contract.confusion import MOST_CLASSES
+from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.storage.disk import NoRoom
@@ -59,6 +60,7 @@ class Agent:
         self, data: Splits, start_job: StartJob, link: DeviceLink, state: DeviceState, worker: Worker, *,
         software: str = "", about: str = "", stays: bool = False, confusion: int = MOST_CLASSES,
         clock: Callable[[], float] = time.perf_counter, energy: EnergyMeter | None = None,
+        plugins: PlugIns | None = None,
     ) -> None:  # fmt: skip
         """`confusion`: classes, at most, of which it tells which it confuses."""
         context = DeviceContext(link, state, worker, open_heard_file(state, link))
@@ -67,7 +69,14 @@ class Agent:
             return forms.CONFUSION in link.peer_forms and data.classes <= confusion
 
         runner = JobRunner(
-            start_job, state, data, lambda: link.block, clock, tells_confusion, AnswerEnergy(energy)
+            start_job,
+            state,
+            data,
+            lambda: link.block,
+            clock,
+            tells_confusion,
+            AnswerEnergy(energy),
+            plugins or PlugIns(),
         )
         self.run = CurrentRun(state.saved.run)
         self._hellos = HelloExchange(context, self.run, HelloSender(link, data, state, software, about))

@@ -13,6 +13,7 @@ from protofleet.edge_client.limits import Limits
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.methods.contract.plan import Network
+from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.security.envelope import seals
 from protofleet.protocol.settings.bounds import (
     LONG_SECONDS,
@@ -49,6 +50,7 @@ class DeviceSettings:
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     data: DataSettings = field(default_factory=DataSettings)
     network: Network | None = None  # a network of its own, where the run's method allows it
+    plugins: PlugIns = field(default_factory=PlugIns)  # which files of Python it may run, by their hashes
     keep_models: bool = (
         True  # its own, in its folder, for `protofleet export`: the last and the best by validation
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods.contract.base import ClientHalf, Samples
+from protofleet.methods.contract.own_metrics import Metric, measured
 
 BATCH: Final = 256  # whose losses are summed at once
 # Fewer pass the network at once, as what its layers make would be most of a small device's memory: 25 MB of cnn23's.
@@ -36,11 +38,14 @@ class Splits(Protocol):
     def test(self) -> Samples: ...
 
 
-def evaluate(half: ClientHalf, data: Splits, view: str, confusion: Tensor | None = None) -> dict[str, float]:
+def evaluate(
+    half: ClientHalf, data: Splits, view: str, confusion: Tensor | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+) -> dict[str, float]:  # fmt: skip
     """`accuracy.<split>.<view>` and `loss.<split>.<view>` of what the half predicts now.
 
     The half's other rules are views of their own: "personal-classifier" beside "personal". In `confusion` is counted
-    what `view` takes the test samples of each class for.
+    what `view` takes the test samples of each class for. `metrics` are the run's own: `<metric>.<split>.<view>`.
     """
     others = {f"{view}-{name}": rule for name, rule in half.other_rules().items()}
     rules = {view: half.rule(), **others}
@@ -50,15 +55,21 @@ def evaluate(half: ClientHalf, data: Splits, view: str, confusion: Tensor | None
             continue
         for name, rule in rules.items():
             wanted = confusion if (split, name) == ("test", view) else None
-            accuracy, loss = measure(half, rule, samples, wanted)
+            scored: list[Tensor] | None = [] if metrics else None
+            accuracy, loss = measure(half, rule, samples, wanted, scored)
             found[f"accuracy.{split}.{name}"], found[f"loss.{split}.{name}"] = accuracy, loss
+            if metrics and scored:
+                own = measured(metrics, torch.cat(scored), samples.y)
+                found |= {f"{metric}.{split}.{name}": value for metric, value in own.items()}
     return found
 
 
 @torch.no_grad()
 def measure(
-    half: ClientHalf, rule: nn.Module, samples: Samples, confusion: Tensor | None = None
-) -> tuple[float, float]:
+    half: ClientHalf, rule: nn.Module, samples: Samples, confusion: Tensor | None = None,
+    scored: list[Tensor] | None = None,
+) -> tuple[float, float]:  # fmt: skip
+    """All scores are put into `scored`, where there is one."""
     mode = half.model.training
     half.model.eval()
     right, loss = 0, 0.0
@@ -67,6 +78,8 @@ def measure(
         pieces = x.tensor_split(max(1, len(x) // PIECE))
         scores = torch.cat([half.scores(piece.contiguous(), rule) for piece in pieces])
         predicted = scores.argmax(1)
+        if scored is not None:
+            scored.append(scores)
         right += int((predicted == y).sum())
         if confusion is not None:
             classes = len(confusion)

@@ -13,6 +13,7 @@ from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.trainer.job import EVALUATE, MODELS_UNWRITTEN, SECONDS_WAITED, Job, StartJob
 from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.wire.messages import NOTHING
 
 log = logging.getLogger("protofleet.device")
@@ -30,6 +31,7 @@ class JobRunner:
     # Whether the coordinator takes what is counted of confused classes, and this device tells it.
     tells_confusion: Callable[[], bool] = lambda: False
     energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
+    plugins: PlugIns = field(default_factory=PlugIns)  # that a plan may name
     models_unwritten: int = 0  # of this process
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:

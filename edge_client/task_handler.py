@@ -78,7 +78,7 @@ class TaskHandler:
         try:
             if missing := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
                 raise SettingsError(f"it needs {', '.join(missing)}; bring this device up to date")
-            plan = plan_for(self.runner.data, welcome.plan, about.names)
+            plan = plan_for(self.runner.data, welcome.plan, about.names, self.runner.plugins)
         except SettingsError as error:
             self._refuse_plan(error)
         else:

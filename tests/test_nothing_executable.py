@@ -34,6 +34,8 @@ ONLY_HERE = {
     "tests/coordinator/round/test_mutants.py": {"exec", "compile"},  # breaks our own machine, on purpose
     "tests/simulator/planted.py": {"exec", "compile"},  # the same, for machine, link and spool
     "runtime/launcher_process.py": {"runpy.run_module"},  # a module that the process names that has forked it
+    # A plug-in, of bytes whose hash its party's owner allows: what is run is what was hashed.
+    "methods/plugins/file.py": {"exec", "compile"},
     "deploy/cli/main.py": {"exec"},  # no text at all, for what Python keeps in mind of the last one
     "tests/support/source.py": {"exec"},  # a program that stands in the test that starts it
     "tests/support/forks.py": {"exec"},  # likewise
@@ -115,6 +117,21 @@ def test_nothing_that_is_read_can_run(package):
         name = path.relative_to(ROOT).as_posix()
         found = set(faults(path.read_text())) - ONLY_HERE.get(name, set())
         assert not found, f"{name}: {', '.join(sorted(found))}"
+
+
+# Of whoever names a file on the machine that runs it: an experiment's, or a command's argument.
+NAMED_BY_THEIR_USER = {"deploy/local/own_plugins.py"}
+
+
+def test_a_file_whose_hash_nobody_has_allowed_is_run_only_where_this_machines_user_has_named_it():
+    found = set()
+    for package in PACKAGES[:-2]:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("from_file"):
+                    given = [*node.args[1:], *(k.value for k in node.keywords if k.arg == "allowed")]
+                    found |= {path.relative_to(ROOT).as_posix()} if is_constant(given[0], None) else set()
+    assert found == NAMED_BY_THEIR_USER
 
 
 PLANTED = [

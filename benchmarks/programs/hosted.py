@@ -27,9 +27,10 @@ from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.round.policy import Policy
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import Shard, Shards, TensorSamples
+from protofleet.edge_client.data.shard import NO_PLUGINS, Shard, Shards, TensorSamples
 from protofleet.edge_client.group.main import run_devices
 from protofleet.edge_client.host.loaded_settings import LoadedSettings
+from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.transport.address import LARGEST_BLOCK, BrokerAddress
 from protofleet.protocol.wire.messages import Update
 from protofleet.protocol.wire.names import COORDINATOR
@@ -40,7 +41,7 @@ ROUNDS = 3
 class MadeUpShards(Shards):
     """Random images, other ones for each device."""
 
-    def load(self, settings: DataSettings) -> Shard:
+    def load(self, settings: DataSettings, plugins: PlugIns = NO_PLUGINS) -> Shard:
         data = made_up(f"device-{settings.part}", MODEL.classes, MODEL.size, EXAMPLES)
         train, none = (TensorSamples(part.x, part.y) for part in (data.train, data.test))
         return Shard(FEDERATION, data.classes, train, none, none)

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from protofleet.coordinator.observe.confusion import Matrix, confusion_by_domain
 from protofleet.coordinator.observe.energy import RoundEnergy
 from protofleet.coordinator.observe.isolation import Isolation
-from protofleet.coordinator.observe.measured import by_domain, counted, pooled
+from protofleet.coordinator.observe.measured import by_domain, counted, own_figures, pooled
 from protofleet.coordinator.observe.record import ByKind, ByView, PhaseRecord, RoundRecord, by_machine
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.round.events import (
@@ -202,6 +202,8 @@ class Journal:
         record.accuracy = self._by_domain(run, "accuracy.test")
         record.validation = self._by_domain(run, "accuracy.validation")
         record.loss = self._by_domain(run, "loss.test")
+        own = {name: self._by_domain(run, f"{name}.test") for name in run.plan.metrics()}
+        record.figures = {**record.figures, **own_figures(own)}
         record.energy = self._energy.by_device()
         record.pooled = pooled(self._metrics.values(), run.limits.examples)
         if record.kind == EVALUATION:

@@ -17,8 +17,9 @@ SAMPLES: Final = "samples.test"
 JOULES: Final = {"train": "joules.train", "send": "joules.send"}  # phase of a device's work -> metric
 
 
-def names_of(views: Iterable[str]) -> frozenset[str]:
-    measures = ("accuracy.test", "accuracy.validation", "loss.test", "loss.validation")
+def names_of(views: Iterable[str], own: Iterable[str] = ()) -> frozenset[str]:
+    """`own` are the run's own metrics."""
+    measures = [f"{what}.{split}" for what in ("accuracy", "loss", *own) for split in ("test", "validation")]
     return frozenset(
         {SAMPLES, *JOULES.values()} | {f"{measure}.{view}" for measure in measures for view in views}
     )
@@ -44,6 +45,16 @@ def by_domain(
         view: {d: sum(v * w for v, w in pairs) / sum(w for _, w in pairs) for d, pairs in domains.items()}
         for view, domains in sums.items()
     }
+
+
+def own_figures(found: Mapping[str, ByView]) -> dict[str, float]:
+    """Metric -> what `by_domain` says, as figures of a round: `macro_f1.global.mnist`, `macro_f1.global.mean`."""
+    figures: dict[str, float] = {}
+    for name, views in found.items():
+        for view, domains in views.items():
+            figures |= {f"{name}.{view}.{domain}": value for domain, value in domains.items()}
+            figures[f"{name}.{view}.mean"] = sum(domains.values()) / len(domains)
+    return figures
 
 
 def pooled(measured: Iterable[Mapping[str, float]], most: int) -> dict[str, float]:

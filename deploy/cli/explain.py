@@ -5,17 +5,21 @@ from __future__ import annotations
 import sys
 import types
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from protofleet.deploy.local.own_plugins import own_plugins
 from protofleet.methods.contract.base import Method
-from protofleet.methods.contract.catalog import load
+from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.overview import Reference
+from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.local import LocalHyper
+from protofleet.methods.plugins.packages import installed
 from protofleet.protocol.settings.reader import SettingsError
 
 
 def explanation(name: str) -> str:
-    method = known_method(name)
-    doc = (sys.modules[f"protofleet.methods.{name}"].__doc__ or "").strip()
+    method, doc = known_method(name)
     networks = "each device may have a network of its own" if method.mixed_networks else "one network for all"
     head = f"{doc}\n\nIts paper reports the {method.reports} model; {networks}.\n\n[method] settings"
     hints = get_type_hints(method.Hyper)
@@ -24,7 +28,7 @@ def explanation(name: str) -> str:
 
 def settings_of(name: str) -> dict[str, Any]:
     """What there is to set, for programs."""
-    method = known_method(name)
+    method, _ = known_method(name)
     hints = get_type_hints(method.Hyper)
     settings = {
         f.name: {"default": None if f.default is MISSING else f.default, "values": choices(hints[f.name])}
@@ -36,11 +40,30 @@ def settings_of(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def known_method(name: str) -> Method:
+def known_method(name: str) -> tuple[Method, str]:
+    """And what its file begins with. Its file may be one of its user's own, or of a package."""
+    if name.endswith(".py"):
+        return of_plugin(Path(name).stem, own_plugins([name], {}).hashes[0])
+    if name not in names() and (packaged := installed("method").get(name)) is not None:
+        return of_plugin(name, packaged.sha256)
     try:
-        return load(name)
+        return load(name), (sys.modules[f"protofleet.methods.{name}"].__doc__ or "").strip()
     except LookupError as error:
         raise SettingsError(str(error).strip('"')) from None
+
+
+def of_plugin(name: str, sha256: str) -> tuple[Method, str]:
+    """With the numbers that a device and a round of it cost, which docs/methods.md has of ours."""
+    method, reference = load(name, sha256), Reference()
+    plan = Plan(
+        name, reference.classes, 1, size=reference.size, network=reference.network, plugins={"method": sha256}
+    )
+    doc = (sys.modules[method.Client.__module__].__doc__ or "").strip()
+    if method.cost is None:
+        return method, f"{doc}\n\nIt does not say what it costs."
+    cost = method.cost(reference.sizes(plan))
+    up, down = sum(cost.up.values()), sum(cost.down.values())
+    return method, f"{doc}\n\nNumbers up {up:,}, down {down:,}, with {reference.describe()}."
 
 
 def setting(field: Field[Any], hint: object) -> str:

@@ -21,7 +21,7 @@ def add_lists(commands: Subparsers) -> None:
     command = commands.add_parser(
         "methods", help="the methods there are; or one, with its notes and settings"
     )
-    command.add_argument("name", nargs="?", default="", help="for example fedlsa")
+    command.add_argument("name", nargs="?", default="", help="for example fedlsa, or a file of your own")
     command.add_argument(
         "--cost", action="store_true", help="what a round of them costs in the papers' settings"
     )
@@ -101,10 +101,23 @@ def methods(options: argparse.Namespace) -> int:
         listing.line(
             f"{one.name:12} {one.method.reports:9} {networks:9} {one.up:>11,} {one.down:>11,}  {one.idea}"
         )
+    plugins = list_plugins(listing, "method", names())
     listing.line(f"Numbers of a device and round: {Reference().describe()}. More: docs/methods.md")
-    listing.end({"methods": [as_table(one) for one in found], "broken": broken})
+    listing.end({"methods": [as_table(one) for one in found], "plugins": plugins, "broken": broken})
     print("".join(f"protofleet: {words}\n" for words in broken.values()), end="", file=sys.stderr)
     return FAILED if broken else 0
+
+
+def list_plugins(listing: Listing, kind: str, ours: list[str]) -> list[dict[str, str]]:
+    """What packages bring, none of it imported: a broken one hurts no list."""
+    from protofleet.methods.plugins.packages import clashes, installed
+
+    found = [one for name, one in sorted(installed(kind).items()) if name not in ours]
+    for one in found:
+        listing.line(f"{one.name:16} a plug-in of the package {one}")
+    for words in clashes(kind, ours):
+        print(f"protofleet: {words}", file=sys.stderr)
+    return [{"name": one.name, "package": one.package, "version": one.version} for one in found]
 
 
 def as_table(one: Overview) -> dict[str, Any]:
@@ -122,14 +135,17 @@ def networks(options: argparse.Namespace) -> int:
     for one in found:
         size = f"{one.smallest} x {one.smallest}{', 3 channels' if one.channels else ''}"
         listing.line(f"{one.name:16} {one.parameters:>11,} {human_bytes(one.bytes):>11}  {size}")
+    plugins = list_plugins(listing, "network", [one.name for one in found])
     listing.line(
         "For 10 classes and 32 x 32 pixels in colour, and whole: with the head, and what a batch norm counts."
     )
-    listing.end({"networks": [asdict(one) for one in found]})
+    listing.end({"networks": [asdict(one) for one in found], "plugins": plugins})
     return 0
 
 
 def data(options: argparse.Namespace) -> int:
+    if not (options.fetch or options.settings or options.set or options.picture is not None):
+        return list_sources(Listing.of(options))
     if options.fetch or not options.settings:
         return fetch(options)
     from protofleet.deploy.local.class_check import participants_in, require_same_classes
@@ -150,7 +166,7 @@ def data(options: argparse.Namespace) -> int:
         if participant.data is None or participant.remote_location:
             line = f"{participant.name:16} {participant.remote_location:12} {called}"
         else:
-            shard = load_shard(participant.data)
+            shard = load_shard(participant.data, participant.plugins)
             counts = {
                 "train": len(shard.train.y),
                 "validation": len(shard.validation.y),
@@ -163,6 +179,19 @@ def data(options: argparse.Namespace) -> int:
         listing.line(line)
     drawn = draw(tables, picture, listing) if picture is not None else {}
     listing.end({"data": tables, **drawn})
+    return 0
+
+
+def list_sources(listing: Listing) -> int:
+    from protofleet.edge_client.data.catalog import find, names
+
+    for name in names():
+        domains = find(name).domains
+        listing.line(f"{name:16} {', '.join(domains) if domains else 'its folder says which domains'}")
+    plugins = list_plugins(listing, "data", names())
+    listing.line("Data of your own: docs/data.md. protofleet data FILE looks at those of an experiment.")
+    sources = [{"name": name, "domains": list(find(name).domains)} for name in names()]
+    listing.end({"sources": sources, "plugins": plugins})
     return 0
 
 

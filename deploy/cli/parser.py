@@ -11,6 +11,7 @@ from protofleet.deploy.cli.deploy import add_deploy, add_doctor
 from protofleet.deploy.cli.enrol import add_enrol, add_keys
 from protofleet.deploy.cli.init import add_init
 from protofleet.deploy.cli.lists import add_lists
+from protofleet.deploy.cli.own.check import add_check
 from protofleet.deploy.cli.own.export import add_export
 from protofleet.deploy.cli.own.model import add_model
 from protofleet.deploy.cli.own.predict import add_predict
@@ -83,4 +84,5 @@ def parser() -> Parser:
     add_lists(commands)
     add_model(commands)
     add_predict(commands)
+    add_check(commands)
     return top

@@ -34,6 +34,7 @@ from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.facts import Facts
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES, Role
 from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.device.shipped_plugins import at_the_host
 from protofleet.deploy.fleet.device.unit import mark_of, service_unit, sha256_of, unit_of
 from protofleet.deploy.fleet.manifest import MANIFEST, files_of, issue_manifest
 from protofleet.deploy.fleet.plan import Desired, InstalledSettings
@@ -43,6 +44,7 @@ from protofleet.deploy.fleet.settings import (
     broker_port,
     coordinator_settings,
     device_settings,
+    plugin_files,
 )
 from protofleet.deploy.fleet.software import INSTALL_FILE, Release, Releases, file_digest
 from protofleet.deploy.fleet.targets import targets_text
@@ -127,9 +129,14 @@ class ControlPlane:
             case "broker":
                 return broker_conf(self.fleet)
             case "coordinator":
-                return write_toml(encode(self.coordinator_settings()))
+                settings: object = self.coordinator_settings()
             case _:
-                return write_toml(encode(self.settings(name)))
+                settings = self.settings(name)
+        files = plugin_files(self.fleet, name)
+        if not files:
+            return write_toml(encode(settings))
+        shipped = f"{self.role(name).top}/wheels/{self.release(name).name}"
+        return write_toml(at_the_host(encode(settings), files, shipped))
 
     def target(self, name: str, facts: Facts) -> Target:
         role, text, root = self.role(name), self.text(name), Path(self.fleet.root)

@@ -13,10 +13,12 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.brokers.mosquitto import ListenerSettings, tls_settings
 from protofleet.deploy.enrol.local_federation import tls_files
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES
+from protofleet.deploy.fleet.device.shipped_plugins import files_in, with_hashes
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import find
 from protofleet.edge_client.data.catalog import names as source_names
 from protofleet.edge_client.data.settings import DataSettings
+from protofleet.methods.plugins.paths import seen_from
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Bytes, OptionalPort, Seconds, Share, Within
 from protofleet.protocol.settings.reader import (
     SettingsError,
@@ -238,17 +240,28 @@ def read_fleet(path: Path) -> Fleet:
         fleet, root=str(base / fleet.root), broker=broker, log=str(base / fleet.log),
         known_hosts=str(base.absolute() / fleet.known_hosts) if fleet.known_hosts else "",
         hosts={name: _from(base, host) for name, host in fleet.hosts.items()},
+        device=seen_from(fleet.device, base), coordinator=seen_from(fleet.coordinator, base),
         software=decode(Software, _with_paths(base, encode(fleet.software))),
     )  # fmt: skip
 
 
 def _from(base: Path, host: Host) -> Host:
     key = str(base.absolute() / host.key) if host.key else ""
-    return replace(host, key=key, software=_with_paths(base, host.software))
+    return replace(
+        host, key=key, software=_with_paths(base, host.software), device=seen_from(host.device, base)
+    )
 
 
 def _with_paths(base: Path, software: Mapping[str, Any]) -> dict[str, Any]:
     return {k: str(base / v) if k in ("wheels", "archive") and v else v for k, v in software.items()}
+
+
+def plugin_files(fleet: Fleet, name: str) -> tuple[str, ...]:
+    """That are shipped to this host."""
+    host = fleet.hosts[name]
+    if host.role == COORDINATOR:
+        return files_in(fleet.coordinator)
+    return files_in(merge(fleet.device, host.device)) if host.role == DEVICE.name else ()
 
 
 def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
@@ -265,7 +278,7 @@ def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
         words = "settings are shipped unencrypted and hold no secret; use certificates for the broker"
         raise SettingsError(f"device.broker.password of {name} is set, but {words}")
     broker.setdefault("tls", encode(tls_files(KEY_FOLDER)))
-    return decode(DeviceSettings, {**table, "broker": broker}, f"device ({name})")
+    return decode(DeviceSettings, with_hashes({**table, "broker": broker}), f"device ({name})")
 
 
 def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR) -> CoordinatorSettings:
@@ -285,7 +298,7 @@ def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR)
         words = "settings are shipped unencrypted and hold no secret; use certificates for the broker"
         raise SettingsError(f"coordinator.broker.password is set, but {words}")
     broker["tls"] = encode(tls_files(role.keys))
-    return decode(CoordinatorSettings, {**table, "broker": broker}, "coordinator")
+    return decode(CoordinatorSettings, with_hashes({**table, "broker": broker}), "coordinator")
 
 
 def broker_conf(fleet: Fleet) -> str:

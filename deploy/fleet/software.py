@@ -10,14 +10,15 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.checkout import ROOT, copy_sources, is_checkout, source_files
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.roles import HOST_PACKAGES, ROLES
-from protofleet.deploy.fleet.settings import Fleet, Software
+from protofleet.deploy.fleet.device.shipped_plugins import put_beside_wheels
+from protofleet.deploy.fleet.settings import Fleet, Software, plugin_files
 from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, read_lock, read_wheel, with_wheels, write_lock
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
@@ -52,22 +53,33 @@ class Releases:
 
     def __init__(self, fleet: Fleet, folder: Path) -> None:
         self._fleet, self._folder, self._lock = fleet, folder, threading.Lock()
-        self._made: dict[tuple[Software, bool], Release] = {}
+        self._made: dict[tuple[Software, tuple[str, ...], bool], Release] = {}
 
     def of(self, name: str) -> Release:
         if not ROLES[self._fleet.hosts[name].role].runs_our_release:
             return Release(HOST_PACKAGES, self._folder, "of the host's packages")
-        key = self._fleet.software_of(name), self._fleet.reads_bundled_data(name)
+        software, plugins = self._fleet.software_of(name), plugin_files(self._fleet, name)
+        wanted = (software, plugins, self._fleet.reads_bundled_data(name))
         with self._lock:
-            if key not in self._made:
-                self._made[key] = make_release(key[0], self._folder / str(len(self._made)), bundled=key[1])
-            return self._made[key]
+            if wanted not in self._made:
+                folder = self._folder / str(len(self._made))
+                self._made[wanted] = make_release(software, folder, plugins, bundled=wanted[2])
+            return self._made[wanted]
 
 
-def make_release(software: Software, folder: Path, bundled: bool = False) -> Release:
-    """`bundled`: with the packages that the bundled data lie in, where packages come from an index."""
+def make_release(
+    software: Software, folder: Path, plugins: Sequence[str] = (), bundled: bool = False
+) -> Release:
+    """`plugins` are files that lie beside what is installed; a release is named by their bytes too. `bundled`: with
+    the packages that the bundled data lie in, where packages come from an index."""
+    put_beside_wheels(plugins, folder)
+    digests = tuple(content_digest(folder / Path(one).name) for one in plugins)
     if software.kind == "container":
-        return make_image(software, folder)
+        made = make_image(software, folder)
+        if digests:
+            together = hashlib.sha256(" ".join((made.name, *digests)).encode()).hexdigest()
+            made = replace(made, name=together[:NAME_DIGITS])
+        return made
     return make_wheels(software, folder, (*LOCKS, DATA_LOCK) if bundled else LOCKS)
 
 

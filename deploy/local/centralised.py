@@ -28,7 +28,7 @@ from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.deploy.cli.version import installed_version
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.data_check import require_data
-from protofleet.deploy.local.experiment import Experiment
+from protofleet.deploy.local.experiment import Experiment, recorded
 from protofleet.deploy.local.run import prepare_folder
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.edge_client.compute import compute_place, moved
@@ -66,6 +66,7 @@ def run_centralised(experiment: Experiment, runs: Path) -> Path:
         print(f"one network, {experiment.network.name}: devices.networks are of devices, and here is none")
     folder, disk = runs / experiment.name, Disk(durable=False)
     shards, hyper = shards_of(experiment), local_settings(experiment)
+    experiment.own_plugins.keep(folder)
     disk.replace(folder / "experiment.toml", write_toml(settings_table(experiment)).encode())
     for name, shard in shards.items():
         disk.make(folder / "devices" / name)
@@ -96,7 +97,7 @@ def finished_before(experiment: Experiment, runs: Path) -> bool:
 
 
 def settings_table(experiment: Experiment) -> dict[str, Any]:
-    return {**encode(experiment), "method": {"name": NAME, **encode(local_settings(experiment))}}
+    return {**recorded(experiment), "method": {"name": NAME, **encode(local_settings(experiment))}}
 
 
 def named(experiment: Experiment, seed: int | None = None) -> Experiment:
@@ -111,7 +112,10 @@ def named(experiment: Experiment, seed: int | None = None) -> Experiment:
 
 def shards_of(experiment: Experiment) -> Mapping[str, Shard]:
     place, loader = compute_place(experiment.compute), Shards()
-    return {name: moved(loader.load(data), place) for name, data in sorted(experiment.shards.items())}
+    allowed = experiment.own_plugins.allowed()
+    return {
+        name: moved(loader.load(data, allowed), place) for name, data in sorted(experiment.shards.items())
+    }
 
 
 def local_settings(experiment: Experiment) -> LocalHyper:

@@ -13,7 +13,9 @@ from protofleet.deploy.local.experiment import Experiment, read_experiment, read
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import class_names, configured_class_names
+from protofleet.edge_client.data.shard import NO_PLUGINS, class_names, configured_class_names
+from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.methods.plugins.paths import seen_from
 from protofleet.protocol.settings.reader import SettingsError, decode_file
 from protofleet.protocol.wire.class_names import Names, difference, listed, normalized
 from protofleet.protocol.wire.names import COORDINATOR
@@ -29,6 +31,7 @@ class Participant:
     names: Names = ()  # (): not known here
     data: DataSettings | None = None
     classes: int = 0  # the settings' number of classes; 0: not set
+    plugins: PlugIns = NO_PLUGINS  # that it may run to have its data
     remote_location: str = ""  # of its data; "": on this machine
 
 
@@ -57,12 +60,12 @@ def require_same_classes(participants: Sequence[Participant]) -> None:
 
 def participants_in(path: Path, assignments: list[str]) -> list[Participant]:
     """The participants in the settings of a device, a coordinator, a fleet or an experiment."""
-    table = read_with_bases(path)
+    table = seen_from(read_with_bases(path), path.parent)
     if "hosts" in table:
         return list(_from_fleet(decode_file(Fleet, path, table, assignments)))
     if "method" not in table:
         settings = decode_file(DeviceSettings, path, table, assignments)
-        return list(_from_data({settings.name: settings.data}))
+        return list(_from_data({settings.name: settings.data}, plugins=settings.plugins))
     if COORDINATOR_KEYS & table.keys() or isinstance(table.get("devices"), str):
         coordinator = decode_file(CoordinatorSettings, path, table, assignments)
         return [Participant(COORDINATOR, normalized(coordinator.class_names), classes=coordinator.classes)]
@@ -70,10 +73,12 @@ def participants_in(path: Path, assignments: list[str]) -> list[Participant]:
 
 
 def _from_experiment(experiment: Experiment) -> Iterator[Participant]:
-    yield from _from_data(experiment.shards, experiment.classes)
+    yield from _from_data(experiment.shards, experiment.classes, experiment.own_plugins.allowed())
 
 
-def _from_data(shards: Mapping[str, DataSettings], classes: int = 0) -> Iterator[Participant]:
+def _from_data(
+    shards: Mapping[str, DataSettings], classes: int = 0, plugins: PlugIns = NO_PLUGINS
+) -> Iterator[Participant]:  # fmt: skip
     """Data that cannot be read has no names here: the device reports the error when it loads it."""
     known: dict[tuple[str, str, str, Names], Names] = {}  # many devices share a folder
     for name, data in shards.items():
@@ -82,7 +87,7 @@ def _from_data(shards: Mapping[str, DataSettings], classes: int = 0) -> Iterator
             known[key] = ()
             with contextlib.suppress(DataError):
                 known[key] = class_names(data)
-        yield Participant(name, known[key], data, classes)
+        yield Participant(name, known[key], data, classes, plugins)
 
 
 def _from_fleet(fleet: Fleet) -> Iterator[Participant]:

@@ -18,7 +18,7 @@ from protofleet.protocol.settings.reader import SettingsError, Table, merge, ove
 from protofleet.protocol.wire.names import valid_device
 
 FOLDER: Final = "data"
-SAYS_WHERE: Final = ("source", "root", "domain")  # keys of [data]
+SAYS_WHERE: Final = ("source", "root", "domain", "file")  # keys of [data]
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,27 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from protofleet.coordinator.config import CoordinatorSettings, split_method
+from protofleet.coordinator.config import CoordinatorSettings, file_of_method, split_method
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor
 from protofleet.deploy.local.data_beside import data_beside
+from protofleet.deploy.local.own_plugins import OwnPlugIns, own_plugins
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.catalog import find as find_source
 from protofleet.edge_client.data.settings import DataSettings, Fraction, Samples
 from protofleet.edge_client.feature_snapshots import Snapshots
 from protofleet.edge_client.host.board_settings import BoardSettings
+from protofleet.methods.contract import catalog as methods
 from protofleet.methods.contract.confusion import MOST_CLASSES
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
+from protofleet.methods.contract.own_metrics import OwnMetrics
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import DRAWN, PublicSet
+from protofleet.methods.nets import catalog as nets
+from protofleet.methods.plugins.paths import seen_from
 from protofleet.protocol.settings.bounds import Classes, OptionalPort, Rounds, Seed, Within
-from protofleet.protocol.settings.reader import SettingsError, decode_file, merge, read_toml
+from protofleet.protocol.settings.reader import SettingsError, decode_file, encode, merge, read_toml
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
 from protofleet.runtime.metrics_page import LOOPBACK
@@ -122,6 +127,7 @@ class Experiment:
     public: PublicSet | None = None
     init: FirstWeights | None = None  # of every party's network; None: they are drawn
     freeze: Freeze | None = None  # "backbone": it stays as it is
+    metrics: OwnMetrics | None = None  # measured beside accuracy and loss
     data: DataSettings = field(default_factory=DataSettings)
     domains: dict[str, DomainSource] = field(default_factory=dict)  # if not all are from data.source
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)
@@ -130,6 +136,8 @@ class Experiment:
     pictures: Snapshots = field(default_factory=Snapshots)
     security: str = "sealed"  # or "off": signed still, but the broker can read it
     confusion: bool = True  # the report says which classes are taken for which
+    # File -> SHA-256 of the plug-ins that a run has run, which it writes; who sets it runs no others.
+    plugins: dict[str, str] = field(default_factory=dict)
     compute: str = "auto"
     metrics_port: OptionalPort = 0
     metrics_host: str = LOOPBACK
@@ -143,9 +151,13 @@ class Experiment:
         plan = self.plan
         for name, data in self.shards.items():
             DeviceSettings(name, data=data, compute=self.compute)
+        if self.data.is_plugin and self.domains:
+            raise ValueError(
+                f"[domains] says where each domain comes from, and so does data.file of {self.data.source}"
+            )
         with torch.device("meta"):  # checks shapes, allocates nothing
             for network in set(self.networks.values()):
-                plan.device_model(network)
+                plan.device_model(network.taken(self.own_plugins.allowed()))
             if plan.load().mutual:
                 plan.mutual_model()
         if plan.init is not None:
@@ -155,6 +167,29 @@ class Experiment:
                 f"data.validation is 0 for every device, and {plan.method} learns by validation samples; set it to a "
                 "share, for example 0.1"
             )
+
+    @cached_property
+    def own_plugins(self) -> OwnPlugIns:
+        """Loaded, as this machine's user has named them. SettingsError where one is not what `plugins` says."""
+        name, _ = split_method(self.method)
+        networks = [self.network, *([self.mutual] if self.mutual else [])]
+        metrics = self.metrics or OwnMetrics()
+        files = [file_of_method(self.method), *(one.file for one in networks), self.data.file, metrics.file]
+        every = [*(one.name for one in networks if not one.file), *self.devices.networks]
+        wanted = {
+            "method": [] if name in methods.names() or files[0] else [name],
+            "network": [one for one in every if one not in nets.names()],
+            "metrics": [metrics.name] if metrics.name and not metrics.file else [],
+            "data": [self.data.source] if self.data.is_plugin and not self.data.file else [],
+        }
+        found = own_plugins(files, wanted)
+        for path, source in found.sources.items():
+            if (pinned := self.plugins.get(Path(path).name, source.sha256)) != source.sha256:
+                raise ValueError(
+                    f"plugins has SHA-256 {pinned} of {Path(path).name}, and {path} has {source.sha256}; the "
+                    "file was changed: put it back, or leave that out"
+                )
+        return found
 
     @cached_property
     def plan(self) -> Plan:
@@ -168,7 +203,7 @@ class Experiment:
         if not fleet.clients and fleet.count:
             width = len(str(fleet.count))
             return {
-                f"device-{i + 1:0{width}}": replace(self.data, part=i, parts=fleet.count)
+                f"device-{i + 1:0{width}}": replace(self._named_data, part=i, parts=fleet.count)
                 for i in range(fleet.count)
             }
         chosen = fleet.clients or dict.fromkeys(sources or self._domains(), fleet.per_domain)
@@ -205,15 +240,21 @@ class Experiment:
             found[domain] = (*found.get(domain, ()), name)
         return found
 
+    @property
+    def _named_data(self) -> DataSettings:
+        """A function's data are of a domain that is known before it is asked."""
+        data = self.data
+        return replace(data, domain=data.domain or data.source) if data.is_plugin else data
+
     @cached_property
     def networks(self) -> Mapping[str, Network]:
         """Device name -> its own network, where the fleet is mixed."""
         mixed = self.devices.networks
-        return {
-            name: replace(self.network, name=mixed[i % len(mixed)])
-            for i, name in enumerate(self.shards)
-            if mixed
-        }
+
+        def of(name: str) -> Network:
+            return self.network if name == self.network.name else replace(self.network, name=name, file="")
+
+        return {name: of(mixed[i % len(mixed)]) for i, name in enumerate(self.shards) if mixed}
 
     @property
     def reports(self) -> str:
@@ -245,6 +286,8 @@ class Experiment:
     def _domains(self) -> tuple[str, ...]:
         if self.data.domain:
             return (self.data.domain,)
+        if self.data.is_plugin:
+            return (self.data.source,)
         return domains(self.data.source) or (self.data.source,)
 
 
@@ -277,6 +320,7 @@ def experiment_table(path: Path) -> dict[str, Any]:
 
 
 def to_its_folders(table: dict[str, Any], folder: Path) -> None:
+    table |= seen_from(table, folder)
     domains = table.get("domains")
     for place in [table.get("data"), *(domains.values() if isinstance(domains, dict) else ())]:
         root = place.get("root") if isinstance(place, dict) else None
@@ -324,6 +368,7 @@ def coordinator_settings(
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,
+        plugins=e.own_plugins.allowed(), metrics=e.metrics,
     )  # fmt: skip
 
 
@@ -336,4 +381,15 @@ def device_settings(experiment: Experiment, name: str, broker: BrokerAddress, ru
         compute=experiment.compute, threads=1, stays=False, security=experiment.security,
         durable=experiment.devices.durable, keep_models=experiment.devices.keep_models,
         board=BoardSettings(experiment.devices.board_root, len(experiment.shards)),
+        plugins=experiment.own_plugins.allowed(),
     )  # fmt: skip
+
+
+def recorded(experiment: Experiment) -> dict[str, Any]:
+    """As its run writes it down: with the files that it keeps, seen from its folder, and their hashes."""
+    found = experiment.own_plugins
+    table: dict[str, Any] = encode(experiment)
+    if not found.sources:
+        return table
+    hashes = {Path(name).name: source.sha256 for name, source in found.sources.items()}
+    return {**found.kept(table, Path()), "plugins": hashes}

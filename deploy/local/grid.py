@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from protofleet.deploy.local.experiment import Experiment, read_experiment
+from protofleet.deploy.local.experiment import Experiment, read_experiment, recorded
 from protofleet.deploy.local.run import same_settings
-from protofleet.protocol.settings.reader import SettingsError, encode, override, write_toml
+from protofleet.protocol.settings.reader import SettingsError, override, write_toml
 from protofleet.protocol.wire.names import NAME
 
 LONGEST_NAME: Final = (
@@ -168,7 +168,7 @@ def beside_others(grid: Grid, runs: Path) -> Grid:
     def renamed(point: Point) -> Point:
         if not any(map(is_taken, point.trials)):
             return point
-        settings = encode(replace(point.trials[0], name="any", seed=0))
+        settings = recorded(replace(point.trials[0], name="any", seed=0))
         own = hashlib.sha256(write_toml(settings).encode()).hexdigest()[:8]
         name = f"{point.name[: LONGEST_NAME - 9]}-{own}"
         return replace(point, trials=tuple(replace(t, name=f"{name}-s{t.seed}") for t in point.trials))

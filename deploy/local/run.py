@@ -6,10 +6,10 @@ import contextlib
 import itertools
 import os
 import selectors
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 import torch
 
@@ -22,11 +22,17 @@ from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.device_launcher import starter_of_devices
 from protofleet.deploy.local.device_processes import DeviceProcesses
 from protofleet.deploy.local.display.progress import Progress
-from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
+from protofleet.deploy.local.experiment import (
+    Experiment,
+    coordinator_settings,
+    device_settings,
+    experiment_table,
+    recorded,
+)
 from protofleet.deploy.local.processes import EXIT_SECONDS, IMPORTED, Processes, uses_cuda
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.edge_client.trainer.slots import Slots
-from protofleet.protocol.settings.reader import SettingsError, decode, encode, read_toml, write_toml
+from protofleet.protocol.settings.reader import SettingsError, decode, encode, write_toml
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.transport.address import BrokerAddress, preflight
 from protofleet.protocol.wire.class_names import Names
@@ -141,11 +147,15 @@ def write_settings(
     """The settings files of all processes, and the experiment's own."""
     folder = runs / experiment.name
     coordinator = coordinator_settings(experiment, broker.address_for(COORDINATOR), runs, broker.description)
-    _write(folder / "coordinator.toml", replace(coordinator, class_names=names))
-    _write(folder / "experiment.toml", experiment)
+    plugins = experiment.own_plugins
+    plugins.keep(folder)
+    named = encode(replace(coordinator, class_names=names))
+    _write(folder / "coordinator.toml", plugins.kept(named, folder.absolute()))
+    _write(folder / "experiment.toml", recorded(experiment))
     for name in experiment.shards:
         device = device_settings(experiment, name, broker.address_for(name), runs)
-        _write(folder / "devices" / name / "device.toml", replace(device, slots=slots))
+        own = plugins.kept(encode(replace(device, slots=slots)), folder.absolute())
+        _write(folder / "devices" / name / "device.toml", own)
 
 
 def available_cores() -> int:
@@ -155,10 +165,10 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _write(path: Path, settings: object) -> None:
+def _write(path: Path, settings: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Atomic: a run that was killed here must not be mistaken for one with other settings.
-    Disk(durable=False).replace(path, write_toml(encode(settings)).encode())
+    Disk(durable=False).replace(path, write_toml(settings).encode())
 
 
 @dataclass
@@ -284,6 +294,6 @@ def renamed(folder: Path) -> Path:
 def same_settings(written: Path, experiment: Experiment) -> bool:
     """Settings that an earlier version did not have yet count as left at their defaults."""
     try:
-        return bool(encode(decode(Experiment, read_toml(written))) == encode(experiment))
+        return recorded(decode(Experiment, experiment_table(written))) == recorded(experiment)
     except SettingsError:
         return False

@@ -1,4 +1,4 @@
 """A whole federation in one process, with virtual time and a simulated network.
 
-May import: coordinator.*, edge_client.*, methods.contract, protocol.*, runtime.
+May import: coordinator.*, edge_client.*, methods.contract, methods.plugins, protocol.*, runtime.
 """

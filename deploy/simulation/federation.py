@@ -30,6 +30,7 @@ from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.job import local_jobs
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.link.meter import Meter
@@ -71,6 +72,7 @@ class Simulation:
     limits: Limits = field(default_factory=Limits)
     make_disk: Callable[[str], Disk] = disk_without_fsync  # by name, called at each boot
     class_names: tuple[str, ...] = ()
+    plugins: PlugIns = field(default_factory=PlugIns)  # that every device allows
     turn_seconds: float = 0.0  # how long a turn of a loop takes what comes, before it is committed and said
 
     def __post_init__(self) -> None:
@@ -124,7 +126,7 @@ class Simulation:
         transport.will = link.will(self.topics.device_state(device))
         data = self.shards[device]
         start_job = local_jobs(lambda plan: self.build(device, plan, data), data)
-        agent = Agent(data, start_job, link, state, worker, clock=no_clock)
+        agent = Agent(data, start_job, link, state, worker, clock=no_clock, plugins=self.plugins)
         self.agents[device] = agent
 
     def kill(self, name: str) -> None:

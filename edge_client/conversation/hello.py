@@ -6,6 +6,7 @@ from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import StateFile
 from protofleet.methods.contract.plan import Plan, read_plan
+from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire import forms
@@ -76,9 +77,12 @@ def last_answer(saved: StateFile) -> tuple[int, str, bytes]:
     return last.round, last.phase, bytes.fromhex(last.base)
 
 
-def plan_for(data: Splits, text: bytes, names: tuple[str, ...] = ()) -> Plan:
-    """SettingsError where the plan is invalid, or not for these data. `names` are those of the run's classes."""
-    plan = read_plan(text)
+def plan_for(
+    data: Splits, text: bytes, names: tuple[str, ...] = (), plugins: PlugIns | None = None
+) -> Plan:  # fmt: skip
+    """SettingsError where the plan is invalid, or not for these data, or names a plug-in that this device does not
+    allow. `names` are those of the run's classes."""
+    plan = read_plan(text, plugins)
     if plan.classes != data.classes:
         raise SettingsError(f"the run has {plan.classes} classes, this device's data {data.classes}")
     if problem := difference("this device's data", data.names, "the run", names):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
-from protofleet.edge_client.data.catalog import find
+from protofleet.edge_client.data.catalog import SOURCES, find
 from protofleet.edge_client.data.shares import SPLITS
+from protofleet.methods.plugins.packages import installed
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, LARGEST_FACTOR, Channels, Pixels, Seed, Within
-from protofleet.protocol.settings.reader import demand_within
+from protofleet.protocol.settings.reader import demand_within, encode
 from protofleet.protocol.settings.suggest import there_are
 
 CHANNELS = (1, 3)
+DEFAULT_SOURCE: Final = "digits"
+# What a function that gives the data has to do itself.
+THEIR_OWN_AFFAIR: Final = ("fraction", "samples", "own_test", "test_samples", "classes")
 MIN_TRAINING_SAMPLES = 2  # training samples: BatchNorm cannot learn from one
 ROUNDING = 1e-9  # 3 * (1 / 3) may be a little more than 1
 MAX_SAMPLES = 1_000_000_000  # samples
@@ -24,7 +29,7 @@ Samples = Annotated[int, Within(MIN_TRAINING_SAMPLES, MAX_SAMPLES)]
 
 @dataclass(frozen=True)
 class DataSettings:
-    source: str = "digits"  # names() lists them
+    source: str = DEFAULT_SOURCE  # names() lists them
     root: str = ""  # folder of the data; "": <source> in $PROTOFLEET_DATA or else in ~/.cache/protofleet
     domain: str = ""  # "" or the source's own name: the only one, or all of them pooled
     split: str = "domain"  # domain: every share has the same mix of classes; dirichlet; iid: drawn at random
@@ -42,16 +47,42 @@ class DataSettings:
     channels: Channels = 3  # and to 3, or to 1: shades of grey
     classes: tuple[str, ...] = ()  # which to keep, in this order; (): the source's usual ones
     seed: Seed = 0
+    file: str = ""  # of Python, whose DATA gives these data; it is called like its file, or `name`
+    name: str = ""
 
     def __post_init__(self) -> None:
         demand_within(self)
+        self._name_own()
         self._check_names()
         self._check_shares()
         if self.channels not in CHANNELS:
             raise ValueError(f"channels is {self.channels}, it must be 1 (grey) or 3 (colour)")
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether protofleet has a source of this name."""
+        return self.source in SOURCES
+
+    @property
+    def is_plugin(self) -> bool:
+        return bool(self.file) or (not self.is_ours and self.source in installed("data"))
+
+    def _name_own(self) -> None:
+        if self.name and not self.file:
+            raise ValueError(
+                f"name is {self.name!r}, which names a data.file; a source is called by data.source"
+            )
+        if self.file and self.source == DEFAULT_SOURCE:
+            object.__setattr__(self, "source", self.name or Path(self.file).stem)
+        for key in THEIR_OWN_AFFAIR if self.is_plugin else ():
+            if (value := getattr(self, key)) not in (None, ()):
+                raise ValueError(
+                    f"{key} is {encode(value)}, and of {self.source} a function of its own gives the data; leave it "
+                    "out, and let the function choose"
+                )
+
     def _check_names(self) -> None:
-        known = find(self.source).domains
+        known = () if self.is_plugin else find(self.source).domains
         if known and self.domain not in ("", self.source, *known):
             others = f"in {self.source} {there_are(self.domain, known)}, or leave it empty for all"
             raise ValueError(f"domain is {self.domain!r}; {others}")

@@ -26,10 +26,12 @@ from protofleet.edge_client.data.domain import (
 )
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.resize import Pixels
+from protofleet.edge_client.data.own import own_splits
 from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.settings import MIN_TRAINING_SAMPLES, DataSettings
 from protofleet.edge_client.data.shares import SPLITS, Share, Subsampler
 from protofleet.edge_client.data.stable_random import StableRandom
+from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.wire.class_names import Names, normalized, problem_with
 
 log = logging.getLogger("protofleet.device")
@@ -39,6 +41,7 @@ log = logging.getLogger("protofleet.device")
 SCALE: Final = (2 * np.arange(256) - 255).astype(np.float32) / np.float32(255)
 
 NO_INDICES: Final = np.empty(0, np.int64)
+NO_PLUGINS: Final = PlugIns()
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,9 @@ class Shard:
         return torch.bincount(self.train.y, minlength=self.classes)
 
 
-def load_shard(settings: DataSettings) -> Shard:
+def load_shard(settings: DataSettings, plugins: PlugIns = NO_PLUGINS) -> Shard:
     """This client's share. The same settings give the same samples in the same order on every machine."""
-    return Shards().load(settings)
+    return Shards().load(settings, plugins)
 
 
 class Shards:
@@ -75,7 +78,10 @@ class Shards:
         self._drawn: dict[Hashable, list[Share]] = dict(loaded._drawn) if loaded else {}
         self._tests: dict[Hashable, TensorSamples] = dict(loaded._tests) if loaded else {}
 
-    def load(self, settings: DataSettings) -> Shard:
+    def load(self, settings: DataSettings, plugins: PlugIns = NO_PLUGINS) -> Shard:
+        """`plugins`: what may be run where a function of one's own gives the data."""
+        if settings.is_plugin:
+            return _of_plugin(settings, plugins)
         domain = self.domain(settings)
         own = _seeds_of_client(domain, settings)
         train, test = self._training_and_test(domain, settings)
@@ -91,6 +97,8 @@ class Shards:
 
     def load_common(self, settings: DataSettings) -> None:
         """Only what a client has in common with all that divide its domain."""
+        if settings.is_plugin:
+            return
         _, test = self._training_and_test(self.domain(settings), settings)
         self._test_tensors(settings, test)
 
@@ -145,6 +153,12 @@ class Shards:
         return self._tests[key]
 
 
+def _of_plugin(settings: DataSettings, plugins: PlugIns) -> Shard:
+    found = own_splits(settings, plugins)
+    train, validation, test = (TensorSamples(*pair) for pair in (found.train, found.validation, found.test))
+    return Shard(found.domain, found.classes, train, validation, test, _comparable(found.names))
+
+
 # Of a process whose parent has filled it before the fork: all its children share the memory. Empty everywhere else.
 LOADED_BEFORE_FORK: Final = Shards()
 
@@ -166,6 +180,8 @@ def _identity(samples: Collection) -> Hashable:
 
 def class_names(settings: DataSettings) -> Names:
     """Names of its classes, without reading an image; empty where they are unknown."""
+    if settings.is_plugin:
+        return ()  # who knows them is the function that gives the data
     domain = settings.domain or settings.source
     return _comparable(
         configured_class_names(settings) or find(settings.source).class_names(_folder(settings), domain)
@@ -175,12 +191,14 @@ def class_names(settings: DataSettings) -> Names:
 def missing_folder(settings: DataSettings) -> Path | None:
     """Where the data should be, if nothing is there: found without reading any of it."""
     folder = _folder(settings)
+    if settings.is_plugin:
+        return None
     return None if folder.is_dir() or not find(settings.source).needs_folder else folder
 
 
 def configured_class_names(settings: DataSettings) -> Names:
     """Names of its classes as far as the settings tell them, without looking at the data."""
-    return settings.classes or find(settings.source).default_classes
+    return () if settings.is_plugin else settings.classes or find(settings.source).default_classes
 
 
 def _comparable(classes: tuple[str, ...]) -> Names:

@@ -117,7 +117,7 @@ class Assembly:
         agent = Agent(
             trainer.data, trainer.start, link, state, self._worker(settings, inbox),
             software=self.software, about=party_words(self.software), stays=settings.stays,
-            confusion=settings.limits.confusion, energy=self._energy(settings.board),
+            confusion=settings.limits.confusion, energy=self._energy(settings.board), plugins=settings.plugins,
         )  # fmt: skip
         status = StatusFile(Path(settings.status), self.software, version) if settings.status else None
         supervisor = Supervisor(agent, settings, trainer.limit, Sensors(Path(settings.board.root)))

@@ -9,6 +9,7 @@ from typing import Final
 
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.version_file import VersionFile
+from protofleet.methods.plugins.paths import seen_from
 from protofleet.protocol.security.enrolment import CURRENT, load_trust
 from protofleet.protocol.security.signed_settings import SETTINGS, SignedSettings, is_signed, read_settings
 from protofleet.protocol.security.statements import StatementError, StatementFault, read_armoured
@@ -35,8 +36,10 @@ def verified_settings(path: Path, enrolled: str, changes: Sequence[str]) -> Load
     """Only the roots in the folder `enrolled` are trusted. SettingsError or StatementError with the way out."""
     signed = signed_settings(path, enrolled)
     if signed is None:
-        return LoadedSettings(decode_file(DeviceSettings, path, read_toml(path), changes))
-    table = parse_toml(signed.text.encode(), str(path))
+        return LoadedSettings(
+            decode_file(DeviceSettings, path, seen_from(read_toml(path), path.parent), changes)
+        )
+    table = seen_from(parse_toml(signed.text.encode(), str(path)), path.parent)
     settings = decode_file(DeviceSettings, path, override(table, changes) | {"enrolled": enrolled})
     if (settings.federation, settings.name) != (signed.federation, signed.name):
         problem = (

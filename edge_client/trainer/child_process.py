@@ -18,6 +18,8 @@ from protofleet.edge_client.trainer.job import Job
 from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.edge_client.trainer.pipe import ClosedError, receive, send
 from protofleet.methods.contract.plan import read_plan
+from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.methods.plugins.errors import PlugInError
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.wire.messages import Arrays
 from protofleet.runtime.allocator import keep_blocks_at_work
@@ -39,8 +41,8 @@ def main(number: int) -> int:
         limit_memory(settings.trainer_memory_bytes)
         keep_blocks_at_work()
         try:
-            server = JobServer(connection, LocalTrainer(settings))
-        except DataError as error:
+            server = JobServer(connection, LocalTrainer(settings), settings.plugins)
+        except (DataError, PlugInError) as error:
             send(connection, {"data": str(error)})
             return 1
         server.describe_data()
@@ -52,8 +54,8 @@ def main(number: int) -> int:
 class JobServer:
     """Builds the job that the agent names, and runs it."""
 
-    def __init__(self, connection: socket.socket, trainer: LocalTrainer) -> None:
-        self._connection, self._trainer = connection, trainer
+    def __init__(self, connection: socket.socket, trainer: LocalTrainer, plugins: PlugIns) -> None:
+        self._connection, self._trainer, self._plugins = connection, trainer, plugins
         self._job: Job
 
     def describe_data(self) -> None:
@@ -81,7 +83,7 @@ class JobServer:
     def _do(self, message: dict[str, Any], arrays: Arrays) -> None:
         match message["do"]:
             case "build":
-                self._job = self._trainer.start(read_plan(message["plan"].encode()))
+                self._job = self._trainer.start(read_plan(message["plan"].encode(), self._plugins))
                 send(self._connection, {})
             case "restore":
                 self._job.restore(arrays)

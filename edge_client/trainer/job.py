@@ -6,7 +6,7 @@ method has one, and their own when the phase "train" has made it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
@@ -19,6 +19,7 @@ from protofleet.edge_client.trainer.deadline import NEVER, Deadline
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
 from protofleet.methods.contract.confusion import CONFUSION, MOST_CLASSES
+from protofleet.methods.contract.own_metrics import Metric
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.wire.messages import Arrays
@@ -26,6 +27,7 @@ from protofleet.runtime.allocator import return_free_blocks
 
 Metrics: TypeAlias = dict[str, float]
 
+NONE: Final[Mapping[str, Metric]] = {}
 TRAIN: Final = "train"  # the phase that changes a device's model
 EVALUATE: Final = "evaluate"  # after the last round
 SECONDS_WAITED: Final = "seconds.waited"  # among what was measured: it is no work, and is sent to nobody
@@ -93,17 +95,19 @@ class LocalJob:
         self, half: ClientHalf, data: Splits, reports: str, *, snapshots: Snapshots | None = None,
         folder: Path = Path(), deadline: Deadline | None = None, work_seconds: float = NEVER,
         models: Models | None = None,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> None:  # fmt: skip
         """`reports` is the model whose accuracy the paper reports: "global" or "personal"."""
         self.half, self._data, self._reports = half, data, reports
         self._snapshots, self._folder = snapshots or Snapshots(), folder
         self._deadline, self._work_seconds = deadline or Deadline(), work_seconds
         self._models = models or NO_MODELS
+        self._metrics = metrics or {}
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         ask = Ask(phase, LazyPayload(received, unshared=True, place=torch_device_of(self.half.model)))
         with self._deadline.running(self._work_seconds):
-            payload, metrics = work(self.half, self._data, ask, number, self._reports, self._models)
+            payload, metrics = work(self.half, self._data, ask, number, self._reports, self._metrics, self._models)
         if unwritten := self._models.take_unwritten():
             metrics[MODELS_UNWRITTEN] = unwritten
         if self._snapshots.wanted(number, phase):
@@ -128,36 +132,40 @@ def local_jobs(
     """Jobs without limits."""
 
     def start(plan: Plan) -> LocalJob:
-        return LocalJob(build(plan), data, plan.variant.reports, models=models(plan) if models else None)
+        kept = models(plan) if models else None
+        return LocalJob(build(plan), data, plan.variant.reports, metrics=plan.metrics(), models=kept)
 
     return start
 
 
 def work(
-    half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str, models: Models = NO_MODELS
+    half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str, own: Mapping[str, Metric] = NONE,
+    models: Models = NO_MODELS,
 ) -> tuple[Payload, Metrics]:
     half.begin(number)
     half.receive(ask.payload)
     if ask.phase == EVALUATE:
         half.after_last_round()
-        payload, metrics = evaluate_at_end(half, data, reports)
+        payload, metrics = evaluate_at_end(half, data, reports, own)
         models.publish(reports, half, number - 1, metrics)
         return payload, metrics
     metrics = {}
     if ask.phase == TRAIN and reports == GLOBAL:
-        metrics = evaluate(half, data, GLOBAL)
+        metrics = evaluate(half, data, GLOBAL, metrics=own)
         models.publish(GLOBAL, half, number - 1, metrics)
     payload = half.run(ask)
     if ask.phase == TRAIN:
-        metrics |= evaluate(half, data, PERSONAL)
+        metrics |= evaluate(half, data, PERSONAL, metrics=own)
         models.publish(PERSONAL, half, number, metrics)
     return payload, metrics
 
 
-def evaluate_at_end(half: ClientHalf, data: Splits, reports: str) -> tuple[Payload, Metrics]:
+def evaluate_at_end(
+    half: ClientHalf, data: Splits, reports: str, own: Mapping[str, Metric] = NONE
+) -> tuple[Payload, Metrics]:
     """With what it takes for what, where a run has so few classes that this can be read."""
     if data.classes > MOST_CLASSES or not len(data.test.y):
-        return {}, evaluate(half, data, reports)
+        return {}, evaluate(half, data, reports, metrics=own)
     confusion = torch.zeros(data.classes, data.classes, dtype=torch.int32)
-    metrics = evaluate(half, data, reports, confusion)
+    metrics = evaluate(half, data, reports, confusion, own)
     return {CONFUSION: confusion}, metrics

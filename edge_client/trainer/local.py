@@ -50,14 +50,15 @@ class LocalTrainer:
         self.admission = admission(self.place)
         self._shards = shards or Shards()
         self._publisher = publisher_of(settings)
-        self.data = self._shards.load(settings.data)
+        self.data = self._shards.load(settings.data, settings.plugins)
+        self._network = settings.network and settings.network.taken(settings.plugins)
         if self.admission is not None and alone:
             self.data = self._moved_for_good(self.admission)
 
     def start(self, plan: Plan) -> Job:
         if self.admission is None:
             return self._in_turn(self._job(self._builder(self.data).build(plan), self.data, plan))
-        work = GpuWork(self.admission, f"{plan.digest.hex()} {self._settings.network}", bytes_of(self.data))
+        work = GpuWork(self.admission, f"{plan.digest.hex()} {self._network}", bytes_of(self.data))
         work.run("a plan", lambda: self._check(plan))
         return GpuJob(work, lambda: self._started_on_gpu(plan), stays=self._alone)
 
@@ -81,7 +82,7 @@ class LocalTrainer:
     def _started_on_gpu(self, plan: Plan) -> LocalJob:
         data, settings = moved(self.data, self.place), self._settings
         half = plan.client_half(
-            data.train, settings.name, settings.network, self.place, validation=data.validation,
+            data.train, settings.name, self._network, self.place, validation=data.validation,
             public=self._public(plan),
         )  # fmt: skip
         return self._job(half, data, plan)
@@ -89,7 +90,7 @@ class LocalTrainer:
     def _builder(self, data: Shard) -> HalfBuilder:
         settings = self._settings
         return HalfBuilder(
-            settings.limits, data.train, settings.name, settings.network, self.place, data.validation,
+            settings.limits, data.train, settings.name, self._network, self.place, data.validation,
             self._public,
         )  # fmt: skip
 
@@ -106,6 +107,7 @@ class LocalTrainer:
             snapshots=self._settings.pictures, folder=Path(self._settings.folder) / "pictures",
             deadline=self._deadline, work_seconds=self._settings.limits.work_seconds,
             models=ServedAndKept(self._served(plan, data), self._kept(plan, data)),
+            metrics=plan.metrics(),
         )  # fmt: skip
 
     def _served(self, plan: Plan, data: Shard) -> Models:

@@ -1,4 +1,5 @@
-"""Methods are modules: `load("fedprox")` imports methods/fedprox.py and returns its METHOD."""
+"""Methods are modules: `load("fedprox")` imports methods/fedprox.py and returns its METHOD. One that is a plug-in is
+named by its hash too, and is one that this process has taken."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pkgutil import iter_modules
 
 from protofleet import methods
 from protofleet.methods.contract.base import Method
+from protofleet.methods.plugins.found import demand_type, find
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.suggest import there_are
 
@@ -19,8 +21,12 @@ def names() -> list[str]:
 
 
 @cache
-def load(name: str) -> Method:
+def load(name: str, plugin: str = "") -> Method:
     """Read from the disk once: a device asks for its method at every hello."""
+    if plugin:
+        found = find("method", name, plugin)
+        demand_type(found, Method, "method", name)
+        return found  # type: ignore[no-any-return]
     if name not in names():
         raise LookupError(f"no method {name!r}; {there_are(name, names())}")
     try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,30 +15,48 @@ from torch import Tensor
 from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf, seeded
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
+from protofleet.methods.contract.own_metrics import Metric, metrics_of
 from protofleet.methods.contract.public import DRAWN, HASHED_SIZE, Images, PublicSet, batches_of, sha256_of
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.nets.base import Net
+from protofleet.methods.plugins.allowed import PLANNED, PlugIns, checked_hashes
+from protofleet.methods.plugins.errors import PlugInError
+from protofleet.methods.plugins.packages import installed
 from protofleet.protocol.settings.bounds import Channels, Classes, Pixels, Rounds, Seed, Width
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 from protofleet.protocol.settings.suggest import there_are
 
 CHANNELS = (1, 3)
+DEFAULT_NETWORK: Final = "cnn23"
 
 PublicImages: TypeAlias = Callable[[int], Images]  # by their size in pixels
 
 
 @dataclass(frozen=True)
 class Network:
-    name: str = "cnn23"
+    name: str = DEFAULT_NETWORK
     feature_size: Width | None = None
     embedding_size: Width | None = None  # of a linear projector behind the features, as FedLSA's varphi
     head: str = "linear"
+    file: str = ""  # of a plug-in that is the network; its name is then this one or the file's
+    plugin: str = ""  # SHA-256 of a plug-in that this party has taken
 
     def __post_init__(self) -> None:
-        if self.name not in nets.names():
-            raise ValueError(f"no network {self.name!r}; {there_are(self.name, nets.names())}")
+        if self.file and self.name == DEFAULT_NETWORK:
+            object.__setattr__(self, "name", Path(self.file).stem)
         if self.head not in nets.HEADS:
             raise ValueError(f"head is {self.head!r}, it must be one of {', '.join(nets.HEADS)}")
+        if (
+            not (self.file or self.plugin)
+            and self.name not in nets.names()
+            and self.name not in installed("network")
+        ):
+            raise ValueError(f"no network {self.name!r}; {there_are(self.name, nets.names())}")
+
+    def taken(self, plugins: PlugIns) -> Network:
+        """As a plan names it: a plug-in by its hash, and never by a path."""
+        ours = self.name in nets.names()
+        return replace(self, file="", plugin=plugins.hash_of("network", self.name, self.file, ours))
 
 
 @dataclass(frozen=True)
@@ -56,6 +75,8 @@ class Plan:
     public: PublicSet | None = None
     init: FirstWeights | None = None  # of every party's network; None: they are drawn
     freeze: Freeze | None = None  # what of it is not trained
+    # Kind -> SHA-256 of the plug-ins beside networks, which have their own; nothing of theirs travels but this.
+    plugins: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.classes < 2:
@@ -78,7 +99,7 @@ class Plan:
             )
 
     def load(self) -> Method:
-        return load(self.method)
+        return load(self.method, self.plugins.get("method", ""))
 
     @property
     def variant(self) -> Method:
@@ -94,6 +115,10 @@ class Plan:
         mutual = self.mutual or self.network
         own += [f"mutual {mutual.name}"] if self.load().mutual else []
         return ", ".join(own)
+
+    def metrics(self) -> Mapping[str, Metric]:
+        """What is measured beside accuracy and loss."""
+        return metrics_of(self.plugins.get("metrics", ""))
 
     def settings(self) -> Any:
         return decode(self.load().Hyper, self.hyper, "method")
@@ -116,6 +141,7 @@ class Plan:
         return nets.build(
             chosen.name, classes=self.classes, image=(self.channels, self.size, self.size),
             feature_size=chosen.feature_size, embedding_size=chosen.embedding_size, head=chosen.head, seed=seed,
+            plugin=chosen.plugin,
         )  # fmt: skip
 
     def server_half(self) -> ServerHalf:
@@ -179,16 +205,27 @@ class Plan:
         return own
 
     def encode(self) -> bytes:
-        return json.dumps(encode(self), sort_keys=True).encode()
+        """What a run without plug-ins is about has the bytes that it always had."""
+        table = encode(self)
+        hashes = dict(table.pop("plugins"))
+        for key in ("network", "mutual"):
+            if key in table:
+                hashes[key] = table[key].pop("plugin")
+                del table[key]["file"]
+        if hashes := {kind: number for kind, number in hashes.items() if number}:
+            table["plugins"] = hashes
+        return json.dumps(table, sort_keys=True).encode()
 
     @property
     def digest(self) -> bytes:
         return hashlib.sha256(self.encode()).digest()
 
 
-def agreed_public_set(method: str, chosen: PublicSet | None) -> PublicSet | None:
+def agreed_public_set(method: str, chosen: PublicSet | None, plugin: str = "") -> PublicSet | None:
     """As it stands in the plan of a run: with a hash, so that no device uses other images than the rest."""
-    if method not in names() or not load(method).public:  # what cannot be, the plan refuses
+    if (
+        not (plugin or method in names()) or not load(method, plugin).public
+    ):  # what cannot be, the plan refuses
         return chosen
     chosen = chosen or PublicSet()
     if chosen.sha256:
@@ -218,8 +255,9 @@ def methods_for_mixed_networks() -> list[str]:
     return [name for name in names() if load(name).mixed_networks]
 
 
-def read_plan(text: bytes) -> Plan:
-    """A plan from the wire; SettingsError where this side cannot follow it."""
+def read_plan(text: bytes, plugins: PlugIns | None = None) -> Plan:
+    """A plan from the wire; SettingsError where this side cannot follow it. Of `plugins` those are loaded that it
+    names by their hashes: what this party's owner allows, and nothing else."""
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -229,4 +267,29 @@ def read_plan(text: bytes) -> Plan:
             f"the run's samples have the shape {str(table['shape'])[:64]}, this version takes square images alone; "
             "bring it up to date"
         )
+    if isinstance(table, dict):
+        table = with_plugins(table, plugins or PlugIns())
     return decode(Plan, table, "plan")
+
+
+def with_plugins(table: dict[str, Any], allowed: PlugIns) -> dict[str, Any]:
+    """Each of its plug-ins is loaded; PlugInError where this party may not, or cannot. Only `plugins` names any: a
+    network's own `file` and `plugin` are settings, and no words of a plan."""
+    for kind in ("network", "mutual"):
+        given = table.get(kind)
+        for key in {"file", "plugin"} & given.keys() if isinstance(given, dict) else ():
+            raise PlugInError(
+                f"plan.{kind}.{key} is not a setting of a plan; it names plug-ins in plan.plugins"
+            )
+    if "plugins" not in table:
+        return table
+    hashes = checked_hashes(table["plugins"])
+    changed = {**table, "plugins": {k: n for k, n in hashes.items() if k not in ("network", "mutual")}}
+    for kind, number in hashes.items():
+        place = {"name": table.get("method")} if kind == "method" else table.get(kind, {"name": kind})
+        if not isinstance(place, dict) or not isinstance(place.get("name", DEFAULT_NETWORK), str):
+            raise PlugInError(f"plan.{kind} has no name, and plan.plugins has a hash of it")
+        allowed.take(PLANNED[kind], place.get("name", DEFAULT_NETWORK), number)
+        if kind in ("network", "mutual"):
+            changed[kind] = {**place, "plugin": number}
+    return changed

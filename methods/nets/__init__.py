@@ -1,4 +1,4 @@
 """Networks, and which there are by name.
 
-May import: protocol.settings.
+May import: methods.plugins, protocol.settings.
 """

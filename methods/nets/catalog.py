@@ -16,6 +16,7 @@ from protofleet.methods.nets.perceptron import SMALLEST as SMALLEST_PERCEPTRON
 from protofleet.methods.nets.perceptron import perceptron
 from protofleet.methods.nets.resnet10 import SMALLEST as SMALLEST_RESNET10
 from protofleet.methods.nets.resnet10 import resnet10
+from protofleet.methods.plugins.found import demand_type, find
 from protofleet.protocol.settings.suggest import there_are
 
 __all__ = ["Net", "build", "names"]
@@ -69,16 +70,15 @@ def build(
     embedding_size: int | None = None,
     head: str = "linear",
     seed: int = 0,
+    plugin: str = "",
 ) -> Net:
     """An untrained network on the CPU: the same for the same arguments, whatever was drawn before.
 
     feature_size None is the network's own; set, `features` gives that many (each builder says how). embedding_size
     puts a linear projector of that width behind the features, as FedLSA's varphi, in place of the network's own.
-    HEADS are "linear" and "mlp", FedPall's deeper classifier.
+    HEADS are "linear" and "mlp", FedPall's deeper classifier. `plugin`: SHA-256 of one that is in none of our files.
     """
-    recipe = RECIPES.get(name)
-    if recipe is None:
-        raise LookupError(f"no network {name!r}; {there_are(name, names())}")
+    recipe = recipe_of(name, plugin)
     if problem := recipe.problem_with(image):
         raise ValueError(f"{name} {problem}; convert the images{_or_another_network(image)}")
     if classes < 2:
@@ -94,6 +94,16 @@ def build(
     if head == "mlp":
         model.head = fedpall_classifier(model.embedding_size, classes, seed=seed)
     return model
+
+
+def recipe_of(name: str, plugin: str = "") -> Recipe:
+    if plugin:
+        found = find("network", name, plugin)
+        demand_type(found, Recipe, "network", name)
+        return found  # type: ignore[no-any-return]
+    if name not in RECIPES:
+        raise LookupError(f"no network {name!r}; {there_are(name, names())}")
+    return RECIPES[name]
 
 
 @dataclass(frozen=True, slots=True)

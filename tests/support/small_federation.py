@@ -3,84 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile
+from protofleet.deploy.contract.worlds import (
+    CLASSES,
+    NAMES,
+    POLICY,
+    QUIET,
+    SIZE,
+    Part,
+    RunPolicy,
+    Shard,
+    final_state,
+    part,
+    plan,
+    shard,
+)
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.deploy.simulation.network import NetworkConditions
-from protofleet.methods.contract.plan import Network, Plan
-from tests.support.run_policy import RunPolicy
 
+__all__ = [
+    "CLASSES", "NAMES", "POLICY", "QUIET", "SIZE", "Part", "Shard", "assert_same", "final_state", "in_blocks",
+    "once_each", "part", "plan", "replace_coordinator", "replace_coordinator_in_the_repeated_round", "shard",
+    "simulation",
+]  # fmt: skip
 torch.set_num_threads(1)  # tests run side by side
-CLASSES, SIZE = 3, 8
-NAMES = ("cat", "dog", "owl")
-# Everybody's answers make the bits: nobody is too slow, however busy the machine is.
-POLICY = RunPolicy(
-    rounds=3,
-    quorum=3,
-    cohort=3,
-    patience_seconds=60.0,
-    grace_seconds=5.0,
-    settle_seconds=0.5,
-    straggler_factor=0.0,
-)
-QUIET = {"epochs": 4, "batch": 8, "lr": 0.02, "momentum": 0.9}  # known to every local training
-# Of those that have it. FCCL+ learns nothing where its temperature is as high as there are classes.
-SMALL = {"server_epochs": 20, "init_steps": 20, "lambda1": 1.0, "lam": 1.0, "temperature": 1.0}
-# FedPall's server moves its classifier so far at that rate that single rounds lose a class.
-SLOWER = {"fedpall": {"lr": 0.01}}
-
-
-@dataclass(frozen=True)
-class Part:
-    x: torch.Tensor
-    y: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Shard:
-    domain: str
-    classes: int
-    train: Part
-    validation: Part
-    test: Part
-    names: tuple[str, ...] = NAMES
-
-
-def part(n: int, seed: int, shift: float, classes=range(CLASSES)) -> Part:
-    """Easy images: each class is a pattern, each domain adds a shift, each sample noise."""
-    g = torch.Generator().manual_seed(seed)
-    patterns = torch.randn(CLASSES, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(7))
-    y = torch.tensor(list(classes)).repeat(-(-n // len(classes)))[:n]
-    return Part(patterns[y] + shift + 0.3 * torch.randn(n, 3, SIZE, SIZE, generator=g), y)
-
-
-def shard(i: int, n: int = 48, classes=range(CLASSES)) -> Shard:
-    shift = 0.1 * i
-    train, validation, test = (part(k, 10 * i + j, shift, classes) for j, k in enumerate((n + 6 * i, 9, 30)))
-    return Shard(f"domain-{i}", CLASSES, train, validation, test)
-
-
-def plan(method: str, rounds: int = POLICY.rounds, **hyper) -> Plan:
-    known = Plan(method, CLASSES, rounds).load().Hyper.__dataclass_fields__
-    wished = {**QUIET, **SMALL, **SLOWER.get(method, {}), **hyper}
-    settings = {name: value for name, value in wished.items() if name in known}
-    if "server_epochs" in settings and "server_epochs" not in hyper:  # few are enough here, and fewer stay so
-        settings["server_epochs"] = min(settings["server_epochs"], known["server_epochs"].default)
-    return Plan(method, CLASSES, rounds, 1, SIZE, Network("mlp"), settings)
 
 
 def simulation(
     folder: Path, method: str, conditions: NetworkConditions | None = None, seed: int = 0, policy: RunPolicy = POLICY,
-    hyper: Mapping[str, object] | None = None, shards: Mapping[str, Shard] | None = None, **more,
+    hyper: Mapping[str, object] | None = None, shards: Mapping[str, Shard] | None = None, plugin: str = "", **more,
 ) -> Simulation:  # fmt: skip
     """`shards`: of devices that hold other data than the common ones."""
     shards = {f"device-{i}": shard(i) for i in range(3)} | dict(shards or {})
-    made = plan(method, policy.rounds, **(hyper or {}))
+    made = plan(method, policy.rounds, plugin, **(hyper or {}))
     return Simulation(made, shards, policy, folder, conditions or NetworkConditions(), seed, **more)
 
 
@@ -104,13 +64,6 @@ def replace_coordinator_in_the_repeated_round(run: Simulation, file: RoundsFile)
     """As soon as an answer has been put aside."""
     run.run(until=lambda: bool(run.service.run.spool.recover() and run.service.run.spool.recover()[0].aside))
     replace_coordinator(run, file)
-
-
-def final_state(sim: Simulation) -> dict[str, torch.Tensor]:
-    """All that the run has learned: the server half's state and every device's."""
-    states = {"server": sim.service.run.server_runner.server.state()}
-    states |= {name: agent.run.job.half.state() for name, agent in sim.agents.items() if agent.run.job}
-    return {f"{who}/{key}": v.clone() for who, state in states.items() for key, v in state.items()}
 
 
 def assert_same(a: Simulation, b: Simulation) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.edge_client.host.loaded_settings import signed_settings
+from protofleet.methods.plugins.paths import seen_from
 from protofleet.protocol.security.statements import StatementError, StatementFault
 from protofleet.protocol.settings.reader import decode_file, override, parse_toml, read_toml
 from protofleet.protocol.wire.names import COORDINATOR
@@ -23,8 +24,10 @@ def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedCo
     """SettingsError or StatementError with the way out."""
     signed = signed_settings(path, enrolled)
     if signed is None:
-        return LoadedCoordinatorSettings(decode_file(CoordinatorSettings, path, read_toml(path), changes))
-    table = override(parse_toml(signed.text.encode(), str(path)), changes) | {"enrolled": enrolled}
+        plain = seen_from(read_toml(path), path.parent)
+        return LoadedCoordinatorSettings(decode_file(CoordinatorSettings, path, plain, changes))
+    said = seen_from(parse_toml(signed.text.encode(), str(path)), path.parent)
+    table = override(said, changes) | {"enrolled": enrolled}
     settings = decode_file(CoordinatorSettings, path, table)
     if (settings.federation, COORDINATOR) != (signed.federation, signed.name):
         made_out = f"{path} is made out to {signed.name} in {signed.federation}"

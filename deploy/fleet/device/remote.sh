@@ -162,7 +162,7 @@ wrapper() { # release program options image-id: with the least privileges; the u
 exec docker run --rm --label protofleet.release=$1 --network host --read-only --tmpfs /tmp --cap-drop ALL \\
     --security-opt no-new-privileges --pids-limit 256 --user "\$(id -u protofleet):\$(id -g protofleet)" \\
     --env HOME=/var/lib/protofleet --volume /var/lib/protofleet:/var/lib/protofleet \\
-    --volume $etc:$etc:ro --volume $top/incoming:$top/incoming:ro \\
+    --volume $etc:$etc:ro --volume $top/incoming:$top/incoming:ro --volume $top/wheels/$1:$top/wheels/$1:ro \\
     $3 \$PROTOFLEET_DOCKER --entrypoint $2 $4 "\$@"
 END
 }

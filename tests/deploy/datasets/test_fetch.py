@@ -286,7 +286,7 @@ def test_a_data_set_is_known_by_its_name_as_people_write_it():
         ),
         (["--fetch", "mnist", "--picture"], "--fetch stands alone"),
         (["--fetch", "mnist", "--fetch", "usps", "--root", "x"], "--root is one folder, and --fetch names 2"),
-        ([], "data takes settings files, or --fetch NAME"),
+        (["--set", "a=1"], "data takes settings files, or --fetch NAME"),
     ],
 )
 def test_a_fetch_that_cannot_be_meant_is_one_line(capsys, words, said):

@@ -5,18 +5,16 @@ import functools
 from pathlib import Path
 
 import pytest
-from torch import nn
 
 from protofleet import methods
-from protofleet.coordinator.observe.measured import names_of
-from protofleet.deploy.simulation.network import NetworkConditions
-from protofleet.methods.contract.catalog import load, names
+from protofleet.deploy.contract import methods as checks
+from protofleet.deploy.contract.halves import replies_are_not_kept, state_goes_round
+from protofleet.deploy.contract.methods import LOSSY
+from protofleet.deploy.contract.worlds import Subject
+from protofleet.methods.contract.catalog import names
 from tests.support.few_methods import SHAPES, of_each_shape
-from tests.support.run_policy import RunPolicy
-from tests.support.small_federation import POLICY, assert_same, final_state, simulation
+from tests.support.small_federation import assert_same, simulation
 
-ROUGH = NetworkConditions(jitter=0.5, repeat=0.5)
-LOSSY = NetworkConditions(jitter=0.3, loss=0.2)
 HOME_OF_SHAPES = str(Path(__file__).parent.parent / "shapes")  # methods of a shape that no method has yet
 
 
@@ -54,121 +52,61 @@ def unbroken(request, tmp_path_factory):
     return request.param, simulation(tmp_path_factory.mktemp(request.param), request.param).run()
 
 
-def accuracies(run, view):
-    return [agent.state.saved.answers[-1].metrics[f"accuracy.test.{view}"] for agent in run.agents.values()]
-
-
 def test_learns(unbroken):
-    method, run = unbroken
-    assert run.service.finished and run.service.run.machine.round == POLICY.rounds + 2
-    assert min(accuracies(run, load(method).reports)) > 2 / 3  # twice chance
+    checks.learns(Subject(unbroken[0]), unbroken[1])
 
 
 def test_all_that_devices_measure_is_of_views_that_the_method_has(unbroken):
-    """A coordinator passes over others: one device could say as many as it likes."""
-    _, run = unbroken
-    names = names_of(run.service.run.plan.variant.views)
-    for agent in run.agents.values():
-        said = {name for answer in agent.state.saved.answers for name in answer.metrics}
-        assert {name for name in said if not name.startswith("seconds.")} <= names
+    checks.measures_its_own_views(Subject(unbroken[0]), unbroken[1])
 
 
 def test_a_devices_limits_are_told_of_every_network_that_it_holds(unbroken):
-    """Also of those that have come."""
-    _, run = unbroken
-    for agent in run.agents.values():
-        half = agent.run.job.half
-        told = {p for network in half.networks() for p in network.parameters()}
-        held = {name: part for name, part in vars(half).items() if isinstance(part, nn.Module)}
-        assert not [name for name, part in held.items() if not told.issuperset(part.parameters())]
+    checks.tells_all_its_networks(Subject(unbroken[0]), unbroken[1])
+
+
+def test_what_it_predicts_is_what_its_rule_gives(unbroken):
+    checks.predicts_by_its_rule(Subject(unbroken[0]), unbroken[1])
 
 
 @every_run
 def test_repeats_and_reordering_change_nothing_but_time(unbroken, tmp_path):
-    method, run = unbroken
-    assert_same(run, simulation(tmp_path, method, ROUGH, seed=3).run())
+    checks.repeats_change_nothing(Subject(unbroken[0]), unbroken[1], tmp_path)
 
 
 @every_run_and("seed", 0, 1, 2)
 def test_finishes_with_the_same_bits_when_frames_are_lost(unbroken, tmp_path, seed):
-    method, run = unbroken
-    patient = {"patience_seconds": 3000.0, "grace_seconds": 1000.0}
-    policy = RunPolicy(**{**vars_of(POLICY), **patient})
-    lossy = simulation(tmp_path, method, LOSSY, seed, policy).run()
-    assert lossy.service.finished
-    assert_same(run, lossy)
+    checks.lost_frames_change_nothing(Subject(unbroken[0]), unbroken[1], tmp_path, seed)
 
 
 @every_run_and("when", 2.0, 0.9, 1.3, 3.1)
 def test_a_crashed_coordinator_ends_where_an_unbroken_one_does(unbroken, tmp_path, when):
-    method, run = unbroken
-    broken = simulation(tmp_path, method)
-    broken.clock.call_at(when, broken.boot_coordinator)
-    broken.run()
-    assert broken.service.finished and broken.boots == 2
-    assert_same(run, broken)
+    checks.crashed_coordinator_changes_nothing(Subject(unbroken[0]), unbroken[1], tmp_path, when)
 
 
 @every_run_and("when", 2.0, 0.9, 1.3, 3.1)
 def test_a_rebooted_device_gives_the_answer_it_would_have_given(unbroken, tmp_path, when):
-    method, run = unbroken
-    broken = simulation(tmp_path, method)
-
-    def reboot():
-        broken.kill("device-1")
-        broken.clock.call_at(broken.clock.now + 1.0, lambda: broken.boot_device("device-1"))
-
-    broken.clock.call_at(when, reboot)
-    broken.run()
-    assert broken.service.finished
-    assert_same(run, broken)
+    checks.rebooted_device_changes_nothing(Subject(unbroken[0]), unbroken[1], tmp_path, when)
 
 
-def vars_of(policy):
-    return {name: getattr(policy, name) for name in policy.__dataclass_fields__}
-
-
-SPOILT = {
-    "not finite": lambda v: v * float("nan"),
-    "wrong shape": lambda v: v.flatten()[:1],
-    "wrong type": lambda v: v.double(),
-}
-
-
-@pytest.mark.parametrize("fault", SPOILT)
+@pytest.mark.parametrize("fault", checks.SPOILT)
 @pytest.mark.parametrize("method", of_each_shape(METHODS))
 def test_one_bad_device_cannot_stop_the_others(method, fault, tmp_path):
-    policy = RunPolicy(rounds=2, quorum=2, cohort=3, patience_seconds=20.0, settle_seconds=0.5)
-    run = simulation(tmp_path, method, policy=policy, build=Spoiler(SPOILT[fault]))
-    run.run()
-    assert run.service.finished
-    state = final_state(run)
-    assert all(v.isfinite().all() for name, v in state.items() if name.startswith("server"))
-    sent = Spoiler.sent.pop(method, False)
-    refused = run.agents["device-1"].link.meter.messages["down", "receipt", "accepted"]
-    assert refused > 0 or not sent
+    checks.bad_device_stops_nobody(Subject(method), tmp_path, fault)
 
 
-class Spoiler:
-    """Builds halves; that of device-1 spoils every floating-point array of its answers."""
+@pytest.mark.parametrize("method", of_each_shape(METHODS))
+def test_a_running_variance_is_no_step(method, tmp_path):
+    checks.network_with_batch_norm(Subject(method), tmp_path)
 
-    sent: dict[str, bool] = {}
 
-    def __init__(self, spoil):
-        self.spoil = spoil
+@pytest.mark.parametrize("method", of_each_shape(METHODS))
+def test_nothing_of_a_reply_is_read_after_its_round(method):
+    replies_are_not_kept(Subject(method))
 
-    def __call__(self, device, plan, data):
-        half = plan.client_half(data.train, device)
-        if device == "device-1":
-            honest = half.run
 
-            def run(ask):
-                answer = honest(ask)
-                Spoiler.sent[plan.method] = any(v.is_floating_point() for v in answer.values())
-                return {k: self.spoil(v) if v.is_floating_point() else v for k, v in answer.items()}
-
-            half.run = run
-        return half
+@pytest.mark.parametrize("method", of_each_shape(METHODS))
+def test_a_state_that_was_saved_goes_on_with_the_same_bits(method):
+    state_goes_round(Subject(method))
 
 
 def test_the_same_seed_is_the_same_history(tmp_path):

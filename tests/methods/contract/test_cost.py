@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from protofleet import methods
-from protofleet.methods.contract.base import Member, Reply
+from protofleet.deploy.contract.halves import cost_is_what_crosses, ranks_of
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import PublicSet
 from protofleet.protocol.wire.arrays import KINDS
-from tests.methods.tiny import answer, floats
 from tests.support.few_methods import of_each_shape
-from tests.support.small_federation import POLICY, shard, simulation
+from tests.support.small_federation import POLICY, simulation
 
 HOME = Path(methods.__file__).parent
 METHODS = [name for name in names() if (HOME / f"{name}.py").exists()]  # without the tests' own shapes
@@ -30,63 +29,6 @@ LOCAL = {"epochs": 1, "batch": 8, "server_epochs": 1, "init_steps": 10}
 def plan_of(name, **hyper):
     known = load(name).Hyper.__dataclass_fields__
     return Plan(name, 3, 3, 7, 8, Network("mlp"), {**{k: v for k, v in LOCAL.items() if k in known}, **hyper})
-
-
-def ranks_of(payload, half):
-    """Of each matrix that was sent in factors: laid flat, rank x (rows + columns + 1) numbers."""
-    shared = getattr(half, "mutual", half.model).state_dict()
-    found = {}
-    for name, value in payload.items():
-        whole = shared.get(name.removeprefix("weights."), value)
-        if value.ndim < whole.ndim and len(value) < whole.numel():
-            found[name] = len(value) // (len(whole) + whole[0].numel() + 1)
-    return found
-
-
-def counted(payload):
-    return floats({k: v for k, v in payload.items() if not k.endswith(STATISTICS)})
-
-
-def played(plan, rounds, classes=((0, 1, 2), (0, 1), (2,))):
-    """For each round and device: its sizes, and the numbers that went up and down by kind."""
-    shards = {f"device-{i}": shard(i, classes=held) for i, held in enumerate(classes)}
-    data = {name: part.train for name, part in shards.items()}
-    clients = {
-        name: plan.client_half(part.train, name, validation=part.validation) for name, part in shards.items()
-    }
-    server = plan.server_half()
-    for number in range(1, rounds + 1):
-        members = [
-            Member(n, len(p.y), tuple(p.y.bincount(minlength=3).tolist())) for n, p in sorted(data.items())
-        ]
-        server.begin(number, members)
-        server_round, up, down = server.round(), {n: Counter() for n in clients}, Counter()
-        ranks, ranks_down = {}, {}
-        ask = next(server_round)
-        while ask:
-            down.update(counted(ask.payload))
-            ranks_down |= ranks_of(ask.payload, server)
-            sent = {n: answer(client, ask, number) for n, client in sorted(clients.items())}
-            for n, payload in sent.items():
-                up[n].update(counted(payload))
-                ranks[n] = ranks_of(payload, clients[n])
-            try:
-                ask = server_round.send([Reply(n, len(data[n].y), p) for n, p in sent.items()])
-            except StopIteration:
-                ask = None
-        for n, client in clients.items():
-            D = client.model.embedding_size
-            yield (
-                Sizes(
-                    client.model, held=len(set(data[n].y.tolist())), examples=len(data[n].y), clients=3,
-                    local_prototypes=up[n]["prototypes"] // D, global_prototypes=down["prototypes"] // D,
-                    first_round=number == 1, last_rounds="head" in up[n], ranks=ranks[n],
-                    ranks_down=ranks_down, public=PUBLIC, known=len(set().union(*classes)),
-                    mutual=getattr(client, "mutual", None),
-                ),
-                up[n],
-                down,
-            )  # fmt: skip
 
 
 IN_FACTORS = {"travel": "parameters", "energy_first": 0.5, "energy_last": 0.5}  # both ways
@@ -109,21 +51,12 @@ OTHERWISE = [  # settings that change what crosses
 def test_numbers_by_kind_are_the_closed_form(name, hyper, freeze):
     assert load(name).cost, f"{name} does not say what it costs"
     plan = replace(plan_of(name, **hyper), freeze=freeze)
-    for sizes, up, down in played(plan, 3):
-        cost = plan.variant.cost(sizes)
-        assert some(cost.up) == some(up) and some(cost.down) == some(down)
-
-
-def some(kinds):
-    return {kind: numbers for kind, numbers in kinds.items() if numbers}
+    cost_is_what_crosses(plan)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_where_nobody_holds_a_class_what_crosses_is_the_closed_form(name):
-    plan = plan_of(name)
-    for sizes, up, down in played(plan, 3, classes=((0, 2), (0,), (2,))):
-        cost = plan.variant.cost(sizes)
-        assert some(cost.up) == some(up) and some(cost.down) == some(down)
+    cost_is_what_crosses(plan_of(name), classes=((0, 2), (0,), (2,)))
 
 
 @pytest.mark.parametrize("name", of_each_shape(METHODS))

@@ -1,0 +1,107 @@
+"""`protofleet check FILE`: whether a method, a network or data of one's own hold what every one has to hold."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from protofleet.deploy.cli.arguments import Subparsers
+from protofleet.deploy.errors import FAILED
+from protofleet.deploy.listing import Listing, add_listing_options
+from protofleet.protocol.settings.reader import SettingsError
+
+if TYPE_CHECKING:
+    from protofleet.deploy.contract.checks import Check
+    from protofleet.methods.plugins.allowed import PlugIns
+
+KINDS = ("method", "network", "data")
+
+
+def add_check(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "check",
+        help="run the contract suite on a method, a network or data of your own; exit code 1: a check fails",
+    )
+    command.add_argument("file", type=Path, help="of Python, with METHOD, NETWORK or DATA in it")
+    kind = command.add_mutually_exclusive_group()
+    kind.add_argument("--method", nargs="?", const="", metavar="NAME", help="look at METHOD, called NAME")
+    kind.add_argument("--network", action="store_true", help="look at NETWORK")
+    kind.add_argument("--data", action="store_true", help="look at DATA")
+    command.add_argument("--root", default="", metavar="DIR", help="data.root for DATA")
+    command.add_argument("--size", type=int, default=32, metavar="N", help="data.size for DATA (default: 32)")
+    command.add_argument(
+        "--channels", type=int, default=3, metavar="N", help="data.channels for DATA (default: 3)"
+    )
+    add_listing_options(command)
+    command.set_defaults(command=check)
+
+
+def check(options: argparse.Namespace) -> int:
+    from protofleet.deploy.contract.checks import outcomes, scratch
+    from protofleet.deploy.local.own_plugins import own_plugins
+    from protofleet.methods.plugins.file import module_of
+
+    path, listing = str(options.file), Listing.of(options)
+    found = own_plugins([path], {})
+    kinds = chosen(options, vars(module_of(found.sources[path])))
+    failed, rows = 0, list[dict[str, Any]]()
+    logging.getLogger("protofleet").setLevel(
+        logging.CRITICAL
+    )  # what small federations say of what is done to them
+    with scratch() as folder:
+        for kind in kinds:
+            checks: dict[str, Check] = dict(
+                checks_of(kind, options, found.hashes[0], found.allowed(), Path(folder))
+            )
+            for one in outcomes(checks, path):
+                words = "ok" if one.holds else one.problem
+                listing.line(f"{one.seconds:6.1f} s  {kind} {one.name}: {words}", wrong=not one.holds)
+                rows.append(
+                    {
+                        "kind": kind,
+                        "check": one.name,
+                        "seconds": round(one.seconds, 3),
+                        "problem": one.problem,
+                    }
+                )
+                failed += not one.holds
+    seconds = sum(row["seconds"] for row in rows)
+    listing.line(f"{len(rows)} checks in {seconds:.1f} s, {failed or 'none'} failed", wrong=bool(failed))
+    listing.end({"file": path, "sha256": found.hashes[0], "failed": failed, "checks": rows})
+    return FAILED if failed else 0
+
+
+def chosen(options: argparse.Namespace, names: dict[str, object]) -> list[str]:
+    wished = [kind for kind in KINDS if getattr(options, kind) not in (None, False)]
+    there = [kind for kind in KINDS if kind.upper() in names]
+    if missing := [kind for kind in wished if kind not in there]:
+        from protofleet.methods.plugins.found import SAYS
+
+        raise SettingsError(f"{options.file.name} has no {SAYS[missing[0]]}")
+    if not (wished or there):
+        raise SettingsError(
+            f"{options.file.name} has no METHOD, no NETWORK and no DATA; docs/plug-ins.md shows each"
+        )
+    return wished or there
+
+
+def checks_of(
+    kind: str, options: argparse.Namespace, sha256: str, allowed: PlugIns, folder: Path
+) -> Mapping[str, Check]:
+    from protofleet.deploy.contract.checks import Bench, of_data, of_method, of_network
+    from protofleet.deploy.contract.worlds import Subject
+    from protofleet.edge_client.data.settings import DataSettings
+    from protofleet.methods.contract.plan import Network
+    from protofleet.protocol.settings.reader import decode
+
+    path, stem = str(options.file), options.file.stem
+    if kind == "method":
+        subject = Subject(options.method or stem, sha256, allowed=allowed)
+        return of_method(Bench(subject, folder / "method"))
+    if kind == "network":
+        return of_network(Network(stem, plugin=sha256), allowed, folder / "network")
+    table = {"file": path, "root": options.root, "size": options.size, "channels": options.channels}
+    return of_data(decode(DataSettings, table, "data"), allowed, folder / "data")

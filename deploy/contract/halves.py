@@ -1,0 +1,194 @@
+"""A method's halves face to face, without a wire: what crosses is what `cost` says, replies are not kept, and a state
+that was saved is the state that goes on."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from protofleet.deploy.contract.worlds import ContractError, Subject, require, shard
+from protofleet.methods.contract.base import Ask, ClientHalf, Member, Payload, Reply, ServerHalf
+from protofleet.methods.contract.cost import Sizes
+from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.public import PublicSet
+from protofleet.methods.parts.state import snapshot
+
+STATISTICS: Final = (
+    "running_mean",
+    "running_var",
+    "num_batches_tracked",
+)  # of BatchNorm: no paper counts them
+CLASSES: Final = 3
+EVERY_CLASS: Final = ((0, 1, 2), (0, 1), (2,))
+
+
+class Expired(Mapping[str, Tensor]):
+    """A device's answer, which is gone once its round has ended: on a coordinator it lay on the disk."""
+
+    def __init__(self, payload: Payload) -> None:
+        self.payload, self.over = payload, False
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self.over:
+            raise ContractError(
+                f"{name} of a Reply is read after its round; take what you need of it in round(), and keep no Reply"
+            )
+        return self.payload[name].clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.payload)
+
+    def __len__(self) -> int:
+        return len(self.payload)
+
+
+def answer_of(client: ClientHalf, ask: Ask, number: int) -> Payload:
+    client.begin(number)
+    client.receive(snapshot(ask.payload))
+    payload = snapshot(client.run(Ask(ask.phase, snapshot(ask.payload))))
+    problem = ask.problem_with(payload)
+    require(problem is None, f"an answer is not what Ask.wants asks for: {problem and problem.message}")
+    return payload
+
+
+def numbers_by_kind(payload: Payload) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for name, value in payload.items():
+        if not name.endswith(STATISTICS):
+            found[name.partition(".")[0]] += value.numel()
+    return found
+
+
+def ranks_of(payload: Payload, half: ClientHalf | ServerHalf) -> dict[str, int]:
+    """Of each matrix that was sent in factors: laid flat, rank x (rows + columns + 1) numbers."""
+    shared = getattr(half, "mutual", half.model).state_dict()
+    found = {}
+    for name, value in payload.items():
+        whole = shared.get(name.removeprefix("weights."), value)
+        if value.ndim < whole.ndim and len(value) < whole.numel():
+            found[name] = len(value) // (len(whole) + whole[0].numel() + 1)
+    return found
+
+
+class Halves:
+    """All halves of a plan, and their rounds."""
+
+    def __init__(self, plan: Plan, classes: Sequence[tuple[int, ...]] = EVERY_CLASS) -> None:
+        self.plan, self.held = plan, classes
+        shards = {f"device-{i}": shard(i, classes=held) for i, held in enumerate(classes)}
+        self.data = {name: part.train for name, part in shards.items()}
+        self.clients = {
+            name: plan.client_half(part.train, name, validation=part.validation)
+            for name, part in shards.items()
+        }
+        self.server = plan.server_half()
+
+    def round(self, number: int) -> Iterator[tuple[Ask, dict[str, Payload]]]:
+        """Each question and its answers."""
+        members = [
+            Member(n, len(p.y), tuple(p.y.bincount(minlength=CLASSES).tolist()))
+            for n, p in sorted(self.data.items())
+        ]
+        self.server.begin(number, members)
+        story, given = self.server.round(), list[Expired]()
+        ask: Ask | None = next(story)
+        while ask:
+            sent = {n: answer_of(client, ask, number) for n, client in sorted(self.clients.items())}
+            yield ask, sent
+            handed = {n: Expired(p) for n, p in sent.items()}
+            given += handed.values()
+            try:
+                ask = story.send([Reply(n, len(self.data[n].y), p) for n, p in handed.items()])
+            except StopIteration:
+                ask = None
+        for one in given:
+            one.over = True
+
+    def sizes(self, rounds: int) -> Iterator[tuple[Sizes, Counter[str], Counter[str]]]:
+        """For each round and device: its sizes, and the numbers that went up and down by kind."""
+        for number in range(1, rounds + 1):
+            down, ranks_down = Counter[str](), dict[str, int]()
+            up = {n: Counter[str]() for n in self.clients}
+            ranks = dict[str, dict[str, int]]()
+            for ask, sent in self.round(number):
+                down.update(numbers_by_kind(ask.payload))
+                ranks_down |= ranks_of(ask.payload, self.server)
+                for n, payload in sent.items():
+                    up[n].update(numbers_by_kind(payload))
+                    ranks[n] = ranks_of(payload, self.clients[n])
+            for n, client in self.clients.items():
+                width = client.model.embedding_size
+                yield (
+                    Sizes(
+                        client.model, held=len(set(self.data[n].y.tolist())), examples=len(self.data[n].y),
+                        clients=len(self.clients), local_prototypes=up[n]["prototypes"] // width,
+                        global_prototypes=down["prototypes"] // width, first_round=number == 1,
+                        last_rounds="head" in up[n], ranks=ranks[n], ranks_down=ranks_down,
+                        public=PublicSet().batches, known=len(set().union(*self.held)),
+                        mutual=getattr(client, "mutual", None),
+                    ),
+                    up[n],
+                    down,
+                )  # fmt: skip
+
+
+def cost_is_what_crosses(
+    plan: Plan, rounds: int = 3, classes: Sequence[tuple[int, ...]] = EVERY_CLASS
+) -> None:
+    require(plan.load().cost is not None, "METHOD says no cost; say what crosses: Method(..., cost=cost)")
+    cost_of = plan.variant.cost
+    for sizes, up, down in Halves(plan, classes).sizes(rounds):
+        assert cost_of is not None
+        cost = cost_of(sizes)
+        for way, said, crossed in (("up", cost.up, up), ("down", cost.down, down)):
+            told, seen = some(said), some(crossed)
+            require(told == seen, f"cost says {told} numbers {way}, {seen} crossed")
+
+
+def some(kinds: Mapping[str, int]) -> dict[str, int]:
+    return {kind: numbers for kind, numbers in kinds.items() if numbers}
+
+
+def replies_are_not_kept(subject: Subject) -> None:
+    """Nor is anything of them read later, which on a coordinator is gone."""
+    halves = Halves(subject.plan())
+    for number in (1, 2):
+        for _ in halves.round(number):
+            pass
+        copy.deepcopy(dict(halves.server.state()))
+        halves.server.monitor()
+
+
+def state_goes_round(subject: Subject) -> None:
+    """What a new half is given is what it then has, and its next answer has the same bits."""
+    plan = subject.plan()
+    halves = Halves(plan)
+    for _ in halves.round(1):
+        pass
+    again = Halves(plan)
+    again.server.restore(snapshot(halves.server.state()))
+    require_state("the server half", halves.server.state(), again.server.state())
+    for name, client in halves.clients.items():
+        again.clients[name].restore(snapshot(client.state()))
+        require_state(f"the half of {name}", client.state(), again.clients[name].state())
+    for (_, one), (_, other) in zip(halves.round(2), again.round(2), strict=True):
+        for name, payload in one.items():
+            same = all(torch.equal(value, other[name][key]) for key, value in payload.items())
+            require(
+                same,
+                f"{name} answers otherwise after restore(state()); something that it learns is not in state()",
+            )
+
+
+def require_state(who: str, one: Payload, other: Payload) -> None:
+    require(
+        one.keys() == other.keys(),
+        f"{who}: restore(state()) gives {sorted(other)[:3]}, state() was {sorted(one)[:3]}",
+    )
+    wrong = [key for key, value in one.items() if not torch.equal(value, other[key])]
+    require(not wrong, f"{who}: {', '.join(wrong[:3])} is another one after restore(state())")

@@ -1,0 +1,103 @@
+"""A network: what every method asks of one."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from protofleet.deploy.contract.worlds import CLASSES, ContractError, Subject, require
+from protofleet.methods.contract.plan import Network
+from protofleet.methods.nets import catalog
+from protofleet.methods.nets.base import Net
+from protofleet.methods.nets.catalog import Recipe, recipe_of
+
+MOST: int = 256  # pixels of a side that is tried
+
+
+def image_for(recipe: Recipe) -> tuple[int, int, int]:
+    """The smallest that it says it takes, and not below what tests use."""
+    side = max(recipe.smallest, 8)
+    require(side <= MOST, f"smallest is {recipe.smallest}, over the {MOST} pixels that are tried")
+    return (recipe.channels or 3, side, side)
+
+
+def built(network: Network, seed: int = 1, feature_size: int | None = None) -> Net:
+    recipe = recipe_of(network.name, network.plugin)
+    return catalog.build(
+        network.name, classes=CLASSES, image=image_for(recipe), feature_size=feature_size, seed=seed,
+        plugin=network.plugin,
+    )  # fmt: skip
+
+
+def pictures(network: Network, number: int) -> torch.Tensor:
+    image = image_for(recipe_of(network.name, network.plugin))
+    return torch.randn(number, *image, generator=torch.Generator().manual_seed(3))
+
+
+def is_made_alike(network: Network) -> None:
+    """The same seed is the same weights, on every party."""
+    one, again, other = built(network), built(network), built(network, seed=2)
+    same = all(torch.equal(v, again.state_dict()[k]) for k, v in one.state_dict().items())
+    require(same, "two networks of one seed have other weights; draw nothing but torch's own initialisers")
+    if any(p.numel() > 1 for p in one.parameters()):
+        changed = any(not torch.equal(v, other.state_dict()[k]) for k, v in one.state_dict().items())
+        require(changed, "networks of two seeds have the same weights")
+
+
+def has_its_sizes(network: Network) -> None:
+    model = built(network).eval()
+    for number in (1, 5):
+        x = pictures(network, number)
+        with torch.no_grad():
+            features, embedding, scores = model.features(x), model.embed(x), model(x)
+        for what, found, size in (
+            ("features", features, model.feature_size), ("embed", embedding, model.embedding_size),
+            ("the network", scores, CLASSES),
+        ):  # fmt: skip
+            require(
+                tuple(found.shape) == (number, size),
+                f"{what} gives {list(found.shape)} for {number} samples, it must be [{number}, {size}]",
+            )
+        require(bool(scores.isfinite().all()), "its scores are no finite numbers")
+
+
+def heeds_feature_size(network: Network) -> None:
+    """network.feature_size is how devices with other networks are given one embedding."""
+    model = built(network, feature_size=12)
+    require(model.feature_size == 12, f"feature_size = 12 gives a network of {model.feature_size} features")
+    has = model.eval().features(pictures(network, 2)).shape[1]
+    require(has == 12, f"feature_size = 12 gives features of {has} numbers")
+
+
+def learns_from_a_batch(network: Network) -> None:
+    model = built(network).train()
+    x, y = pictures(network, 6), torch.arange(6) % CLASSES
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(12):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss))
+    unused = [
+        name for name, p in model.named_parameters() if p.grad is None and not name.startswith("projector")
+    ]
+    require(not unused, f"no gradient reaches {', '.join(unused[:3])}")
+    require(losses[-1] < losses[0], f"12 steps take the loss from {losses[0]:.3f} to {losses[-1]:.3f}")
+
+
+def has_a_form_without_memory(network: Network) -> None:
+    """A device looks at what a plan would take before it takes it."""
+    try:
+        with torch.device("meta"):
+            sizes = {k: tuple(v.shape) for k, v in built(network).state_dict().items()}
+    except (RuntimeError, NotImplementedError) as error:
+        raise ContractError(f"it cannot be made without memory (torch's meta device): {error}") from error
+    real = {k: tuple(v.shape) for k, v in built(network).state_dict().items()}
+    require(sizes == real, "made without memory, its weights have other shapes")
+
+
+def runs_in_a_federation(network: Network) -> Subject:
+    """With FedAvg; of what it says it takes."""
+    return Subject("fedavg", network=network)

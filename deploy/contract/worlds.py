@@ -1,0 +1,154 @@
+"""Small federations that checks run: a tiny plan, tiny skewed data, a simulation of both in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from protofleet.coordinator.round.policy import Policy
+from protofleet.deploy.simulation.federation import Simulation
+from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.plugins.allowed import PlugIns
+
+CLASSES: Final = 3
+SIZE: Final = 8
+NAMES: Final = ("cat", "dog", "owl")
+
+
+@dataclass(frozen=True)
+class RunPolicy(Policy):
+    """A policy together with the number of rounds for which a run keeps it."""
+
+    rounds: int = 2
+
+
+# Everybody's answers make the bits: nobody is too slow, however busy the machine is.
+POLICY: Final = RunPolicy(
+    rounds=3,
+    quorum=3,
+    cohort=3,
+    patience_seconds=60.0,
+    grace_seconds=5.0,
+    settle_seconds=0.5,
+    straggler_factor=0.0,
+)
+QUIET: Final = {"epochs": 4, "batch": 8, "lr": 0.02, "momentum": 0.9}  # known to every local training
+# Of those that have it. FCCL+ learns nothing where its temperature is as high as there are classes.
+SMALL: Final = {"server_epochs": 20, "init_steps": 20, "lambda1": 1.0, "lam": 1.0, "temperature": 1.0}
+# FedPall's server moves its classifier so far at that rate that single rounds lose a class.
+SLOWER: Final[Mapping[str, Mapping[str, float]]] = {"fedpall": {"lr": 0.01}}
+
+
+class ContractError(Exception):
+    """What does not hold, in words for the author."""
+
+
+def require(holds: bool, words: str) -> None:
+    if not holds:
+        raise ContractError(words)
+
+
+@dataclass(frozen=True)
+class Part:
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Shard:
+    domain: str
+    classes: int
+    train: Part
+    validation: Part
+    test: Part
+    names: tuple[str, ...] = NAMES
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A method with a network, one of which is looked at: plug-ins by their hashes, which every device allows."""
+
+    method: str
+    plugin: str = ""  # SHA-256 of the method's
+    network: Network = field(default_factory=lambda: Network("mlp"))
+    allowed: PlugIns = field(default_factory=PlugIns)
+    shards: Mapping[str, Any] | None = None  # None: easy pictures of this size
+    hyper: Mapping[str, object] = field(default_factory=dict)
+
+    def plan(self, rounds: int = POLICY.rounds) -> Plan:
+        return plan(self.method, rounds, self.plugin, self.network, self.shards, **self.hyper)
+
+    def simulation(
+        self, folder: Path, conditions: NetworkConditions | None = None, seed: int = 0, policy: RunPolicy = POLICY,
+        shards: Mapping[str, Any] | None = None, **more: Any,
+    ) -> Simulation:  # fmt: skip
+        held = shards or self.shards or {f"device-{i}": shard(i) for i in range(3)}
+        made = self.plan(policy.rounds)
+        return Simulation(
+            made, held, policy, folder, conditions or NetworkConditions(), seed, plugins=self.allowed, **more
+        )
+
+
+def part(n: int, seed: int, shift: float, classes: Sequence[int] = range(CLASSES)) -> Part:
+    """Easy images: each class is a pattern, each domain adds a shift, each sample noise."""
+    g = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(CLASSES, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(7))
+    y = torch.tensor(list(classes)).repeat(-(-n // len(classes)))[:n]
+    return Part(patterns[y] + shift + 0.3 * torch.randn(n, 3, SIZE, SIZE, generator=g), y)
+
+
+def shard(i: int, n: int = 48, classes: Sequence[int] = range(CLASSES)) -> Shard:
+    shift = 0.1 * i
+    train, validation, test = (part(k, 10 * i + j, shift, classes) for j, k in enumerate((n + 6 * i, 9, 30)))
+    return Shard(f"domain-{i}", CLASSES, train, validation, test)
+
+
+def plan(
+    method: str, rounds: int = POLICY.rounds, plugin: str = "", network: Network | None = None,
+    shards: Mapping[str, Any] | None = None, **hyper: object,
+) -> Plan:  # fmt: skip
+    plugins = {"method": plugin} if plugin else {}
+    first = next(iter(shards.values())) if shards else None
+    classes = first.classes if first else CLASSES
+    shape = tuple(first.train.x.shape[1:]) if first else (3, SIZE, SIZE)
+    known = {f.name: f for f in fields(Plan(method, classes, rounds, plugins=plugins).load().Hyper)}
+    wished = {**QUIET, **SMALL, **SLOWER.get(method, {}), **hyper}
+    settings = {name: value for name, value in wished.items() if name in known}
+    if "server_epochs" in settings and "server_epochs" not in hyper:  # few are enough here, and fewer stay so
+        usual: Any = known["server_epochs"].default
+        settings["server_epochs"] = min(20, usual)
+    made = Plan(method, classes, rounds, 1, SIZE, network or Network("mlp"), settings, plugins=plugins)
+    return with_shape(made, shape)
+
+
+def with_shape(made: Plan, shape: Sequence[int]) -> Plan:
+    """For samples of this shape."""
+    return replace(made, size=shape[-1], channels=shape[0])
+
+
+def final_state(run: Simulation) -> dict[str, Tensor]:
+    """All that the run has learned: the server half's state and every device's."""
+    states = {"server": run.service.run.server_runner.server.state()}
+    for name, agent in run.agents.items():
+        if agent.run.job:
+            states[name] = agent.run.job.half.state()  # type: ignore[attr-defined]  # a simulation's are local jobs
+    return {f"{who}/{key}": v.clone() for who, state in states.items() for key, v in state.items()}
+
+
+def require_same(a: Simulation, b: Simulation) -> None:
+    one, other = final_state(a), final_state(b)
+    require(
+        one.keys() == other.keys(), f"one run has {sorted(one)[:4]} ..., the other {sorted(other)[:4]} ..."
+    )
+    for key, value in one.items():
+        require(torch.equal(value, other[key]), f"{key} has other bits than in the unbroken run")
+
+
+def policy_with(**changes: Any) -> RunPolicy:
+    return RunPolicy(**{**{f.name: getattr(POLICY, f.name) for f in fields(POLICY)}, **changes})

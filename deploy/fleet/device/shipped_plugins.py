@@ -1,0 +1,60 @@
+"""Plug-ins of a fleet: files of the operator's machine, shipped beside the wheels, each allowed by its hash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from protofleet.methods.plugins import file
+from protofleet.methods.plugins.paths import TABLES
+from protofleet.protocol.settings.reader import SettingsError
+
+
+def files_in(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of the settings of one host, as its fleet's file names them."""
+    own = table.get("plugins")
+    files = own.get("files", []) if isinstance(own, Mapping) else []
+    found = tuple(one for one in files if isinstance(one, str)) if isinstance(files, (list, tuple)) else ()
+    names = [Path(one).name for one in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SettingsError(
+            f"plugins.files has two files called {twice[0]}, which go into one folder; rename one"
+        )
+    return found
+
+
+def with_hashes(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Whoever signs settings that name a file allows what is in it now."""
+    files = files_in(table)
+    if not files:
+        return dict(table)
+    own = table["plugins"]
+    allow = [*own.get("allow", []), *(file.read(Path(one)).sha256 for one in files)]
+    return {**table, "plugins": {**own, "allow": list(dict.fromkeys(allow))}}
+
+
+def at_the_host(table: Mapping[str, Any], files: Sequence[str], folder: str) -> dict[str, Any]:
+    """With the places that shipped files have there."""
+    places = {one: f"{folder}/{Path(one).name}" for one in files}
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, str):
+            return places.get(value, value)
+        return [changed(one) for one in value] if isinstance(value, list) else value
+
+    return {
+        key: {k: changed(v) if k in ("file", "files") else v for k, v in value.items()}
+        if key in (*TABLES, "plugins") and isinstance(value, Mapping)
+        else value
+        for key, value in table.items()
+    }
+
+
+def put_beside_wheels(files: Sequence[str], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in files:
+        source = file.read(Path(one))
+        if (folder / source.path.name).exists():
+            raise SettingsError(f"{one} has the name of a file that is shipped already; rename it")
+        (folder / source.path.name).write_bytes(source.text)

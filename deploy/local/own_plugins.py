@@ -1,0 +1,77 @@
+"""The plug-ins of an experiment on this machine: who names a file in it may run it, and the run allows its hash.
+
+Each run keeps the files that it ran in `plugins/` of its folder, so that it can be resumed, reported and compared
+when the files themselves have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.methods.plugins import file, packages
+from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.methods.plugins.file import Source
+from protofleet.methods.plugins.paths import TABLES
+from protofleet.protocol.storage.disk import Disk
+
+FOLDER: Final = "plugins"  # in that of a run
+
+
+@dataclass(frozen=True)
+class OwnPlugIns:
+    """Those that are loaded, by the file that the experiment names."""
+
+    sources: Mapping[str, Source]
+    packages: tuple[str, ...] = ()  # their hashes
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        return tuple(sorted({*(one.sha256 for one in self.sources.values()), *self.packages}))
+
+    def allowed(self) -> PlugIns:
+        """For all parties of the run."""
+        return PlugIns(tuple(self.sources), self.hashes)
+
+    def kept(self, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Settings with the files that the run in this folder keeps, in place of those that were named."""
+        paths = self._kept_in(folder)
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, str):
+                return str(paths.get(value, value))
+            return [changed(one) for one in value] if isinstance(value, list) else value
+
+        return {
+            key: {k: changed(v) if k in ("file", "files") else v for k, v in value.items()}
+            if key in (*TABLES, "plugins") and isinstance(value, Mapping)
+            else value
+            for key, value in table.items()
+        }
+
+    def keep(self, folder: Path) -> None:
+        """The very bytes that were hashed."""
+        disk = Disk(durable=False)
+        for name, path in self._kept_in(folder).items():
+            disk.make(path.parent)
+            disk.replace(path, self.sources[name].text)
+
+    def _kept_in(self, folder: Path) -> dict[str, Path]:
+        """Named file -> where the run has it: by its hash, as two may have one name."""
+        return {
+            name: folder / FOLDER / one.sha256[:12] / Path(name).name for name, one in self.sources.items()
+        }
+
+
+def own_plugins(files: Sequence[str], names: Mapping[str, Sequence[str]]) -> OwnPlugIns:
+    """`files` are run; of `names`, kind -> names that are not ours, those are taken that a package has."""
+    sources = {path: file.from_file(Path(path), allowed=None)[0] for path in dict.fromkeys(files) if path}
+    found = [
+        packaged.sha256
+        for kind, wanted in names.items()
+        for name in dict.fromkeys(wanted)
+        if (packaged := packages.installed(kind).get(name)) is not None
+    ]
+    return OwnPlugIns(sources, tuple(found))

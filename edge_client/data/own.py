@@ -1,0 +1,163 @@
+"""Data that a function of one's own gives: `DATA = load` in a file, where `load(request)` gives `Data(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.sampling import stratified, without
+from protofleet.edge_client.data.settings import MIN_TRAINING_SAMPLES, DataSettings
+from protofleet.edge_client.data.stable_random import StableRandom
+from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.methods.plugins.errors import PlugInError, file_of, guarded
+from protofleet.methods.plugins.found import find
+
+Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
+Pairs: TypeAlias = tuple[Array, Array]  # samples [N, ...] and their labels [N], from 0 on
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """Which data are asked for: the share `part` of `parts` of a domain. The same request must give the same data."""
+
+    root: Path  # data.root
+    domain: str
+    part: int
+    parts: int
+    seed: int
+    split: str  # data.split and data.beta: how the shares are to be drawn
+    beta: float
+    shape: tuple[int, ...]  # of a sample
+
+
+@dataclass(frozen=True)
+class Data:
+    """uint8 are pixels and are brought to -1..1, as everywhere; other numbers are taken as they are."""
+
+    train: Pairs
+    test: Pairs
+    classes: int | Sequence[str]  # how many, or their names in the order of their labels
+    validation: Pairs | None = None  # None: data.validation of the training samples
+    domain: str = ""  # where the settings name none
+
+
+@dataclass(frozen=True)
+class OwnSplits:
+    """Checked: tensors that every method takes."""
+
+    domain: str
+    names: tuple[str, ...]
+    classes: int
+    train: tuple[Tensor, Tensor]
+    validation: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+
+def input_shape(settings: DataSettings) -> tuple[int, ...]:
+    return (settings.channels, settings.size, settings.size)
+
+
+def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
+    """DataError names the file, and its line where its code raises."""
+    try:
+        number = plugins.hash_of("data", settings.source, settings.file, settings.is_ours)
+        load = find("data", settings.source, number)
+        where = file_of(load) or settings.file or settings.source
+        request = DataRequest(
+            Path(settings.root).expanduser(), settings.domain or settings.source, settings.part, settings.parts,
+            settings.seed, settings.split, settings.beta, input_shape(settings),
+        )  # fmt: skip
+        found = guarded(lambda: load(request), where, files_of(load, settings.file))
+    except PlugInError as error:
+        raise DataError(str(error)) from None
+    if not isinstance(found, Data):
+        raise DataError(
+            f"{where}: DATA gives {type(found).__name__}, it must give Data(train, test, classes)"
+        )
+    return Checked(where, found, settings).splits()
+
+
+def files_of(load: Callable[..., object], path: str) -> set[str]:
+    code = getattr(load, "__code__", None)
+    return {path, code.co_filename if code else ""} - {""}
+
+
+@dataclass(frozen=True)
+class Checked:
+    where: str
+    found: Data
+    settings: DataSettings
+
+    def splits(self) -> OwnSplits:
+        found, settings = self.found, self.settings
+        names = () if isinstance(found.classes, int) else tuple(map(str, found.classes))
+        classes = found.classes if isinstance(found.classes, int) else len(names)
+        if classes < 2:
+            raise DataError(
+                f"{self.where}: Data.classes is {found.classes!r}; say two or more, or their names"
+            )
+        train, test = self._pair("train", found.train, classes), self._pair("test", found.test, classes)
+        if found.validation is not None:
+            validation = self._pair("validation", found.validation, classes)
+        else:
+            train, validation = held_out(train, settings)
+        if len(train[1]) < MIN_TRAINING_SAMPLES or not len(test[1]):
+            raise DataError(
+                f"{self.where}: Data has {len(train[1])} training and {len(test[1])} test samples for part "
+                f"{settings.part} of {settings.parts}; it takes {MIN_TRAINING_SAMPLES} and 1"
+            )
+        domain = settings.domain or found.domain or settings.source
+        return OwnSplits(domain, names, classes, train, validation, test)
+
+    def _pair(self, split: str, pair: Pairs, classes: int) -> tuple[Tensor, Tensor]:
+        what = f"{self.where}: Data.{split}"
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise DataError(f"{what} is {type(pair).__name__}; it must be a pair of samples and labels")
+        try:
+            x, y = (torch.as_tensor(one) for one in pair)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"{what} is no pair of tensors or arrays: {error}") from None
+        wanted, shape = input_shape(self.settings), tuple(x.shape[1:])
+        if y.ndim != 1 or len(x) != len(y) or y.is_floating_point():
+            raise DataError(
+                f"{what} has samples {list(x.shape)} and labels {list(y.shape)} of {y.dtype}; a whole "
+                "number for each sample is needed"
+            )
+        if shape != wanted:
+            raise DataError(
+                f"{what} has samples of {list(shape)}, the settings say {list(wanted)}; change one of them"
+            )
+        if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
+            raise DataError(
+                f"{what} has labels from {int(y.min())} to {int(y.max())}; of {classes} classes they are 0 to "
+                f"{classes - 1}"
+            )
+        x = scaled(x)
+        if not bool(x.isfinite().all()):
+            raise DataError(f"{what} has samples that are no finite numbers; leave those out")
+        return x.contiguous(), y.to(torch.int64)
+
+
+def scaled(x: Tensor) -> Tensor:
+    return (2 * x.float() - 255) / 255 if x.dtype == torch.uint8 else x.to(torch.float32)
+
+
+def held_out(
+    train: tuple[Tensor, Tensor], settings: DataSettings
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The rest, and data.validation of each class; the same on every machine."""
+    x, y = train
+    dice = StableRandom(
+        settings.seed, settings.source, settings.domain, settings.parts, settings.part, "validation"
+    )
+    chosen = stratified(y.numpy(), round(settings.validation * len(y)), dice)
+    kept = torch.from_numpy(without(len(y), chosen))
+    out = torch.from_numpy(chosen)
+    return (x[kept], y[kept]), (x[out], y[out])

@@ -1,0 +1,105 @@
+"""Which plug-ins a party may run: files and hashes that its owner has named, or the root has signed. Nothing that
+comes over the wire adds to them: a plan names hashes, and this is what they are looked up in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protofleet.methods.plugins import file, packages
+from protofleet.methods.plugins.errors import PlugInError
+from protofleet.methods.plugins.file import Source
+
+SHA256: Final = re.compile("[0-9a-f]{64}")
+# What a plan names by a hash; data are a device's own affair.
+PLANNED: Final = {"method": "method", "network": "network", "mutual": "network", "metrics": "metrics"}
+
+
+@dataclass(frozen=True)
+class PlugIns:
+    """The [plugins] table."""
+
+    files: tuple[str, ...] = ()  # of this machine, one plug-in each
+    allow: tuple[str, ...] = ()  # SHA-256 of files, and of packages as they are installed
+
+    def __post_init__(self) -> None:
+        for number in self.allow:
+            if not SHA256.fullmatch(number):
+                raise ValueError(
+                    f"allow has {number!r}, it must be SHA-256 in 64 hexadecimal digits; `sha256sum FILE` prints it"
+                )
+
+    def hash_of(self, kind: str, name: str, path: str, ours: bool) -> str:
+        """Of the plug-in that settings of this machine name, which is loaded; empty: it is none. PlugInError where it
+        is not allowed. `ours`: whether we have one of this name."""
+        if path:
+            if ours:
+                raise PlugInError(
+                    f"{path} would be called {name}, as protofleet's own {kind}; give it a name of its own: "
+                    f'{kind}.name = "my-{name}"'
+                )
+            return file.from_file(Path(path), self.allow)[0].sha256
+        if ours:
+            return ""
+        if (own := next((one for one in self.files if Path(one).stem == name), "")) != "":
+            return file.from_file(Path(own), self.allow)[0].sha256
+        if (packaged := packages.installed(kind).get(name)) is None:
+            return ""
+        if packaged.sha256 not in self.allow:
+            raise PlugInError(
+                f"the {kind} {name} is of {packaged}, whose files have SHA-256 {packaged.sha256}, which is not "
+                "allowed here; its owner can put it into plugins.allow"
+            )
+        return packaged.sha256
+
+    def take(self, kind: str, name: str, sha256: str) -> None:
+        """Load what a plan names by its hash. PlugInError in words for the coordinator where it may not or cannot."""
+        what = f"the run's {kind} {name} is a plug-in with SHA-256 {sha256}"
+        sources = self._sources()
+        if sha256 in self.allow:
+            if found := next((one for one in sources if one.sha256 == sha256), None):
+                file.module_of(found)
+                return
+            packaged = packages.installed(kind).values()
+            if any(one.sha256 == sha256 for one in packaged if kind == "metrics" or one.name == name):
+                return
+        named = (one for one in sources if one.path.stem == name and one.sha256 != sha256)
+        if other := next(named, None):
+            raise PlugInError(
+                f"{what}, and this device has another {other.path.name} (SHA-256 {other.sha256})"
+            )
+        if sha256 not in self.allow:
+            raise PlugInError(
+                f"{what}, which this device does not allow; its owner can put it into plugins.allow"
+            )
+        raise PlugInError(
+            f"{what}, which this device allows and does not have; its owner can put the file into plugins.files"
+        )
+
+    def _sources(self) -> list[Source]:
+        """A file that is not there, or no file, is nobody's plug-in: the others are looked at all the same."""
+        found = []
+        for path in self.files:
+            try:
+                found.append(file.read(Path(path)))
+            except PlugInError:
+                continue
+        return found
+
+
+def checked_hashes(found: object) -> dict[str, str]:
+    """`plugins` of a plan: kind -> SHA-256."""
+    right = isinstance(found, Mapping) and all(
+        kind in PLANNED and isinstance(number, str) and SHA256.fullmatch(number)
+        for kind, number in found.items()
+    )
+    if not right:
+        raise PlugInError(
+            f"plan.plugins is {str(found)[:100]}, it must be SHA-256 by {', '.join(PLANNED)}; bring this version "
+            "up to date"
+        )
+    assert isinstance(found, Mapping)
+    return dict(found)

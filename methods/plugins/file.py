@@ -1,0 +1,95 @@
+"""A plug-in that is one file: read once, hashed, judged, and then exactly the bytes that were hashed are run.
+
+The only place of ours where what was read from a file is run (tests/test_nothing_executable.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import stat
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from protofleet.methods.plugins.errors import PlugInError, guarded
+
+LARGEST: Final = 1 << 20  # bytes
+# All 64 digits: by this name the module of an allowed hash is found again.
+PREFIX: Final = "protofleet_plugin_"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a file held when it was looked at, once: a link that is moved afterwards changes nothing."""
+
+    path: Path
+    text: bytes
+    sha256: str
+
+
+def read(path: Path) -> Source:
+    try:
+        text = _bytes_of(path)
+    except FileNotFoundError:
+        raise PlugInError(
+            f"{path}: there is no such file; a path in a TOML is seen from the folder of that TOML"
+        ) from None
+    except IsADirectoryError:
+        raise PlugInError(f"{path} is a folder; a plug-in is one file of Python") from None
+    except OSError as error:
+        raise PlugInError(f"{path} cannot be read: {error.strerror}; name a file of Python") from None
+    if len(text) > LARGEST:
+        raise PlugInError(f"{path} is over {LARGEST:,} bytes; a plug-in is one file of Python below that")
+    return Source(path, text, hashlib.sha256(text).hexdigest())
+
+
+def _bytes_of(path: Path) -> bytes:
+    """A pipe would keep its reader waiting for good."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise PlugInError(f"{path} is no file; a plug-in is one file of Python")
+        return file.read(LARGEST + 1)
+
+
+def from_file(path: Path, allowed: Collection[str] | None) -> tuple[Source, ModuleType]:
+    """`allowed` None: the person at this machine has named the file."""
+    source = read(path)
+    if allowed is not None and source.sha256 not in allowed:
+        raise PlugInError(
+            f"{path} has SHA-256 {source.sha256}, which is not allowed here; its owner can put it into "
+            "plugins.allow, or has to put the allowed file back"
+        )
+    return source, module_of(source)
+
+
+def module_of(source: Source) -> ModuleType:
+    """Run once in a process, however many ask for it."""
+    name = PREFIX + source.sha256
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_loader(name, loader=None, origin=str(source.path))
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(source.path)
+    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    try:
+        guarded(lambda: _run(source, module), str(source.path), {str(source.path)})
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _run(source: Source, module: ModuleType) -> None:
+    exec(compile(source.text, str(source.path), "exec", dont_inherit=True), module.__dict__)
+
+
+def loaded(sha256: str) -> ModuleType | None:
+    """Of this process; None: it has run no such file."""
+    return sys.modules.get(PREFIX + sha256)

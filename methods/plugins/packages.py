@@ -1,0 +1,108 @@
+"""Plug-ins of installed packages, by their entry points: listed without a line of them being run.
+
+A package's hash is of its files as they are installed; they have to be what its RECORD says.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.methods.plugins.errors import PlugInError, guarded
+
+GROUPS: Final[Mapping[str, str]] = {
+    "method": "protofleet.methods",
+    "network": "protofleet.networks",
+    "data": "protofleet.data",
+    "metrics": "protofleet.metrics",
+    "tracker": "protofleet.trackers",
+}
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """One entry point. It is imported by `load` and by nothing else."""
+
+    kind: str
+    name: str
+    package: str
+    version: str
+    entry: EntryPoint = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version}"
+
+    @property
+    def sha256(self) -> str:
+        return digest_of(self)
+
+    def load(self) -> Any:
+        files = {str(path) for path, _ in _files(self)}
+        return guarded(self.entry.load, f"{self.kind} {self.name} of {self}", files)
+
+
+def installed(kind: str) -> dict[str, Packaged]:
+    """Name -> what a package has under it. Of two packages the first by name has it."""
+    found = [
+        Packaged(kind, entry.name, entry.dist.name, entry.dist.version, entry)
+        for entry in entry_points(group=GROUPS[kind])
+        if entry.dist is not None
+    ]
+    return {one.name: one for one in sorted(found, key=lambda one: one.package, reverse=True)}
+
+
+def clashes(kind: str, ours: list[str]) -> list[str]:
+    """A line for each name that we have too: ours is used."""
+    return [
+        f"{kind} {name} of {one} is not used: protofleet has one of this name"
+        for name, one in sorted(installed(kind).items())
+        if name in ours
+    ]
+
+
+def digest_of(one: Packaged) -> str:
+    """Of the sorted list of its files, each with the hash of its bytes. PlugInError where one is not as installed."""
+    lines = []
+    for path, recorded in sorted(_files(one)):
+        try:
+            found = hashlib.sha256(path.read_bytes())
+        except OSError as error:
+            raise PlugInError(f"{one}: {path} cannot be read: {error.strerror}; install it again") from None
+        if recorded and recorded != found.digest():
+            raise PlugInError(f"{one}: {path} was changed since it was installed; install it again")
+        lines.append(f"{found.hexdigest()}  {_relative(path, one.entry.dist)}\n")
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def _files(one: Packaged) -> Iterator[tuple[Path, bytes]]:
+    """Each file and the hash that its RECORD has. An editable package's RECORD names none of its sources: they are
+    those in the folder of the module."""
+    dist, top = one.entry.dist, one.entry.module.partition(".")[0]
+    assert dist is not None
+    listed = False
+    for file in dist.files or ():
+        if ".dist-info" in file.parts[0] or file.suffix == ".pyc" or ".." in file.parts:
+            continue
+        listed = listed or file.parts[0] in (top, f"{top}.py")
+        digest = file.hash.value if file.hash and file.hash.mode == "sha256" else ""
+        yield Path(str(dist.locate_file(file))), base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4))
+    if not listed:
+        spec = importlib.util.find_spec(top)
+        origin = Path(spec.origin) if spec and spec.origin else None
+        if origin is None:
+            raise PlugInError(f"{one}: its module {top} is not there; install it again")
+        found = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
+        yield from ((path, b"") for path in found)
+
+
+def _relative(path: Path, dist: Distribution | None) -> str:
+    """As it is on every machine, wherever the packages lie."""
+    assert dist is not None
+    root = Path(str(dist.locate_file("")))
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name

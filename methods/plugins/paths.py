@@ -1,0 +1,25 @@
+"""Files of plug-ins as settings name them: seen from the folder of the TOML that says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+# Tables of settings whose `file` is a plug-in.
+TABLES: Final = ("method", "network", "mutual", "data", "metrics")
+
+
+def seen_from(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The same settings with whole paths. What is no path there is left to whoever decodes the table."""
+    changed = dict(table)
+    for key in TABLES:
+        if isinstance(place := table.get(key), dict) and isinstance(place.get("file"), str) and place["file"]:
+            changed[key] = {**place, "file": _whole(folder, place["file"])}
+    if isinstance(own := table.get("plugins"), dict) and isinstance(files := own.get("files"), list):
+        whole = [_whole(folder, one) if isinstance(one, str) else one for one in files]
+        changed["plugins"] = {**own, "files": whole}
+    return changed
+
+
+def _whole(folder: Path, path: str) -> str:
+    return str(folder.absolute() / Path(path).expanduser())

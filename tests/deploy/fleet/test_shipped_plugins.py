@@ -1,0 +1,94 @@
+"""A fleet's plug-ins: shipped beside the wheels under the root's manifest, and allowed by hash in what it signs."""
+
+import pytest
+import tomllib
+
+from protofleet.deploy.enrol.authority import make_authority
+from protofleet.deploy.fleet.control_plane import ControlPlane
+from protofleet.deploy.fleet.manifest import MANIFEST, files_of
+from protofleet.deploy.fleet.settings import read_fleet
+from protofleet.deploy.fleet.software import Releases
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.protocol.settings.reader import SettingsError, decode
+from tests.deploy.fleet.boards import jetson
+from tests.deploy.fleet.test_signed_releases import our_wheel
+from tests.support.plug_ins import block, sha256
+
+CODE = block("adding-a-method.md", "fednova")
+FLEET = """
+root = "root"
+[software]
+wheels = "wheels"
+dependencies = "system"
+[device]
+broker = {{ host = "broker.example" }}
+data = {{ source = "digits" }}
+[device.plugins]
+files = ["fednova.py"]
+[hosts.board-1]
+address = "board.example"
+[hosts.coordinator]
+address = "coordinator.example"
+role = "coordinator"
+[coordinator]
+name = "spring"
+rounds = 3
+classes = 10
+method = {{ file = "{method}" }}
+metrics_host = "10.0.0.1"
+plugins = {{ files = ["fednova.py"] }}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fleet")
+    make_authority(folder / "root", "lab", 10)
+    our_wheel(folder / "wheels")
+    return folder
+
+
+def control(place, number, code=CODE, method="fednova.py"):
+    (place / "fednova.py").write_text(code)
+    (place / "fleet.toml").write_text(FLEET.format(method=method))
+    fleet = read_fleet(place / "fleet.toml")
+    return ControlPlane(fleet, Releases(fleet, place / f"releases-{number}"), lambda name, fingerprint: True)
+
+
+def test_files_lie_beside_the_wheels_and_settings_name_them_there_by_their_hash(place):
+    made = control(place, 1)
+    release = made.release("board-1")
+    listed = files_of(made.release_folder("board-1"))
+    assert listed["fednova.py"] == sha256(CODE) and (release.folder / MANIFEST).exists()
+    table = tomllib.loads(made.text("board-1"))
+    there = f"/opt/protofleet/wheels/{release.name}/fednova.py"
+    assert table["plugins"] == {"files": [there], "allow": [sha256(CODE)]}
+    assert decode(DeviceSettings, table).plugins.allow == (sha256(CODE),)
+    own = tomllib.loads(made.text("coordinator"))
+    there = f"/opt/protofleet-coordinator/wheels/{made.release('coordinator').name}/fednova.py"
+    assert own["method"]["file"] == there and own["plugins"]["files"] == [there]
+    assert str(place) not in made.text("coordinator") + made.text("board-1")
+
+
+def test_a_changed_file_is_another_release_with_other_settings(place):
+    one = control(place, 2).target("board-1", jetson()).desired
+    other = control(place, 3, CODE + "# changed\n").target("board-1", jetson()).desired
+    (place / "fednova.py").write_text(CODE)
+    assert one.release != other.release and one.settings != other.settings
+
+
+def test_without_plug_ins_the_release_has_the_name_that_it_had(place):
+    made = control(place, 4)
+    plain = made.fleet.device.pop("plugins")
+    assert Releases(made.fleet, place / "plain").of("board-1").name != made.release("coordinator").name
+    assert plain["files"] == [str(place / "fednova.py")]
+
+
+def test_a_file_that_is_not_there_and_two_of_one_name_are_refused_before_anything_is_shipped(place):
+    made = control(place, 5)
+    made.fleet.device["plugins"] = {"files": [str(place / "gone.py")]}
+    with pytest.raises(SettingsError, match="gone.py: there is no such file"):
+        made.text("board-1")
+    made.fleet.device["plugins"] = {"files": [str(place / "fednova.py"), "/other/fednova.py"]}
+    with pytest.raises(SettingsError, match="two files called fednova.py, which go into one folder"):
+        made.text("board-1")

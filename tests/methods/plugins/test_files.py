@@ -1,0 +1,120 @@
+"""A file of one's own: exactly the bytes that were hashed are run; what is wrong is one line with file and line."""
+
+import hashlib
+import os
+import sys
+
+import pytest
+
+from protofleet.methods.plugins import file
+from protofleet.methods.plugins.errors import PlugInError
+from protofleet.methods.plugins.file import from_file
+from protofleet.methods.plugins.found import demand_type, find, object_of
+from tests.support.plug_ins import sha256
+
+BROKEN = {
+    "import torch\ndef f(:\n": ":2: SyntaxError: ",
+    "import torch\n\n\nx = undefined\n": ":4: NameError: name 'undefined' is not defined",
+    "import torch\ndef f():\n    torch.zeros(2) @ torch.zeros(3)\nf()\n": ":3: RuntimeError: ",
+    "\nraise SystemExit(3)\n": ":2: SystemExit: 3",
+    "from protofleet.methods.contract.base import Methd\n": ":1: ImportError: cannot import name 'Methd'",
+    "import einops_x\n": ":1: ModuleNotFoundError: No module named 'einops_x'",
+    "raise BaseException('so\\nlong')\n": ":1: BaseException: so",
+    "x = '\x00'\n": ": ",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_broken_file_is_one_line_with_the_deepest_line_of_its_own(tmp_path, text):
+    path = tmp_path / "fednova.py"
+    path.write_text(text)
+    with pytest.raises(PlugInError) as error:
+        from_file(path, None)
+    said = str(error.value)
+    assert said.startswith(str(path)) and BROKEN[text] in said and "\n" not in said
+    assert f"{file.PREFIX}{sha256(text)}" not in sys.modules
+
+
+def test_an_interrupt_while_it_runs_is_the_users_own(tmp_path):
+    path = tmp_path / "slow.py"
+    path.write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        from_file(path, None)
+
+
+def test_a_file_without_its_constant_says_which_one(tmp_path):
+    path = tmp_path / "fednova.py"
+    path.write_text("METHD = 1\n")
+    _, module = from_file(path, None)
+    with pytest.raises(PlugInError, match=r"^fednova.py has no METHOD = Method\(...\)$"):
+        object_of("method", module)
+    with pytest.raises(PlugInError, match="METHOD is int; say METHOD = Method"):
+        demand_type(1, str, "method", "fednova.py")
+
+
+def test_no_file_a_folder_a_pipe_and_a_very_large_one_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "large.py").write_bytes(b"#" * (file.LARGEST + 1))
+    words = {
+        "none.py": "there is no such file",
+        "": "is a folder",
+        "pipe.py": "is no file",
+        "large.py": "is over 1,04",
+    }
+    for name, word in words.items():
+        with pytest.raises(PlugInError, match=word):
+            from_file(tmp_path / name, None)
+
+
+def test_a_hash_that_is_not_allowed_runs_nothing(tmp_path):
+    path, mark = tmp_path / "x.py", tmp_path / "ran"
+    text = f"open({str(mark)!r}, 'w')\nMETHOD = 1\n"
+    path.write_text(text)
+    with pytest.raises(
+        PlugInError, match=f"SHA-256 {sha256(text)}, which is not allowed here; its owner can put"
+    ):
+        from_file(path, {"0" * 64})
+    assert not mark.exists()
+    from_file(path, {sha256(text)})
+    assert mark.exists()
+
+
+def test_a_file_that_was_changed_after_it_was_allowed_runs_nothing(tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text("X = 1\n")
+    allowed = {sha256("X = 1\n")}
+    path.write_text("X = 2  # tampered with\n")
+    with pytest.raises(PlugInError, match="is not allowed here"):
+        from_file(path, allowed)
+
+
+def test_a_link_that_is_moved_between_hashing_and_running_changes_nothing(tmp_path, monkeypatch):
+    good, evil, link = tmp_path / "good.py", tmp_path / "evil.py", tmp_path / "link.py"
+    good.write_text("WHO = 'the allowed one'\n")
+    evil.write_text("WHO = 'another'\n")
+    link.symlink_to(good)
+    honest, allowed = hashlib.sha256, {sha256(good.read_text())}
+
+    def swapped(data=b""):
+        link.unlink()
+        link.symlink_to(evil)
+        return honest(data)
+
+    monkeypatch.setattr("protofleet.methods.plugins.file.hashlib.sha256", swapped)
+    _, module = from_file(link, allowed)
+    assert link.resolve() == evil and module.WHO == "the allowed one"
+
+
+def test_two_files_with_the_same_bytes_are_one_module_and_dataclasses_find_it(tmp_path):
+    text = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    text += "@dataclass(frozen=True)\nclass A:\n    n: int = 1\n"
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(text)
+    assert from_file(tmp_path / "a.py", None)[1] is from_file(tmp_path / "b.py", None)[1]
+
+
+def test_what_no_process_has_loaded_is_not_found_by_its_hash():
+    with pytest.raises(
+        PlugInError, match="the method ghost is a plug-in with SHA-256 f{64}, which is not loaded"
+    ):
+        find("method", "ghost", "f" * 64)

@@ -1,0 +1,107 @@
+"""Plug-ins of installed packages: listed without being imported, run by the hash of their files as installed."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from protofleet.deploy.cli.main import main
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.methods.contract.plan import read_plan
+from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.methods.plugins.errors import PlugInError
+from protofleet.methods.plugins.packages import digest_of, installed
+from protofleet.protocol.settings.reader import SettingsError, decode
+from tests.methods.plugins.test_allowed import NETWORK
+from tests.support.plug_ins import block, installed_package
+
+FILES = {
+    "novas/__init__.py": '"""Methods."""\n',
+    "novas/fednova.py": block("adding-a-method.md", "fednova"),
+    "novas/net.py": NETWORK,
+    "novas/broken.py": "x = 1\nraise SystemExit(3)\n",
+}
+ENTRIES = {
+    "methods": "fednova = novas.fednova:METHOD\nbroken = novas.broken:METHOD\nfedavg = novas.broken:METHOD",
+    "networks": "nova_net = novas.net:NETWORK\nmlp = novas.broken:NETWORK",
+    "data": "windows = novas.broken:DATA\nmnist = novas.broken:DATA",
+}
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    installed_package(tmp_path, "nova-methods", FILES, ENTRIES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] == "novas"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "clash"),
+    [
+        ("methods", ["broken", "fednova"], "method fedavg"),
+        ("networks", ["nova_net"], "network mlp"),
+        ("data", ["windows"], "data mnist"),
+    ],
+)
+def test_lists_show_them_with_package_and_version_and_import_none(site, capsys, kind, names, clash):
+    assert main([kind, "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["plugins"] == [
+        {"name": name, "package": "nova-methods", "version": "1.2"} for name in names
+    ]
+    assert (
+        f"protofleet: {clash} of nova-methods 1.2 is not used: protofleet has one of this name\n" == said.err
+    )
+    assert not [name for name in sys.modules if name.startswith("novas")]
+    assert main([kind]) == 0
+    assert f"{names[-1]:16} a plug-in of the package nova-methods 1.2\n" in capsys.readouterr().out
+
+
+def test_one_of_a_package_is_explained_and_a_broken_one_is_one_line_that_hurts_no_other(site, capsys):
+    assert main(["methods", "fednova"]) == 0
+    said = capsys.readouterr().out
+    assert "FedNova (Wang et al." in said and re.search(
+        r"^Numbers up [\d,]+, down [\d,]+, with network", said, re.MULTILINE
+    )
+    assert main(["methods", "broken"]) == 2
+    assert capsys.readouterr().err == f"protofleet: {site}/novas/broken.py:2: SystemExit: 3\n"
+
+
+def test_a_file_of_ones_own_is_explained_by_its_path(tmp_path, capsys):
+    (tmp_path / "fednova.py").write_text(FILES["novas/fednova.py"])
+    assert main(["methods", str(tmp_path / "fednova.py")]) == 0
+    assert "FedNova (Wang et al." in capsys.readouterr().out
+
+
+def experiment():
+    return decode(Experiment, {
+        "name": "x", "rounds": 2, "classes": 10, "method": {"name": "fednova"}, "network": {"name": "nova_net"},
+        "data": {"source": "digits"}, "devices": {"count": 2},
+    })  # fmt: skip
+
+
+def test_an_experiment_takes_them_by_name_and_its_plan_by_the_hash_of_their_files(site):
+    plan = experiment().plan
+    number = digest_of(installed("method")["fednova"])
+    assert json.loads(plan.encode())["plugins"] == {"method": number, "network": number}
+    assert read_plan(plan.encode(), PlugIns((), (number,))) == plan
+    with pytest.raises(
+        PlugInError, match=f"fednova is a plug-in with SHA-256 {number}, which this device does not"
+    ):
+        read_plan(plan.encode(), PlugIns())
+
+
+def test_a_package_that_was_changed_since_it_was_installed_is_not_run(site):
+    plan = experiment().plan
+    (number,) = set(json.loads(plan.encode())["plugins"].values())
+    (site / "novas" / "net.py").write_text(NETWORK + "# changed\n")
+    with pytest.raises(PlugInError, match="nova-methods 1.2: .*net.py was changed since it was installed"):
+        read_plan(plan.encode(), PlugIns((), (number,)))
+
+
+def test_a_name_that_nobody_has_is_answered_as_before(site):
+    with pytest.raises(SettingsError, match="no method 'fedfoo'; did you mean"):
+        decode(Experiment, {"name": "x", "rounds": 2, "method": {"name": "fedfoo"}})
