@@ -45,6 +45,8 @@ class DataSettings:
     shape: Axes = ()
     # Of what is no pixel, where its source states none: the same on all devices.
     scale: Scale | None = None
+    # Folder of <class>/<file> that grows while the device runs; "": none.
+    inbox: str = ""
     classes: tuple[str, ...] = ()  # which to keep, in this order; (): the source's usual ones
     seed: Seed = 0
 

@@ -83,6 +83,9 @@ class JobServer:
             case "build":
                 self._job = self._trainer.start(read_plan(message["plan"].encode()))
                 send(self._connection, {})
+            case "learn_from":
+                self._trainer.learn_from(arrays)
+                send(self._connection, {})
             case "restore":
                 self._job.restore(arrays)
                 send(self._connection, {})
