@@ -26,6 +26,13 @@ from protofleet.protocol.settings.bounds import (
     Threads,
     Watchdog,
 )
+from protofleet.protocol.settings.input_shape import (
+    TASK,
+    USUAL_CHANNELS,
+    USUAL_SIDE,
+    Axes,
+    demand_classification,
+)
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.class_names import normalized, problem_with
@@ -40,11 +47,13 @@ class CoordinatorSettings:
     classes: Classes
     method: dict[str, Any]  # name, and the method's own settings
     federation: str = "protofleet"
+    task: str = TASK  # the only one that there is
     class_names: tuple[str, ...] = ()  # in the order of their labels; (): what most devices say
     folder: str = "runs"  # results go to <folder>/<name>/
     seed: Seed = 0
-    size: Pixels = 32  # images are size x size
-    channels: Channels = 3  # of an image: 3, or 1 for shades of grey
+    size: Pixels = USUAL_SIDE  # images are size x size
+    channels: Channels = USUAL_CHANNELS  # of an image: 3, or 1 for shades of grey
+    shape: Axes = ()  # in place of both: [F] of a vector, [C, T] of a series, [C, H, W] of an image
     network: Network = field(default_factory=Network)
     # For methods whose devices train a network of all beside their own; None: as `network`.
     mutual: Network | None = None
@@ -73,6 +82,7 @@ class CoordinatorSettings:
         valid_name(self.name)
         valid_name(self.federation)
         seals(self.security)
+        demand_classification(self.task)
         if self.class_names and len(self.class_names) != self.classes:
             raise ValueError(f"class_names has {len(self.class_names)} names, but classes is {self.classes}")
         if problem := problem_with(normalized(self.class_names)):
@@ -93,7 +103,7 @@ class CoordinatorSettings:
         return Plan(
             name, self.classes, self.rounds, self.seed, self.size, self.network.taken(self.plugins), hyper,
             self.channels, self.mutual and self.mutual.taken(self.plugins),
-            agreed_public_set(name, self.public, method), self.init, self.freeze, hashes,
+            agreed_public_set(name, self.public, method), self.init, self.freeze, hashes, self.shape,
         )  # fmt: skip
 
 

@@ -13,13 +13,15 @@ from protofleet.edge_client.context import DeviceContext, Observer
 from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
 from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
 from protofleet.edge_client.conversation.hello import HelloSender
-from protofleet.edge_client.conversation.hello_exchange import HelloExchange
+from protofleet.edge_client.conversation.hello_exchange import NEVER, HelloExchange
 from protofleet.edge_client.conversation.hello_timer import is_birth
 from protofleet.edge_client.conversation.old_messages import RunEndCheck
 from protofleet.edge_client.current_run import CurrentRun
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.host.energy import EnergyMeter
+from protofleet.edge_client.inbox.growing import GrowingData
+from protofleet.edge_client.inbox.watch import InboxWatch
 from protofleet.edge_client.job_runner import JobRunner
 from protofleet.edge_client.state.device import DeviceState, TakenOverError
 from protofleet.edge_client.state.heard import forget_higher_epoch, open_heard_file
@@ -61,8 +63,10 @@ class Agent:
         software: str = "", about: str = "", stays: bool = False, confusion: int = MOST_CLASSES,
         clock: Callable[[], float] = time.perf_counter, energy: EnergyMeter | None = None,
         plugins: PlugIns | None = None,
+        growing: GrowingData | None = None, note_data: Callable[[Splits], None] = lambda data: None,
     ) -> None:  # fmt: skip
-        """`confusion`: classes, at most, of which it tells which it confuses."""
+        """`confusion`: classes, at most, of which it tells which it confuses. `data` and `start_job` are those of
+        `growing` where the device has an inbox; `note_data` is told whenever it has grown."""
         context = DeviceContext(link, state, worker, open_heard_file(state, link))
 
         def tells_confusion() -> bool:
@@ -79,8 +83,12 @@ class Agent:
             plugins or PlugIns(),
         )
         self.run = CurrentRun(state.saved.run)
-        self._hellos = HelloExchange(context, self.run, HelloSender(link, data, state, software, about))
+        announced = growing.for_hellos if growing else data
+        self._hellos = HelloExchange(context, self.run, HelloSender(link, announced, state, software, about))
         self.tasks = TaskHandler(context, self.run, runner, self._hellos, AnswerDelivery(link))
+        self._inbox = (
+            InboxWatch(context, growing, self._is_idle, self._hellos.send, note_data) if growing else None
+        )
         self._watchdog, self._run_end = CoordinatorWatchdog(), RunEndCheck()
         self.view = AgentView(context, self.tasks, self._watchdog)
         self.link, self.state, self.stays, self._context = link, state, stays, context
@@ -92,6 +100,7 @@ class Agent:
             self.tasks.delivery.wake_at,
             self._watchdog.alarm_at,
             self._run_end.at,
+            self._inbox.wake_at if self._inbox else NEVER,
         )
         return min(self.link.wake_at, *timers)
 
@@ -132,6 +141,8 @@ class Agent:
             self.tasks.resend()
         if now >= self._run_end.at:
             self._finish_run()
+        if self._inbox and now >= self._inbox.wake_at:
+            self._inbox.wake()
 
     def drain(self) -> None:
         """End between two questions: when the current answer has its receipt."""
@@ -164,6 +175,10 @@ class Agent:
 
     def end_turn(self, now: float) -> None:
         """It says at once what it says: its answer is on the disk before."""
+
+    def _is_idle(self) -> bool:
+        """Of one round nothing is left, and none has begun."""
+        return self._context.connected and self.tasks.idle and not self.tasks.draining
 
     def _handle_frame(self, topic: str, frame: bytes, now: float) -> None:
         try:

@@ -87,6 +87,10 @@ class DeviceSettings:
             raise ValueError(f"trainer is {self.trainer!r}, it must be one of {', '.join(TRAINERS)}")
         if self.tuning and not self.enrolled:
             raise ValueError("tuning is set, but nobody's root is known that could sign it; set enrolled")
+        try:
+            self.data.check_shape()
+        except ValueError as error:
+            raise ValueError(f"data: {error}") from None
         self.endpoint()
 
     def endpoint(self) -> Endpoint:

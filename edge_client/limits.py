@@ -21,6 +21,7 @@ from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.weights import weights_of
 from protofleet.protocol.settings.bounds import LONG_SECONDS, Bytes, Epochs, PositiveBytes, Within
+from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 FLOAT: Final = 4  # bytes of a number
@@ -61,6 +62,7 @@ class HalfBuilder:
 
     def build(self, plan: Plan) -> ClientHalf:
         epochs, limits = plan.settings().epochs, self.limits
+        demand_same_kind(plan.input_shape, self.train.x)
         demand(f"{epochs:,} epochs", epochs <= limits.epochs, f"epochs = {limits.epochs:,}", "fewer")
         public = public_bytes(plan)
         self._demand_memory(public)
@@ -96,7 +98,7 @@ class HalfBuilder:
             raise SettingsError(f"the run's network cannot be made: {first_line(error)}") from None
 
     def _batch(self, plan: Plan) -> int:
-        """The most images of one step: its own, or the public ones, of which it may have more."""
+        """The most samples of one step: its own, or the public ones, of which it may have more."""
         own = min(int(plan.settings().batch), len(self.train.y))
         return max(own, *public_set(plan).batches) if plan.load().public else own
 
@@ -111,11 +113,11 @@ def public_set(plan: Plan) -> PublicSet:
 
 
 def public_bytes(plan: Plan) -> int:
-    """Of the images that all devices of a run have, and of their cosines."""
+    """Of the samples that all devices of a run have, and of their cosines."""
     if not plan.load().public:
         return 0
     chosen = public_set(plan)
-    return FLOAT * (chosen.samples * plan.channels * plan.size**2 + chosen.pairs)
+    return FLOAT * (chosen.samples * plan.input_shape.numbers + chosen.pairs)
 
 
 def demand(takes: str, holds: bool, limit: str, other: str) -> None:
@@ -126,9 +128,22 @@ def demand(takes: str, holds: bool, limit: str, other: str) -> None:
         )
 
 
+def demand_same_kind(wanted: InputShape, x: Tensor) -> None:
+    """Images of another size, a network may take or refuse; what is another kind of thing, or is made of other
+    channels, would be learned as if it were the same."""
+    if not len(x):
+        return
+    own = InputShape(tuple(x.shape[1:]))
+    if (own.rank, own.channels) != (wanted.rank, wanted.channels):
+        raise SettingsError(
+            f"the run's samples are {wanted}, this device's {own}; set data.shape = {list(wanted.axes)} where its "
+            "source can give them, or name the source that has them"
+        )
+
+
 def activation_bytes(half: ClientHalf, x: Tensor) -> int:
-    """Bytes that one sample's pass leaves for the way back; a network that does not take these images is refused."""
-    # What takes no images, as FedKD's map of embeddings, keeps next to nothing.
+    """Bytes that one sample's pass leaves for the way back; a network that does not take these samples is refused."""
+    # What takes no samples, as FedKD's map of embeddings, keeps next to nothing.
     networks = [n for n in half.networks() if isinstance(n, Net)]
     trained = [n for n in networks if any(w.requires_grad for w in n.parameters())]
     return sum(kept_by(network, x) for network in trained) if len(x) else 0
@@ -151,9 +166,8 @@ def kept_by(network: nn.Module, x: Tensor) -> int:
             held = network(x[:1].clone())  # alone in its memory, of which all counts
         del held
     except RuntimeError as error:
-        shape = "x".join(map(str, x.shape[1:]))
         raise SettingsError(
-            f"the run's network does not take this device's images of {shape}: {first_line(error)}"
+            f"the run's network does not take this device's {InputShape(tuple(x.shape[1:]))}: {first_line(error)}"
         ) from None
     finally:
         network.train(training)

@@ -1,15 +1,17 @@
-"""Images that all devices of a run have, where they are of a data source and not drawn."""
+"""Samples that all devices of a run have, where they are of a data source and not drawn."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.scaling import Scale
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shards
 from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.methods.contract.plan import Plan, PublicImages
-from protofleet.methods.contract.public import DRAWN, Images, PublicSet
+from protofleet.methods.contract.public import DRAWN, PublicSamples, PublicSet
+from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError
 
 
@@ -19,23 +21,30 @@ def public_images(plan: Plan, own: DataSettings, shards: Shards) -> PublicImages
         return None
     chosen = plan.public
     root = own.root if own.source == chosen.source else ""
+    scale = own.scale if own.source == chosen.source else None
 
-    def images(size: int) -> Images:
+    def images(shape: InputShape) -> PublicSamples:
         try:
-            return images_of(chosen, root, shards, size)
+            return images_of(chosen, root, shards, shape, scale)
         except (DataError, ValueError) as error:
             raise SettingsError(f"the run's public set ({chosen.title}): {error}") from None
 
     return images
 
 
-def images_of(public: PublicSet, root: str, shards: Shards, size: int) -> Images:
-    """[samples, size, size, 3], of the training images: the same on every machine that has the files."""
-    domain = shards.domain(DataSettings(public.source, root, public.domain))
+def images_of(
+    public: PublicSet, root: str, shards: Shards, shape: InputShape, scale: Scale | None = None
+) -> PublicSamples:
+    """[samples, *shape], of the training samples: the same on every machine that has the files. What is no pixel is
+    scaled."""
+    settings = DataSettings(public.source, root, public.domain, shape=shape.axes, scale=scale)
+    domain = shards.domain(settings)
     there = len(domain.train.labels)
     if there < public.samples:
         raise DataError(
-            f"{domain.name} has {there:,} training images, fewer than public.samples = {public.samples:,}; plan fewer"
+            f"{domain.name} has {there:,} training samples, fewer than public.samples = {public.samples:,}; "
+            "plan fewer"
         )
     order = StableRandom(public.seed, public.source, domain.name, "public").permutation(there)
-    return np.ascontiguousarray(domain.train.pixels(order[: public.samples], size))
+    found = domain.train.samples(order[: public.samples], shape)
+    return found if found.dtype == np.uint8 else settings.scaling.applied(found)

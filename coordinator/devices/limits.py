@@ -1,7 +1,7 @@
 """What a device may claim: each number that it sends has a bound here or in its method's wants.
 
-Nobody can check how many images a device has. So claims are bounded, and must agree with each other: an answer counts
-no more examples than its device's hello has stated, and neither do the counts in it.
+Nobody can check how many samples a device has. So claims are bounded, and must agree with each other: an answer
+counts no more examples than its device's hello has stated, and neither do the counts in it.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ class Metrics:
                     gauge.remove(device)
 
     def _set_class_holders(self) -> None:
-        """Of methods that are told how many images of each class there are; of others nobody knows."""
+        """Of methods that are told how many samples of each class there are; of others nobody knows."""
         known = self._run.members
         counts = [known[device].counts for device in sorted(self._run.roster) if device in known]
         for number, held in enumerate(zip(*filter(None, counts), strict=False)):

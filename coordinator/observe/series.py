@@ -223,7 +223,7 @@ class Learned:
         self.loss = Gauge("protofleet_loss", "Mean test loss", ["domain", "view"], registry=r)
         self.holders = Gauge(
             "protofleet_class_holders",
-            "Devices present that have images of a class; of methods that are told (needs_counts)",
+            "Devices present that have samples of a class; of methods that are told (needs_counts)",
             ["class"],
             registry=r,
         )

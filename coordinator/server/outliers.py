@@ -23,7 +23,7 @@ from protofleet.protocol.wire.arrays import kind_of
 
 Sizes = Mapping[str, float]  # array -> its norm, or that of its longest row
 UNJUDGED = frozenset({"labels", "counts", "control"})
-# Of these a device has as many as it has classes or images.
+# Of these a device has as many as it has classes or samples.
 ROWS = frozenset({"prototypes", "features", "anchors"})
 LEAST = 3  # answers that make a median
 

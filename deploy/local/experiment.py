@@ -30,6 +30,7 @@ from protofleet.methods.contract.public import DRAWN, PublicSet
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.plugins.paths import seen_from
 from protofleet.protocol.settings.bounds import Classes, OptionalPort, Rounds, Seed, Within
+from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
 from protofleet.protocol.settings.reader import SettingsError, decode_file, encode, merge, read_toml
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
@@ -119,6 +120,7 @@ class Experiment:
     rounds: Rounds
     method: dict[str, Any]
     seed: Seed = 0
+    task: str = TASK  # the only one that there is
     classes: Classes = 10
     network: Network = field(default_factory=Network)
     # For methods whose devices train a network of all beside their own; None: as `network`.
@@ -145,6 +147,7 @@ class Experiment:
     def __post_init__(self) -> None:
         valid_name(self.name)
         split_method(self.method)
+        demand_classification(self.task)
         if self.public and self.public.source != DRAWN:
             find_source(self.public.source)
         # All settings that a run writes are checked before anything starts.
@@ -195,6 +198,18 @@ class Experiment:
     def plan(self) -> Plan:
         """What the coordinator sends to every device."""
         return coordinator_settings(self, BrokerAddress(), Path("runs"), "").plan()
+
+    @cached_property
+    def input_shape(self) -> InputShape:
+        """Of one sample of every device."""
+        found = {data.input_shape: name for name, data in self.shards.items()}
+        if len(found) > 1:
+            (one, here), (other, there) = list(found.items())[:2]
+            raise ValueError(
+                f"{there} has {other} and {here} {one}; all devices of a run learn from one shape: set data.shape "
+                "or take other domains"
+            )
+        return next(iter(found), self.data.input_shape)
 
     @cached_property
     def shards(self) -> Mapping[str, DataSettings]:
@@ -362,7 +377,7 @@ def coordinator_settings(
     limits = Limits(domains=dict(e.devices_by_domain), confusion=MOST_CLASSES if e.confusion else 0)
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
-        folder=str(runs), seed=e.seed, size=e.data.size, channels=e.data.channels,
+        folder=str(runs), seed=e.seed, **e.input_shape.settings(),
         network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze,
         policy=e.effective_policy, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,

@@ -1,7 +1,7 @@
 """`protofleet sweep`: the trials of a grid as a table, what validation chose, and whether the grid was wide enough.
 
-A point's figure is the mean over its seeds of what `choose` says, on validation images of the view that the paper
-reports. Test images choose nothing: they are shown beside it.
+A point's figure is the mean over its seeds of what `choose` says, on validation samples of the view that the paper
+reports. Test samples choose nothing: they are shown beside it.
 """
 
 from __future__ import annotations

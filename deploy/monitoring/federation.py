@@ -58,7 +58,7 @@ def federation() -> dict[str, Any]:
                 "percentunit",
                 (ACCURACY, "{{domain}} ({{view}})"),
                 width=12,
-                description="on each domain's own test images",
+                description="on each domain's own test samples",
             ),
             time_series(
                 "Loss by domain",

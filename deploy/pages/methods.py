@@ -11,7 +11,7 @@ from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.cost import Cost
 from protofleet.methods.contract.overview import Overview, Reference, overview
 from protofleet.methods.contract.plan import Plan
-from protofleet.methods.contract.public import HASHED_SIZE, PublicSet, sha256_of
+from protofleet.methods.contract.public import HASHED, PublicSet, sha256_of
 
 PAGE: Final = DOCS / "methods.md"
 TOP: Final = """\
@@ -65,7 +65,7 @@ MIDDLE: Final = """
 def generate() -> str:
     found = [overview(name) for name in names()]
     first, second = "".join(map(what_it_is, found)), "".join(map(what_crosses, found))
-    bottom = BOTTOM.format(sha256=sha256_of(PublicSet().draw(HASHED_SIZE)))
+    bottom = BOTTOM.format(sha256=sha256_of(PublicSet().draw(HASHED)))
     return (
         TOP.format(reference=Reference().describe()) + first + MIDDLE + second + bottom
         + "<!-- end of generated -->\n"

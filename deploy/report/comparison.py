@@ -1,7 +1,7 @@
 """`protofleet compare`: finished runs side by side; those that differ only in their seed are one row.
 
 Accuracy is that of a view: of the global or of the devices' own models, and for some methods of another way to
-predict with them. The best round is chosen on validation images, never on test images. Bytes "to 90 %" are those
+predict with them. The best round is chosen on validation samples, never on test samples. Bytes "to 90 %" are those
 of all tensors, up and down, that had crossed when a run's mean test accuracy first reached that share of what the
 baseline ends with. Bytes after r rounds do not include the delivery of the r-th round's result.
 """
@@ -39,7 +39,7 @@ class Point:
 
     rounds: int  # of training
     bytes: int  # of tensors, up and down
-    accuracy: Mapping[str, float]  # on test images, by domain, and "mean"
+    accuracy: Mapping[str, float]  # on test samples, by domain, and "mean"
     validation: Mapping[str, float]
     in_round: bool = True  # and not by the last evaluation
     joules: float = 0.0  # of the devices that measure them

@@ -89,7 +89,7 @@ def final_table(groups: Sequence[Group]) -> Table:
     ]
     note = f"{SEEDS_NOTE} mean: of the domains, all with the same weight."
     if pooled_head:
-        note += " pooled: right answers of all devices over all their test images."
+        note += " pooled: right answers of all devices over all their test samples."
     if not all(run.is_complete(group.view) for group in groups for run in group.runs):
         note += " A domain that missed a round counts with its last measurement."
     head = ["run", "method", "view", "seeds", *domains, "mean", *pooled_head]
@@ -114,8 +114,8 @@ def best_table(groups: Sequence[Group]) -> Table:
         for group, best, values in zip(groups, best_points, measured, strict=True)
     ]  # fmt: skip
     note = (
-        "The round with the highest mean validation accuracy; test images choose nothing. Of devices' own models the "
-        "last evaluation is left out: it may measure another model than rounds do."
+        "The round with the highest mean validation accuracy; test samples choose nothing. Of devices' own models "
+        "the last evaluation is left out: it may measure another model than rounds do."
     )
     head = ["run", "view", "round", *domains, "mean"]
     bold = best_cells(measured, 3, percent_points, among=[g.view for g in groups])

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from protofleet.edge_client.data.sources import (
+    arrays,
+    basic_motions,
     cifar,
     digits,
     domainnet,
@@ -13,6 +15,7 @@ from protofleet.edge_client.data.sources import (
     folders,
     mnist,
     svhn,
+    tables,
     tiny_imagenet,
     usps,
 )
@@ -32,6 +35,12 @@ SOURCES: Final[Mapping[str, Source]] = {
     "domainnet": domainnet.SOURCE,
     "tiny_imagenet": tiny_imagenet.SOURCE,
     "folder": folders.FOLDER,
+    "basic_motions": basic_motions.SOURCE,
+    "breast_cancer": tables.BREAST_CANCER,
+    "iris": tables.IRIS,
+    "wine": tables.WINE,
+    "arrays": arrays.SOURCE,
+    "table": tables.TABLE,
 }
 
 

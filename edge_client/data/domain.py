@@ -1,4 +1,4 @@
-"""Images with labels, on disk or in memory, and a domain made of them."""
+"""Samples with labels, on disk or in memory, and a domain made of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.data.images.resize import Pixels, resize
+from protofleet.edge_client.data.images.resize import Pixels, channels_first, resize
+from protofleet.edge_client.data.scaling import Values
+from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.wire.class_names import difference
 
 Labels = NDArray[np.int64]
@@ -18,25 +20,41 @@ Indices = NDArray[np.int64]
 
 
 class Collection(Protocol):
-    """Labelled images. Pixels are only made when asked for: of 600,000 files a device may need 300."""
+    """Labelled samples. Their values are only made when asked for: of 600,000 files a device may need 300."""
 
     @property
     def labels(self) -> Labels: ...
 
-    def pixels(self, chosen: Indices, size: int) -> Pixels:
-        """[len(chosen), size, size, 3]"""
+    def samples(self, chosen: Indices, shape: InputShape) -> Values:
+        """[len(chosen), *shape]: uint8 of pixels, float32 of anything else. DataError where it has others."""
 
 
 @dataclass(frozen=True)
 class ImagesInMemory:
-    """Images in memory, [N, h, w, 1 or 3]."""
+    """Images in memory, [N, h, w, channels]."""
 
     images: Pixels
     labels: Labels
 
-    def pixels(self, chosen: Indices, size: int) -> Pixels:
-        found = resize(self.images[chosen], size, size)
-        return np.broadcast_to(found, (*found.shape[:3], 3))
+    def samples(self, chosen: Indices, shape: InputShape) -> Values:
+        return channels_first(resize(self.images[chosen], *shape.spatial), shape.channels)
+
+
+@dataclass(frozen=True)
+class ValuesInMemory:
+    """Vectors, series or images of any numbers, [N, *shape], as they are."""
+
+    values: NDArray[np.float32]
+    labels: Labels
+    title: str  # of its source
+
+    def samples(self, chosen: Indices, shape: InputShape) -> Values:
+        own = InputShape(self.values.shape[1:])
+        if own != shape:
+            raise DataError(
+                f"{self.title} has {own}, and the settings ask for {shape}; set data.shape = {list(own.axes)}"
+            )
+        return self.values[chosen]
 
 
 @dataclass(frozen=True)
@@ -47,8 +65,8 @@ class Selection:
     indices: Indices
     labels: Labels
 
-    def pixels(self, chosen: Indices, size: int) -> Pixels:
-        return self.collection.pixels(self.indices[chosen], size)
+    def samples(self, chosen: Indices, shape: InputShape) -> Values:
+        return self.collection.samples(self.indices[chosen], shape)
 
 
 def select(collection: Collection, chosen: Indices) -> Collection:
@@ -65,13 +83,14 @@ class Concatenated:
     def labels(self) -> Labels:
         return np.concatenate([collection.labels for collection in self.collections])
 
-    def pixels(self, chosen: Indices, size: int) -> Pixels:
-        out = np.empty((len(chosen), size, size, 3), np.uint8)
-        start = 0
+    def samples(self, chosen: Indices, shape: InputShape) -> Values:
+        out, start = np.empty((len(chosen), *shape.axes), np.uint8), 0
         for collection in self.collections:
             end = start + len(collection.labels)
             inside = np.flatnonzero((chosen >= start) & (chosen < end))
-            out[inside] = collection.pixels(chosen[inside] - start, size)
+            found = collection.samples(chosen[inside] - start, shape)
+            out = out.astype(found.dtype, copy=False)  # all collections of a source have one kind
+            out[inside] = found
             start = end
         return out
 

@@ -60,10 +60,6 @@ class OwnSplits:
     test: tuple[Tensor, Tensor]
 
 
-def input_shape(settings: DataSettings) -> tuple[int, ...]:
-    return (settings.channels, settings.size, settings.size)
-
-
 def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
     """DataError names the file, and its line where its code raises."""
     try:
@@ -72,7 +68,7 @@ def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
         where = file_of(load) or settings.file or settings.source
         request = DataRequest(
             Path(settings.root).expanduser(), settings.domain or settings.source, settings.part, settings.parts,
-            settings.seed, settings.split, settings.beta, input_shape(settings),
+            settings.seed, settings.split, settings.beta, settings.input_shape.axes,
         )  # fmt: skip
         found = guarded(lambda: load(request), where, files_of(load, settings.file))
     except PlugInError as error:
@@ -124,7 +120,7 @@ class Checked:
             x, y = (torch.as_tensor(one) for one in pair)
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(f"{what} is no pair of tensors or arrays: {error}") from None
-        wanted, shape = input_shape(self.settings), tuple(x.shape[1:])
+        wanted, shape = self.settings.input_shape.axes, tuple(x.shape[1:])
         if y.ndim != 1 or len(x) != len(y) or y.is_floating_point():
             raise DataError(
                 f"{what} has samples {list(x.shape)} and labels {list(y.shape)} of {y.dtype}; a whole "

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from protofleet.edge_client.data.catalog import SOURCES, find
+from protofleet.edge_client.data.scaling import AS_IT_IS, PIXELS, Scale
 from protofleet.edge_client.data.shares import SPLITS
 from protofleet.methods.plugins.packages import installed
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, LARGEST_FACTOR, Channels, Pixels, Seed, Within
+from protofleet.protocol.settings.input_shape import USUAL_CHANNELS, USUAL_SIDE, Axes, InputShape, shape_of
 from protofleet.protocol.settings.reader import demand_within, encode
 from protofleet.protocol.settings.suggest import there_are
 
-CHANNELS = (1, 3)
 DEFAULT_SOURCE: Final = "digits"
 # What a function that gives the data has to do itself.
-THEIR_OWN_AFFAIR: Final = ("fraction", "samples", "own_test", "test_samples", "classes")
+THEIR_OWN_AFFAIR: Final = ("fraction", "samples", "own_test", "test_samples", "classes", "scale")
 MIN_TRAINING_SAMPLES = 2  # training samples: BatchNorm cannot learn from one
 ROUNDING = 1e-9  # 3 * (1 / 3) may be a little more than 1
 MAX_SAMPLES = 1_000_000_000  # samples
@@ -43,8 +44,14 @@ class DataSettings:
     own_test: OwnTest | None = None  # of the client's own samples, for its test; None: the published test set
     test_samples: Annotated[int, Within(1, MAX_SAMPLES)] | None = None  # at most so many for the test
     validation: Annotated[float, Within(0, 0.9)] = 0.1  # the share of the training samples that is held out
-    size: Pixels = 32  # images are brought to size x size
-    channels: Channels = 3  # and to 3, or to 1: shades of grey
+    size: Pixels = USUAL_SIDE  # images are brought to size x size
+    channels: Channels = USUAL_CHANNELS  # and to 3, or to 1: shades of grey
+    # In place of both: [F] of vectors, [C, T] of series, [C, H, W] of images.
+    shape: Axes = ()
+    # Of what is no pixel, where its source states none: the same on all devices.
+    scale: Scale | None = None
+    # Folder of <class>/<file> that grows while the device runs; "": none.
+    inbox: str = ""
     classes: tuple[str, ...] = ()  # which to keep, in this order; (): the source's usual ones
     seed: Seed = 0
     file: str = ""  # of Python, whose DATA gives these data; it is called like its file, or `name`
@@ -55,8 +62,36 @@ class DataSettings:
         self._name_own()
         self._check_names()
         self._check_shares()
-        if self.channels not in CHANNELS:
-            raise ValueError(f"channels is {self.channels}, it must be 1 (grey) or 3 (colour)")
+
+    @property
+    def input_shape(self) -> InputShape:
+        """Of one sample, as it enters a network."""
+        stated = None if self.is_plugin else find(self.source).shape
+        axes = self.shape or (stated.axes if stated else ())
+        return shape_of(axes, self.size, self.channels)
+
+    @property
+    def scaling(self) -> Scale:
+        """Of one sample: how the numbers of its source become those that a network learns from."""
+        if self.scale is not None:
+            return self.scale
+        if self.is_plugin:
+            return AS_IT_IS
+        source = find(self.source)
+        return source.scale or (PIXELS if source.ranks == (3,) else AS_IT_IS)
+
+    def check_shape(self) -> None:
+        """ValueError where its source cannot give what it asks for. An experiment of several sources has settings
+        that are common to all, and of no source."""
+        source, shape = find(self.source), self.input_shape
+        if problem := source.problem_with(self.source, shape):
+            raise ValueError(problem)
+        if self.scale is None:
+            return
+        if source.ranks == (3,) or source.scale is not None:
+            raise ValueError(f"scale is set, and {self.source} has a scale of its own; leave it out")
+        if problem := self.scale.problem_with(shape):
+            raise ValueError(problem)
 
     @property
     def is_ours(self) -> bool:

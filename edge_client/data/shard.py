@@ -25,20 +25,17 @@ from protofleet.edge_client.data.domain import (
     select,
 )
 from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.own import own_splits
 from protofleet.edge_client.data.sampling import stratified, without
+from protofleet.edge_client.data.scaling import LEVELS, Scale, Values
 from protofleet.edge_client.data.settings import MIN_TRAINING_SAMPLES, DataSettings
 from protofleet.edge_client.data.shares import SPLITS, Share, Subsampler
 from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.wire.class_names import Names, normalized, problem_with
 
 log = logging.getLogger("protofleet.device")
-
-# One scale for all domains, 0..255 to -1..1: each domain's own mean and deviation would take away the very shift
-# that federated methods are compared on.
-SCALE: Final = (2 * np.arange(256) - 255).astype(np.float32) / np.float32(255)
 
 NO_INDICES: Final = np.empty(0, np.int64)
 NO_PLUGINS: Final = PlugIns()
@@ -46,7 +43,7 @@ NO_PLUGINS: Final = PlugIns()
 
 @dataclass(frozen=True)
 class TensorSamples:
-    x: Tensor  # float32 [N, channels, size, size], -1 to 1; of grey images all channels are the same memory
+    x: Tensor  # float32 [N, *shape of a sample], pixels -1 to 1; of grey images all channels are the same memory
     y: Tensor  # int64 [N]
 
 
@@ -82,15 +79,16 @@ class Shards:
         """`plugins`: what may be run where a function of one's own gives the data."""
         if settings.is_plugin:
             return _of_plugin(settings, plugins)
+        settings.check_shape()
         domain = self.domain(settings)
         own = _seeds_of_client(domain, settings)
         train, test = self._training_and_test(domain, settings)
         train, validation = _split_off(settings.validation, train, StableRandom(*own, "validation"))
         _check_sizes(train, test, settings, domain)
         mixed = StableRandom(*own, "order").permutation(len(train.labels))
-        size, channels, names = settings.size, settings.channels, _comparable(domain.classes)
-        training = _to_tensors(select(train, mixed), size, channels)
-        held_out = _to_tensors(validation, size, channels)
+        shape, scale, names = settings.input_shape, settings.scaling, _comparable(domain.classes)
+        training = _to_tensors(select(train, mixed), shape, scale)
+        held_out = _to_tensors(validation, shape, scale)
         return Shard(
             domain.name, len(domain.classes), training, held_out, self._test_tensors(settings, test), names
         )
@@ -147,9 +145,10 @@ class Shards:
         return self._drawn[key]
 
     def _test_tensors(self, settings: DataSettings, test: Collection) -> TensorSamples:
-        key = (settings.size, settings.channels, _identity(test))
+        shape, scale = settings.input_shape, settings.scaling
+        key = (shape, scale, _identity(test))
         if key not in self._tests:
-            self._tests[key] = _to_tensors(test, settings.size, settings.channels)
+            self._tests[key] = _to_tensors(test, shape, scale)
         return self._tests[key]
 
 
@@ -259,24 +258,19 @@ def _check_sizes(train: Collection, test: Collection, settings: DataSettings, do
         )
 
 
-def _to_tensors(samples: Collection, size: int, channels: int) -> TensorSamples:
-    pixels = samples.pixels(np.arange(len(samples.labels)), size)
-    if channels == 1:
-        pixels = grey(pixels)
-    elif all(bool((image == image[..., :1]).all()) for image in pixels):
-        pixels = pixels[..., :1]  # digits, mostly: a third of the memory
-    pixels = pixels.transpose(0, 3, 1, 2)
-    x = np.empty(pixels.shape, np.float32)
-    # All at once would take eight times the memory for a moment.
-    for image, found in zip(x, pixels, strict=True):
-        image[:] = SCALE[found]
+def _to_tensors(samples: Collection, shape: InputShape, scale: Scale) -> TensorSamples:
     labels = torch.from_numpy(samples.labels.astype(np.int64))
-    return TensorSamples(torch.from_numpy(x).expand(-1, channels, -1, -1), labels)
+    return TensorSamples(to_tensor(samples.samples(np.arange(len(labels)), shape), shape, scale), labels)
 
 
-def grey(pixels: Pixels) -> Pixels:
-    """[N, h, w, 3] -> [N, h, w, 1] by ITU-R BT.601's luma, in whole numbers; a grey image keeps its shades."""
-    red, green, blue = (pixels[..., i].astype(np.uint32) for i in range(3))
-    luma = (299 * red + 587 * green + 114 * blue + 500) // 1000
-    found: Pixels = luma.astype(np.uint8)[..., None]
-    return found
+def to_tensor(values: Values, shape: InputShape, scale: Scale) -> Tensor:
+    """float32 [N, *shape], as it enters a network."""
+    if values.dtype != np.uint8:
+        return torch.from_numpy(scale.applied(values))
+    if shape.rank == 3 and shape.channels == 3 and all(bool((one == one[:1]).all()) for one in values):
+        values = values[:, :1]  # digits, mostly: a third of the memory
+    x = np.empty(values.shape, np.float32)
+    # All at once would take eight times the memory for a moment.
+    for one, found in zip(x, values, strict=True):
+        one[:] = LEVELS[found]
+    return torch.from_numpy(x).expand(-1, *shape.axes)

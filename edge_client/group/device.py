@@ -17,6 +17,7 @@ from protofleet.edge_client.host.energy import EnergyMeter, meter_of_board
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.host.status_file import StatusFile
 from protofleet.edge_client.host.supervisor import Supervisor
+from protofleet.edge_client.inbox.growing import growing_data
 from protofleet.edge_client.serving.hook import ModelHook
 from protofleet.edge_client.serving.serving import ModelServing
 from protofleet.edge_client.serving.versions import ModelVersions
@@ -105,7 +106,8 @@ class Assembly:
         )
         state = DeviceState(Path(settings.folder), settings.durable)
         trainer = self._trainer(settings, state)
-        self._note_data(trainer.data, state)
+        growing = growing_data(trainer, settings.data, state)
+        self._note_data(growing.for_hellos if growing else trainer.data, state)
         me = Identity(settings.name, state.boot(int(time.time()), keys.holder), keys)
         topics = Topics(settings.federation)
         transport = self._transport(settings, inbox, topics)
@@ -115,9 +117,11 @@ class Assembly:
         inbox.dropped = link.count_overflow
         transport.connect(link.will(topics.device_state(settings.name)))
         agent = Agent(
-            trainer.data, trainer.start, link, state, self._worker(settings, inbox),
+            growing or trainer.data, growing.start if growing else trainer.start, link, state,
+            self._worker(settings, inbox),
             software=self.software, about=party_words(self.software), stays=settings.stays,
             confusion=settings.limits.confusion, energy=self._energy(settings.board), plugins=settings.plugins,
+            growing=growing, note_data=lambda data: self._note_data(data, state),
         )  # fmt: skip
         status = StatusFile(Path(settings.status), self.software, version) if settings.status else None
         supervisor = Supervisor(agent, settings, trainer.limit, Sensors(Path(settings.board.root)))

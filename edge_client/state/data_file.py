@@ -1,4 +1,4 @@
-"""data.json: how many images of each class a device learns from, for whoever can read its folder. It is sent to
+"""data.json: how many samples of each class a device learns from, for whoever can read its folder. It is sent to
 nobody; the report of a run on this machine draws it."""
 
 from __future__ import annotations

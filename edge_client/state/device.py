@@ -52,6 +52,7 @@ class DeviceState:
         recovered = recover(self._files, self.store)
         self.saved, self.fallbacks = recovered.saved, int(recovered.fell_back)
         self._previous_half = recovered.previous_half  # of the generation before this one
+        self.previous_inputs = recovered.previous_inputs  # of it too
         self._known: tuple[FileId, int] | None = None  # the newest file, and the boot in it
         self._own_boot = self.saved.boot  # another boot on the disk is of a process that has taken over
         self.holders = read_holders(folder)
@@ -112,12 +113,19 @@ class DeviceState:
             self._check_not_taken_over()
             self._save(StateFile(boot=self.saved.boot, run=run, plan=plan, epoch=epoch))
             self.disk.remove(self._files.previous)
-            self._previous_half = ""
+            self._previous_half = self.previous_inputs = ""
         self.store.sweep()
         self.store.keep(set())
 
     def half(self) -> Arrays | None:
         return self.store.open(bytes.fromhex(self.saved.half)) if self.saved.half else None
+
+    def fix_inputs(self, number: int, listing: Arrays) -> None:
+        """What round `number` learns from, before it does: a process that is killed in it goes on with these."""
+        name = self.store.put(listing).object.hex()
+        with self._locked():
+            self._check_not_taken_over()
+            self._save(replace(self.saved, inputs=name, inputs_round=number))
 
     def answer_to(self, question: str) -> Answer | None:
         return next((a for a in self.saved.answers if a.question == question), None)
@@ -134,7 +142,7 @@ class DeviceState:
                 answers=[*answers, answer][-KEPT_ANSWERS:], lost=None,
             )  # fmt: skip
             self._save(saved, keep=True)
-            self._previous_half = before.half
+            self._previous_half, self.previous_inputs = before.half, before.inputs
 
     def cannot_answer(self, question: str) -> str:
         """Why a question cannot be answered: an earlier answer is lost. Empty where it can."""
@@ -154,7 +162,7 @@ class DeviceState:
 
     def keep_only(self, needed: set[bytes]) -> None:
         """Remove all objects but those of the two generations and those that are still needed."""
-        kept = {self._previous_half, *self._objects()}
+        kept = {self._previous_half, self.previous_inputs, *self._objects()}
         self.store.keep({bytes.fromhex(name) for name in kept if name} | needed)
 
     @contextlib.contextmanager
@@ -210,7 +218,12 @@ class DeviceState:
         self.disk.replace(path, encode_state_file(replace(previous, boot=min(previous.boot, boot))))
 
     def _objects(self) -> set[str]:
-        return {self.saved.half, self.saved.broadcast, *(a.object for a in self.saved.answers)}
+        return {
+            self.saved.half,
+            self.saved.broadcast,
+            self.saved.inputs,
+            *(a.object for a in self.saved.answers),
+        }
 
     def _write(self, saved: StateFile, keep: bool = False) -> None:
         """Replace the file and its copies; the old file becomes the previous generation where `keep` is set."""

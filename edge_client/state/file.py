@@ -45,14 +45,19 @@ class StateFile:
     half: str = ""  # object with the half's state
     broadcast: str = ""  # last one that was received completely
     answers: list[Answer] = field(default_factory=list)
+    inputs: str = ""  # object with the list of what the round in hand learns from, where data grow
+    inputs_round: int = 0
     # The answer after all these, which is lost: it is computed again before all else.
     lost: Answer | None = None
 
 
 def encode_state_file(saved: StateFile) -> bytes:
-    """The lost answer is a key of its own: earlier versions ignore it, and read the rest."""
+    """The lost answer is a key of its own: earlier versions ignore it, and read the rest. So they do where no data
+    grow, of which they know nothing."""
     table = {**vars(saved), "answers": [_row(answer) for answer in saved.answers]}
     del table["lost"]
+    if not saved.inputs:
+        del table["inputs"], table["inputs_round"]
     lost = _row(saved.lost) if saved.lost else None
     lost_row = {"lost": {"seal": checksum(lost), "answer": lost}} if lost else {}
     return json.dumps({"format": FORMAT, "seal": checksum(table), "book": table, **lost_row}).encode()
@@ -89,7 +94,7 @@ def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
         answers = [decode(Answer, row, f"answers[{i}]") for i, row in enumerate(table.pop("answers"))]
         saved = decode(StateFile, table)
         saved.answers, saved.lost = answers, lost[0] if lost else None
-        names = [saved.plan, saved.half, saved.broadcast]
+        names = [saved.plan, saved.half, saved.broadcast, saved.inputs]
         names += [name for a in (*answers, *lost) for name in (a.question, a.base, a.object)]
         if bad := [name for name in names if not HASH_OR_NOTHING.fullmatch(name)]:
             raise ValueError(f"{bad[0][:40]!r} is no SHA-256")

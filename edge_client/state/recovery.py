@@ -26,6 +26,7 @@ class Recovered:
     saved: StateFile
     previous_half: str = ""  # of the previous generation
     fell_back: bool = False  # something was damaged, and this is an older state
+    previous_inputs: str = ""  # of the previous generation
 
 
 class StateFiles:
@@ -67,6 +68,7 @@ def recover(files: StateFiles, store: ObjectStore) -> Recovered:
         _without_lost_objects(saved, store),
         fallback.half if fallback else "",
         bool(fault),
+        fallback.inputs if fallback else "",
     )
 
 

@@ -85,6 +85,9 @@ class JobServer:
             case "build":
                 self._job = self._trainer.start(read_plan(message["plan"].encode(), self._plugins))
                 send(self._connection, {})
+            case "learn_from":
+                self._trainer.learn_from(arrays)
+                send(self._connection, {})
             case "restore":
                 self._job.restore(arrays)
                 send(self._connection, {})

@@ -64,6 +64,7 @@ class ChildTrainer:
         self._child: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._kills = 0
+        self._listing: Arrays | None = None  # of the inbox, for every process that is started
         try:
             self.data = self._start_process()
         except BaseException:
@@ -102,8 +103,16 @@ class ChildTrainer:
         ours.settimeout(START_SECONDS)
         message, arrays = self._request({"do": "start", "settings": encode(self._settings)})
         ours.settimeout(self._settings.trainer_seconds)
+        if self._listing is not None:
+            self._request({"do": "learn_from"}, self._listing)
         part = TensorSamples(torch.empty(0), torch.from_numpy(arrays["labels"].copy()))
         return Labels(message["domain"], message["classes"], part, part, part, tuple(message["names"]))
+
+    def learn_from(self, listing: Arrays) -> None:
+        """Jobs that start from now on have the samples of this list of the device's inbox too."""
+        self._listing = listing
+        if self._ensure_process():
+            self._request({"do": "learn_from"}, listing)
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
         """For a process that is started from now on; 0 is as the settings have it."""

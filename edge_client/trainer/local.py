@@ -10,6 +10,7 @@ import torch
 
 from protofleet.edge_client.compute import moved, set_torch
 from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.inbox_shard import as_listing, joined, samples_of
 from protofleet.edge_client.data.shard import Shard, Shards
 from protofleet.edge_client.gpu.accelerator import Cuda
 from protofleet.edge_client.gpu.admission import Admission, GpuFullError, Work
@@ -27,6 +28,7 @@ from protofleet.methods.contract.plan import Plan, PublicImages
 from protofleet.methods.served import kept
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.wire.messages import Arrays
 
 AdmissionTo: TypeAlias = Callable[[torch.device], Admission | None]  # None where nobody has to be admitted
 
@@ -50,9 +52,17 @@ class LocalTrainer:
         self.admission = admission(self.place)
         self._shards = shards or Shards()
         self._publisher = publisher_of(settings)
-        self.data = self._shards.load(settings.data, settings.plugins)
+        self._own = self.data = self._shards.load(settings.data, settings.plugins)
         self._network = settings.network and settings.network.taken(settings.plugins)
         if self.admission is not None and alone:
+            self.data = self._moved_for_good(self.admission)
+
+    def learn_from(self, listing: Arrays) -> None:
+        """Jobs that start from now on have its own data, and the samples of this list of its inbox."""
+        settings, state = self._settings, Path(self._settings.folder)
+        samples = samples_of(settings.data, state, Disk(settings.durable))
+        self.data = joined(self._own, as_listing(listing), samples, settings.data)
+        if self.admission is not None and self._alone:
             self.data = self._moved_for_good(self.admission)
 
     def start(self, plan: Plan) -> Job:

@@ -16,20 +16,28 @@ from protofleet.methods.contract.base import ClientHalf, Method, Samples, Server
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
 from protofleet.methods.contract.own_metrics import Metric, metrics_of
-from protofleet.methods.contract.public import DRAWN, HASHED_SIZE, Images, PublicSet, batches_of, sha256_of
+from protofleet.methods.contract.public import (
+    DRAWN,
+    HASHED,
+    PublicSamples,
+    PublicSet,
+    batches_of,
+    hashed,
+    sha256_of,
+)
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.nets.base import Net
 from protofleet.methods.plugins.allowed import PLANNED, PlugIns, checked_hashes
 from protofleet.methods.plugins.errors import PlugInError
 from protofleet.methods.plugins.packages import installed
 from protofleet.protocol.settings.bounds import Channels, Classes, Pixels, Rounds, Seed, Width
+from protofleet.protocol.settings.input_shape import USUAL_CHANNELS, USUAL_SIDE, Axes, InputShape, shape_of
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 from protofleet.protocol.settings.suggest import there_are
 
-CHANNELS = (1, 3)
 DEFAULT_NETWORK: Final = "cnn23"
 
-PublicImages: TypeAlias = Callable[[int], Images]  # by their size in pixels
+PublicImages: TypeAlias = Callable[[InputShape], PublicSamples]  # by the shape of a sample
 
 
 @dataclass(frozen=True)
@@ -65,10 +73,10 @@ class Plan:
     classes: Classes
     rounds: Rounds
     seed: Seed = 0
-    size: Pixels = 32  # images are size x size
+    size: Pixels = USUAL_SIDE  # images are size x size
     network: Network = Network()
     hyper: dict[str, Any] = field(default_factory=dict)
-    channels: Channels = 3  # of an image: 3, or 1 for shades of grey
+    channels: Channels = USUAL_CHANNELS  # of an image: 3, or 1 for shades of grey
     # For methods whose devices train a network of all beside their own; None: as `network`.
     mutual: Network | None = None
     # For methods whose devices compare what they make of images that all have; None: the drawn ones.
@@ -77,12 +85,12 @@ class Plan:
     freeze: Freeze | None = None  # what of it is not trained
     # Kind -> SHA-256 of the plug-ins beside networks, which have their own; nothing of theirs travels but this.
     plugins: dict[str, str] = field(default_factory=dict)
+    shape: Axes = ()  # of a sample, where size and channels cannot say it: [F], [C, T] or [C, H, W]
 
     def __post_init__(self) -> None:
         if self.classes < 2:
             raise ValueError(f"classes is {self.classes}, it must be at least 2")
-        if self.channels not in CHANNELS:
-            raise ValueError(f"channels is {self.channels}, it must be 1 (grey) or 3 (colour)")
+        shape_of(self.shape, self.size, self.channels)
         try:
             decode(self.load().Hyper, self.hyper, "method")
         except LookupError as error:
@@ -97,6 +105,11 @@ class Plan:
                 f"{self.method} uses no public set, and the run's is {self.public.title}; leave `public` out, or "
                 f"take one of the methods {', '.join(name for name in names() if load(name).public)}"
             )
+
+    @property
+    def input_shape(self) -> InputShape:
+        """Of one sample, as it enters a network."""
+        return shape_of(self.shape, self.size, self.channels)
 
     def load(self) -> Method:
         return load(self.method, self.plugins.get("method", ""))
@@ -139,7 +152,7 @@ class Plan:
 
     def _built(self, chosen: Network, seed: int) -> Net:
         return nets.build(
-            chosen.name, classes=self.classes, image=(self.channels, self.size, self.size),
+            chosen.name, classes=self.classes, image=self.input_shape.axes,
             feature_size=chosen.feature_size, embedding_size=chosen.embedding_size, head=chosen.head, seed=seed,
             plugin=chosen.plugin,
         )  # fmt: skip
@@ -155,7 +168,7 @@ class Plan:
         self, data: Samples, device: str, network: Network | None = None, place: torch.device | None = None,
         *, validation: Samples | None = None, public: PublicImages | None = None,
     ) -> ClientHalf:  # fmt: skip
-        """`public` has the images of a set that is not drawn: of that, nobody has to be asked."""
+        """`public` has the samples of a set that is not drawn: of that, nobody has to be asked."""
         method, place = self.load(), place or torch.device("cpu")
         own = self.device_model(network).to(place), data, self.settings(), self.seed, device
         half = method.Client(*own, self.mutual_model().to(place)) if method.mutual else method.Client(*own)
@@ -173,8 +186,8 @@ class Plan:
         if chosen.source != DRAWN and not chosen.sha256:  # whatever other files a device has would do
             raise no_hash(chosen)
         if chosen.sha256:
-            chosen.check(images(HASHED_SIZE))
-        return batches_of(images(self.size), self.channels, chosen, place)
+            chosen.check(images(hashed(chosen.source, self.input_shape)))
+        return batches_of(images(self.input_shape), chosen, place)
 
     def device_model(self, network: Network | None = None) -> Net:
         """The network of a device, refused with SettingsError where the method cannot take it in this run."""
@@ -205,8 +218,9 @@ class Plan:
         return own
 
     def encode(self) -> bytes:
-        """What a run without plug-ins is about has the bytes that it always had."""
-        table = encode(self)
+        """What a run without plug-ins is about has the bytes that it always had, and no shape where size and channels
+        say it: every version knows those."""
+        table = {k: value for k, value in encode(self).items() if k not in ("size", "channels", "shape")}
         hashes = dict(table.pop("plugins"))
         for key in ("network", "mutual"):
             if key in table:
@@ -214,7 +228,7 @@ class Plan:
                 del table[key]["file"]
         if hashes := {kind: number for kind, number in hashes.items() if number}:
             table["plugins"] = hashes
-        return json.dumps(table, sort_keys=True).encode()
+        return json.dumps({**table, **self.input_shape.settings()}, sort_keys=True).encode()
 
     @property
     def digest(self) -> bytes:
@@ -222,7 +236,7 @@ class Plan:
 
 
 def agreed_public_set(method: str, chosen: PublicSet | None, plugin: str = "") -> PublicSet | None:
-    """As it stands in the plan of a run: with a hash, so that no device uses other images than the rest."""
+    """As it stands in the plan of a run: with a hash, so that no device uses other samples than the rest."""
     if (
         not (plugin or method in names()) or not load(method, plugin).public
     ):  # what cannot be, the plan refuses
@@ -231,7 +245,7 @@ def agreed_public_set(method: str, chosen: PublicSet | None, plugin: str = "") -
     if chosen.sha256:
         return chosen
     if chosen.source == DRAWN:
-        return replace(chosen, sha256=sha256_of(chosen.draw(HASHED_SIZE)))
+        return replace(chosen, sha256=sha256_of(chosen.draw(HASHED)))
     raise no_hash(chosen)
 
 
@@ -262,11 +276,6 @@ def read_plan(text: bytes, plugins: PlugIns | None = None) -> Plan:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"the plan is not JSON: {error}") from None
-    if isinstance(table, dict) and "shape" in table:
-        raise SettingsError(
-            f"the run's samples have the shape {str(table['shape'])[:64]}, this version takes square images alone; "
-            "bring it up to date"
-        )
     if isinstance(table, dict):
         table = with_plugins(table, plugins or PlugIns())
     return decode(Plan, table, "plan")

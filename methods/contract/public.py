@@ -1,38 +1,42 @@
-"""Images without labels that all devices of a run have: they are never sent, and what was made of them is comparable.
+"""Samples without labels that all devices of a run have: they are never sent; what was made of them is comparable.
 
-The usual ones are drawn, by whole numbers alone, so every machine draws the same. Others come from the devices' own
-data sources. A hash of them, as they are at 32 x 32, stands in the run's plan.
+The usual ones are drawn, by whole numbers alone, so every machine draws the same: images; and where a run learns from
+series or vectors, images in grey whose rows are the channels, or of one row. Others come from the devices' own data
+sources. A hash of them stands in the run's plan: of images as they are at 32 x 32, of all else as it is in the run.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofleet.protocol.settings.bounds import Pixels, PublicBatch, PublicSamples, Seed
+from protofleet.protocol.settings.bounds import PublicBatch, Seed
+from protofleet.protocol.settings.bounds import PublicSamples as Count
+from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 DRAWN: Final = "shapes"
-HASHED_SIZE: Final = 32
+HASHED: Final = InputShape((3, 32, 32))
 MOST_PAIRS: Final = 1 << 24  # of images of a batch, in all batches: 64 MB of similarities
 FIGURES: Final = 3  # in a picture
 FIGURE_BYTES: Final = 8
 BACKGROUND_BYTES: Final = 8
 
-Images = NDArray[np.uint8]  # [N, size, size, 3]
+Images = NDArray[np.uint8]  # [N, height, width, 3]
+PublicSamples = NDArray[Any]  # [N, *the shape of a sample], uint8 of pixels, float32 of anything else
 
 
 @dataclass(frozen=True)
 class PublicSet:
     source: str = DRAWN  # or a source of data that every device has
     domain: str = ""  # of that source; "": all of them
-    samples: PublicSamples = 512
+    samples: Count = 512
     # Images that are compared with each other; they stay together.
     batch: PublicBatch = 64
     seed: Seed = 0  # by which they are drawn, or chosen
@@ -66,11 +70,18 @@ class PublicSet:
         words = f"{self.source} {self.domain}".strip()
         return f"{words}, {self.samples:,} images, seed {self.seed}"
 
-    def draw(self, size: int) -> Images:
-        return drawn(self.samples, self.seed, size)
+    def draw(self, shape: InputShape) -> PublicSamples:
+        height, width = ((1, *shape.axes)[-2:]) if shape.rank < 3 else shape.spatial
+        images = drawn(self.samples, self.seed, height, width)
+        if shape.rank < 3:
+            return grey(images).reshape(self.samples, *shape.axes)
+        if shape.channels == 3:
+            return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+        # Of one channel, or of as many as nobody has a colour for: shades of grey in each.
+        return np.repeat(grey(images)[:, None], shape.channels, axis=1)
 
-    def check(self, images: Images) -> None:
-        """SettingsError where these, at 32 x 32, are not the run's."""
+    def check(self, images: PublicSamples) -> None:
+        """SettingsError where these, in the shape `hashed` says, are not the run's."""
         found = sha256_of(images)
         if self.sha256 and found != self.sha256:
             raise SettingsError(
@@ -80,37 +91,54 @@ class PublicSet:
             )
 
 
-def sha256_of(images: Images) -> str:
-    return hashlib.sha256(np.ascontiguousarray(images).tobytes()).hexdigest()
+def hashed(source: str, shape: InputShape) -> InputShape:
+    """The shape in which a public set is hashed, in a run of samples of this shape."""
+    return HASHED if source == DRAWN or shape.rank == 3 else shape
 
 
-def batches_of(images: Images, channels: int, public: PublicSet, place: torch.device) -> list[Tensor]:
-    """As devices' own images are scaled: 0 .. 255 to -1 .. 1."""
-    if channels == 1:
-        red, green, blue = (images[..., i].astype(np.uint32) for i in range(3))
-        images = ((299 * red + 587 * green + 114 * blue + 500) // 1000).astype(np.uint8)[..., None]
-    x = (2 * images.transpose(0, 3, 1, 2).astype(np.float32) - 255) / np.float32(255)
+def sha256_of(samples: PublicSamples) -> str:
+    """Of pixels, channels last."""
+    ordered = samples.transpose(0, 2, 3, 1) if samples.ndim == 4 else samples
+    return hashlib.sha256(np.ascontiguousarray(ordered).tobytes()).hexdigest()
+
+
+def grey(images: Images) -> Images:
+    """[N, h, w, 3] -> [N, h, w], as devices make their own images grey."""
+    red, green, blue = (images[..., i].astype(np.uint32) for i in range(3))
+    found: Images = ((299 * red + 587 * green + 114 * blue + 500) // 1000).astype(np.uint8)
+    return found
+
+
+def batches_of(samples: PublicSamples, public: PublicSet, place: torch.device) -> list[Tensor]:
+    """Pixels as devices' own are scaled, 0 .. 255 to -1 .. 1; all else is scaled by its source."""
+    x = samples
+    if samples.dtype == np.uint8:
+        x = (2 * samples.astype(np.float32) - 255) / np.float32(255)
     return list(torch.split(torch.from_numpy(np.ascontiguousarray(x)).to(place), list(public.batches)))
 
 
-def drawn(samples: int, seed: int, size: Pixels) -> Images:
+def drawn(samples: int, seed: int, height: int, width: int) -> Images:
     """Discs, rings, boxes and stripes before a background that goes from one colour to another."""
     each = BACKGROUND_BYTES + FIGURES * FIGURE_BYTES
     text = hashlib.shake_256(f"protofleet shapes/{seed}".encode()).digest(samples * each)
     dice = np.frombuffer(text, np.uint8).reshape(samples, each).astype(np.int32)
-    at = (2 * np.arange(size, dtype=np.int32) + 1) * 128 // size  # middles of pixels, of 256 a side
-    u, v = at[None, None, :], at[None, :, None]
+    u, v = middles(width)[None, None, :], middles(height)[None, :, None]
     images = background(dice[:, :BACKGROUND_BYTES], u, v)
     for number in range(FIGURES):
         start = BACKGROUND_BYTES + number * FIGURE_BYTES
-        kind, x, y, width, height, *colour = dice[:, start : start + FIGURE_BYTES].T[..., None, None]
-        inside = figure(kind, u - x, v - y, 16 + width % 64, 16 + height % 64)
+        kind, x, y, wide, high, *colour = dice[:, start : start + FIGURE_BYTES].T[..., None, None]
+        inside = figure(kind, u - x, v - y, 16 + wide % 64, 16 + high % 64)
         images = np.where(inside[..., None], np.stack(colour, axis=-1), images)
     return images.astype(np.uint8)
 
 
+def middles(size: int) -> NDArray[np.int32]:
+    """Of pixels, of 256 a side."""
+    return ((2 * np.arange(size, dtype=np.int64) + 1) * 128 // size).astype(np.int32)
+
+
 def background(dice: NDArray[np.int32], u: NDArray[np.int32], v: NDArray[np.int32]) -> NDArray[np.int32]:
-    """[N, size, size, 3]"""
+    """[N, height, width, 3]"""
     across = 1 + dice[:, 6, None, None]
     down = 1 + dice[:, 7, None, None]
     far = ((across * u + down * v) // (across + down))[..., None]
@@ -123,7 +151,7 @@ def figure(
     kind: NDArray[np.int32], x: NDArray[np.int32], y: NDArray[np.int32], width: NDArray[np.int32],
     height: NDArray[np.int32],
 ) -> NDArray[np.bool_]:  # fmt: skip
-    """[N, size, size], around its middle."""
+    """[N, height, width], around its middle."""
     box = (abs(x) <= width) & (abs(y) <= height)
     distance = x * x * (height * height) + y * y * (width * width)
     edge = width * width * (height * height)

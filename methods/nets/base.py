@@ -1,4 +1,4 @@
-"""The shape every network here has: image -> features -> projector -> head.
+"""The shape every network here has: sample -> features -> projector -> head.
 
 The papers cut a network in the same places: psi, varphi, phi (FedLSA, eq. 9), f and head (FedSA, FedPLCC),
 G and H (FedPall). Methods name the pieces and never a layer, so any method runs on any network.
@@ -20,12 +20,13 @@ CPU: Final = torch.device("cpu")
 
 Module = TypeVar("Module", bound=nn.Module)
 Image: TypeAlias = tuple[int, int, int]  # channels, height, width
+Axes: TypeAlias = tuple[int, ...]  # of any sample: [F], [C, T] or [C, H, W]
 
 
 class Net(nn.Module):
-    """image -> features -> projector -> head."""
+    """sample -> features -> projector -> head."""
 
-    features: nn.Module  # [B, ch, H, W] -> [B, feature_size], flat
+    features: nn.Module  # [B, *the shape of a sample] -> [B, feature_size], flat
     projector: nn.Module  # [B, feature_size] -> [B, embedding_size]; Identity where the network has none
     head: nn.Module  # [B, embedding_size] -> [B, classes]; one linear layer, or FedPall's deeper classifier
     feature_size: int

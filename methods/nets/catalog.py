@@ -1,42 +1,50 @@
-"""The networks by name: each is a line in the table and a builder (image, classes, feature_size) -> Net."""
+"""The networks by name: each is a line in the table and a builder (shape, classes, feature_size) -> Net."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from protofleet.methods.nets import cnn, zoo
-from protofleet.methods.nets.base import Image, Net, initialised_from
+from protofleet.methods.nets.base import Axes, Net, initialised_from
+from protofleet.methods.nets.cnn1d import SMALLEST as SMALLEST_CNN1D
+from protofleet.methods.nets.cnn1d import cnn1d
 from protofleet.methods.nets.mlp import fedpall_classifier
 from protofleet.methods.nets.perceptron import SMALLEST as SMALLEST_PERCEPTRON
 from protofleet.methods.nets.perceptron import perceptron
 from protofleet.methods.nets.resnet10 import SMALLEST as SMALLEST_RESNET10
 from protofleet.methods.nets.resnet10 import resnet10
 from protofleet.methods.plugins.found import demand_type, find
+from protofleet.protocol.settings.input_shape import FORMS, KINDS, InputShape
 from protofleet.protocol.settings.suggest import there_are
 
 __all__ = ["Net", "build", "names"]
 
-Builder: TypeAlias = Callable[[Image, int, int | None], Net]
+Builder: TypeAlias = Callable[[Any, int, int | None], Net]  # the shape of a sample, classes, feature_size
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     make: Builder
-    smallest: int  # side of an image, in pixels
-    channels: int | None = None  # None: as many as the images have
+    smallest: int  # side of an image in pixels, or steps of a series
+    channels: int | None = None  # None: as many as the samples have
+    ranks: tuple[int, ...] = (3,)  # of samples: 1 vectors, 2 series, 3 images
 
-    def problem_with(self, image: Image) -> str | None:
-        channels, height, width = image
-        if channels < 1 or self.channels not in (None, channels):
-            return f"takes images of {self.channels or '1 or more'} channels, not {channels}"
-        if min(height, width) < self.smallest:
-            return f"takes images from {self.smallest}x{self.smallest} on, not {height}x{width}"
-        return None
+    def problem_with(self, shape: InputShape) -> str | None:
+        if shape.rank not in self.ranks:
+            taken = ", ".join(f"{KINDS[rank]} {FORMS[rank]}" for rank in self.ranks)
+            return f"takes {taken}, these samples are {shape}"
+        if self.channels not in (None, shape.channels):
+            return f"takes images of {self.channels} channels, not {shape.channels}"
+        if min(shape.spatial, default=self.smallest) >= self.smallest:
+            return None
+        if shape.rank == 3:
+            return f"takes images from {self.smallest}x{self.smallest} on, not {'x'.join(map(str, shape.spatial))}"
+        return f"takes series from {self.smallest} steps on, not {shape.spatial[0]}"
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -48,12 +56,14 @@ RECIPES: Mapping[str, Recipe] = {
     "cnn_fednh_small": Recipe(cnn.fednh_small, cnn.SMALLEST),
     "cnn_fednh_conv": Recipe(cnn.fednh_backbone, cnn.SMALLEST),
     "cnn_bn": Recipe(cnn.batch_norm, cnn.SMALLEST_WITH_BATCH_NORM),
-    "mlp": Recipe(perceptron, SMALLEST_PERCEPTRON),
+    "cnn1d": Recipe(cnn1d, SMALLEST_CNN1D, ranks=(2,)),
+    "mlp": Recipe(perceptron, SMALLEST_PERCEPTRON, ranks=(1, 2, 3)),
     "resnet10": Recipe(resnet10, SMALLEST_RESNET10),
     **{name: Recipe(partial(zoo.wrapped, name), zoo.SMALLEST, zoo.CHANNELS) for name in zoo.BACKBONES},
 }
 
 
+SERIES = (6, 128)  # the sample for which networks of series are counted
 HEADS = ("linear", "mlp")
 
 
@@ -65,7 +75,7 @@ def build(
     name: str,
     *,
     classes: int,
-    image: tuple[int, int, int] = (3, 32, 32),
+    image: Axes = (3, 32, 32),
     feature_size: int | None = None,
     embedding_size: int | None = None,
     head: str = "linear",
@@ -74,13 +84,14 @@ def build(
 ) -> Net:
     """An untrained network on the CPU: the same for the same arguments, whatever was drawn before.
 
-    feature_size None is the network's own; set, `features` gives that many (each builder says how). embedding_size
-    puts a linear projector of that width behind the features, as FedLSA's varphi, in place of the network's own.
-    HEADS are "linear" and "mlp", FedPall's deeper classifier. `plugin`: SHA-256 of one that is in none of our files.
+    `image` is the shape of a sample, of whatever kind. feature_size None is the network's own; set, `features` gives
+    that many (each builder says how). embedding_size puts a linear projector of that width behind the features, as
+    FedLSA's varphi, in place of the network's own. HEADS are "linear" and "mlp", FedPall's deeper classifier.
+    `plugin`: SHA-256 of one that is in none of our files.
     """
-    recipe = recipe_of(name, plugin)
-    if problem := recipe.problem_with(image):
-        raise ValueError(f"{name} {problem}; convert the images{_or_another_network(image)}")
+    recipe, shape = recipe_of(name, plugin), InputShape(image)
+    if problem := recipe.problem_with(shape):
+        raise ValueError(f"{name} {problem}; {_way_out(recipe, shape)}")
     if classes < 2:
         raise ValueError(f"classes is {classes}, below 2: state how many classes the whole federation has")
     if feature_size is not None and feature_size < 1:
@@ -88,7 +99,7 @@ def build(
     if embedding_size is not None and embedding_size < 1:
         raise ValueError(f"embedding_size is {embedding_size}, below 1: leave it out for the network's own")
     with initialised_from(seed):
-        model = recipe.make(image, classes, feature_size)
+        model = recipe.make(shape.axes, classes, feature_size)
         if embedding_size is not None:
             model.project(embedding_size)
     if head == "mlp":
@@ -111,26 +122,35 @@ class Size:
     name: str
     parameters: int
     bytes: int  # of parameters and buffers, as they are sent
-    smallest: int  # side of an image, in pixels
-    channels: int | None  # None: as many as the images have
+    smallest: int  # side of an image in pixels, or steps of a series
+    channels: int | None  # None: as many as the samples have
+    ranks: tuple[int, ...]  # of samples: 1 vectors, 2 series, 3 images
 
 
 def sizes(classes: int = 10, side: int = 32) -> list[Size]:
-    """Of all networks, for colour images of this side or the smallest that a network takes. Nothing is allocated."""
+    """Of all networks, for colour images of this side or the smallest that a network takes; of what takes none, for
+    SERIES. Nothing is allocated."""
     found = []
     with torch.device("meta"):
         for name in names():
             recipe = RECIPES[name]
             larger = max(side, recipe.smallest)
-            model = build(name, classes=classes, image=(3, larger, larger))
+            image = (3, larger, larger) if 3 in recipe.ranks else SERIES
+            model = build(name, classes=classes, image=image)
             state = model.state_dict().values()
             found.append(Size(
                 name, sum(p.numel() for p in model.parameters()), sum(t.nbytes for t in state),
-                recipe.smallest, recipe.channels,
+                recipe.smallest, recipe.channels, recipe.ranks,
             ))  # fmt: skip
     return found
 
 
-def _or_another_network(image: Image) -> str:
-    fitting = [name for name in names() if RECIPES[name].problem_with(image) is None]
-    return f" or take one of {', '.join(fitting)}" if fitting else ""
+def _way_out(recipe: Recipe, shape: InputShape) -> str:
+    fitting = [name for name in names() if RECIPES[name].problem_with(shape) is None]
+    convert = "" if shape.rank not in recipe.ranks else f"convert the {shape.kind}"
+    others = f"take {'one of ' if len(fitting) > 3 else ''}{_either(fitting)}" if fitting else ""
+    return " or ".join(filter(None, (convert, others))) or "set data.shape"
+
+
+def _either(networks: list[str]) -> str:
+    return " or ".join(networks) if len(networks) <= 3 else ", ".join(networks)

@@ -1,18 +1,20 @@
-"""A perceptron over pixels: the smallest network with all three pieces. For smoke tests and very small devices."""
+"""A perceptron over all numbers of a sample, whatever its shape: the smallest network with all three pieces. For
+vectors, smoke tests and very small devices."""
 
 from __future__ import annotations
 
+import math
+
 from torch import nn
 
-from protofleet.methods.nets.base import Image, Net
+from protofleet.methods.nets.base import Axes, Net
 
 SMALLEST = 2
 HIDDEN, EMBEDDING = 32, 16
 
 
-def perceptron(image: Image, classes: int, feature_size: int | None) -> Net:
-    """pixels -> 32 with ReLU -> 16 -> classes; feature_size is the width of the hidden layer."""
-    channels, height, width = image
+def perceptron(shape: Axes, classes: int, feature_size: int | None) -> Net:
+    """numbers -> 32 with ReLU -> 16 -> classes; feature_size is the width of the hidden layer."""
     hidden = feature_size or HIDDEN
-    features = nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.ReLU())
+    features = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU())
     return Net(features, hidden, classes, projector=nn.Linear(hidden, EMBEDDING), embedding_size=EMBEDDING)

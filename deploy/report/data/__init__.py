@@ -1,4 +1,4 @@
-"""What devices have to learn from: how many images of which class, as a picture, a table and one number.
+"""What devices have to learn from: how many samples of which class, as a picture, a table and one number.
 
 May import: deploy, deploy.report, protocol.*.
 """

@@ -1,4 +1,4 @@
-"""Classes x devices as bubbles: the area of each is how many training images of the class the device has.
+"""Classes x devices as bubbles: the area of each is how many training samples of the class the device has.
 
 A row is a device, a column a class. The picture is as wide as a phone and no wider than 460 pixels, so letters are of
 the size of the text around it on either. More devices or classes than it has room for share a row or a column.
@@ -21,7 +21,7 @@ MOST_COLUMNS, MOST_ROWS = 16, 60
 MOST_LETTERS: Final = 15  # of a name; the whole of it is in the table and in the bubble's title
 LETTER: Final = 7.0
 ROW, HEADING, BASE = 24.0, 20.0, 24.0
-SMALLEST: Final = 1.0  # radius, so that one image can be seen
+SMALLEST: Final = 1.0  # radius, so that one sample can be seen
 FILL: Final = "#0072B2"  # over 3:1 on white and on the dark page
 
 
@@ -81,9 +81,9 @@ def bubbles(fleet: FleetCounts, style: str = "") -> str:
             y += HEADING
         elements += row_elements(grid, row, y + ROW / 2, step, radius, largest)
         y += ROW
-    elements.append(text(0, y + 18, f"the largest bubble: {largest:,} training images"))
+    elements.append(text(0, y + 18, f"the largest bubble: {largest:,} training samples"))
     label = (
-        f"training images of {fleet.classes} classes on {len(fleet.devices)} devices; skew {fleet.skew:.2f}"
+        f"training samples of {fleet.classes} classes on {len(fleet.devices)} devices; skew {fleet.skew:.2f}"
     )
     return (
         f'<svg viewBox="0 0 {WIDTH:.0f} {y + BASE:.0f}" role="img" aria-label="{escape(label)}" '

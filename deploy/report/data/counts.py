@@ -1,4 +1,4 @@
-"""How many training images of each class each device has, and how much devices differ in that, as one number."""
+"""How many training samples of each class each device has, and how much devices differ in that, as one number."""
 
 from __future__ import annotations
 

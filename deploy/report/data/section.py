@@ -11,7 +11,7 @@ from protofleet.deploy.report.finished_run import FinishedRun
 from protofleet.deploy.report.html_page import section, table, unfolded
 
 TITLE: Final = "Data"
-CAPTION: Final = "Training images of each class on each device"
+CAPTION: Final = "Training samples of each class on each device"
 MOST_CELLS: Final = 20_000  # of a table; a larger one has the rows and columns of the picture
 UNKNOWN: Final = (
     "What the devices learn from is not known here: a device tells its coordinator no more than its method "
@@ -19,7 +19,7 @@ UNKNOWN: Final = (
 )
 SKEW: Final = (
     "the mean over devices of the total variation distance between a device's mix of classes and the mix of all "
-    "these images. How images look, which is what domains differ in, has no part in it."
+    "these samples. How samples look, which is what domains differ in, has no part in it."
 )
 
 
@@ -32,7 +32,7 @@ def run_section(run: FinishedRun) -> str:
 def data_section(fleet: FleetCounts, unknown: int = 0) -> str:
     missing = f" Nothing is known here of {unknown} more." if unknown else ""
     about = (
-        f"{sum(one.total for one in fleet.devices):,} training images of {fleet.classes} classes on "
+        f"{sum(one.total for one in fleet.devices):,} training samples of {fleet.classes} classes on "
         f"{devices(len(fleet.devices))}, of {domains(fleet)}.{missing}"
     )
     skew = f"<p><b>Skew of classes: {skew_words(fleet)}</b>: {SKEW}</p>"

@@ -13,8 +13,8 @@ from protofleet.deploy.report.html_page import section, table
 from protofleet.deploy.report.numbers import NONE, percent, three_places
 
 VIEWS: Final = {
-    "global": "the global model, on every domain's own test images",
-    "personal": "each device's own model, on its own domain's test images",
+    "global": "the global model, on every domain's own test samples",
+    "personal": "each device's own model, on its own domain's test samples",
 }
 VIEWS_NOTE: Final = "A word after global or personal is another way to predict with that model."
 ROUNDS_NOTE: Final = "The point at r is the model after r rounds."
@@ -64,7 +64,7 @@ def accuracy_table(summary: Mapping[str, Any]) -> str:
         for name in [*sorted(n for n in final if n != "mean"), "mean"]
     ]
     point = f"best by validation (point {best['point']})" if "point" in best else "best by validation"
-    return table("Accuracy on test images", ["domain", "start", "last round", point], rows)
+    return table("Accuracy on test samples", ["domain", "start", "last round", point], rows)
 
 
 def views_table(summary: Mapping[str, Any]) -> str:
@@ -89,4 +89,4 @@ def loss_table(series: list[Line]) -> str:
         for line in series
         if (ys := [y for _, y in line.points])
     ]
-    return table("Loss on test images", ["domain", "start", "last round", "lowest"], rows or [[NONE] * 4])
+    return table("Loss on test samples", ["domain", "start", "last round", "lowest"], rows or [[NONE] * 4])

@@ -103,7 +103,7 @@ def features_section(folder: Path, rounds: int) -> str:
     if not layouts:
         return ""
     text = (
-        "Features of the devices' training images (FedLSA, fig. 4; FedPall, fig. 4): one t-SNE for each round, of "
+        "Features of the devices' training samples (FedLSA, fig. 4; FedPall, fig. 4): one t-SNE for each round, of "
         "all devices together, with the anchors or global prototypes that they had received. Neighbours stay "
         "neighbours; distances between clusters and their sizes mean little."
     )
@@ -190,7 +190,7 @@ def class_figure(
     ]
     entries = [*style.group_legend(coloured=True), *mark_legend([LOCAL, GLOBAL])]
     text = (
-        f"One t-SNE of the features of the devices' images of class {label}, of the prototypes that the devices "
+        f"One t-SNE of the features of the devices' samples of class {label}, of the prototypes that the devices "
         f"computed from them and of the server's (FedPLCC, fig. 2). {caption}"
     )
     picture = scatter_plot(

@@ -11,7 +11,9 @@ import numpy as np
 
 from protofleet.edge_client.data.domain import Indices, Labels
 from protofleet.edge_client.data.errors import DataError, reading
-from protofleet.edge_client.data.images.resize import Pixels
+from protofleet.edge_client.data.images.resize import Pixels, channels_first
+from protofleet.edge_client.data.scaling import Values
+from protofleet.protocol.settings.input_shape import InputShape
 
 SUFFIXES: Final = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 WAY_OUT: Final = "replace it, or take it out of the data"
@@ -22,11 +24,12 @@ class ImageFiles:
     paths: Sequence[Path]
     labels: Labels
 
-    def pixels(self, chosen: Indices, size: int) -> Pixels:
-        out = np.empty((len(chosen), size, size, 3), np.uint8)
+    def samples(self, chosen: Indices, shape: InputShape) -> Values:
+        height, width = shape.spatial
+        out = np.empty((len(chosen), height, width, 3), np.uint8)
         for i, number in enumerate(chosen.tolist()):
-            out[i] = _picture(self.paths[number], size)
-        return out
+            out[i] = _picture(self.paths[number], height, width)
+        return channels_first(out, shape.channels)
 
 
 def subfolders(folder: Path, way_out: str) -> list[str]:
@@ -55,12 +58,12 @@ def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], ImageFil
     return classes, ImageFiles([path for group in paths for path in group], labels)
 
 
-def _picture(path: Path, size: int) -> Pixels:
+def _picture(path: Path, height: int, width: int) -> Pixels:
     from PIL import Image
 
     try:
         with reading(path, WAY_OUT), Image.open(path) as image:
-            return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+            return np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR))
     # Pillow raises a SyntaxError for some broken PNGs.
     except (SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read ({error}); {WAY_OUT}") from error

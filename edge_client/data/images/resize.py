@@ -7,6 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.edge_client.data.errors import DataError
+
 Pixels = NDArray[np.uint8]
 
 BITS: Final = 12  # a row of weights sums to 2^BITS
@@ -24,6 +26,31 @@ def resize(images: Pixels, height: int, width: int) -> Pixels:
         block = _along(_along(block, 1, height), 2, width)
         out[start : start + CHUNK] = block
     return out
+
+
+def channels_first(images: Pixels, channels: int) -> Pixels:
+    """[N, h, w, C] -> [N, channels, h, w]: colours become grey, and grey has three equal ones; without a copy where
+    nothing has to be computed."""
+    own = images.shape[3]
+    if own == 3 and channels == 1:
+        images = grey(images)
+    elif own == 1:
+        images = np.broadcast_to(images, (*images.shape[:3], channels))
+    elif own != channels:
+        raise DataError(
+            f"the images have {own} channels, and the settings ask for {channels}; set data.shape = [{own}, height, "
+            "width]"
+        )
+    ordered: Pixels = images.transpose(0, 3, 1, 2)
+    return ordered
+
+
+def grey(pixels: Pixels) -> Pixels:
+    """[N, h, w, 3] -> [N, h, w, 1] by ITU-R BT.601's luma, in whole numbers; a grey image keeps its shades."""
+    red, green, blue = (pixels[..., i].astype(np.uint32) for i in range(3))
+    luma = (299 * red + 587 * green + 114 * blue + 500) // 1000
+    found: Pixels = luma.astype(np.uint8)[..., None]
+    return found
 
 
 def _along(images: NDArray[np.int32], axis: int, size: int) -> NDArray[np.int32]:

@@ -1,4 +1,4 @@
 """Sources of data by the form in which they are published, one module each.
 
-May import: edge_client.data, edge_client.data.images, edge_client.data.digits.
+May import: edge_client.data, edge_client.data.images, edge_client.data.digits, protocol.settings.
 """

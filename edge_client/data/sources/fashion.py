@@ -17,11 +17,13 @@ import numpy as np
 
 from protofleet.edge_client.data.domain import Domain, ImagesInMemory, Indices, Labels
 from protofleet.edge_client.data.images.photos import crops, draw_places, read_photos
-from protofleet.edge_client.data.images.resize import Pixels, resize
+from protofleet.edge_client.data.images.resize import Pixels, channels_first, resize
 from protofleet.edge_client.data.images.transforms import IntPixels, blend, to_pixels
+from protofleet.edge_client.data.scaling import Values
 from protofleet.edge_client.data.sources.idx import read_pair
 from protofleet.edge_client.data.sources.source import Source
 from protofleet.edge_client.data.stable_random import StableRandom
+from protofleet.protocol.settings.input_shape import InputShape
 
 DEBIAN: Final = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
 CLASSES: Final = (
@@ -43,9 +45,10 @@ class Styled:
     style: Style
     test: bool
 
-    def pixels(self, chosen: Indices, size: int) -> Pixels:
+    def samples(self, chosen: Indices, shape: InputShape) -> Values:
         grey = self.images[chosen].astype(np.int32)
-        return resize(self.style(grey, chosen, len(self.labels), self.test), size, size)
+        painted = self.style(grey, chosen, len(self.labels), self.test)
+        return channels_first(resize(painted, *shape.spatial), shape.channels)
 
 
 def read(folder: Path, domain: str) -> Domain:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.edge_client.data.domain import Domain
+from protofleet.edge_client.data.scaling import Scale
+from protofleet.protocol.settings.input_shape import FORMS, KINDS, InputShape
 
 DIGITS: Final = tuple(str(digit) for digit in range(10))
 
@@ -28,3 +30,23 @@ class Source:
     # All of them by their labels; no picture is read for it.
     class_names: Callable[[Path, str], tuple[str, ...]] = no_class_names
     needs_folder: bool = True  # without its folder there are no data of it; False: packages have them
+    ranks: tuple[int, ...] = (3,)  # of its samples: 1 vectors, 2 series, 3 images
+    shape: InputShape | None = None  # the only one; None: the settings say it
+    channels: tuple[int, ...] = (1, 3)  # that it can give; (): as many as its files have
+    scale: Scale | None = (
+        None  # of what is no pixel; None: the settings say it, else the numbers are as they are
+    )
+
+    def problem_with(self, name: str, shape: InputShape) -> str:
+        """Why it cannot give samples of this shape, or nothing."""
+        if self.shape is not None and shape != self.shape:
+            return f"{name} has {self.shape}, and the settings ask for {shape}; leave shape, size and channels out"
+        if shape.rank not in self.ranks:
+            given = " or ".join(f"{KINDS[rank]} {FORMS[rank]}" for rank in self.ranks)
+            return f"{name} has {given}, and the settings ask for {shape}; take another shape or source"
+        if self.channels and shape.rank == 3 and shape.channels not in self.channels:
+            return (
+                f"{name} has images of 3 channels, or 1 in grey, and the settings ask for {shape}; "
+                "the source arrays has as many as its files"
+            )
+        return ""

@@ -35,14 +35,19 @@ def test_networks_say_parameters_bytes_and_smallest_images(capsys):
     model = nets.build("cnn_bn", classes=10)
     assert found["cnn_bn"]["parameters"] == sum(p.numel() for p in model.parameters())
     assert found["cnn_bn"]["bytes"] == sum(t.nbytes for t in model.state_dict().values())
+    assert found["mlp"]["ranks"] == [1, 2, 3] and found["cnn1d"]["ranks"] == [2]
     for one in found.values():
+        if 3 not in one["ranks"]:
+            continue
         side = one["smallest"]
         with torch.device("meta"):
             nets.build(one["name"], classes=10, image=(3, side, side))
             with pytest.raises(ValueError, match="takes images from"):
                 nets.build(one["name"], classes=10, image=(3, side - 1, side - 1))
     assert main(["networks"]) == 0
-    assert "cnn_bn               391,466      1.6 MB  8 x 8" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "cnn_bn               391,466      1.6 MB  images from 8 x 8" in out
+    assert "vectors, series from 2 steps, images from 2 x 2" in out and "series from 8 steps" in out
 
 
 def test_data_are_said_as_json(tmp_path, capsys):
@@ -67,7 +72,7 @@ def test_data_are_said_as_json(tmp_path, capsys):
         (["methods", "fedlas"], "no method 'fedlas'; did you mean fedlsa? there are adcol"),
         (["rnu"], "COMMAND is 'rnu'; did you mean run? there are run, sweep"),
         (["run", "FILE", "--set", "method.name=fedavgg"], "did you mean fedavg? there are adcol"),
-        (["run", "FILE", "--set", "network.name=cnn_bm"], "did you mean cnn_bn? there are cnn23"),
+        (["run", "FILE", "--set", "network.name=cnn_bm"], "did you mean cnn_bn? there are cnn1d, cnn23"),
         (["run", "FILE", "--set", "data.source=digit"], "did you mean digits? there are digits"),
         (["run", "FILE", "--set", "method.lrr=1"], "did you mean lr? there are "),
     ],

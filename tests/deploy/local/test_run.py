@@ -97,7 +97,7 @@ def test_a_run_leaves_its_results_and_its_report(place, broker):
     assert "<svg" in report and escape(machine_words()) in report
     held = [json.loads((run / "devices" / f"device-{i}" / "data.json").read_text()) for i in (1, 2, 3)]
     assert [sum(one["counts"]) for one in held] == [m["examples"] for m in summary["devices"].values()]
-    assert "training images of 3 classes on 3 devices" in report
+    assert "training samples of 3 classes on 3 devices" in report
     said = (run / "logs" / "coordinator.log").read_text()
     assert re.search(
         r"round 2 of 2: 3 of 3 answered, accuracy .*% \(global\), tensors up .* kB, down .* kB, .* s", said

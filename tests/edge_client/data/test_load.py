@@ -14,8 +14,9 @@ from PIL import Image
 
 from protofleet.edge_client.data.catalog import domains, names
 from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.scaling import LEVELS
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import SCALE, load_shard
+from protofleet.edge_client.data.shard import load_shard
 from protofleet.methods.nets.catalog import build
 from protofleet.protocol.settings.reader import SettingsError, decode
 from tests.edge_client.data.files import colours, write_class_folders
@@ -36,8 +37,8 @@ def shard(root, **more):
 
 
 def test_black_is_minus_one_and_white_is_one():
-    assert SCALE[0] == -1 and SCALE[255] == 1
-    assert np.allclose(SCALE, np.linspace(-1, 1, 256), atol=1e-7)
+    assert LEVELS[0] == -1 and LEVELS[255] == 1
+    assert np.allclose(LEVELS, np.linspace(-1, 1, 256), atol=1e-7)
 
 
 def test_tensors_have_the_kinds_and_shapes_that_networks_take(pictures):
@@ -146,7 +147,7 @@ def test_another_process_gets_the_same_bytes_and_imports_no_more_than_it_needs(a
 
 
 def test_every_source_names_its_domains():
-    assert len(names()) == 12 and "digits" in names()
+    assert len(names()) == 18 and "digits" in names()
     assert domains("pacs") == ("art_painting", "cartoon", "photo", "sketch")
     assert domains("mnist") == ("mnist",) and domains("folder") == ()
     with pytest.raises(ValueError, match="'moon'.*digits, fashion"):
@@ -181,8 +182,8 @@ def test_settings_are_decoded_from_a_table_and_told_with_their_path():
         decode(DataSettings, {"beta": 0.0}, "data")
 
 
-def test_the_document_tells_of_every_setting_source_and_domain():
-    text = (ROOT / "docs" / "data.md").read_text()
+def test_the_documents_tell_of_every_setting_source_and_domain():
+    text = "".join((ROOT / "docs" / page).read_text() for page in ("data.md", "your-data.md"))
     wanted = (
         [field.name for field in fields(DataSettings)]
         + names()
@@ -230,4 +231,4 @@ def test_shades_of_grey_keep_their_values():
 
 def test_two_channels_are_refused():
     with pytest.raises(ValueError, match="channels is 2, it must be 1 .grey. or 3"):
-        DataSettings(channels=2)
+        DataSettings(channels=2).check_shape()

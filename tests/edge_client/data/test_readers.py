@@ -15,11 +15,14 @@ from protofleet.edge_client.data.sources import fashion, mnist, svhn, usps
 from protofleet.edge_client.data.sources.cifar import unpickled
 from protofleet.edge_client.data.sources.idx import read_idx
 from protofleet.methods.nets.torchvision_import import import_torchvision
+from protofleet.protocol.settings.input_shape import InputShape
 from tests.edge_client.data.files import write_idx, write_mnist, write_svhn, write_usps
 
 
 def all_of(collection, size):
-    return collection.pixels(np.arange(len(collection.labels)), size)
+    return collection.samples(np.arange(len(collection.labels)), InputShape((3, size, size))).transpose(
+        0, 2, 3, 1
+    )
 
 
 def torchvision_datasets():
@@ -180,8 +183,8 @@ def test_every_garment_is_in_one_style_only(tmp_path):
 @pytest.mark.parametrize("style", fashion.STYLES)
 def test_a_garment_looks_the_same_whoever_asks_for_it(tmp_path, style):
     found = garments(tmp_path)[style]
-    together = found.pixels(np.arange(20), 32)
-    assert (found.pixels(np.array([7, 3]), 32) == together[[7, 3]]).all()
+    together = found.samples(np.arange(20), InputShape((3, 32, 32)))
+    assert (found.samples(np.array([7, 3]), InputShape((3, 32, 32))) == together[[7, 3]]).all()
 
 
 def test_styles_look_as_they_are_called(tmp_path):

@@ -8,6 +8,7 @@ import torch
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.first_weights import FirstWeights
 from protofleet.methods.contract.plan import Network, Plan, methods_for_mixed_networks, read_plan
+from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError
 
 OWN = Network("cnn4", 64)
@@ -98,12 +99,34 @@ def test_any_network_can_have_a_projector():
         Plan("fedlsa", 10, 1, network=Network("cnn_bn", embedding_size=0)).model()
 
 
-@pytest.mark.parametrize("shape", [[128], [6, 128], [3, 32, 48]])
-def test_a_plan_for_samples_that_are_no_square_images_is_refused_in_one_line(shape):
-    """What is to come needs a word on the wire now: `shape`, in place of `size` and `channels`."""
-    plan = json.loads(Plan("fedavg", 2, 1).encode())
-    del plan["size"], plan["channels"]
-    words = "samples have the shape .*this version takes square images alone; bring it up to date"
-    with pytest.raises(SettingsError, match=words) as said:
-        read_plan(json.dumps({**plan, "shape": shape}).encode())
-    assert "\n" not in str(said.value) and str(shape) in str(said.value)
+@pytest.mark.parametrize("shape", [(128,), (6, 128), (3, 32, 48), (5, 16, 16), (1, 4, 4)])
+def test_a_plan_names_a_shape_where_size_and_channels_cannot_say_it(shape):
+    plan = Plan("fedavg", 2, 1, network=Network("mlp"), shape=shape)
+    table = json.loads(plan.encode())
+    assert tuple(table["shape"]) == shape and not {"size", "channels"} & table.keys()
+    assert read_plan(plan.encode()) == plan and plan.input_shape == InputShape(shape)
+
+
+def test_a_plan_of_square_images_has_one_form_however_its_shape_was_said():
+    """Else devices of earlier versions would leave, and every stored plan would be another."""
+    said, short = Plan("fedavg", 2, 1, shape=(1, 28, 28)), Plan("fedavg", 2, 1, size=28, channels=1)
+    assert said.encode() == short.encode() and b"shape" not in said.encode()
+    assert said.input_shape == short.input_shape
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (
+            {"shape": (6, 128), "size": 64},
+            "shape is .6, 128. and size is 64; shape says it all, leave size out",
+        ),
+        ({"shape": (6, 128), "channels": 1}, "and channels is 1; shape says it all, leave channels out"),
+        ({"shape": (2, 3, 4, 5)}, r"it must be \[F\], \[C, T\], \[C, H, W\]"),
+        ({"shape": (65_536, 65_536)}, "4,294,967,296 numbers a sample; at most 16,777,216 may be"),
+        ({"shape": (6, 0)}, "each number must be at least 1 and at most 65_536"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_with_value_and_limit(wrong, told):
+    with pytest.raises(ValueError, match=told):
+        Plan("fedavg", 2, 1, **wrong)

@@ -14,7 +14,7 @@ from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shards
 from protofleet.edge_client.public_images import public_images
 from protofleet.methods.contract.plan import Network, Plan, agreed_public_set, read_plan
-from protofleet.methods.contract.public import HASHED_SIZE, PublicSet, drawn, sha256_of
+from protofleet.methods.contract.public import HASHED, PublicSet, drawn, sha256_of
 from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml
 from tests.support.small_federation import shard
 
@@ -51,17 +51,17 @@ def test_no_batch_has_one_image_and_none_is_left_out(samples, batch, sizes):
 
 
 def test_the_drawn_images_are_those_that_they_always_were():
-    images = PublicSet().draw(HASHED_SIZE)
-    assert images.shape == (512, 32, 32, 3) and images.dtype == np.uint8
+    images = PublicSet().draw(HASHED)
+    assert images.shape == (512, 3, 32, 32) and images.dtype == np.uint8
     assert sha256_of(images) == USUAL
 
 
 def test_images_differ_from_each_other_and_with_the_seed_and_fewer_are_the_first_ones():
-    images = drawn(40, 0, 16)
+    images = drawn(40, 0, 16, 16)
     assert len({image.tobytes() for image in images}) == 40
-    assert not (drawn(40, 1, 16) == images).all()
+    assert not (drawn(40, 1, 16, 16) == images).all()
     assert images.std() > 30
-    assert (drawn(12, 0, 16).mean(axis=(1, 2, 3)) != drawn(12, 1, 16).mean(axis=(1, 2, 3))).all()
+    assert (drawn(12, 0, 16, 16).mean(axis=(1, 2, 3)) != drawn(12, 1, 16, 16).mean(axis=(1, 2, 3))).all()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -135,10 +135,8 @@ def test_what_the_command_prints_is_what_a_run_says_and_its_devices_find(capsys)
     made = plan(agreed_public_set("fcclplus", public))
     found = half(made, public_images(made, DATA, Shards())).public
     assert [len(x) for x in found] == [16, 16, 8]
-    again = public_images(made, DATA, Shards())(8)
-    assert torch.equal(
-        torch.cat(list(found)), (torch.from_numpy(again).permute(0, 3, 1, 2) * 2.0 - 255) / 255
-    )
+    again = public_images(made, DATA, Shards())(made.input_shape)
+    assert torch.equal(torch.cat(list(found)), (torch.from_numpy(again) * 2.0 - 255) / 255)
 
 
 def test_other_files_than_the_runs_are_refused():
@@ -152,7 +150,7 @@ def test_other_files_than_the_runs_are_refused():
     [
         (
             replace(MNIST, samples=100_000),
-            "mnist has 4,.* training images, fewer than public.samples = 100,000",
+            "mnist has 4,.* training samples, fewer than public.samples = 100,000",
         ),
         (replace(MNIST, source="nothing"), "source is 'nothing'; there are digits"),
         (replace(MNIST, domain="nothing"), "domain is 'nothing'; in digits there are mnist"),

@@ -16,7 +16,17 @@ from protofleet.methods.parts.local import LocalHyper, train
 from tests.support.small_federation import part
 
 CLASSES = 7
+
+
+def sample_of(name):
+    """The shape of what it takes: CIFAR's images, or series."""
+    return CIFAR if 3 in nets.RECIPES[name].ranks else nets.SERIES
+
+
 every_network = pytest.mark.parametrize("name", nets.names())
+every_image_network = pytest.mark.parametrize(
+    "name", [name for name in nets.names() if 3 in nets.RECIPES[name].ranks]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -128,8 +138,9 @@ def test_cnn23_pools_a_large_image_to_5x5_and_so_keeps_its_size():
 
 @every_network
 def test_a_network_trains_every_parameter_it_has(name):
-    net = nets.build(name, classes=CLASSES)
-    x, y = torch.randn(4, *CIFAR), torch.tensor([0, 1, 2, 6])
+    sample = sample_of(name)
+    net = nets.build(name, classes=CLASSES, image=sample)
+    x, y = torch.randn(4, *sample), torch.tensor([0, 1, 2, 6])
     features = net.features(x)
     assert features.shape == (4, net.feature_size)
     assert net.projector(features).shape == (4, net.embedding_size)
@@ -145,8 +156,8 @@ def test_a_network_trains_every_parameter_it_has(name):
 
 @every_network
 def test_forward_is_the_head_of_the_projector_of_the_features(name):
-    net = nets.build(name, classes=CLASSES, feature_size=24).eval()
-    x = torch.randn(2, *CIFAR)
+    net = nets.build(name, classes=CLASSES, feature_size=24, image=sample_of(name)).eval()
+    x = torch.randn(2, *sample_of(name))
     with torch.no_grad():
         embedded = net.projector(net.features(x))
         assert torch.equal(net.embed(x), embedded)
@@ -157,28 +168,31 @@ def test_forward_is_the_head_of_the_projector_of_the_features(name):
 @every_network
 def test_a_network_is_the_same_for_the_same_seed_whatever_was_drawn_before(name):
     torch.manual_seed(5)
-    first = nets.build(name, classes=CLASSES, seed=3)
+    sample = sample_of(name)
+    first = nets.build(name, classes=CLASSES, seed=3, image=sample)
     after_first = torch.rand(1)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(1), after_first), "building moved the global generator"
-    again = nets.build(name, classes=CLASSES, seed=3)  # now from another global state
+    again = nets.build(name, classes=CLASSES, seed=3, image=sample)  # now from another global state
     assert same(first, again)
     assert all(p.device.type == "cpu" and p.requires_grad for p in first.parameters())
-    assert not torch.equal(first.head.weight, nets.build(name, classes=CLASSES, seed=4).head.weight)
+    assert not torch.equal(
+        first.head.weight, nets.build(name, classes=CLASSES, seed=4, image=sample).head.weight
+    )
 
 
 @every_network
 @pytest.mark.parametrize("size", [1, 100, 3000])
 def test_features_have_the_size_that_was_asked_for(name, size):
-    net = weightless(name, feature_size=size)
+    net = weightless(name, feature_size=size, image=sample_of(name))
     assert net.feature_size == size
-    features = net.features(torch.empty(2, *CIFAR, device="meta"))
+    features = net.features(torch.empty(2, *sample_of(name), device="meta"))
     assert features.shape == (2, size)
     assert net.head(net.projector(features)).shape == (2, CLASSES)
 
 
 @pytest.mark.slow
-@every_network
+@every_image_network
 @pytest.mark.parametrize("image", [(1, 28, 28), (3, 28, 28), (3, 64, 64), (3, 33, 47)])
 def test_an_image_of_another_size_works_or_the_error_says_what_to_do(name, image):
     try:
@@ -194,7 +208,7 @@ def test_an_image_of_another_size_works_or_the_error_says_what_to_do(name, image
 
 
 @pytest.mark.slow
-@every_network
+@every_image_network
 def test_the_smallest_image_a_network_takes_goes_through_it_and_one_pixel_less_is_refused(name):
     smallest = nets.RECIPES[name].smallest
     for image in ((3, smallest, 40), (3, 40, smallest), (3, smallest, smallest)):
@@ -226,7 +240,7 @@ def test_an_unknown_network_is_refused_with_the_names_there_are():
     [
         ({"classes": 1}, "classes is 1, below 2"),
         ({"classes": 10, "feature_size": 0}, "feature_size is 0, below 1"),
-        ({"classes": 10, "image": (0, 32, 32)}, "takes images of 1 or more channels, not 0"),
+        ({"classes": 10, "image": (0, 32, 32)}, r"shape is \[0, 32, 32\], each number must be at least 1"),
         ({"classes": 10, "image": (3, 5, 5)}, "takes images from 16x16 on, not 5x5; convert the images"),
     ],
 )
@@ -257,3 +271,25 @@ def test_devices_that_share_a_process_build_and_train_as_if_each_had_its_own():
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(device, [*range(4)] * 3))
     assert all(torch.equal(alone[i % 4], got) for i, got in enumerate(together))
+
+
+def test_a_network_of_another_kind_of_sample_is_refused_with_those_that_take_it():
+    taken = {(6, 128): "take cnn1d or mlp", (13,): "take mlp", (3, 32, 32): "take one of cnn23"}
+    for name in nets.names():
+        for shape, way_out in taken.items():
+            if len(shape) in nets.RECIPES[name].ranks:
+                assert weightless(name, image=shape)(torch.empty(2, *shape, device="meta")).shape == (
+                    2,
+                    CLASSES,
+                )
+            else:
+                with pytest.raises(ValueError, match=rf"{name} takes .*, these samples are .*; {way_out}"):
+                    weightless(name, image=shape)
+
+
+def test_the_networks_of_series_have_the_parameters_that_are_stated():
+    assert sum(w.numel() for w in weightless("cnn1d", 4, image=(6, 100)).parameters()) == 14_084
+    with pytest.raises(
+        ValueError, match="takes series from 8 steps on, not 7; convert the series or take mlp"
+    ):
+        weightless("cnn1d", image=(6, 7))

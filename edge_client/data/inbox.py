@@ -1,0 +1,225 @@
+"""A folder that grows while a device runs, `<inbox>/<class>/<file>`: what is in it, and what of it can be used.
+
+Whoever fills it may be in the middle of a file, and may put anything there. So a file counts once nobody has written
+to it for a while; what cannot be used is told once, with its reason, and looked at again only when it has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from protofleet.edge_client.data.images.image_files import SUFFIXES
+from protofleet.edge_client.data.images.resize import channels_first
+from protofleet.edge_client.data.inbox_samples import InboxSamples
+from protofleet.edge_client.data.scaling import Values
+from protofleet.protocol.settings.input_shape import InputShape
+from protofleet.protocol.wire.class_names import Names, listed, normalized
+from protofleet.protocol.wire.printable import printable
+
+SETTLE_SECONDS: Final = 2.0  # without a change, after which a file is whole
+MOST_BYTES: Final = 64 << 20  # of a file
+MOST_PIXELS: Final = 100_000_000  # of a picture, which decoded takes 300 MB
+MOST_FILES: Final = 100_000
+MOST_AT_ONCE: Final = 500  # new ones in one look: work for the coordinator must not wait long
+ARRAYS: Final = ".npy"
+UNFINISHED: Final = (".part", ".tmp", ".crdownload", "~")  # ends of names under which programs write
+
+log = logging.getLogger("protofleet.device")
+
+Signature = tuple[int, int, int]
+
+
+class UnusableError(Exception):
+    """Why a file is no sample."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Entry:
+    """A sample: the SHA-256 of its file's bytes, and its class."""
+
+    sha256: bytes
+    label: int
+
+    @property
+    def draw(self) -> float:
+        """From 0 on and below 1, evenly: what is held out by it stays so, however many others come."""
+        return int.from_bytes(self.sha256[:6], "big") / (1 << 48)
+
+
+Listing = tuple[Entry, ...]  # in the order of their hashes
+
+
+@dataclass
+class Inbox:
+    folder: Path
+    names: Names  # of the run's classes
+    shape: InputShape
+    samples: InboxSamples  # where those that were read are kept
+    clock: Callable[[], float] = time.time
+    _seen: dict[Path, tuple[Signature, Entry | None]] = field(default_factory=dict)
+    _told: set[Path] = field(default_factory=set)  # folders of no class of the run
+
+    def look(self) -> Listing:
+        """What is there now. A file that was taken and is gone is gone from here too."""
+        found: dict[bytes, Entry] = {}
+        fresh, seen = 0, dict[Path, tuple[Signature, Entry | None]]()
+        for path, label in self._files():
+            if len(seen) >= MOST_FILES:
+                self._skip(path, f"there are more than {MOST_FILES:,} files; take some away")
+                break
+            if (known := self._known(path)) is None:
+                continue
+            signature, before = known
+            if before is None and fresh >= MOST_AT_ONCE:
+                continue
+            fresh += before is None
+            entry = before[1] if before else self._read(path, label, signature)
+            seen[path] = (signature, entry)
+            if entry and found.setdefault(entry.sha256, entry).label != entry.label and not before:
+                self._skip(path, "the same file is in the folder of another class")
+        self._seen = seen
+        return tuple(sorted(found.values()))
+
+    def _files(self) -> Iterator[tuple[Path, int]]:
+        number = {name: label for label, name in enumerate(self.names)}
+        for folder in _entries(self.folder):
+            if folder.name.startswith(".") or not folder.is_dir():
+                continue
+            (name,) = normalized((folder.name,))
+            if name not in number:
+                if folder not in self._told:
+                    self._told.add(folder)
+                    classes = listed(self.names)
+                    log.warning("inbox: %s is no class of this run (%s); skipped", _said(folder), classes)
+                continue
+            for path in _entries(folder):
+                if not path.name.startswith(".") and not path.name.lower().endswith(UNFINISHED):
+                    yield path, number[name]
+
+    def _known(self, path: Path) -> tuple[Signature, tuple[Signature, Entry | None] | None] | None:
+        """What the file is now, and what was made of it if it is the same as before; None: not yet, or no more."""
+        try:
+            found = path.lstat()
+        except OSError:
+            return None
+        signature = (found.st_ino, found.st_mtime_ns, found.st_size)
+        before = self._seen.get(path)
+        if before is not None and before[0] == signature:
+            return signature, before
+        age = self.clock() - found.st_mtime
+        return None if 0 <= age < SETTLE_SECONDS else (signature, None)
+
+    def _read(self, path: Path, label: int, signature: Signature) -> Entry | None:
+        try:
+            content = _content(path)
+            sha256 = hashlib.sha256(content).digest()
+            if not self.samples.has(sha256):
+                self.samples.keep(sha256, sample_in(content, path.suffix.lower(), self.shape))
+        except UnusableError as error:
+            self._skip(path, str(error))
+        except OSError as error:
+            if path.exists():
+                self._skip(path, f"it cannot be read ({error.strerror})")
+        else:
+            return Entry(sha256, label)
+        return None
+
+    def _skip(self, path: Path, reason: str) -> None:
+        log.warning("inbox: %s is skipped: %s", _said(path), reason)
+
+
+def _said(path: Path) -> str:
+    return printable(f"{path.parent.name}/{path.name}")[:200]
+
+
+def _entries(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return sorted(folder.iterdir())
+    return []
+
+
+def _content(path: Path) -> bytes:
+    """Of a plain file: a link may lead anywhere, and a pipe never ends."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UnusableError(f"it is no plain file, or cannot be read ({error.strerror})") from None
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnusableError("it is no plain file")
+        if found.st_size > MOST_BYTES:
+            raise UnusableError(f"it has {found.st_size:,} bytes, at most {MOST_BYTES:,} are read")
+        return file.read(MOST_BYTES + 1)
+
+
+def sample_in(content: bytes, suffix: str, shape: InputShape) -> Values:
+    """[*shape], uint8 of a picture, float32 of an array. UnusableError where it is neither."""
+    if suffix == ARRAYS:
+        return _array(content, shape)
+    if shape.rank == 3 and suffix in SUFFIXES:
+        return _picture(content, shape)
+    wanted = f"a picture or a {ARRAYS} file" if shape.rank == 3 else f"a {ARRAYS} file"
+    raise UnusableError(f"{suffix or 'a file without a suffix'} is not {wanted}")
+
+
+def _array(content: bytes, shape: InputShape) -> Values:
+    try:
+        values = np.load(io.BytesIO(content), allow_pickle=False)
+    except Exception as error:  # noqa: BLE001 - NumPy raises whatever its parser of headers does
+        raise UnusableError(f"it is no NumPy array ({_first_line(error)})") from None
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu" or values.shape != shape.axes:
+        found = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else "no array"
+        raise UnusableError(f"it has {found}, and this run learns from {shape}")
+    numbers = np.ascontiguousarray(values, np.float32)
+    if not np.isfinite(numbers).all():
+        raise UnusableError("it has numbers that are not finite")
+    return numbers
+
+
+def _picture(content: bytes, shape: InputShape) -> Values:
+    from PIL import Image
+
+    if shape.channels not in (1, 3):
+        raise UnusableError(f"pictures have 3 channels, and this run learns from {shape}")
+    height, width = shape.spatial
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise UnusableError(
+                    f"it has {image.width} x {image.height} pixels, at most {MOST_PIXELS:,} are read"
+                )
+            pixels = np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR))
+    except UnusableError:
+        raise
+    except Exception as error:  # noqa: BLE001 - Pillow raises whatever its decoders do
+        raise UnusableError(f"it is no whole picture ({_first_line(error)})") from None
+    return np.ascontiguousarray(channels_first(pixels[None], shape.channels)[0])
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:100]
+
+
+def held_out(entry: Entry, own_test: float | None, validation: float) -> str:
+    """Whether it is for the test, for validation, or to learn from."""
+    test = own_test or 0.0
+    if entry.draw < test:
+        return "test"
+    return "validation" if entry.draw < test + (1 - test) * validation else "train"
+
+
+def counts_of(listing: Listing, names: Names) -> Mapping[str, int]:
+    return {name: sum(entry.label == label for entry in listing) for label, name in enumerate(names)}

@@ -1,0 +1,68 @@
+"""A device's share, and behind it what its inbox gave: the samples of one list."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protofleet.edge_client.data.inbox import Entry, Listing, held_out
+from protofleet.edge_client.data.inbox_samples import InboxSamples
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import Shard, TensorSamples, to_tensor
+from protofleet.protocol.storage.disk import Disk
+
+FILES, LABELS = "inbox.files", "inbox.labels"  # arrays of a list as it is stored and handed on
+FOLDER: Final = "inbox"  # in the device's own folder
+
+Arrays = Mapping[str, NDArray[Any]]
+
+log = logging.getLogger("protofleet.device")
+
+
+def samples_of(settings: DataSettings, folder: Path, disk: Disk) -> InboxSamples:
+    """`folder` is the device's own."""
+    return InboxSamples(folder / FOLDER, settings.input_shape, disk)
+
+
+def as_arrays(listing: Listing) -> Arrays:
+    names = b"".join(entry.sha256 for entry in listing)
+    return {
+        FILES: np.frombuffer(names, np.uint8).reshape(-1, 32),
+        LABELS: np.array([entry.label for entry in listing], np.int64),
+    }
+
+
+def as_listing(arrays: Arrays) -> Listing:
+    rows = zip(arrays[FILES], arrays[LABELS].tolist(), strict=True)
+    return tuple(Entry(row.tobytes(), int(label)) for row, label in rows)
+
+
+def joined(base: Shard, listing: Listing, samples: InboxSamples, settings: DataSettings) -> Shard:
+    """What a device has of its own, and behind it what its inbox gave."""
+    parts: dict[str, list[tuple[Tensor, int]]] = {"train": [], "validation": [], "test": []}
+    for entry in listing:
+        if (values := samples.load(entry.sha256)) is None:
+            log.error(
+                "the inbox's sample %s is gone or damaged; going on without it", entry.sha256.hex()[:12]
+            )
+            continue
+        x = to_tensor(values[None], settings.input_shape, settings.scaling)
+        parts[held_out(entry, settings.own_test, settings.validation)].append((x, entry.label))
+
+    def more(part: TensorSamples, rows: list[tuple[Tensor, int]]) -> TensorSamples:
+        if not rows:
+            return part
+        labels = torch.tensor([label for _, label in rows], dtype=torch.int64)
+        return TensorSamples(torch.cat([part.x, *(x for x, _ in rows)]), torch.cat([part.y, labels]))
+
+    return Shard(
+        base.domain, base.classes, more(base.train, parts["train"]),
+        more(base.validation, parts["validation"]), more(base.test, parts["test"]), base.names,
+    )  # fmt: skip

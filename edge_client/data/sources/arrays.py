@@ -1,0 +1,108 @@
+"""Anyone's own samples of any shape, as NumPy keeps them: `<root>/<domain>.npz` with the arrays x and y.
+
+x is [N, *shape]: float32 numbers as they are; or uint8, which are pixels, [N, H, W, channels] or [N, H, W] of grey.
+y has class names, or numbers from 0 on with the names in `classes`. x_test and y_test may be beside them; else a
+fifth of all is for the test.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.edge_client.data.domain import (
+    Collection,
+    Domain,
+    ImagesInMemory,
+    Labels,
+    ValuesInMemory,
+    select,
+)
+from protofleet.edge_client.data.errors import DataError, reading
+from protofleet.edge_client.data.sampling import stratified, without
+from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.stable_random import StableRandom
+
+WAY_OUT: Final = "samples are looked for in <root>/<domain>.npz, and data.root names the root"
+TEST_PART: Final = 5  # one sample in so many is for the test, of every class alike
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def _read(folder: Path, domain: str) -> Domain:
+    path = _path(folder, domain)
+    arrays = _load(path, "x", "y", "x_test", "y_test", "classes")
+    classes = _classes(path, arrays)
+    every = _collection(path, arrays, "x", "y", classes)
+    if "x_test" in arrays:
+        return Domain(domain, classes, every, _collection(path, arrays, "x_test", "y_test", classes))
+    number = len(every.labels)
+    test = np.sort(stratified(every.labels, number // TEST_PART, StableRandom("arrays", domain)))
+    return Domain(domain, classes, select(every, without(number, test)), select(every, test))
+
+
+def _names(folder: Path, domain: str) -> tuple[str, ...]:
+    path = _path(folder, domain)
+    return _classes(path, _load(path, "y", "y_test", "classes"))
+
+
+def _path(folder: Path, domain: str) -> Path:
+    return folder / f"{'data' if domain == 'arrays' else domain}.npz"
+
+
+def _load(path: Path, *names: str) -> Arrays:
+    try:
+        with reading(path, WAY_OUT), np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in names if name in file.files}
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{path} cannot be read ({error}); {WAY_OUT}") from None
+
+
+def _classes(path: Path, arrays: Arrays) -> tuple[str, ...]:
+    if "y" not in arrays:
+        raise DataError(f"{path} has no array y, of the samples' classes; {WAY_OUT}")
+    if "classes" in arrays:
+        return tuple(str(name) for name in arrays["classes"].ravel())
+    labels = np.concatenate([arrays[name].ravel() for name in ("y", "y_test") if name in arrays])
+    if labels.dtype.kind == "U":
+        return tuple(sorted({str(name) for name in labels}))
+    if labels.dtype.kind not in "iu" or not len(labels):
+        raise DataError(
+            f"{path}: y is {labels.dtype} {labels.shape}, it must be names of classes, or whole numbers"
+        )
+    return tuple(str(number) for number in range(int(labels.max()) + 1))
+
+
+def _collection(path: Path, arrays: Arrays, x: str, y: str, classes: tuple[str, ...]) -> Collection:
+    if x not in arrays or y not in arrays or len(arrays[x]) != arrays[y].size:
+        found = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise DataError(f"{path} has {found}; it must have {x} and {y}, of as many samples")
+    values, labels = arrays[x], _labels(path, arrays[y].ravel(), classes)
+    if values.dtype == np.uint8 and values.ndim in (3, 4):
+        return ImagesInMemory(values if values.ndim == 4 else values[..., None], labels)
+    if values.dtype.kind not in "fiu" or not 2 <= values.ndim <= 4:
+        raise DataError(
+            f"{path}: {x} is {values.dtype} {values.shape}, it must be numbers [N, F], [N, C, T] or [N, C, H, W], or "
+            "pixels, uint8 [N, H, W, channels]"
+        )
+    values = values.astype(np.float32, copy=False)
+    if not np.isfinite(values).all():
+        raise DataError(f"{path}: {x} has numbers that are not finite; leave out such samples")
+    return ValuesInMemory(values, labels, str(path))
+
+
+def _labels(path: Path, labels: NDArray[Any], classes: tuple[str, ...]) -> Labels:
+    if labels.dtype.kind != "U":
+        return labels.astype(np.int64)
+    number = {name: i for i, name in enumerate(classes)}
+    if unknown := [str(name) for name in labels if str(name) not in number]:
+        raise DataError(f"{path}: y has {unknown[0]!r}, which is not among its classes")
+    return np.array([number[str(name)] for name in labels], np.int64)
+
+
+SOURCE: Final = Source(_read, (), class_names=_names, ranks=(1, 2, 3), channels=())

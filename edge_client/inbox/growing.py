@@ -1,0 +1,200 @@
+"""Training on data that grow: what a round learns from is fixed, and on the disk, before anything is trained.
+
+A process that is killed in mid-training finds the list of the round that it was in, and gives the same bits. What has
+come since counts from the next round on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from protofleet.edge_client.data.inbox import Inbox, Listing, counts_of, held_out
+from protofleet.edge_client.data.inbox_shard import as_arrays, as_listing, samples_of
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import TensorSamples
+from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.trainer.job import Job, Metrics
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.messages import Arrays
+
+log = logging.getLogger("protofleet.device")
+
+
+class Trainer(Protocol):
+    @property
+    def data(self) -> Splits: ...
+    def learn_from(self, listing: Arrays) -> None: ...
+    def start(self, plan: Plan) -> Job: ...
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Of what a device has, and of which class, without the samples."""
+
+    domain: str
+    classes: int
+    names: tuple[str, ...]
+    train: TensorSamples
+    validation: TensorSamples
+    test: TensorSamples
+
+
+class GrowingData:
+    """As the trainer's `data`, and so what the device answers for: the list of the round that it is in."""
+
+    def __init__(self, trainer: Trainer, inbox: Inbox, settings: DataSettings, state: DeviceState) -> None:
+        self._trainer, self._inbox, self._settings, self._state = trainer, inbox, settings, state
+        self._base = trainer.data
+        self.announced: Listing = inbox.look()  # that the next round learns from
+        self.fixed: Listing = self.announced  # that the round in hand learns from
+
+    @property
+    def for_hellos(self) -> Announced:
+        """What the next round learns from, as it is then."""
+        return Announced(self)
+
+    @property
+    def domain(self) -> str:
+        return self._base.domain
+
+    @property
+    def classes(self) -> int:
+        return self._base.classes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._base.names
+
+    @property
+    def train(self) -> TensorSamples:
+        return self.with_labels(self.fixed).train
+
+    @property
+    def validation(self) -> TensorSamples:
+        return self.with_labels(self.fixed).validation
+
+    @property
+    def test(self) -> TensorSamples:
+        return self.with_labels(self.fixed).test
+
+    def with_labels(self, listing: Listing) -> Labels:
+        """What a hello says, and a report counts, of this list."""
+        labels: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
+        for entry in listing:
+            part = held_out(entry, self._settings.own_test, self._settings.validation)
+            labels[part].append(entry.label)
+
+        def more(part: Tensor, own: list[int]) -> TensorSamples:
+            y = torch.cat([part.cpu(), torch.tensor(own, dtype=torch.int64)])
+            return TensorSamples(torch.empty(0), y)
+
+        base = self._base
+        return Labels(
+            base.domain, base.classes, base.names, more(base.train.y, labels["train"]),
+            more(base.validation.y, labels["validation"]), more(base.test.y, labels["test"]),
+        )  # fmt: skip
+
+    def look(self) -> Listing:
+        """On the worker's thread. What no list needs any more is removed."""
+        found = self._inbox.look()
+        needed = {*found, *self.announced, *self.fixed, *self._previous()}
+        self._inbox.samples.keep_only({entry.sha256 for entry in needed})
+        return found
+
+    def announce(self, listing: Listing) -> None:
+        """It is what the next round learns from."""
+        new, old = counts_of(listing, self.names), counts_of(self.announced, self.names)
+        words = ", ".join(f"{name} {new[name] - old[name]:+d}" for name in new if new[name] != old[name])
+        log.info("inbox: %s from the next round on; %d samples in all", words or "other files", len(listing))
+        self.announced = listing
+
+    def start(self, plan: Plan) -> Job:
+        """The job of a run, with the list that its state names."""
+        saved = self._state.saved.inputs
+        self.fixed = as_listing(self._state.store.load(bytes.fromhex(saved))) if saved else self.announced
+        self._trainer.learn_from(as_arrays(self.fixed))
+        return GrowingJob(self, lambda: self._trainer.start(plan))
+
+    def begin_round(self, number: int) -> bool:
+        """Whether it learns from another list than the round before. Phases of one round have one list."""
+        if self._state.saved.inputs and self._state.saved.inputs_round == number:
+            return False
+        before, self.fixed = self.fixed, self.announced
+        self._state.fix_inputs(number, as_arrays(self.fixed))
+        if self.fixed == before:
+            return False
+        self._trainer.learn_from(as_arrays(self.fixed))
+        return True
+
+    def _previous(self) -> Listing:
+        """Of the round before, which may have to be computed again."""
+        name = self._state.previous_inputs
+        known = name and self._state.store.has(bytes.fromhex(name))
+        return as_listing(self._state.store.load(bytes.fromhex(name))) if known else ()
+
+
+class Announced:
+    """As a device's data: always those of the list that was announced last."""
+
+    def __init__(self, data: GrowingData) -> None:
+        self._data = data
+        self.domain, self.classes, self.names = data.domain, data.classes, data.names
+
+    @property
+    def train(self) -> TensorSamples:
+        return self._data.with_labels(self._data.announced).train
+
+    @property
+    def validation(self) -> TensorSamples:
+        return self._data.with_labels(self._data.announced).validation
+
+    @property
+    def test(self) -> TensorSamples:
+        return self._data.with_labels(self._data.announced).test
+
+
+class GrowingJob:
+    """Made anew where the data have grown, as after a reboot: from the state that the job had."""
+
+    def __init__(self, data: GrowingData, start: Callable[[], Job]) -> None:
+        self._data, self._start, self._job = data, start, start()
+
+    def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
+        if self._data.begin_round(number):
+            state = self._job.state()
+            self._job = self._start()
+            if state:
+                self._job.restore(state)
+        return self._job.run(phase, number, received)
+
+    def state(self) -> Arrays:
+        return self._job.state()
+
+    def restore(self, state: Arrays) -> None:
+        self._job.restore(state)
+
+
+def growing_data(trainer: Trainer, settings: DataSettings, state: DeviceState) -> GrowingData | None:
+    """None for a device without an inbox. SettingsError where its folder is none."""
+    if not settings.inbox:
+        return None
+    folder = Path(settings.inbox).expanduser()
+    if not folder.is_dir():
+        raise SettingsError(f"data.inbox is {settings.inbox!r}, and there is no such folder; make it")
+    if not trainer.data.names:
+        raise SettingsError(
+            f"data.inbox is {settings.inbox!r}, and nobody knows what the classes of {settings.source} are called; "
+            "name them in data.classes"
+        )
+    samples = samples_of(settings, state.folder, state.disk)
+    inbox = Inbox(folder, trainer.data.names, settings.input_shape, samples)
+    return GrowingData(trainer, inbox, settings, state)

@@ -1,0 +1,109 @@
+"""The shape of one sample: a vector [F], a series [C, T] or an image [C, H, W]. In it a run's plan, a device's data
+and a network say what goes in; and the task, what comes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeAlias
+
+from protofleet.protocol.settings.bounds import Within
+
+KINDS: Final = {1: "vectors", 2: "series", 3: "images"}  # by their number of axes
+FORMS: Final = {1: "[F]", 2: "[C, T]", 3: "[C, H, W]"}
+MOST_NUMBERS: Final = 1 << 24  # of one sample: 64 MB
+USUAL_SIDE: Final = 32
+USUAL_CHANNELS: Final = 3
+PIXEL_CHANNELS: Final = (1, 3)  # of what the older settings can say
+PIXEL_SIDES: Final = range(8, 513)
+
+Axis = Annotated[int, Within(1, 65_536)]
+Axes: TypeAlias = tuple[Axis, ...]  # (): square images, as size and channels say
+
+
+@dataclass(frozen=True, slots=True)
+class InputShape:
+    axes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.axes) not in KINDS:
+            raise ValueError(
+                f"shape is {list(self.axes)}, it must be {', '.join(FORMS.values())}: a vector, a series or an image"
+            )
+        for axis in self.axes:
+            if not 1 <= axis <= 65_536:
+                raise ValueError(
+                    f"shape is {list(self.axes)}, each number must be at least 1 and at most 65_536"
+                )
+        if self.numbers > MOST_NUMBERS:
+            raise ValueError(
+                f"shape is {list(self.axes)}, {self.numbers:,} numbers a sample; at most {MOST_NUMBERS:,} may be"
+            )
+
+    @property
+    def rank(self) -> int:
+        return len(self.axes)
+
+    @property
+    def kind(self) -> str:
+        return KINDS[self.rank]
+
+    @property
+    def channels(self) -> int:
+        """Of a vector, its numbers: each is scaled for itself."""
+        return self.axes[0]
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        return self.axes[1:]
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.axes)
+
+    @property
+    def is_square_picture(self) -> bool:
+        """Whether size and channels can say it, which every version understands."""
+        if self.rank != 3 or self.channels not in PIXEL_CHANNELS:
+            return False
+        height, width = self.spatial
+        return height == width and height in PIXEL_SIDES
+
+    def settings(self) -> dict[str, Any]:
+        """As keys of a settings file or of a plan."""
+        if self.is_square_picture:
+            return {"size": self.spatial[0], "channels": self.channels}
+        return {"shape": self.axes}
+
+    def __str__(self) -> str:
+        return f"{self.kind} {list(self.axes)}"
+
+
+TASK: Final = "classification"
+
+
+def demand_classification(task: str) -> None:
+    """ValueError for any other task."""
+    if task != TASK:
+        raise ValueError(
+            f"task is {task[:40]!r}, and this version learns classes only; leave task out, and name classes, for "
+            "example ranges of a number"
+        )
+
+
+def shape_of(axes: Sequence[int], size: int, channels: int) -> InputShape:
+    """What settings say: `shape`, or `size` and `channels`. ValueError where they say both."""
+    if not axes:
+        if channels not in PIXEL_CHANNELS:
+            raise ValueError(
+                f"channels is {channels}, it must be 1 (grey) or 3 (colour); shape takes any number, of a source "
+                "that has them"
+            )
+        return InputShape((channels, size, size))
+    for name, value, usual in (("size", size, USUAL_SIDE), ("channels", channels, USUAL_CHANNELS)):
+        if value != usual:
+            raise ValueError(
+                f"shape is {list(axes)} and {name} is {value}; shape says it all, leave {name} out"
+            )
+    return InputShape(tuple(axes))

@@ -1,0 +1,185 @@
+"""Vectors, series and images of any shape: from tables, arrays and packages, scaled by constants that are stated."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.catalog import find
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.packages import package_file
+from protofleet.edge_client.data.scaling import Scale
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import load_shard
+from protofleet.edge_client.data.sources.tables import FILES
+from protofleet.protocol.settings.input_shape import InputShape
+from protofleet.protocol.settings.reader import SettingsError, decode
+
+
+@pytest.mark.parametrize(
+    ("source", "width", "rows"), [("breast_cancer", 30, 569), ("iris", 4, 150), ("wine", 13, 178)]
+)
+def test_a_table_of_scikit_learn_is_vectors_on_one_scale(source, width, rows):
+    settings = DataSettings(source, own_test=None, validation=0.0)
+    shard = load_shard(settings)
+    assert settings.input_shape == InputShape((width,)) and shard.train.x.dtype == torch.float32
+    assert (len(shard.train.y), len(shard.test.y)) == (rows - rows // 5, rows // 5)
+    assert shard.names == find(source).class_names(None, source) and shard.classes == len(shard.names)
+    every = torch.cat([shard.train.x, shard.test.x])
+    assert every.mean(0).abs().max() < 0.1 and (every.std(0) - 1).abs().max() < 0.1
+
+
+def test_the_numbers_of_a_table_are_those_of_its_file():
+    settings = DataSettings("iris", validation=0.0)
+    rows = [
+        line.split(",")
+        for line in package_file("sklearn", f"datasets/data/{FILES['iris']}.csv").read_text().split()
+    ]
+    known = {tuple(np.float32(cell) for cell in row[:-1]): int(row[-1]) for row in rows[1:]}
+    shard = load_shard(settings)
+    offset, by = (np.array(numbers, np.float32) for numbers in (settings.scaling.offset, settings.scaling.by))
+    for x, y in zip(shard.test.x.numpy(), shard.test.y.tolist(), strict=True):
+        near = min(known, key=lambda row: abs(np.array(row) - (x * by + offset)).sum())
+        assert abs(np.array(near) - (x * by + offset)).max() < 1e-5 and known[near] == y
+
+
+def test_a_table_of_ones_own_has_its_classes_from_its_last_column(tmp_path):
+    lines = ["length,width,kind"] + [f"{i},{i * 2.5},{'ab'[i % 2]}" for i in range(20)]
+    (tmp_path / "fish.csv").write_text("\n".join(lines))
+    settings = DataSettings("table", str(tmp_path), "fish", shape=(2,), scale=Scale((10.0,), (5.0, 25.0)))
+    shard = load_shard(settings)
+    assert shard.names == ("a", "b") and len(shard.test.y) == 4 and shard.train.x.shape == (14, 2)
+    rows = shard.train.x * torch.tensor([5.0, 25.0]) + 10
+    assert torch.allclose(rows[:, 1], rows[:, 0] * 2.5, atol=1e-4)
+    assert all(int(round(float(a))) % 2 == y for a, y in zip(rows[:, 0], shard.train.y.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("1,2,a\n3,b", "sample 2 is '3, b', it must be 2 numbers and a class"),
+        ("1,2,a\nx,2,b", "sample 2 is 'x, 2, b', it must be 2 numbers and a class"),
+        ("1,nan,a\n2,3,b", "has numbers that are not finite; leave out such samples"),
+        ("", "has no rows; rows are looked for in <root>/<domain>.csv"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_named_with_its_sample(tmp_path, text, told):
+    (tmp_path / "data.csv").write_text(text)
+    with pytest.raises(DataError, match=told) as said:
+        load_shard(DataSettings("table", str(tmp_path), shape=(2,)))
+    assert str(tmp_path / "data.csv") in str(said.value) and "\n" not in str(said.value)
+
+
+def test_arrays_of_series_are_as_they_are_and_images_of_any_channels_are_pixels(tmp_path):
+    x = np.random.default_rng(0).normal(size=(30, 6, 128)).astype(np.float32)
+    np.savez(tmp_path / "watch.npz", x=x, y=np.array(["walk", "run", "sit"] * 10))
+    series = load_shard(DataSettings("arrays", str(tmp_path), "watch", shape=(6, 128), validation=0.0))
+    assert series.names == ("run", "sit", "walk") and series.train.x.shape == (24, 6, 128)
+    assert {row.numpy().tobytes() for row in series.train.x} <= {row.tobytes() for row in x}
+
+    pixels = np.random.default_rng(1).integers(0, 256, (20, 12, 16, 5), np.uint8)
+    held = {"x_test": pixels[:4], "y_test": np.arange(4) % 2}
+    np.savez(
+        tmp_path / "field.npz", x=pixels, y=np.arange(20) % 2, classes=np.array(["soil", "crop"]), **held
+    )
+    images = load_shard(DataSettings("arrays", str(tmp_path), "field", shape=(5, 12, 16), validation=0.0))
+    assert images.names == ("soil", "crop") and images.train.x.shape == (20, 5, 12, 16)
+    assert torch.allclose(
+        images.test.x, torch.from_numpy(pixels[:4].transpose(0, 3, 1, 2) / 127.5 - 1).float(), atol=1e-6
+    )
+
+
+def test_pictures_come_in_any_height_and_width(tmp_path):
+    for i in range(10):
+        folder = tmp_path / "ab"[i % 2]
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (60, 40), (25 * i, 0, 255)).save(folder / f"{i}.png")
+    shard = load_shard(DataSettings("folder", str(tmp_path), shape=(3, 24, 40)))
+    assert shard.train.x.shape[1:] == (3, 24, 40) and bool((shard.train.x[:, 2] == 1).all())
+    assert load_shard(DataSettings("folder", str(tmp_path), shape=(1, 24, 40))).train.x.shape[1:] == (
+        1,
+        24,
+        40,
+    )
+    square = (
+        load_shard(DataSettings("folder", str(tmp_path), size=24)),
+        DataSettings("folder", shape=(3, 24, 24)),
+    )
+    assert torch.equal(
+        square[0].train.x, load_shard(DataSettings("folder", str(tmp_path), shape=(3, 24, 24))).train.x
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (
+            {"source": "folder", "shape": [4, 32, 32]},
+            "folder has images of 3 channels, or 1 in grey.*arrays",
+        ),
+        (
+            {"source": "digits", "shape": [6, 128]},
+            r"digits has images \[C, H, W\].*ask for series \[6, 128\]",
+        ),
+        ({"source": "table", "shape": [6, 128]}, r"table has vectors \[F\]"),
+        (
+            {"source": "wine", "shape": [12]},
+            r"wine has vectors \[13\], and the settings ask for vectors \[12\]",
+        ),
+        ({"source": "wine", "size": 64}, r"shape is \[13\] and size is 64; shape says it all"),
+        ({"source": "arrays", "shape": [6, 128], "size": 64}, "shape says it all, leave size out"),
+        ({"source": "digits", "scale": {"by": [2.0]}}, "digits has a scale of its own; leave it out"),
+        ({"source": "wine", "scale": {"by": [2.0]}}, "wine has a scale of its own; leave it out"),
+        (
+            {"source": "arrays", "shape": [6, 9], "scale": {"by": [1.0, 2.0]}},
+            "scale.by has 2 numbers.* 1 or 6",
+        ),
+        (
+            {"source": "arrays", "shape": [6, 9], "scale": {"by": [0.0]}},
+            r"data.scale.by\[0\] is 0.0, it must",
+        ),
+    ],
+)
+def test_what_a_source_cannot_give_is_refused_before_anything_is_read(data, told):
+    with pytest.raises(SettingsError, match=told):
+        decode(DeviceSettings, {"name": "a", "data": data})
+
+
+@pytest.mark.parametrize(
+    ("arrays", "told"),
+    [
+        (
+            {"x": np.zeros((4, 6, 9), np.float32), "y": np.arange(4)},
+            r"has series.*set data.shape = \[6, 9\]",
+        ),
+        (
+            {"x": np.zeros((4, 6, 8), np.float32), "y": np.arange(3)},
+            r"x \(4, 6, 8\), y \(3,\); it must have x and y",
+        ),
+        ({"x": np.zeros((4, 6, 8), np.float32)}, "has no array y"),
+        ({"x": np.full((4, 6, 8), np.nan), "y": np.arange(4)}, "x has numbers that are not finite"),
+        ({"x": np.array([["a"] * 4] * 4), "y": np.arange(4)}, "x is <U1 .4, 4., it must be numbers"),
+        ({"x": np.zeros((4, 6, 8)), "y": np.zeros(4)}, "y is float64 .4,., it must be names of classes"),
+    ],
+)
+def test_arrays_that_cannot_be_used_say_what_they_have(tmp_path, arrays, told):
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(DataError, match=told):
+        load_shard(DataSettings("arrays", str(tmp_path), shape=(6, 8), own_test=0.5, validation=0.0))
+
+
+def test_pickled_arrays_run_nothing(tmp_path):
+    np.savez(tmp_path / "data.npz", x=np.array([{}], object), y=np.array([0]))
+    with pytest.raises(DataError, match="allow_pickle"):
+        load_shard(DataSettings("arrays", str(tmp_path), shape=(6, 8)))
+
+
+def test_series_that_are_not_there_are_told_with_the_command_that_fetches_them(tmp_path):
+    with pytest.raises(
+        DataError, match="there is no BasicMotions_TRAIN.arff in .*data --fetch basic-motions"
+    ):
+        load_shard(DataSettings("basic_motions", str(tmp_path)))
+    (tmp_path / "BasicMotions_TRAIN.arff").write_text("'1,2\\n3,4',Running\n")
+    with pytest.raises(DataError, match="has SHA-256 .*, not acdb2ac69db5...; protofleet data --fetch"):
+        load_shard(DataSettings("basic_motions", str(tmp_path)))

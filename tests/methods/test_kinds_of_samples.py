@@ -1,0 +1,107 @@
+"""Every method learns from vectors, series and images that are not square: none of them knows what a sample is."""
+
+import math
+
+import pytest
+import torch
+
+from protofleet.edge_client.limits import HalfBuilder, Limits
+from protofleet.methods.contract.catalog import names
+from protofleet.methods.contract.cost import Sizes
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.public import PublicSet
+from protofleet.protocol.settings.reader import SettingsError
+from tests.methods.tiny import CLASSES, play
+from tests.support.small_federation import QUIET, SMALL, Part
+
+KINDS = {"vectors": ((12,), "mlp"), "series": ((4, 16), "cnn1d"), "images": ((2, 9, 16), "cnn_bn")}
+ROUNDS = 2
+
+
+def samples(shape, seed, count=24):
+    """Each class is a pattern; each sample adds noise."""
+    patterns = torch.randn(CLASSES, *shape, generator=torch.Generator().manual_seed(7))
+    y = torch.arange(count) % CLASSES
+    noise = torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
+    return Part(patterns[y] + 0.3 * noise, y)
+
+
+def plan_of(method, shape, network):
+    known = Plan(method, CLASSES, ROUNDS).load().Hyper.__dataclass_fields__
+    hyper = {name: value for name, value in {**QUIET, **SMALL, "epochs": 1}.items() if name in known}
+    if "server_epochs" in known:
+        hyper["server_epochs"] = 2
+    public = PublicSet(samples=16, batch=8) if Plan(method, CLASSES, 1).load().public else None
+    return Plan(method, CLASSES, ROUNDS, 1, network=Network(network), hyper=hyper, shape=shape, public=public)
+
+
+@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_method_goes_through_its_rounds_whatever_a_sample_is(kind, method):
+    shape, network = KINDS[kind]
+    plan = plan_of(method, shape, network)
+    parts = {f"device-{i}": samples(shape, i) for i in range(2)}
+    clients = {
+        name: HalfBuilder(Limits(), part, name, None, torch.device("cpu"), part).build(plan)
+        for name, part in parts.items()
+    }
+    server = plan.server_half()
+    before = {name: value.clone() for name, value in clients["device-0"].state().items()}
+    sent = [play(server, clients, number) for number in range(1, ROUNDS + 1)]
+    assert all(answers for phases in sent for answers in phases)
+    after = clients["device-0"].state()
+    assert all(bool(torch.isfinite(value).all()) for value in after.values() if value.is_floating_point())
+    assert (
+        not before
+        or before.keys() != after.keys()
+        or any(not torch.equal(after[n], before[n]) for n in before)
+    )
+    x = parts["device-0"].x[:5]
+    assert clients["device-0"].scores(x, clients["device-0"].rule()).shape == (5, CLASSES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_round_costs_is_told_for_every_kind_of_sample(kind):
+    shape, network = KINDS[kind]
+    plan = Plan("fedavg", CLASSES, 1, network=Network(network), shape=shape)
+    cost = plan.load().cost(Sizes(plan.model(), CLASSES, 24, 2, CLASSES, CLASSES))
+    assert cost.up["weights"] == sum(w.numel() for w in plan.model().parameters())
+
+
+def test_a_device_judges_the_memory_of_public_samples_by_the_shape_of_the_run():
+    """A long series is no small image: 64 samples of 2^20 numbers are 256 MB."""
+    shape = (16, 1 << 16)
+    plan = Plan("fcclplus", CLASSES, 1, network=Network("cnn1d"), shape=shape, public=PublicSet(samples=64))
+    part = Part(torch.zeros(3, *shape), torch.arange(3))
+    with pytest.raises(SettingsError, match=r"takes 268,.* bytes of memory, over this device's limits"):
+        HalfBuilder(Limits(memory_bytes=100 << 20), part, "a", None, torch.device("cpu")).build(plan)
+    assert 4 * 64 * math.prod(shape) == 256 << 20
+
+
+@pytest.mark.parametrize(
+    ("network", "own", "told"),
+    [
+        (
+            "mlp",
+            (8, 8),
+            r"samples are series \[4, 16\], this device's series \[8, 8\]; set data.shape = \[4, 16\]",
+        ),
+        ("mlp", (64,), r"samples are series \[4, 16\], this device's vectors \[64\]"),
+        ("cnn1d", (4, 4, 4), r"samples are series \[4, 16\], this device's images \[4, 4, 4\]"),
+        ("mlp", (4, 20), r"does not take this device's series \[4, 20\]: mat1 and mat2"),
+    ],
+)
+def test_a_device_whose_samples_are_of_another_shape_refuses_the_plan_with_both(network, own, told):
+    """Also where both have as many numbers, which a perceptron would take for the same."""
+    plan = Plan("fedavg", CLASSES, 1, network=Network(network), shape=(4, 16))
+    part = Part(torch.zeros(3, *own), torch.arange(3))
+    with pytest.raises(SettingsError, match=told):
+        HalfBuilder(Limits(), part, "a", None, torch.device("cpu")).build(plan)
+
+
+def test_public_samples_of_a_run_of_series_are_drawn_rows_in_grey_and_agree_by_one_hash():
+    drawn = PublicSet(samples=9, batch=4)
+    plan = Plan("fcclplus", CLASSES, 1, network=Network("cnn1d"), shape=(4, 16), public=drawn)
+    half = plan.client_half(samples((4, 16), 0), "a")
+    assert [tuple(x.shape) for x in half.public] == [(4, 4, 16), (5, 4, 16)]
+    assert all(-1 <= float(x.min()) < float(x.max()) <= 1 for x in half.public)
