@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from protofleet.methods.contract.plan import Plan, read_plan
 from protofleet.methods.served.card import Card, CardError, sha256_of_tensors
 from protofleet.methods.served.kept import read_kept
 from protofleet.methods.served.rebuild import described, rebuild
-from protofleet.methods.served.scaling import input_of
+from protofleet.methods.served.scaling import Input, input_of
 from protofleet.methods.served.served import PREDICT, Served, served
 from protofleet.protocol.settings.reader import SettingsError, encode
 from protofleet.protocol.settings.suggest import there_are
@@ -87,8 +88,19 @@ def _of_all(folder: Path, run: SavedRun, wanted: Wanted) -> Model:
         raise RunError(f"{folder} holds no model yet: no round is over")
     number, state = _state(folder, run, plan.rounds, wanted.chosen)
     half = _half(plan, state)
-    model = served(half, input_of(plan), wanted.way)
-    return Model(_card(folder, run, plan, model, number, wanted), model)
+    taken = _input(folder, plan)
+    model = served(half, taken, wanted.way)
+    return Model(_card(folder, run, plan, model, taken, number, wanted), model)
+
+
+def _input(folder: Path, plan: Plan) -> Input:
+    """How the numbers of samples are scaled belongs to the data, and so devices know it."""
+    for path in sorted((folder / "devices").glob("*")):
+        with contextlib.suppress(CardError, OSError):
+            card = read_kept(kept_file(path, LAST)).card
+            if card.input.shape == plan.input_shape.axes:
+                return card.input
+    return input_of(plan)
 
 
 def _state(folder: Path, run: SavedRun, rounds: int, chosen: Chosen) -> tuple[int, Body]:
@@ -113,14 +125,16 @@ def _half(plan: Plan, state: Body) -> Any:
     return half
 
 
-def _card(folder: Path, run: SavedRun, plan: Plan, model: Served, number: int, wanted: Wanted) -> Card:
+def _card(
+    folder: Path, run: SavedRun, plan: Plan, model: Served, taken: Input, number: int, wanted: Wanted
+) -> Card:
     tensors = model.state_dict()
     line: Mapping[str, Any] = next(
         (x for x in read_rounds(folder / "rounds.jsonl") if x["round"] == number), {}
     )
     validation = with_mean(line.get("validation", {}).get("global", {})).get("mean")
     return Card(
-        method=plan.method, classes=run.class_names or _numbers(plan.classes), input=input_of(plan),
+        method=plan.method, classes=run.class_names or _numbers(plan.classes), input=taken,
         network=plan.network, rule=described(model.rule), plan=encode(plan), tensors=sha256_of_tensors(tensors),
         name=run.name, paper=plan.load().paper, way=wanted.way, round=number - 1, chosen=wanted.chosen,
         validation=validation, test=with_mean(line.get("accuracy", {}).get("global", {})),

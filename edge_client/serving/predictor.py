@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.image_files import ImageFiles
-from protofleet.edge_client.data.shard import grey
 from protofleet.edge_client.serving.publisher import ONNX, WEIGHTS
 from protofleet.edge_client.serving.versions import CARD
 from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
 from protofleet.methods.served.card import Card, CardError, read_card
 from protofleet.methods.served.rebuild import rebuild
+from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError
 
 Scores: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]  # [B, C, H, W] -> [B, classes]
@@ -51,15 +50,9 @@ class Predictor:
 
     def _picture(self, path: Path) -> NDArray[np.float32]:
         """As a device's data are read: in the model's size and number of channels, 0 to 255."""
-        channels, height, width = self.card.input.shape
-        pixels = ImageFiles([path], np.zeros(1, np.int64)).pixels(np.zeros(1, np.int64), height)
-        if height != width:  # a device's pictures are square
-            raise DataError(
-                f"the model takes pictures of {width} x {height} pixels; this version reads square ones"
-            )
-        if channels == 1:
-            pixels = grey(pixels)
-        found: NDArray[np.float32] = pixels.transpose(0, 3, 1, 2).astype(np.float32)
+        first = np.zeros(1, np.int64)
+        pixels = ImageFiles([path], first).samples(first, InputShape(self.card.input.shape))
+        found: NDArray[np.float32] = pixels.astype(np.float32)
         return found
 
 

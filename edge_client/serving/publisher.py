@@ -23,7 +23,7 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.nets.weights_file import sha256_of_file, write_weights
 from protofleet.methods.served.card import Card, CardError, sha256_of_tensors
 from protofleet.methods.served.rebuild import described
-from protofleet.methods.served.scaling import input_of
+from protofleet.methods.served.scaling import Scale, input_of
 from protofleet.methods.served.served import Served, served
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.storage.disk import Disk, NoRoom
@@ -43,6 +43,7 @@ class Origin:
 
     device: str
     network: Network | None  # the device's own, where it has one
+    scale: Scale | None = None  # of its data
 
 
 class ModelPublisher:
@@ -131,7 +132,7 @@ class PublishedModels:
         return self.publisher.take_unwritten()
 
     def _write(self, half: ClientHalf, number: int, measured: Mapping[str, float]) -> None:
-        model = served(half, input_of(self.plan))
+        model = served(half, input_of(self.plan, self.publisher.origin.scale))
         card = self._card(model, number, measured)
         self.publisher.write(card, model, waits=self.kind == PERSONAL)
 
@@ -139,8 +140,8 @@ class PublishedModels:
         plan, origin, tensors = self.plan, self.publisher.origin, model.state_dict()
         test = measured.get(f"accuracy.test.{self.kind}")
         return Card(
-            plan.method, self.classes, input_of(plan), origin.network or plan.network, described(model.rule),
-            encode(plan), sha256_of_tensors(tensors), paper=plan.load().paper, round=number,
+            plan.method, self.classes, input_of(plan, origin.scale), origin.network or plan.network,
+            described(model.rule), encode(plan), sha256_of_tensors(tensors), paper=plan.load().paper, round=number,
             device=origin.device if self.kind == PERSONAL else None,
             validation=measured.get(f"accuracy.validation.{self.kind}"), test={} if test is None else {"own": test},
             parameters=count(tensors), bytes=sum(value.nbytes for value in tensors.values()),

@@ -107,7 +107,9 @@ class LocalJob:
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         ask = Ask(phase, LazyPayload(received, unshared=True, place=torch_device_of(self.half.model)))
         with self._deadline.running(self._work_seconds):
-            payload, metrics = work(self.half, self._data, ask, number, self._reports, self._metrics, self._models)
+            payload, metrics = work(
+                self.half, self._data, ask, number, self._reports, self._metrics, self._models
+            )
         if unwritten := self._models.take_unwritten():
             metrics[MODELS_UNWRITTEN] = unwritten
         if self._snapshots.wanted(number, phase):
@@ -139,7 +141,12 @@ def local_jobs(
 
 
 def work(
-    half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str, own: Mapping[str, Metric] = NONE,
+    half: ClientHalf,
+    data: Splits,
+    ask: Ask,
+    number: int,
+    reports: str,
+    own: Mapping[str, Metric] = NONE,
     models: Models = NO_MODELS,
 ) -> tuple[Payload, Metrics]:
     half.begin(number)

@@ -128,14 +128,18 @@ class LocalTrainer:
         if not settings.keep_models:
             return NoModels()
         classes = data.names or tuple(str(label) for label in range(plan.classes))  # nobody can tell
-        origin = kept.Origin(plan, settings.name, settings.network or plan.network, classes)
+        origin = kept.Origin(plan, settings.name, self._network or plan.network, classes, scale_of(settings))
         return KeptModels(Path(settings.folder), origin, Disk(settings.durable))
+
+
+def scale_of(settings: DeviceSettings) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return settings.data.scaling.offset, settings.data.scaling.by
 
 
 def publisher_of(settings: DeviceSettings) -> ModelPublisher | None:
     if settings.models is None or not settings.models.serves:
         return None
-    origin = Origin(settings.name, settings.network)
+    origin = Origin(settings.name, settings.network, scale_of(settings))
     return ModelPublisher(settings.models, Path(settings.folder), origin, Disk(settings.durable))
 
 

@@ -24,7 +24,7 @@ from protofleet.methods.nets.weights_file import (
 )
 from protofleet.methods.served.card import Card, CardError, read_card, sha256_of_tensors
 from protofleet.methods.served.rebuild import described
-from protofleet.methods.served.scaling import input_of
+from protofleet.methods.served.scaling import Scale, input_of
 from protofleet.methods.served.served import PREDICT, as_exported, rules_of, tensors_of
 from protofleet.protocol.settings.reader import encode
 
@@ -39,6 +39,7 @@ class Origin:
     device: str
     network: Network
     classes: tuple[str, ...]
+    scale: Scale | None = None  # of its data
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,9 @@ def pieces_of_kept(
     own = ways[PREDICT]
     plan, numbers = origin.plan, [stored[place] for place in own["tensors"].values()]
     card = Card(
-        plan.method, origin.classes, input_of(plan), origin.network, own["rule"], encode(plan), own["sha256"],
-        paper=plan.load().paper, round=number, device=origin.device, validation=validation, test=dict(test),
+        plan.method, origin.classes, input_of(plan, origin.scale), origin.network, own["rule"], encode(plan),
+        own["sha256"], paper=plan.load().paper, round=number, device=origin.device, validation=validation,
+        test=dict(test),
         parameters=sum(value.numel() for value in numbers if value.is_floating_point()),
         bytes=sum(value.nbytes for value in numbers), plan_sha256=plan.digest.hex(),
     )  # fmt: skip

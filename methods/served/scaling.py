@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,11 @@ from protofleet.protocol.settings.bounds import Within
 
 KINDS: Final = {1: "vector", 2: "series", 3: "image"}  # by the number of axes: [F], [C, T], [C, H, W]
 PIXELS: Final = (0.0, 255.0)
+Scale: TypeAlias = tuple[
+    tuple[float, ...], tuple[float, ...]
+]  # (x - offset) / by, each for all or for each channel
+PIXEL_SCALE: Final[Scale] = ((127.5,), (127.5,))
+AS_IT_IS: Final[Scale] = ((0.0,), (1.0,))
 LARGEST_SAMPLE: Final = 1 << 24  # numbers
 
 
@@ -52,9 +57,19 @@ class Input:
         return (low + (high - low) * torch.rand(samples, *self.shape, generator=generator)).round()
 
 
-def input_of(plan: Plan) -> Input:
-    """Of a run: the one place that knows how its plan says it."""
-    return Input((plan.channels, plan.size, plan.size))
+def input_of(plan: Plan, scale: Scale | None = None) -> Input:
+    """Of a run. Its plan says the shape; the scale belongs to the data. None: that of pixels for images, and of the
+    rest what enters the network."""
+    shape = plan.input_shape
+    offset, by = scale or (PIXEL_SCALE if shape.rank == 3 else AS_IT_IS)
+    length = max(len(offset), len(by))
+    pairs = list(zip(_to_length(offset, length), _to_length(by, length), strict=True))
+    low, high = tuple(middle - half for middle, half in pairs), tuple(middle + half for middle, half in pairs)
+    return Input(shape.axes, low, high)
+
+
+def _to_length(row: tuple[float, ...], length: int) -> tuple[float, ...]:
+    return row if len(row) == length else row * length
 
 
 class Scaling(nn.Module):
