@@ -62,6 +62,10 @@ class Plan:
             raise ValueError(f"classes is {self.classes}, it must be at least 2")
         if self.channels not in CHANNELS:
             raise ValueError(f"channels is {self.channels}, it must be 1 (grey) or 3 (colour)")
+        for key, network in (("network", self.network), ("mutual", self.mutual)):
+            image = (self.channels, self.size, self.size)
+            if network and (problem := nets.misfit(network.name, image, f"{key}.name")):
+                raise ValueError(problem)
         try:
             decode(self.load().Hyper, self.hyper, "method")
         except LookupError as error:

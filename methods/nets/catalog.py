@@ -56,6 +56,18 @@ RECIPES: Mapping[str, Recipe] = {
 HEADS = ("linear", "mlp")
 
 
+def misfit(name: str, image: Image, key: str = "network.name", table: str = "") -> str:
+    """Why the network that `key` names cannot take such images, and the way out; "" where it can.
+
+    `table` has the images' own settings, channels and size: "data." in an experiment.
+    """
+    recipe = RECIPES.get(name)
+    if recipe is None or (problem := recipe.problem_with(image)) is None:
+        return ""
+    setting = "size" if recipe.channels in (None, image[0]) else "channels"
+    return f'{key} is "{name}", which {problem}: change {table}{setting}{_or_another_network(image)}'
+
+
 def names() -> list[str]:
     return sorted(RECIPES)
 
