@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 from pathlib import Path
 
@@ -42,9 +43,12 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.deploy.cli.version import installed_version
         from protofleet.deploy.errors import RunError
         from protofleet.deploy.fleet.device.coordinator_settings import load_settings
+        from protofleet.deploy.local.start.misplaced import read_for
         from protofleet.edge_client.host.loaded_settings import refuse_downgrade
 
-    loaded = load_settings(options.settings, options.enrolled, options.set)
+    # What is not signed is said of any kind of file.
+    with read_for(options.settings, "coordinator") if not options.enrolled else contextlib.nullcontext():
+        loaded = load_settings(options.settings, options.enrolled, options.set)
     settings = loaded.settings
     if loaded.version:
         refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
@@ -94,11 +98,15 @@ def device(options: argparse.Namespace) -> int:
     with held_interrupts():
         from protofleet.deploy.cli.version import installed_version
         from protofleet.deploy.errors import RunError
+        from protofleet.deploy.local.start.misplaced import read_for
         from protofleet.edge_client.group.main import run_devices
         from protofleet.edge_client.host.loaded_settings import load_settings
         from protofleet.edge_client.main import run_device
 
-    loaded = [load_settings(path, options.enrolled, options.set) for path in options.settings]
+    loaded = []
+    for path in options.settings:
+        with read_for(path, "device") if not options.enrolled else contextlib.nullcontext():
+            loaded.append(load_settings(path, options.enrolled, options.set))
     if len(loaded) == 1:
         (one,) = loaded
         if problem := run_device(one.settings, installed_version(), one.version):

@@ -14,6 +14,7 @@ from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.data_check import require_data
 from protofleet.deploy.local.experiment import Experiment, read_experiment
 from protofleet.deploy.local.run import prepare_folder, run_experiment, same_settings
+from protofleet.deploy.local.start.sole_use import InUseError, require_free, require_writable
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.runtime.launcher import Launcher
@@ -33,9 +34,13 @@ class Batch:
 
     def run_all(self, experiments: Sequence[Experiment]) -> int:
         """All settings are checked before the first run starts; a run that fails does not stop the others."""
+        pending = [one for one in experiments if self.fresh or not is_finished(one, self.runs)]
+        for experiment in pending:
+            require_free(self.runs / experiment.name)
         for experiment in experiments:
             agreed_names(experiment)
-        require_data(one for one in experiments if self.fresh or not is_finished(one, self.runs))
+        require_data(pending)
+        require_writable(self.runs)
         started_at = time.monotonic()
         for i, experiment in enumerate(experiments, 1):
             elapsed = time.monotonic() - started_at
@@ -66,7 +71,7 @@ class Batch:
         try:
             prepare_folder(experiment, self.runs, self.fresh)
             run_experiment(experiment, self.runs, self.launcher)
-        except StoppedError:
+        except (StoppedError, InUseError):  # another command is at these runs: it will do the others too
             raise
         except (RunError, SettingsError, DivergedError) as error:
             self.failed[experiment.name] = str(error)

@@ -30,6 +30,7 @@ from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.data_check import require_data
 from protofleet.deploy.local.experiment import Experiment, recorded
 from protofleet.deploy.local.run import prepare_folder
+from protofleet.deploy.local.start.sole_use import alone
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.edge_client.compute import compute_place, moved
 from protofleet.edge_client.data.shard import Shard, Shards
@@ -62,6 +63,11 @@ def run_centralised(experiment: Experiment, runs: Path) -> Path:
     agreed_names(experiment)
     require_data([experiment])
     prepare_folder(experiment, runs, fresh=True)
+    return run_prepared(experiment, runs)
+
+
+@alone
+def run_prepared(experiment: Experiment, runs: Path) -> Path:
     if experiment.networks:
         print(f"one network, {experiment.network.name}: devices.networks are of devices, and here is none")
     folder, disk = runs / experiment.name, Disk(durable=False)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.fleet.settings import Fleet, device_settings
+from protofleet.deploy.local.data_beside import folders_in, is_domain, number_of_classes
 from protofleet.deploy.local.experiment import Experiment, read_experiment, read_with_bases
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.errors import DataError
@@ -20,6 +23,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode_file
 from protofleet.protocol.wire.class_names import Names, difference, listed, normalized
 from protofleet.protocol.wire.names import COORDINATOR
 
+MOST_SHOWN: Final = 8  # domains
 COORDINATOR_KEYS = CoordinatorSettings.__dataclass_fields__.keys() - Experiment.__dataclass_fields__.keys()
 
 
@@ -52,10 +56,30 @@ def require_same_classes(participants: Sequence[Participant]) -> None:
             )
     for number in {participant.classes for participant in participants if participant.classes}:
         if named and len(named[0].names) != number:
+            first = named[0]
             raise SettingsError(
-                f"classes is {number}, but {named[0].name} has {len(named[0].names)}: {listed(named[0].names)}; "
-                "data.classes says which to keep"
+                f"classes is {number}, but {first.name} has {len(first.names)}: {listed(first.names)}; "
+                f"{hint_at_domains(first.data, number) or 'data.classes says which to keep'}"
             )
+
+
+def hint_at_domains(data: DataSettings | None, classes: int) -> str:
+    """Where what was taken for classes are folders of so many classes each: a domain, or a device, each."""
+    if data is None or data.source != "folder" or data.domain or not data.root:
+        return ""
+    root = Path(data.root).expanduser()
+    found = [
+        folder for folder in folders_in(root) if is_domain(folder) and number_of_classes(folder) == classes
+    ]
+    if not found:
+        return ""
+    names = [folder.name for folder in found]
+    clients = ", ".join(f"{json.dumps(name, ensure_ascii=False)} = 1" for name in names[:MOST_SHOWN])
+    clients += ", ..." if len(names) > MOST_SHOWN else ""
+    return (
+        f"each of these is a folder of {classes} classes: devices.clients = {{ {clients} }} makes a device of each, "
+        f'data.domain = "{names[0]}" takes one alone'
+    )
 
 
 def participants_in(path: Path, assignments: list[str]) -> list[Participant]:

@@ -1,30 +1,79 @@
-"""Whether there are data at all, before anything starts: a run of a hundred devices need not find out one by one."""
+"""Whether there are data at all, and enough for each device, before anything starts: a run of a hundred devices need
+not find out one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shards, missing_folder
+from protofleet.edge_client.data.share_sizes import ShareSize, most_parts, problem_of_division, share_sizes
 from protofleet.edge_client.public_images import images_of
 from protofleet.methods.contract.public import DRAWN, HASHED, hashed
+from protofleet.protocol.settings.reader import SettingsError
 
 
 def require_data(experiments: Iterable[Experiment]) -> None:
-    """DataError with all the folders that are missing."""
+    """DataError with all the folders that are missing; SettingsError where some device would have too few images."""
     missing: dict[Path, str] = {}
-    for experiment in experiments:
+    wanted = list(experiments)
+    for experiment in wanted:
         for settings in experiment.shards.values():
             if (folder := missing_folder(settings)) is not None:
-                missing[folder] = settings.source
+                missing[folder.absolute()] = settings.source
     if missing:
         listed = ", ".join(f"{folder} ({source})" for folder, source in missing.items())
         raise DataError(
             f"no data are there: {listed}. docs/data.md says what each folder must hold and where it comes from; "
             "data.root, or root of a row of [domains], names another one"
         )
+    require_enough(wanted)
+
+
+def require_enough(experiments: Iterable[Experiment]) -> None:
+    """By labels alone, and once for all that divide the same images alike."""
+    shards, enough = Shards(), set[DataSettings]()
+    for experiment in experiments:
+        for settings in experiment.shards.values():
+            if settings.is_plugin or (whole := replace(settings, part=0)) in enough:
+                continue
+            if problem := problem_of_division(whole, shards):
+                raise SettingsError(too_many(experiment, whole, problem, shards))
+            enough.add(whole)
+
+
+def validation_images(experiment: Experiment) -> int | None:
+    """Of all devices; None where their data are not here any more, or a function of one's own gives them."""
+    if any(settings.is_plugin for settings in experiment.shards.values()):
+        return None
+    shards, sizes = Shards(), dict[DataSettings, list[ShareSize]]()
+    try:
+        for settings in experiment.shards.values():
+            whole = replace(settings, part=0)
+            sizes[whole] = sizes.get(whole) or share_sizes(whole, shards)
+    except DataError:
+        return None
+    return sum(sizes[replace(one, part=0)][one.part].validation for one in experiment.shards.values())
+
+
+def too_many(experiment: Experiment, settings: DataSettings, problem: str, shards: Shards) -> str:
+    """What is wrong, and the largest number of devices that works."""
+    fleet, domain = experiment.devices, settings.domain or settings.source
+    key = (
+        f"devices.clients.{domain}"
+        if fleet.clients
+        else f"devices.{'count' if fleet.count else 'per_domain'}"
+    )
+    way_out = "take more images, or a smaller data.validation"
+    if most := most_parts(settings, shards):
+        way_out = f"the largest {key} that works is {most}"
+    return (
+        f"{key} is {settings.parts}, and the images of {domain} are too few for so many: {problem}; {way_out}"
+    )
 
 
 def require_public_images(experiment: Experiment) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +15,7 @@ from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor
 from protofleet.deploy.local.data_beside import data_beside
 from protofleet.deploy.local.own_plugins import OwnPlugIns, own_plugins
+from protofleet.deploy.local.start.misplaced import places_of, read_for
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.catalog import find as find_source
@@ -150,6 +151,7 @@ class Experiment:
         demand_classification(self.task)
         if self.public and self.public.source != DRAWN:
             find_source(self.public.source)
+        self._require_fitting_networks()
         # All settings that a run writes are checked before anything starts.
         plan = self.plan
         for name, data in self.shards.items():
@@ -170,6 +172,14 @@ class Experiment:
                 f"data.validation is 0 for every device, and {plan.method} learns by validation samples; set it to a "
                 "share, for example 0.1"
             )
+
+    def _require_fitting_networks(self) -> None:
+        own = {"network": self.network, "mutual": self.mutual}
+        chosen = {f"{key}.name": one.name for key, one in own.items() if one and not one.file}
+        chosen |= {f"devices.networks[{i}]": name for i, name in enumerate(self.devices.networks)}
+        for key, name in chosen.items():
+            if problem := nets.misfit(name, self.input_shape, key, "data."):
+                raise ValueError(problem)
 
     @cached_property
     def own_plugins(self) -> OwnPlugIns:
@@ -326,7 +336,20 @@ def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> di
 def read_experiment(path: Path, assignments: list[str], option: str = "--set") -> Experiment:
     table = experiment_table(path)
     beside = data_beside(table, path, assignments)
-    return decode_file(Experiment, path, beside.applied(table) if beside else table, assignments, option)
+    with read_for(path, "run", "sweep"):
+        require_tables(table, path, assignments, option)
+        return decode_file(Experiment, path, beside.applied(table) if beside else table, assignments, option)
+
+
+def require_tables(table: Mapping[str, Any], path: Path, assignments: Sequence[str], option: str) -> None:
+    """SettingsError for a setting without the table that it belongs to."""
+    known, method = {f.name for f in fields(Experiment)}, table.get("method")
+    name = method.get("name") if isinstance(method, dict) else None
+    said = {key: str(path) for key in table}
+    said |= {text.partition("=")[0].strip(): f"{path} with {option}" for text in assignments}
+    for key, where in said.items():
+        if key not in known and (places := places_of(key, Experiment, name)):
+            raise SettingsError(f"{where}: {key} is not a setting; did you mean {' or '.join(places)}?")
 
 
 def experiment_table(path: Path) -> dict[str, Any]:
@@ -371,7 +394,7 @@ def coordinator_settings(
 ) -> CoordinatorSettings:
     e = experiment
     enrolled = runs / e.name / "enrolled"
-    for key in ("quorum", "gather"):
+    for key in ("quorum", "gather", "cohort"):
         if (wanted := getattr(e.effective_policy, key)) > len(e.shards):
             raise SettingsError(f"policy.{key} is {wanted}, but there are {len(e.shards)} devices")
     limits = Limits(domains=dict(e.devices_by_domain), confusion=MOST_CLASSES if e.confusion else 0)

@@ -15,6 +15,7 @@ import torch
 
 from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.coordinator.server.diverged import DivergedError
+from protofleet.coordinator.spool.begun import has_ended_a_round
 from protofleet.deploy.brokers.local import LocalBroker, MutualTls, find_broker
 from protofleet.deploy.enrol.local_federation import BROKER, LocalFederation, enrol_federation
 from protofleet.deploy.errors import DIVERGED, RunError, StoppedError
@@ -30,6 +31,7 @@ from protofleet.deploy.local.experiment import (
     recorded,
 )
 from protofleet.deploy.local.processes import EXIT_SECONDS, IMPORTED, Processes, uses_cuda
+from protofleet.deploy.local.start.sole_use import alone, cannot_be_made
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, write_toml
@@ -46,6 +48,7 @@ MOST_BROKER_RESTARTS: Final = 3
 NO_FORK: Final = "CUDA survives no fork" if CAN_FORK else "only Linux has a safe fork"
 
 
+@alone
 def run_experiment(experiment: Experiment, runs: Path, launcher: Launcher | None = None) -> Path:
     """Run it until it is finished, and return the report. RunError where it fails or is stopped."""
     try:
@@ -250,8 +253,11 @@ def read_lines(stream: IO[str], on_idle: Callable[[], None]) -> Iterator[str]:
             yield from lines
 
 
+@alone
 def prepare_folder(experiment: Experiment, runs: Path, fresh: bool, resume: bool = False) -> None:
     """Continue an unfinished run with the same settings; rename the folder of any other earlier run of this name.
+
+    One with other settings that has ended a round is renamed with `fresh` alone: nobody loses what was learned.
 
     With `resume` it is an error if there is none, rather than a new run.
     """
@@ -267,13 +273,14 @@ def prepare_folder(experiment: Experiment, runs: Path, fresh: bool, resume: bool
         return
     finished = (folder / "summary.json").exists()
     if not finished and not fresh:
-        if not same_settings(written, experiment):
+        if same_settings(written, experiment):
+            print(f"continuing the unfinished run in {folder}")
+            return
+        if has_ended_a_round(folder):
             raise SettingsError(
                 f"{folder} holds an unfinished run with other settings; --fresh renames its folder, "
                 f"--set name=... gives this one another name"
             )
-        print(f"continuing the unfinished run in {folder}")
-        return
     print(f"the earlier run is now in {renamed(folder)}")
     folder.mkdir(parents=True)
 
@@ -282,7 +289,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{folder} cannot be made: {error.strerror}; --runs names another folder") from None
+        raise cannot_be_made(folder, error) from None
 
 
 def renamed(folder: Path) -> Path:

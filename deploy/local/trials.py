@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.local.batch import is_finished, outcome
+from protofleet.deploy.local.data_check import validation_images
 from protofleet.deploy.local.grid import Grid, Point
 from protofleet.deploy.local.run import renamed
 from protofleet.deploy.report.comparison import (
@@ -28,6 +29,7 @@ from protofleet.deploy.report.comparison import (
 from protofleet.deploy.report.comparison import Point as Measured
 from protofleet.deploy.report.comparison_page import comparison_page
 from protofleet.deploy.report.comparison_tables import Table, mean_and_deviation, tables
+from protofleet.deploy.report.noise import noise_in
 from protofleet.deploy.report.numbers import percent_points
 from protofleet.protocol.link.meter import human_bytes
 
@@ -78,6 +80,7 @@ class Trials:
     grid: Grid
     choose: str
     trials: tuple[Trial, ...]
+    validation_images: int | None = None  # of a run; None: not known here
 
     @property
     def chosen(self) -> Trial | None:
@@ -112,6 +115,13 @@ class Trials:
                 )
         if len(best.point.trials) == 1:
             found.append("one seed: what is chosen may be chance; name more with --seeds")
+        equal = [
+            self.grid.words(trial.point) for trial in self.trials
+            if trial is not best and trial.is_whole and fmean(trial.validation) == fmean(best.validation)
+        ]  # fmt: skip
+        classes = best.point.trials[0].classes
+        if noise := noise_in(best.validation, equal, self.validation_images, classes):
+            found.append(noise)
         return found
 
     def table(self) -> Table:
@@ -188,7 +198,9 @@ def read_trials(grid: Grid, runs: Path, choose: str) -> Trials:
             f"no trial of {grid.name} has measured validation samples, by which the best is chosen; "
             "set data.validation to a share above 0"
         )
-    return Trials(grid, choose, tuple(found))
+    trials = Trials(grid, choose, tuple(found))
+    best = trials.chosen
+    return replace(trials, validation_images=validation_images(best.point.trials[0])) if best else trials
 
 
 def put_aside(folder: Path, grid: Grid) -> None:

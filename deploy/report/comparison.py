@@ -229,4 +229,4 @@ def write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from None
+        raise RunError(f"{path} cannot be written: {error.strerror}; name another place") from None

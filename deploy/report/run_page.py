@@ -19,6 +19,7 @@ from protofleet.deploy.report.sections.confusion import confusion_section
 from protofleet.deploy.report.sections.environment import environment_section, settings_section
 from protofleet.deploy.report.sections.features import feature_sections
 from protofleet.deploy.report.sections.participation import participation_section
+from protofleet.deploy.report.sections.small_tests import few_test_images
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.protocol.security.keyfiles import PUBLIC, write_file
 
@@ -52,7 +53,7 @@ SECTIONS: Final[Sequence[Callable[[FinishedRun], str]]] = (
 def write_report(folder: Path) -> Path:
     run = _read(folder)
     summary, target = run.summary, folder / "report.html"
-    notices = outcome_notice(summary) + damage_notice(run) + security_notice(summary)
+    notices = outcome_notice(summary) + damage_notice(run) + security_notice(summary) + small_test_notice(run)
     sections = "".join(section(run) for section in SECTIONS)
     title = f"{summary['name']}: {summary['method']}"
     text = page(title, f"<h1>{escape(title)}</h1>{notices}{summary_cards(summary)}{sections}")
@@ -68,6 +69,11 @@ def _read(folder: Path) -> FinishedRun:
 
 def damage_notice(run: FinishedRun) -> str:
     return f'<p class="danger">{escape(run.faults)}.</p>' if run.faults else ""
+
+
+def small_test_notice(run: FinishedRun) -> str:
+    words = few_test_images(run)
+    return f'<p class="danger">{escape(words[0].upper() + words[1:])}.</p>' if words else ""
 
 
 def outcome_notice(summary: Mapping[str, Any]) -> str:
@@ -148,5 +154,6 @@ def final_table(folder: Path) -> str:
     sent = f"tensors {up_and_down(payload)}; on the wire {human_bytes(wire)}"
     rows.append(f"{sent}; FedAvg would have sent {human_bytes(fedavg)}" if fedavg else sent)
     rows.append(f"{VIEWS[summary['reports']]}; messages {describe_security(summary)}")
+    rows += [words] if (words := few_test_images(run)) else []
     rows += [run.faults] if run.faults else []
     return "\n".join(rows)

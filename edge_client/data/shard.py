@@ -93,6 +93,13 @@ class Shards:
             domain.name, len(domain.classes), training, held_out, self._test_tensors(settings, test), names
         )
 
+    def share_lengths(self, settings: DataSettings) -> list[tuple[int, int]]:
+        """How many training and test images fall to each client that divides the domain, before any is held out or
+        left out: no pixel is looked at."""
+        domain = self.domain(settings)
+        train, test = _divided(domain, settings)
+        return [(len(a), len(b)) for a, b in self._draw(domain, settings, train.labels, test.labels)]
+
     def load_common(self, settings: DataSettings) -> None:
         """Only what a client has in common with all that divide its domain."""
         if settings.is_plugin:
@@ -122,14 +129,8 @@ class Shards:
         self, domain: Domain, settings: DataSettings, own: StableRandom
     ) -> tuple[Collection, Collection]:
         """What this client may learn from, and what it is tested on."""
-        s, train, test = settings, domain.train, domain.test
-        if s.own_test is not None:
-            train, test = Concatenated([train, test]), select(test, NO_INDICES)
-        if not len(train.labels) or not (len(test.labels) or s.own_test):
-            raise DataError(
-                f"{domain.name} of {s.source} has {len(train.labels)} training and {len(test.labels)} test samples "
-                f"of its {len(domain.classes)} classes; it takes some of both, or data.own_test"
-            )
+        s = settings
+        train, test = _divided(domain, s)
         own_indices, test_indices = self._draw(domain, s, train.labels, test.labels)[s.part]
         if s.own_test is not None:
             return _split_off(s.own_test, select(train, own_indices), own)
@@ -156,6 +157,19 @@ def _of_plugin(settings: DataSettings, plugins: PlugIns) -> Shard:
     found = own_splits(settings, plugins)
     train, validation, test = (TensorSamples(*pair) for pair in (found.train, found.validation, found.test))
     return Shard(found.domain, found.classes, train, validation, test, _comparable(found.names))
+
+
+def _divided(domain: Domain, settings: DataSettings) -> tuple[Collection, Collection]:
+    """What clients divide to learn from, and to be tested on: all of the first where each holds out its own test."""
+    s, train, test = settings, domain.train, domain.test
+    if s.own_test is not None:
+        train, test = Concatenated([train, test]), select(test, NO_INDICES)
+    if not len(train.labels) or not (len(test.labels) or s.own_test):
+        raise DataError(
+            f"{domain.name} of {s.source} has {len(train.labels)} training and {len(test.labels)} test samples "
+            f"of its {len(domain.classes)} classes; it takes some of both, or data.own_test"
+        )
+    return train, test
 
 
 # Of a process whose parent has filled it before the fork: all its children share the memory. Empty everywhere else.

@@ -126,7 +126,7 @@ class DeviceGroup:
                 inbox, device = self._start(name)
             except Exception as error:
                 log.exception("cannot start; the other devices of this process go on")
-                self._failed(name, f"{type(error).__name__}: {error}")
+                self._failed(name, words_of(error))
                 return
         self.ended.pop(name, None)
         self._running[inbox] = device
@@ -166,7 +166,7 @@ class DeviceGroup:
                 act(device)
             except Exception as error:
                 log.exception("ended by an error; the other devices of this process go on")
-                self._end(inbox, f"{type(error).__name__}: {error}")
+                self._end(inbox, words_of(error))
                 device.transport.kill()
                 return
             if device.agent.finished:
@@ -192,6 +192,12 @@ class DeviceGroup:
         if problem:
             self._failed(device.settings.name, problem)
         self._report(self)
+
+
+def words_of(error: Exception) -> str:
+    """Our own errors are whole sentences for who runs the device; of others the kind says more than the message."""
+    ours = type(error).__module__.startswith("protofleet.")
+    return str(error) if ours else f"{type(error).__name__}: {error}"
 
 
 def _check_device(device: Device) -> None:

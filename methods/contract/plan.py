@@ -90,7 +90,10 @@ class Plan:
     def __post_init__(self) -> None:
         if self.classes < 2:
             raise ValueError(f"classes is {self.classes}, it must be at least 2")
-        shape_of(self.shape, self.size, self.channels)
+        shape = shape_of(self.shape, self.size, self.channels)
+        for key, network in (("network", self.network), ("mutual", self.mutual)):
+            if network and not network.plugin and (problem := nets.misfit(network.name, shape, f"{key}.name")):
+                raise ValueError(problem)
         try:
             decode(self.load().Hyper, self.hyper, "method")
         except LookupError as error:

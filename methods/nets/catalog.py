@@ -67,6 +67,21 @@ SERIES = (6, 128)  # the sample for which networks of series are counted
 HEADS = ("linear", "mlp")
 
 
+def misfit(name: str, shape: InputShape, key: str = "network.name", table: str = "") -> str:
+    """Why the network that `key` names cannot take such samples, and the way out; "" where it can, or is none of ours.
+
+    `table` has the samples' own settings: "data." in an experiment.
+    """
+    recipe = RECIPES.get(name)
+    if recipe is None or (problem := recipe.problem_with(shape)) is None:
+        return ""
+    if shape.rank not in recipe.ranks:
+        return f'{key} is "{name}", which {problem}: {_others(shape) or f"change {table}shape"}'
+    setting = "size" if recipe.channels in (None, shape.channels) else "channels"
+    change = f"change {table}{setting if shape.is_square_picture else 'shape'}"
+    return f'{key} is "{name}", which {problem}: {" or ".join(filter(None, (change, _others(shape))))}'
+
+
 def names() -> list[str]:
     return sorted(RECIPES)
 
@@ -146,10 +161,13 @@ def sizes(classes: int = 10, side: int = 32) -> list[Size]:
 
 
 def _way_out(recipe: Recipe, shape: InputShape) -> str:
-    fitting = [name for name in names() if RECIPES[name].problem_with(shape) is None]
     convert = "" if shape.rank not in recipe.ranks else f"convert the {shape.kind}"
-    others = f"take {'one of ' if len(fitting) > 3 else ''}{_either(fitting)}" if fitting else ""
-    return " or ".join(filter(None, (convert, others))) or "set data.shape"
+    return " or ".join(filter(None, (convert, _others(shape)))) or "set data.shape"
+
+
+def _others(shape: InputShape) -> str:
+    fitting = [name for name in names() if RECIPES[name].problem_with(shape) is None]
+    return f"take {'one of ' if len(fitting) > 3 else ''}{_either(fitting)}" if fitting else ""
 
 
 def _either(networks: list[str]) -> str:

@@ -42,7 +42,7 @@ def read_toml(path: Path) -> Table:
 
 def parse_toml(text: bytes, where: str) -> Table:
     try:
-        return tomllib.loads(text.decode())
+        return tomllib.loads(text.decode("utf-8-sig"))  # editors of Windows begin a file with a mark
     except UnicodeDecodeError as error:
         raise SettingsError(f"{where} cannot be read: {error}; is it a TOML file?") from None
     except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits

@@ -82,9 +82,9 @@ def bubbles(fleet: FleetCounts, style: str = "") -> str:
         elements += row_elements(grid, row, y + ROW / 2, step, radius, largest)
         y += ROW
     elements.append(text(0, y + 18, f"the largest bubble: {largest:,} training samples"))
-    label = (
-        f"training samples of {fleet.classes} classes on {len(fleet.devices)} devices; skew {fleet.skew:.2f}"
-    )
+    number = len(fleet.devices)
+    label = f"training samples of {fleet.classes} classes on {number} {'device' if number == 1 else 'devices'}"
+    label += f"; skew {fleet.skew:.2f}" if number > 1 else ""
     return (
         f'<svg viewBox="0 0 {WIDTH:.0f} {y + BASE:.0f}" role="img" aria-label="{escape(label)}" '
         f'style="max-width:{WIDEST}px" xmlns="http://www.w3.org/2000/svg">{style}{"".join(elements)}</svg>'

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+ONE_DEVICE: Final = "one device: nothing to compare"
 
 
 @dataclass(frozen=True)
@@ -74,4 +77,6 @@ def distance(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def skew_words(fleet: FleetCounts) -> str:
+    if len(fleet.devices) == 1:
+        return ONE_DEVICE
     return f"{fleet.skew:.2f} (0: all devices have the same mix; at most {fleet.most_skew:.2f}: no two share a class)"

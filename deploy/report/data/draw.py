@@ -25,7 +25,7 @@ def draw(tables: Sequence[Mapping[str, Any]], path: Path, listing: Listing) -> d
     write_picture(fleet, path)
     listing.line(f"skew of classes: {skew_words(fleet)}")
     listing.line(f"picture: {path}")
-    return {"skew": fleet.skew, "picture": str(path)}
+    return {"skew": fleet.skew if len(fleet.devices) > 1 else None, "picture": str(path)}
 
 
 __all__ = ["draw", "picture_path"]

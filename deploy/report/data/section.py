@@ -35,7 +35,8 @@ def data_section(fleet: FleetCounts, unknown: int = 0) -> str:
         f"{sum(one.total for one in fleet.devices):,} training samples of {fleet.classes} classes on "
         f"{devices(len(fleet.devices))}, of {domains(fleet)}.{missing}"
     )
-    skew = f"<p><b>Skew of classes: {skew_words(fleet)}</b>: {SKEW}</p>"
+    meaning = f": {SKEW}" if len(fleet.devices) > 1 else ""
+    skew = f"<p><b>Skew of classes: {skew_words(fleet)}</b>{meaning}</p>"
     numbers = unfolded(f"The numbers: {CAPTION.lower()}", counts_table(fleet))
     return section(TITLE, skew, bubbles(fleet), numbers, note=about)
 

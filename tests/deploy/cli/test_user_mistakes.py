@@ -11,6 +11,15 @@ from tests.support.enrol import ROOT
 from tests.support.small_experiment import TWO
 
 LONG = "n" * 300
+MISFIT = """
+name = "run"
+rounds = 1
+classes = 3
+channels = 1
+federation = "lab"
+method = { name = "fedavg" }
+network = { name = "resnet18" }
+"""
 # What is typed after `protofleet`: what the one line has to say.
 MISTAKES = {
     "": "arguments are required: COMMAND",
@@ -41,9 +50,33 @@ MISTAKES = {
     "centralised folder": "folder cannot be read",
     "centralised exp.toml --runs afile": "cannot be made: Not a directory",
     "coordinator none.toml": "there is no file none.toml",
-    "coordinator exp.toml": "data is not a setting",
+    "coordinator exp.toml": "exp.toml is an experiment; `protofleet run exp.toml` runs it",
+    "coordinator device.toml": "is a device's file; `protofleet device device.toml` runs it",
+    "coordinator misfit.toml": 'network.name is "resnet18", which takes images of 3 channels, not 1: change channels',
     "device folder": "folder cannot be read",
-    "device exp.toml": "rounds is not a setting",
+    "device exp.toml": "exp.toml is an experiment; `protofleet run exp.toml` runs it",
+    "device misfit.toml": "is a coordinator's file; `protofleet coordinator misfit.toml` runs it",
+    "run misfit.toml": "is a coordinator's file; `protofleet coordinator misfit.toml` runs it",
+    "run device.toml": "is a device's file; `protofleet device device.toml` runs it",
+    "sweep device.toml --grid method.lr=1": "is a device's file; `protofleet device device.toml` runs it",
+    "run exp.toml --set network.name=resnet18 --set data.channels=1": (
+        'exp.toml with --set: network.name is "resnet18", which takes images of 3 channels, not 1: change '
+        "data.channels or take one of "
+    ),
+    "run exp.toml --set network.name=cnn23 --seeds 1 2": (
+        'network.name is "cnn23", which takes images from 16x16 on, not 8x8: change data.size or take one of '
+    ),
+    "run exp.toml --set devices.networks=['mlp','cnn23']": 'devices.networks[1] is "cnn23", which takes images from',
+    "sweep exp.toml --grid network.name=mlp,cnn23": 'exp.toml with --grid: network.name is "cnn23", which takes',
+    "sweep exp.toml --grid lr=0.1,0.2": "with --grid: lr is not a setting; did you mean method.lr?",
+    "run exp.toml --set quorum=1": "with --set: quorum is not a setting; did you mean policy.quorum?",
+    "run exp.toml --set policy.cohort=3": "policy.cohort is 3, but there are 2 devices",
+    "run exp.toml --set devices={clients={optdigits=900}}": (
+        "devices.clients.optdigits is 900, and the images of optdigits are too few for so many: client 539 of 900 "
+        "would have 1 training image, and it takes 2; the largest devices.clients.optdigits that works is 719"
+    ),
+    "run exp.toml --set data.source=mnist --set data.root=nowhere --set devices={count=2}": "0/nowhere (mnist)",
+    "run exp.toml --seeds 1 2 --runs afile": "afile cannot be made: Not a directory; --runs names another folder",
     "device exp.toml --enrolled none": "is not signed",
     "fleet folder": "must hold a folder for each device",
     "fleet folder --broker x:y": "it is 'y', it must be a whole number",
@@ -83,6 +116,8 @@ MISTAKES = {
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "exp.toml").write_text(TWO)
+    (folder / "device.toml").write_text('name = "a"\nkey = "a.key"\ncoordinator_key = "c.pub"\n')
+    (folder / "misfit.toml").write_text(MISFIT)
     (folder / "types.toml").write_text(TWO.replace("rounds = 1", 'rounds = "three"'))
     (folder / "negative.toml").write_text(TWO.replace("rounds = 1", "rounds = -3"))
     (folder / "empty.toml").touch()

@@ -123,6 +123,16 @@ def test_a_run_whose_classes_are_others_than_its_data_have_starts_nothing(tmp_pa
     assert "classes is 5, but street has 3: cat, dog, owl" in line and not (tmp_path / "runs").exists()
 
 
+def test_folders_that_were_taken_for_classes_and_are_domains_are_said_to_be_devices(tmp_path, capsys):
+    path = experiment(tmp_path)
+    line = refused(capsys, "run", path, "--set", "devices={count=2}", "--runs", str(tmp_path / "runs"))
+    assert "classes is 3, but device-1 has 2: field, street; each of these is a folder of 3 classes: " in line
+    assert 'devices.clients = { "field" = 1, "street" = 1 } makes a device of each' in line
+    assert 'data.domain = "field" takes one alone' in line
+    way_out = 'devices={clients={ "field" = 1, "street" = 1 }}'
+    assert main(["data", path, "--set", way_out]) == 0
+
+
 def test_a_run_tells_its_coordinator_what_the_classes_are_called(tmp_path):
     assert main(["run", experiment(tmp_path), "--runs", str(tmp_path / "runs")]) == 0
     written = read_toml(tmp_path / "runs" / "pets" / "coordinator.toml")

@@ -36,7 +36,7 @@ def loaded(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(home))
             patch.delenv("PROTOFLEET_DATA", raising=False)
-            shards = read_experiment(FOLDER / file, ["data.size=8"]).shards
+            shards = read_experiment(FOLDER / file, ["data.size=16"]).shards
             return {name: load_shard(data) for name, data in shards.items()}
 
     return loaded

@@ -124,7 +124,7 @@ def test_resume_begins_no_new_run(place, left, words):
         (folder / "summary.json").write_text("{}")
     done = protofleet("run", "small.toml", "--resume", cwd=place)
     assert done.returncode == 2 and "there is nothing to resume" in done.stderr and words in done.stderr
-    assert left != "nothing" or not (place / "runs").exists()
+    assert left != "nothing" or not (place / "runs" / "small").exists()
 
 
 def test_resume_is_for_one_run_and_not_for_a_fresh_one(place):

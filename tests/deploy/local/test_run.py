@@ -218,6 +218,7 @@ def test_a_finished_run_is_put_aside_and_other_settings_are_not_mixed_into_an_un
     run = place / "runs" / "small"
     run.mkdir(parents=True)
     (run / "experiment.toml").write_text("rounds = 99\n")
+    (run / "rounds.jsonl").write_text("{}\n")
     done = protofleet("run", "small.toml", cwd=place)
     assert done.returncode == 2 and "--fresh renames its folder" in done.stderr
     (run / "summary.json").write_text("{}")

@@ -68,5 +68,6 @@ def test_a_run_that_an_earlier_version_began_is_gone_on_with(tmp_path, capsys):
     (folder / "experiment.toml").write_text(earlier)
     prepare_folder(experiment(), tmp_path, fresh=False)
     assert "continuing the unfinished run" in capsys.readouterr().out
+    (folder / "rounds.jsonl").write_text("{}\n")
     with pytest.raises(SettingsError, match="unfinished run with other settings"):
         prepare_folder(replace(experiment(), rounds=2), tmp_path, fresh=False)

@@ -13,6 +13,7 @@ name = "several"
 rounds = 1
 classes = 10
 method = { name = "fedavg" }
+network = { name = "mlp" }
 
 [data]
 size = 8

@@ -67,7 +67,7 @@ def test_a_device_that_cannot_start_leaves_the_others_of_its_process_alone(place
     assert [line["participants"] for line in lines(place)[:-1]] == [["device-1", "device-3"]] * 2
     log = (place / "runs" / "small" / "logs" / "devices-1.log").read_text()
     assert "ERROR device-2: cannot start; the other devices of this process go on" in log
-    assert "1 of 3 devices ended early: device-2: DamagedError" in log
+    assert "1 of 3 devices ended early: device-2: " in log and "DamagedError: " not in log.splitlines()[-1]
     assert "INFO device-1: round 1 train" in log
 
 
@@ -77,7 +77,7 @@ def test_a_run_that_can_reach_no_quorum_any_more_ends_with_the_reason_of_a_devic
     folder.mkdir(parents=True)
     (folder / "device.json").write_text("{")
     ran = protofleet("run", "small.toml", *TOGETHER, cwd=place, timeout=240)  # a round would wait for 600 s
-    assert ran.returncode == 1 and "device-2: DamagedError" in ran.stderr, ran.stderr
+    assert ran.returncode == 1 and "device-2: " in ran.stderr and "DamagedError" not in ran.stderr, ran.stderr
 
 
 def log_of_devices(place):

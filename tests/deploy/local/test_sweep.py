@@ -193,6 +193,44 @@ def test_one_value_or_words_have_no_edge_and_one_seed_may_be_chance(file, tmp_pa
     assert warning.startswith("one seed")
 
 
+def all_at(grid, runs, scores):
+    """Every seed of a point at its score."""
+    for point in grid.points:
+        for trial in point.trials:
+            finish(runs, trial, scores[point.values[0]], 0.5)
+
+
+def test_a_choice_among_noise_is_warned_of_in_the_text_and_on_the_page(file, tmp_path):
+    few = ["devices={clients={optdigits=2}}", "data.samples=20"]
+    grid = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1")], [1, 2], few)
+    all_at(grid, tmp_path, {"0.02": 0.1, "0.05": 0.1, "0.1": 0.05})
+    trials = read_trials(grid, tmp_path, "validation")
+    warning = (
+        "the choice may be noise: method.lr = 0.02 has the same accuracy; all 2 seeds have one accuracy; "
+        "4 validation images decide, fewer than 50; 10.0 % is not above chance, 10.0 % of 10 classes"
+    )
+    (said,) = trials.warnings()
+    assert said.startswith(warning) and f"warning: {said}" in trials.lines()
+    assert f"Warning: {warning}" in write_trials(trials, tmp_path).read_text()
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ({"0.02": 0.3, "0.05": 0.9, "0.1": 0.9}, "method.lr = 0.1 has the same accuracy; all 2 seeds"),
+        (
+            {"0.02": 0.05, "0.05": 0.09, "0.1": 0.06},
+            "all 2 seeds have one accuracy; 9.0 % is not above chance",
+        ),
+    ],
+)
+def test_each_sign_of_noise_is_said_alone(file, tmp_path, scores, words):
+    grid = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1")], [1, 2], [])
+    all_at(grid, tmp_path, scores)
+    (said,) = read_trials(grid, tmp_path, "validation").warnings()
+    assert said.startswith(f"the choice may be noise: {words}") and "validation images decide" not in said
+
+
 def test_what_lies_at_most_a_deviation_below_is_named(file, tmp_path):
     grid = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1")], [1, 2], [])
     finished(grid, tmp_path, {("0.02",): (0.5, 0.6), ("0.05",): (0.8, 0.6), ("0.1",): (0.796, 0.6)})

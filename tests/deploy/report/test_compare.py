@@ -10,7 +10,7 @@ import pytest
 
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.report.comparison import accuracy_target, name_without_seed, read_groups
+from protofleet.deploy.report.comparison import accuracy_target, name_without_seed, read_groups, write
 from protofleet.deploy.report.comparison_page import comparison_page
 from protofleet.deploy.report.comparison_tables import mean_and_deviation, tables
 from protofleet.deploy.report.drawing.axes import Axes
@@ -257,6 +257,9 @@ def test_settings_that_change_no_result_and_seeds_of_the_data_make_no_other_expe
 
 
 def test_an_unfinished_or_broken_run_is_one_clear_line(runs, tmp_path):
+    (tmp_path / "afile").touch()
+    with pytest.raises(RunError, match="cannot be written: .*; name another place"):
+        write(tmp_path / "afile" / "page.html", "")
     with pytest.raises(RunError, match="holds no finished run"):
         read_groups([*runs, tmp_path])
     for content, words in (("{", "cannot be read"), ("[]", "no summary"), ("{}", "has no 'name'")):

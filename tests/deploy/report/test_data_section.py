@@ -48,6 +48,13 @@ def test_the_skew_is_nothing_where_all_are_alike_and_most_where_no_two_share_a_c
     assert fleet((0, 0)).skew == 0 and FleetCounts.of([]).skew == 0
 
 
+def test_of_one_device_no_skew_is_said():
+    alone = fleet((9, 3), names=("cat", "dog"))
+    page = data_section(alone)
+    assert "Skew of classes: one device: nothing to compare</b></p>" in page
+    assert "training images of 2 classes on 1 device" in page and "skew 0.00" not in page
+
+
 def circles(picture):
     return list(ET.fromstring(picture).iter(f"{SVG}circle"))
 

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from protofleet.edge_client.group.group import DeviceGroup, MemberInbox
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.group.group import DeviceGroup, MemberInbox, words_of
 from protofleet.protocol.transport.base import Arrived, Stop
 
 NEVER = float("inf")
@@ -99,6 +100,11 @@ def test_an_error_of_one_device_ends_it_alone_and_is_said(caplog):
     assert fleet.devices["b"].transport.killed, "its will tells the coordinator"
     assert [len(fleet.agent(name).taken) for name in "abc"] == [1, 0, 1]
     assert not fleet.group.finished
+
+
+def test_an_error_of_ours_is_a_sentence_without_the_name_of_its_class():
+    assert words_of(DataError("there are no pictures")) == "there are no pictures"
+    assert words_of(KeyError("x")) == "KeyError: 'x'"
 
 
 def test_each_is_woken_when_it_is_due():

@@ -251,3 +251,8 @@ def test_settings_survive_a_file(tmp_path):
     run = replace(Run("é\n", 1), hyper={"a b": math.inf})
     (tmp_path / "run.toml").write_text(write_toml(encode(run)), encoding="utf-8", newline="")
     assert decode(Run, read_toml(tmp_path / "run.toml")) == run
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path):
+    (tmp_path / "a.toml").write_text("rounds = 3\n", encoding="utf-8-sig")
+    assert read_toml(tmp_path / "a.toml") == {"rounds": 3}
