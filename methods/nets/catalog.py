@@ -68,7 +68,7 @@ HEADS = ("linear", "mlp")
 
 
 def misfit(name: str, shape: InputShape, key: str = "network.name", table: str = "") -> str:
-    """Why the network that `key` names cannot take such samples, and the way out; "" where it can, or is none of ours.
+    """Why the network that `key` names cannot take such samples, and the way out; "" where it can or is not ours.
 
     `table` has the samples' own settings: "data." in an experiment.
     """
