@@ -13,6 +13,7 @@ from tests.support.small_federation import simulation
 
 READ = [name for name, what in vars(RunView).items() if isinstance(what, property)]
 ASKED = {
+    "rules": (),
     "answers": (2, "train"),
     "arrays": (2, "evaluate"),
     "traffic": (),

@@ -5,10 +5,15 @@ import logging
 
 import pytest
 
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.trainer.job import GLOBAL, PERSONAL
 from protofleet.edge_client.trainer.kept_models import BEST, LAST, KeptModels, kept_file
+from protofleet.edge_client.trainer.local import LocalTrainer
+from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.served.kept import Origin, read_kept
 from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.wire.messages import NOTHING
 from tests.methods.served.trained import device_0, plan_of
 
 METHOD = "fedavg"
@@ -101,3 +106,17 @@ def test_a_full_disk_costs_the_copy_and_one_line_and_leaves_nothing_half_written
         "best.safetensors",
         "last.safetensors",
     ]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_device_keeps_what_it_has_trained_unless_its_settings_say_no(tmp_path, keep):
+    data = DataSettings(domain="optdigits", samples=20, test_samples=5, size=8)
+    settings = DeviceSettings(
+        "d", folder=str(tmp_path), data=data, threads=1, keep_models=keep, durable=False
+    )
+    plan = Plan("singleset", 10, rounds=1, size=8, network=Network("mlp"), hyper={"epochs": 1, "batch": 8})
+    LocalTrainer(settings).start(plan).run("train", 1, NOTHING)
+    assert kept_file(tmp_path, LAST).exists() == keep
+    if keep:
+        card = read_kept(kept_file(tmp_path, LAST)).card
+        assert (card.device, card.method, card.classes) == ("d", "singleset", tuple("0123456789"))

@@ -10,7 +10,7 @@ import torch
 
 from protofleet.methods.contract.catalog import load
 from protofleet.methods.nets.weights_file import decoded_weights, encoded_weights
-from protofleet.methods.parts.rules import Rule
+from protofleet.methods.parts.rules import Nearest, Rule
 from protofleet.methods.served.card import CardError, read_card, sha256_of_tensors
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.scaling import Input, Scaling, input_of
@@ -134,6 +134,17 @@ def test_a_rule_with_more_room_predicts_the_same():
     again = rebuild(dataclasses.replace(card, tensors=sha256_of_tensors(wider)), wider)
     raw = card.input.drawn(6)
     with torch.no_grad():
-        assert torch.equal(again(raw), model(raw))
+        torch.testing.assert_close(again(raw), model(raw))  # a wider product has other last bits
     with pytest.raises(CardError, match="export the template again"):
         with_room(tensors, rows - 1, each)
+
+
+def test_rows_that_are_filled_up_are_no_class_s():
+    rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+    rule = Nearest(rows, torch.tensor([0, 0, 1, 3, 3]), 4, "squared")  # nobody has the class 2
+    wider = with_room({"rule.rows": rule.rows, "rule.places": rule.places}, 9, 4)
+    assert wider["rule.rows"].shape == (9, 4) and wider["rule.places"].shape == (4, 4)
+    z = torch.zeros(3, 4)  # nearer to what fills up than to any row
+    before = rule(z)
+    rule.rows, rule.places = wider["rule.rows"], wider["rule.places"]
+    assert torch.equal(rule(z), before)

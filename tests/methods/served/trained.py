@@ -22,8 +22,9 @@ NAMES = {module.__name__.rpartition(".")[2]: hyper for module, hyper in HYPERS.i
 
 
 def plan_of(method: str, network: Network | None = None, size: int = SIDE, classes: int = CLASSES) -> Plan:
+    usual = Network("cnn_bn" if method == "fedbn" else "mlp", feature_size=8)
     return Plan(
-        method, classes, rounds=1, size=size, network=network or Network("cnn_bn", feature_size=8),
+        method, classes, rounds=1, size=size, network=network or usual,
         hyper=encode(NAMES[method]),
     )  # fmt: skip
 
