@@ -23,7 +23,7 @@ PROJECT = read_toml(ROOT / "pyproject.toml")["tool"]["setuptools"]
 FOLDERS = tuple(PROJECT["package-dir"].values())
 # Our own processes are started by `command`; these start other programs, or another interpreter than this one.
 OTHERS = {
-    "runtime/children.py": 2,
+    "runtime/children.py": 3,
     "deploy/fleet/commands.py": 1,  # tells a shell script which interpreter has our program
     "deploy/images/install_on_vendor_torch.py": 3,  # stands alone in an image that is being built
 }

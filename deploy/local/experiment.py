@@ -58,6 +58,7 @@ class SimulatedDevices:
         "/"  # file system in which all of them find the sensors of this machine, which they share
     )
     durable: bool = False  # devices sync their files; else a power cut may cost them, a killed process never
+    keep_models: bool = True  # devices keep their own models for `protofleet export`
 
 
 @dataclass(frozen=True)
@@ -333,6 +334,6 @@ def device_settings(experiment: Experiment, name: str, broker: BrokerAddress, ru
         enrolled=str(folder / "enrolled" / "devices" / name), broker=broker, data=experiment.shards[name],
         network=experiment.networks.get(name), pictures=experiment.pictures,
         compute=experiment.compute, threads=1, stays=False, security=experiment.security,
-        durable=experiment.devices.durable,
+        durable=experiment.devices.durable, keep_models=experiment.devices.keep_models,
         board=BoardSettings(experiment.devices.board_root, len(experiment.shards)),
     )  # fmt: skip

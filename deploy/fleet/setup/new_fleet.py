@@ -32,7 +32,13 @@ RUN: Final[Mapping[str, Any]] = {
     "name": "first", "rounds": 1000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
     "network": {"name": "cnn23"},
 }  # fmt: skip
+# A board is there to use what it learns.
+MODELS: Final[Mapping[str, Any]] = {"serve": "auto"}
 DEVICE_METRICS_PORT: Final = 9101
+IGNORE_FILE: Final = ".gitignore"
+SECRETS: Final = (
+    f"# Private keys: a copy of them belongs in another place, not into a repository.\n/{ROOT}/\n/{BROKER}/\n"
+)
 # [USER@]ADDRESS[:PORT]; more colons than one are an IPv6 address, which takes brackets where a port follows.
 PLACE: Final = re.compile(r"(?:([^@]+)@)?(?:\[([^]@]+)\]|([^@:]+))(?::(\d+))?|(?:([^@]+)@)?([^@\[\]]+)")
 HEAD: Final = "# Written by protofleet init. Every setting: docs/deploy.md, docs/settings.md.\n"
@@ -63,7 +69,10 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
     table: dict[str, Any] = {
         "root": ROOT, "broker": BROKER, "known_hosts": "known_hosts",
         "software": {"dependencies": "index", **common.get("software", {})},
-        "device": {"compute": "auto", "metrics_port": DEVICE_METRICS_PORT, "broker": broker, "data": dict(DATA)},
+        "device": {
+            "compute": "auto", "metrics_port": DEVICE_METRICS_PORT, "broker": broker, "data": dict(DATA),
+            "models": dict(MODELS),
+        },
         "coordinator": dict(RUN),
         "hosts": {name: {**host, **common.get("host", {})} for name, host in hosts.items()},
     }  # fmt: skip
@@ -73,6 +82,8 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / ROOT / REGISTER).exists():
         make_authority(folder / ROOT, federation, YEARS)
+    if not (folder / IGNORE_FILE).exists():
+        (folder / IGNORE_FILE).write_text(SECRETS)
     path.write_text(HEAD + write_toml(table))
     try:
         write_targets(read_fleet(path), federation, folder)

@@ -1,0 +1,124 @@
+"""The model of all that was best by validation: the summary's choice, whatever the coordinator dies of."""
+
+import errno
+
+import numpy as np
+import pytest
+
+from protofleet.coordinator.models.best import BestModel, read_best
+from protofleet.coordinator.models.saved import read_saved_run, read_state
+from protofleet.coordinator.observe.curves import best, curve
+from protofleet.coordinator.observe.record import RoundRecord
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.methods.contract.base import Member
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.store import DamagedError
+
+MEMBERS = {"a": Member("a", 3)}
+
+
+class Run:
+    """Rounds of a coordinator, as far as this sink sees them. Round n begins with a state of n in every place."""
+
+    def __init__(self, folder, disk=None):
+        self.spool = Spool(folder / "coordinator", disk=disk or Disk(False))
+        self.spool.start_run("x", "{}", 1)
+        self.lines = []
+        self.begin()
+
+    def begin(self):
+        self.sink = BestModel(self.spool, self.lines)
+
+    def restart(self, folder):
+        self.spool.close()
+        self.spool = Spool(folder / "coordinator", durable=False)
+        self.begin()
+
+    def round(self, number, *means, written=True, sink=True):
+        self.spool.save(number, 0, ["a"], MEMBERS, {"w": np.full(9, number, np.float32)})
+        domains = {f"d{i}": mean for i, mean in enumerate(means)}
+        line = {"round": number, "validation": {"global": domains}, "accuracy": {"global": domains}}
+        if written:
+            self.lines.append(line)
+        if sink:
+            self.sink.round_ended(RoundRecord(number, 0, "training", validation=line["validation"]))
+
+    @property
+    def chosen(self):
+        found = best(curve(self.lines, "global", "accuracy"), curve(self.lines, "global", "validation"))
+        return found["point"] + 1
+
+    def kept(self, folder):
+        number, state = read_saved_run(folder / "coordinator").best()
+        assert state["w"].tolist() == [number] * 9
+        return number
+
+
+@pytest.mark.parametrize(
+    "means", [(0.1, 0.5, 0.5, 0.3), (0.9, 0.1, 0.9), (0.1, 0.2, 0.3), (0.3, 0.3, 0.3), (0.0, 0.0)]
+)
+def test_the_state_that_is_kept_is_the_one_that_the_summary_names(tmp_path, means):
+    run = Run(tmp_path)
+    for number, mean in enumerate(means, 1):
+        run.round(number, mean, mean / 2)
+        assert run.kept(tmp_path) == run.chosen
+    assert len(list((tmp_path / "coordinator" / "best").glob("*.body"))) == 1
+
+
+def test_a_coordinator_that_dies_between_the_line_and_the_copy_makes_the_copy_in_its_replay(tmp_path):
+    run = Run(tmp_path)
+    run.round(1, 0.2)
+    run.round(2, 0.6, sink=False)
+    run.restart(tmp_path)
+    assert run.kept(tmp_path) == 1
+    run.round(2, 0.6, written=False)
+    assert run.kept(tmp_path) == run.chosen == 2
+
+
+def test_a_replay_changes_no_choice_and_a_later_process_goes_on_with_it(tmp_path):
+    run = Run(tmp_path)
+    run.round(1, 0.2)
+    run.round(2, 0.6)
+    run.restart(tmp_path)
+    run.round(2, 0.9, written=False)  # the line that stands counts
+    run.round(3, 0.6)
+    assert run.kept(tmp_path) == run.chosen == 2
+    run.round(4, 0.7)
+    assert run.kept(tmp_path) == run.chosen == 4
+
+
+def test_without_validation_nothing_is_kept(tmp_path):
+    run = Run(tmp_path)
+    run.round(1)
+    assert read_best(tmp_path / "coordinator") is None
+
+
+class FullOnce(Disk):
+    full = True
+
+    def replace(self, target, data, mode=None, durable=True):
+        if self.full and target.name == "best.json":
+            raise OSError(errno.ENOSPC, "no space", str(target))
+        super().replace(target, data, mode, durable)
+
+
+def test_what_finds_the_disk_full_is_kept_when_there_is_room(tmp_path):
+    run = Run(tmp_path, FullOnce(False))
+    run.round(1, 0.2)
+    assert read_best(tmp_path / "coordinator") is None
+    run.spool.disk.full = False
+    run.sink.entry("asked", {})
+    assert run.kept(tmp_path) == 1
+
+
+def test_a_damaged_state_is_said_and_left_where_it_is(tmp_path):
+    run = Run(tmp_path)
+    run.round(1, 0.2)
+    path = next((tmp_path / "coordinator" / "best").glob("*.body"))
+    path.unlink()  # it is a second name of the snapshot
+    path.write_bytes(b"x")
+    with pytest.raises(DamagedError, match="is damaged: its bytes are not those that it is named by"):
+        run.kept(tmp_path)
+    assert path.exists()
+    with pytest.raises(DamagedError, match="is gone"):
+        read_state(tmp_path, "00")

@@ -1,0 +1,61 @@
+"""A device's own model in a file: each of its ways to predict comes back as it was."""
+
+import pytest
+import torch
+
+from protofleet.methods.served.card import CardError
+from protofleet.methods.served.kept import Origin, pieces_of_kept, read_kept
+from protofleet.methods.served.rebuild import rebuild
+from protofleet.methods.served.scaling import input_of
+from protofleet.methods.served.served import served, ways_of
+from tests.methods.served.trained import NAMES, SIDE, device_0, plan_of
+
+
+def kept(path, method):
+    plan, half = plan_of(method), device_0(method)
+    origin = Origin(plan, "device-0", plan.network, ("cat", "dog", "owl"))
+    path.write_bytes(b"".join(pieces_of_kept(half, origin, 3, 0.5, {"own": 0.25})))
+    return path
+
+
+@pytest.mark.parametrize("method", sorted(NAMES))
+def test_a_device_s_own_model_comes_back_with_each_way_to_predict(tmp_path, method):
+    found, half = read_kept(kept(tmp_path / "last.safetensors", method)), device_0(method)
+    assert sorted(found.ways) == sorted(ways_of(half))
+    assert (found.card.round, found.card.device, found.card.validation) == (3, "device-0", 0.5)
+    assert found.card.classes == ("cat", "dog", "owl")
+    of = input_of(plan_of(method))
+    raw = of.drawn(4)
+    for way in found.ways:
+        card, tensors = found.model(way)
+        assert card.way == way
+        with torch.no_grad():
+            assert torch.equal(rebuild(card, tensors)(raw), served(half, of, way)(raw))
+
+
+def test_what_ways_have_in_common_is_in_the_file_once(tmp_path):
+    path, card = kept(tmp_path / "last.safetensors", "fedlsa"), read_kept(tmp_path / "last.safetensors").card
+    anchors = 4 * card.input.shape[0] * SIDE
+    assert path.stat().st_size < card.bytes + anchors + 12_000  # its table
+
+
+def test_a_damaged_file_is_found_out_in_one_line(tmp_path):
+    path = kept(tmp_path / "last.safetensors", "fedavg")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CardError, match="is damaged: its tensors are not those that were written"):
+        read_kept(path).model()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(CardError, match="is damaged: of "):
+        read_kept(path).model()
+    path.write_bytes(b"")
+    with pytest.raises(CardError, match="cannot be read"):
+        read_kept(path)
+    with pytest.raises(CardError, match="cannot be read"):
+        read_kept(tmp_path / "none")
+
+
+def test_an_unknown_way_is_named_with_those_that_there_are(tmp_path):
+    with pytest.raises(CardError, match="there is no way 'x' to predict; there is predict, anchor"):
+        read_kept(kept(tmp_path / "last.safetensors", "fedlsa")).model("x")
