@@ -26,8 +26,12 @@ from protofleet.deploy.simulation.network import (
 )
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
+from protofleet.edge_client.serving.serving import ModelServing
+from protofleet.edge_client.serving.settings import ModelSettings
+from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.edge_client.state.device import DeviceState
-from protofleet.edge_client.trainer.job import local_jobs
+from protofleet.edge_client.trainer.job import Models, local_jobs
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.allowed import PlugIns
@@ -73,6 +77,9 @@ class Simulation:
     make_disk: Callable[[str], Disk] = disk_without_fsync  # by name, called at each boot
     class_names: tuple[str, ...] = ()
     plugins: PlugIns = field(default_factory=PlugIns)  # that every device allows
+    serves: Mapping[str, ModelSettings] = field(
+        default_factory=dict
+    )  # what devices serve; the others nothing
     turn_seconds: float = 0.0  # how long a turn of a loop takes what comes, before it is committed and said
 
     def __post_init__(self) -> None:
@@ -125,9 +132,24 @@ class Simulation:
         link = DeviceLink(me, self.keyring, self.topics, transport, state.store)
         transport.will = link.will(self.topics.device_state(device))
         data = self.shards[device]
-        start_job = local_jobs(lambda plan: self.build(device, plan, data), data)
+        publish = self._publisher(device, state, data)
+        start_job = local_jobs(lambda plan: self.build(device, plan, data), data, publish)
         agent = Agent(data, start_job, link, state, worker, clock=no_clock, plugins=self.plugins)
         self.agents[device] = agent
+        if publish is not None:
+            versions = ModelVersions(self._models_of(device), self.serves[device].keep, disk)
+            serving = ModelServing(versions, lambda: agent.view.plan, None)
+            serving.begin()
+            agent.observe(serving)
+
+    def _publisher(self, device: str, state: DeviceState, data: Splits) -> Callable[[Plan], Models] | None:
+        if (settings := self.serves.get(device)) is None:
+            return None
+        publisher = ModelPublisher(settings, state.folder, Origin(device, None), state.disk)
+        return lambda plan: publisher.of(plan, data.names)
+
+    def _models_of(self, device: str) -> Path:
+        return self.serves[device].folder_in(self.folder / device)
 
     def kill(self, name: str) -> None:
         """End the process without a disconnect; the broker publishes its will."""

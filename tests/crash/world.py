@@ -17,8 +17,13 @@ from protofleet.coordinator.observe.rounds_file import RoundsFile, read_rounds
 from protofleet.coordinator.round.events import Advance
 from protofleet.coordinator.spool.spool import Accepted
 from protofleet.deploy.simulation.federation import Simulation
+from protofleet.edge_client.serving.settings import GLOBAL, ModelSettings
+from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.methods.contract.bridge import to_torch
 from protofleet.methods.contract.plan import Network
+from protofleet.methods.nets.weights_file import read_weights
+from protofleet.methods.served.card import read_card
+from protofleet.methods.served.rebuild import rebuild
 from tests.crash.platter import FrailDisk, Platter
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import plan, shard
@@ -31,6 +36,7 @@ POLICY = RunPolicy(
 DEVICES = ("device-0", "device-1", "device-2")
 PARTIES = ("coordinator", *DEVICES)
 LEARNED = ("round", "kind", "participants", "accuracy", "validation", "loss", "pooled")
+SERVES = {DEVICES[1]: ModelSettings()}
 IN_BLOCKS = DEVICES[1]  # its answers travel in blocks, so that half-fetched ones are crashed on as well
 SMALL_INLINE = 256  # bytes
 TURN_SECONDS = 0.3  # so that several messages and answers come in one
@@ -166,7 +172,9 @@ def crashing(
 ) -> Crashing:
     shards = {name: shard(i, 12) for i, name in enumerate(DEVICES)}
     made = replace(plan(method, ROUNDS, epochs=1, server_epochs=2), network=Network("mlp", 8))
-    return Crashing(made, shards, POLICY, folder, deadly=deadly or {}, turn_seconds=TURN_SECONDS, **more)
+    return Crashing(
+        made, shards, POLICY, folder, deadly=deadly or {}, turn_seconds=TURN_SECONDS, serves=SERVES, **more
+    )
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,7 @@ class Outcome:
     learned: Mapping[str, torch.Tensor]
     counted: Mapping[tuple[int, str | None], Mapping[str, bytes]]
     rounds: list[dict[str, Any]]
+    served: tuple[int, str]
 
     def differences(self, other: Outcome) -> Iterator[str]:
         if self.learned.keys() != other.learned.keys():
@@ -185,6 +194,8 @@ class Outcome:
                 yield f"the bits of {name}"
         if self.counted != other.counted:
             yield f"the answers that count in {differing(self.counted, other.counted)}"
+        if self.served != other.served:
+            yield f"what is served: {self.served} and {other.served}"
         if self.rounds != other.rounds:
             one, two = ({line["round"]: line for line in rounds} for rounds in (self.rounds, other.rounds))
             first = next(iter(differing(one, two)), None)
@@ -195,6 +206,17 @@ def differing(one: Mapping[Any, Any], two: Mapping[Any, Any]) -> list[Any]:
     return [key for key in {**one, **two} if one.get(key) != two.get(key)]
 
 
+def served_by(run: Crashing) -> tuple[int, str]:
+    """The round and the tensors' hash. Of a model of its own a device that died in the end may not know any more
+    whether its last answer was accepted: then it serves the one before, and here it is whole that counts."""
+    (device,) = run.serves
+    current = ModelVersions(run.folder / device / "models").named("current")
+    assert current is not None
+    card = read_card((current.folder / "card.json").read_bytes())
+    rebuild(card, read_weights(current.folder / "model.safetensors"))  # CardError: they are not of each other
+    return (current.round, current.tensors) if current.kind == GLOBAL else (0, "")
+
+
 def outcome(run: Crashing) -> Outcome:
     path = run.folder / "coordinator" / "rounds.jsonl"
     rounds = [{key: line[key] for key in LEARNED} for line in read_rounds(path)]
@@ -202,4 +224,4 @@ def outcome(run: Crashing) -> Outcome:
     states = {"server": run.service.run.server_runner.server.state()}
     states |= {name: to_torch(agent.state.half() or {}) for name, agent in run.agents.items()}
     learned = {f"{who}/{key}": value.clone() for who, state in states.items() for key, value in state.items()}
-    return Outcome(learned, run.counted, rounds)
+    return Outcome(learned, run.counted, rounds, served_by(run))

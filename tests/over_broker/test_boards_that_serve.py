@@ -30,10 +30,10 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 HOOK = "import os, sys; open(sys.argv[1], 'a').write(os.environ['PROTOFLEET_MODEL'] + chr(10))"
 
 
-def start(command, path):
+def start(command, *paths):
     return subprocess.Popen(
-        [sys.executable, "-m", "protofleet", command, str(path)], stdout=subprocess.DEVNULL,
-        stderr=path.with_suffix(".err").open("a"), env=ENVIRONMENT,
+        [sys.executable, "-m", "protofleet", command, *map(str, paths)], stdout=subprocess.DEVNULL,
+        stderr=paths[0].with_suffix(".err").open("a"), env=ENVIRONMENT,
     )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def protofleet(*words):
     return done.stdout
 
 
-def until(condition, seconds=60.0):
+def until(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "it did not come"
@@ -96,7 +96,7 @@ def served(tmp_path_factory):
     place = furnished(tmp_path_factory.mktemp("served"))
     runs, port = place / "runs", free_port()
     experiment = read_experiment(
-        place / "small.toml", ["devices.count=2", "rounds=100000", "method.name=fedavg"]
+        place / "small.toml", ["devices.count=3", "rounds=100000", "method.name=fedavg"]
     )
     boards = [runs / "small" / "devices" / name for name in experiment.shards]
     told = [board / "told.txt" for board in boards]
@@ -104,16 +104,17 @@ def served(tmp_path_factory):
         enrol_all(experiment, runs / "small")
         write_settings(experiment, RunningBroker(broker.address, "a real one"), runs, (), Slots())
         files = [board / "device.toml" for board in boards]
-        own = ({"trainer": "child"}, {"metrics_port": port})
-        for file, changes, serve, hook in zip(files, own, ("global", "personal"), told, strict=True):
+        own = ({"trainer": "child"}, {"metrics_port": port}, {})
+        for file, changes, serve, hook in zip(files, own, ("global", "personal", "off"), told, strict=True):
             command = [sys.executable, "-c", HOOK, str(hook)]
             models = {"serve": serve, "keep": 2, "on_model": command}
             file.write_text(write_toml(read_toml(file) | changes | {"models": models}))
         started = [
             start("coordinator", runs / "small" / "coordinator.toml"),
-            *(start("device", f) for f in files),
+            start("device", files[0]),
+            start("device", *files[1:]),  # two in one process, of which one serves
         ]
-        models = [ModelVersions(board / "models") for board in boards]
+        models = [ModelVersions(board / "models") for board in boards[:2]]
         reader = Reader([one.folder for one in models])
         reader.start()
         try:
@@ -178,6 +179,7 @@ def test_a_rollback_stays_while_later_versions_are_written_and_everybody_is_told
 def test_nobody_has_ever_seen_half_a_model(served):
     until(lambda: served.reader.reads > 100)
     assert served.reader.problems == []
+    assert not (served.files[2].parent / "models").exists()  # of the one that serves nothing
     assert len(served.reader.seen) >= 6
     listed = json.loads(protofleet("model", "list", served.files[1].parent, "--json"))
     assert {"current", "champion", "previous"} <= {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.fleet.device.facts import Facts
@@ -202,6 +203,8 @@ def unit_of(facts: Facts, host: Host, settings: DeviceSettings, software: Softwa
     memory = _memory(facts, host)
     at_home = settings.data.root.startswith(("/home/", "/root/"))
     hardened = SANDBOX.format(home="read-only" if at_home else "yes") + ("" if gpu else NO_GPU_SANDBOX)
+    if outside := _models_outside(settings):
+        hardened += f"ReadWritePaths=-{outside}\n"
     text = (CONTAINER_UNIT if in_container else VENV_UNIT).format(
         name=settings.name,
         mark="{mark}",
@@ -215,6 +218,24 @@ def unit_of(facts: Facts, host: Host, settings: DeviceSettings, software: Softwa
     return _marked(text)
 
 
+def _models_outside(settings: DeviceSettings) -> str:
+    """The folder of what the device serves, where it lies outside of the state that the service may write anyway."""
+    if settings.models is None or not settings.models.serves:
+        return ""
+    folder = settings.models.folder_in(Path(settings.folder))
+    if folder.is_relative_to(DEVICE.home):
+        return ""
+    return _plain(str(folder), "models.folder")
+
+
+def _plain(path: str, what: str) -> str:
+    if not OPTION_PATTERN.fullmatch(path):
+        raise SettingsError(
+            f"{what} is {path!r}; a deployed device needs a path without spaces and special characters"
+        )
+    return path
+
+
 def _docker_options(facts: Facts, settings: DeviceSettings, memory: int, gpu: bool) -> Iterator[str]:
     yield f"--name protofleet-device --memory {memory} --oom-score-adj 500 --log-driver none"
     yield "--volume /run/protofleet:/run/protofleet"
@@ -224,6 +245,11 @@ def _docker_options(facts: Facts, settings: DeviceSettings, memory: int, gpu: bo
                 f"data.root is {settings.data.root!r}; a container needs a path without spaces and special characters"
             )
         yield f"--volume {settings.data.root}:{settings.data.root}:ro"
+    if outside := _models_outside(settings):
+        yield f"--volume {outside}:{outside}"
+    if settings.models is not None and settings.models.template:
+        template = _plain(settings.models.template, "models.template")
+        yield f"--volume {template}:{template}:ro"
     if gpu:
         yield "--runtime nvidia" if facts.l4t else "--gpus all"
         yield from (f"--group-add {group}" for group in facts.groups)

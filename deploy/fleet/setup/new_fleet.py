@@ -32,6 +32,8 @@ RUN: Final[Mapping[str, Any]] = {
     "name": "first", "rounds": 1000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
     "network": {"name": "cnn23"},
 }  # fmt: skip
+# A board is there to use what it learns.
+MODELS: Final[Mapping[str, Any]] = {"serve": "auto"}
 DEVICE_METRICS_PORT: Final = 9101
 IGNORE_FILE: Final = ".gitignore"
 SECRETS: Final = (
@@ -67,7 +69,10 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
     table: dict[str, Any] = {
         "root": ROOT, "broker": BROKER, "known_hosts": "known_hosts",
         "software": {"dependencies": "index", **common.get("software", {})},
-        "device": {"compute": "auto", "metrics_port": DEVICE_METRICS_PORT, "broker": broker, "data": dict(DATA)},
+        "device": {
+            "compute": "auto", "metrics_port": DEVICE_METRICS_PORT, "broker": broker, "data": dict(DATA),
+            "models": dict(MODELS),
+        },
         "coordinator": dict(RUN),
         "hosts": {name: {**host, **common.get("host", {})} for name, host in hosts.items()},
     }  # fmt: skip

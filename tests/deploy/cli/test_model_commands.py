@@ -174,7 +174,7 @@ def test_a_watched_folder_has_a_line_for_each_new_picture_once_it_is_whole(board
             for begin in range(0, len(picture), 1 + len(picture) // 6):
                 file.write(picture[begin : begin + 1 + len(picture) // 6])
                 file.flush()
-                time.sleep(0.3)
+                time.sleep(0.3)  # a copy takes its time
         (folder / "note.txt").write_text("no picture")
         (folder / ".hidden.png").write_bytes(picture)
         row = json.loads(watching.stdout.readline())

@@ -16,6 +16,7 @@ from protofleet.deploy.fleet import commands
 from protofleet.deploy.fleet.checks import Workload, run_checks
 from protofleet.deploy.fleet.device.facts import KnownGood, Service
 from protofleet.deploy.fleet.device.roles import DEVICE, ROLES
+from protofleet.deploy.fleet.device.unit import unit_of
 from protofleet.deploy.fleet.plan import InstalledSettings, name_of, plan
 from protofleet.deploy.fleet.settings import (
     Fleet,
@@ -27,6 +28,7 @@ from protofleet.deploy.fleet.settings import (
     read_fleet,
 )
 from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
+from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.protocol.settings.reader import SettingsError, decode, tomllib
 from tests.deploy.fleet.boards import NOW, RELEASE, SETTINGS, UNIT, WANTED, deployed, jetson
 from tests.deploy.fleet.recorded import FIT, RecordedBoard, recording
@@ -86,6 +88,23 @@ def test_a_new_fleet_s_settings_fit_each_other(written):
         and targets["board-1"]["labels"]["job"] == "devices"
     )
     assert targets["coordinator"] == {"targets": ["127.0.0.10:9100"], "labels": {"job": "coordinator"}}
+
+
+def test_a_board_of_a_new_fleet_serves_its_model_where_its_service_may_write(written):
+    settings = device_settings(
+        read_fleet(written / "fleet.toml"), Authority(written / "root").federation, "board-1"
+    )
+    host, software = Host("127.0.0.11"), Software()
+    assert settings.models == ModelSettings() and settings.models.serves
+    assert "ReadWritePaths" not in unit_of(jetson(), host, settings, software)
+    elsewhere = replace(settings, models=ModelSettings("/srv/models", template="/etc/protofleet/template"))
+    assert "\nReadWritePaths=-/srv/models\n" in unit_of(jetson(), host, elsewhere, software)
+    inside = unit_of(jetson(), host, elsewhere, Software("container", image="board@sha256:" + "ab" * 32))
+    assert "--volume /srv/models:/srv/models " in inside
+    assert "--volume /etc/protofleet/template:/etc/protofleet/template:ro" in inside
+    for wrong in (ModelSettings("/srv/my models"), ModelSettings("/srv/%h")):
+        with pytest.raises(SettingsError, match=r"models.folder is '/srv/.*a path without spaces"):
+            unit_of(jetson(), host, replace(settings, models=wrong), software)
 
 
 def test_more_devices_are_added_and_the_rest_of_the_file_stays(written, capsys):

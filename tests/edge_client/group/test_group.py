@@ -45,8 +45,7 @@ class FakeTransport:
 def member(name, patience=NEVER):
     return SimpleNamespace(
         settings=SimpleNamespace(name=name, patience_seconds=patience), agent=FakeAgent(), status=None,
-        transport=FakeTransport(), trainer=SimpleNamespace(stop=lambda: None), pages=ExitStack(),
-        supervisor=SimpleNamespace(check=lambda: None),
+        transport=FakeTransport(), pages=ExitStack(), check=lambda: None, stop=lambda: None,
     )  # fmt: skip
 
 
