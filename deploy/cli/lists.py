@@ -192,6 +192,8 @@ def data(options: argparse.Namespace) -> int:
                 "validation": len(shard.validation.y),
                 "test": len(shard.test.y),
             }
+            called = f"classes: {listed(participant.names or shard.names) or 'unknown'}"
+            tables[-1]["classes"] = list(participant.names or shard.names)
             per_class = shard.counts().tolist()
             tables[-1] |= {"domain": shard.domain, **counts, "per_class": per_class}
             sizes = ", ".join(f"{part} {number}" for part, number in counts.items())

@@ -209,6 +209,8 @@ class Fleet:
         host = self.hosts[name]
         data = merge(self.device, host.device).get("data", {})
         source = data.get("source", DataSettings.source) if isinstance(data, dict) else DataSettings.source
+        if isinstance(data, dict) and data.get("file"):
+            return False
         return host.role == DEVICE.name and source in source_names() and not find(source).needs_folder
 
     def selected(self, names: list[str]) -> dict[str, Host]:

@@ -165,6 +165,8 @@ class Experiment:
                 plan.device_model(network.taken(self.own_plugins.allowed()))
             if plan.load().mutual:
                 plan.mutual_model()
+            if plan.network.plugin:
+                plan.model()
         if plan.init is not None:
             plan.model()
         if plan.variant.validates and not any(data.validation for data in self.shards.values()):

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.settings import MIN_TRAINING_SAMPLES, DataSettings
 from protofleet.edge_client.data.stable_random import StableRandom
@@ -61,20 +60,17 @@ class OwnSplits:
 
 
 def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
-    """DataError names the file, and its line where its code raises."""
-    try:
-        number = plugins.hash_of("data", settings.source, settings.file, settings.is_ours)
-        load = find("data", settings.source, number)
-        where = file_of(load) or settings.file or settings.source
-        request = DataRequest(
-            Path(settings.root).expanduser(), settings.domain or settings.source, settings.part, settings.parts,
-            settings.seed, settings.split, settings.beta, settings.input_shape.axes,
-        )  # fmt: skip
-        found = guarded(lambda: load(request), where, files_of(load, settings.file))
-    except PlugInError as error:
-        raise DataError(str(error)) from None
+    """PlugInError names the file, and its line where its code raises."""
+    number = plugins.hash_of("data", settings.source, settings.file, settings.is_ours)
+    load = find("data", settings.source, number)
+    where = file_of(load) or settings.file or settings.source
+    request = DataRequest(
+        Path(settings.root).expanduser(), settings.domain or settings.source, settings.part, settings.parts,
+        settings.seed, settings.split, settings.beta, settings.input_shape.axes,
+    )  # fmt: skip
+    found = guarded(lambda: load(request), where, files_of(load, settings.file))
     if not isinstance(found, Data):
-        raise DataError(
+        raise PlugInError(
             f"{where}: DATA gives {type(found).__name__}, it must give Data(train, test, classes)"
         )
     return Checked(where, found, settings).splits()
@@ -96,7 +92,7 @@ class Checked:
         names = () if isinstance(found.classes, int) else tuple(map(str, found.classes))
         classes = found.classes if isinstance(found.classes, int) else len(names)
         if classes < 2:
-            raise DataError(
+            raise PlugInError(
                 f"{self.where}: Data.classes is {found.classes!r}; say two or more, or their names"
             )
         train, test = self._pair("train", found.train, classes), self._pair("test", found.test, classes)
@@ -105,7 +101,7 @@ class Checked:
         else:
             train, validation = held_out(train, settings)
         if len(train[1]) < MIN_TRAINING_SAMPLES or not len(test[1]):
-            raise DataError(
+            raise PlugInError(
                 f"{self.where}: Data has {len(train[1])} training and {len(test[1])} test samples for part "
                 f"{settings.part} of {settings.parts}; it takes {MIN_TRAINING_SAMPLES} and 1"
             )
@@ -115,29 +111,29 @@ class Checked:
     def _pair(self, split: str, pair: Pairs, classes: int) -> tuple[Tensor, Tensor]:
         what = f"{self.where}: Data.{split}"
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise DataError(f"{what} is {type(pair).__name__}; it must be a pair of samples and labels")
+            raise PlugInError(f"{what} is {type(pair).__name__}; it must be a pair of samples and labels")
         try:
             x, y = (torch.as_tensor(one) for one in pair)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"{what} is no pair of tensors or arrays: {error}") from None
+            raise PlugInError(f"{what} is no pair of tensors or arrays: {error}") from None
         wanted, shape = self.settings.input_shape.axes, tuple(x.shape[1:])
         if y.ndim != 1 or len(x) != len(y) or y.is_floating_point():
-            raise DataError(
+            raise PlugInError(
                 f"{what} has samples {list(x.shape)} and labels {list(y.shape)} of {y.dtype}; a whole "
                 "number for each sample is needed"
             )
         if shape != wanted:
-            raise DataError(
+            raise PlugInError(
                 f"{what} has samples of {list(shape)}, the settings say {list(wanted)}; change one of them"
             )
         if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
-            raise DataError(
+            raise PlugInError(
                 f"{what} has labels from {int(y.min())} to {int(y.max())}; of {classes} classes they are 0 to "
                 f"{classes - 1}"
             )
         x = scaled(x)
         if not bool(x.isfinite().all()):
-            raise DataError(f"{what} has samples that are no finite numbers; leave those out")
+            raise PlugInError(f"{what} has samples that are no finite numbers; leave those out")
         return x.contiguous(), y.to(torch.int64)
 
 

@@ -77,6 +77,15 @@ def test_an_unknown_hash_is_declined_even_where_another_device_of_the_process_ha
     )
 
 
+def test_a_file_that_is_there_and_whose_hash_is_not_allowed_is_declined(plan, place):
+    files = (str(place / "fednova.py"), str(place / "mynet.py"))
+    for allow in ((), (sha256(NETWORK),)):
+        with pytest.raises(
+            PlugInError, match=f"{HASH}, which this device does not allow; its owner can put it"
+        ):
+            read_plan(plan.encode(), PlugIns(files, allow))
+
+
 def test_a_file_that_was_changed_after_it_was_allowed_is_another_file(plan, place):
     path = place / "fednova.py"
     path.write_text(CODE + "# changed\n")

@@ -1,0 +1,171 @@
+"""docs/plug-ins.md, done: its files make a run, and what a person does with runs works with plug-ins too."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from protofleet.deploy.cli.main import main
+from protofleet.deploy.local.experiment import read_experiment
+from protofleet.deploy.local.run import same_settings
+from protofleet.protocol.settings.reader import read_toml
+from tests.deploy.local.test_run import ROOT, protofleet
+from tests.support.plug_ins import DOCS, block, sha256
+
+WITHOUT_PYTEST = """
+import sys
+sys.modules["pytest"] = None
+from protofleet.deploy.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+PAGE = (DOCS / "plug-ins.md").read_text()
+FILES = {name: block("plug-ins.md", name) for name in ("mynet", "blobs", "f1")}
+FILES["fednova"] = block("adding-a-method.md", "fednova")
+(TOML,) = re.findall(r"^```toml mine\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def written(folder):
+    for name, text in FILES.items():
+        (folder / f"{name}.py").write_text(text)
+    (folder / "mine.toml").write_text(TOML)
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path):
+    return written(tmp_path)
+
+
+def test_the_pages_experiment_is_one_and_its_plan_has_hashes_alone(place, monkeypatch):
+    monkeypatch.chdir("/")
+    experiment = read_experiment(place / "mine.toml", [])
+    table = json.loads(experiment.plan.encode())
+    assert table["plugins"] == {
+        "method": sha256(FILES["fednova"]), "network": sha256(FILES["mynet"]), "metrics": sha256(FILES["f1"])
+    }  # fmt: skip
+    assert (table["method"], table["network"]["name"], experiment.data.source) == (
+        "fednova",
+        "mynet",
+        "blobs",
+    )
+    named = read_experiment(place / "mine.toml", ["method.name=nova", "network.name=two", "data.name=grey"])
+    assert (named.plan.method, named.plan.network.name, named.data.source) == ("nova", "two", "grey")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("fednova", "x = undefined\n", r"fednova.py:1: NameError: name 'undefined' is not defined"),
+        ("fednova", "METHD = 1\n", r"fednova.py has no METHOD = Method\(...\)"),
+        ("mynet", "NETWORK = 1\n", r"mynet: NETWORK is int; say NETWORK = network\(...\)"),
+        ("f1", "METRICS = {'loss': print}\n", r"f1.py: METRICS has 'loss'; a name is small letters"),
+    ],
+)
+def test_a_broken_file_is_one_line_and_exit_code_2(place, capsys, name, text, words):
+    (place / f"{name}.py").write_text(text)
+    assert main(["run", str(place / "mine.toml"), "--runs", str(place / "runs")]) == 2
+    said = capsys.readouterr().err
+    assert re.search(words, said) and said.count("\n") == 1 and not (place / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("DATA = lambda request: 1\n", "DATA gives int, it must give Data"),
+        ("def f(r):\n    return {}['x']\nDATA = f\n", r"blobs.py:2: KeyError: 'x'"),
+        (FILES["blobs"].replace("request.shape)", "(3, 9, 9))"), r"of \[3, 9, 9\], the settings say \[3, 8, 8\]"),
+        (FILES["blobs"].replace("% len(CLASSES)", "% 7"), r"blobs.py:\d+: IndexError: index 3 is out of bounds"),
+        (FILES["blobs"].replace("classes=CLASSES", "classes=2"), "0 to 2; of 2 classes they"),
+    ],
+)  # fmt: skip
+def test_data_that_do_not_fit_are_one_line_before_anything_is_learned(place, capsys, text, words):
+    (place / "blobs.py").write_text(text)
+    assert main(["data", str(place / "mine.toml")]) == 2
+    said = capsys.readouterr().err
+    assert re.search(words, said) and said.count("\n") == 1
+
+
+def test_data_of_ones_own_are_told_of_like_all_others(place, capsys):
+    assert main(["data", str(place / "mine.toml")]) == 0
+    assert (
+        "train 54, validation 6, test 30; per class [18, 18, 18]; classes: dark, grey, light"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.slow
+def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_path):
+    """One folder of runs for all of it."""
+    place = written(tmp_path)
+
+    def said(*words, code=0):
+        done = protofleet(*words, cwd=tmp_path)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    said("run", "mine.toml")
+    folder = place / "runs" / "mine"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["method"] == "fednova" and summary["network"] == "mynet"
+    last = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
+    assert 0 <= last["figures"]["macro_f1.global.mean"] <= 1
+    kept = read_toml(folder / "experiment.toml")
+    assert sorted(kept["plugins"]) == ["blobs.py", "f1.py", "fednova.py", "mynet.py"]
+    assert (folder / kept["method"]["file"]).read_text() == FILES["fednova"]
+    experiment = read_experiment(place / "mine.toml", [])
+    assert same_settings(folder / "experiment.toml", experiment)
+    (place / "fednova.py").write_text(FILES["fednova"] + "# changed\n")
+    assert not same_settings(folder / "experiment.toml", read_experiment(place / "mine.toml", []))
+    (folder / "summary.json").rename(place / "summary.json")  # as one that was stopped
+    assert "an unfinished run with other settings" in said("run", "mine.toml", code=2)
+    (place / "fednova.py").write_text(FILES["fednova"])
+    assert "continuing the unfinished run" in said("run", "mine.toml", "--resume")
+    said("report", "runs/mine")
+    seeds = said("run", "mine.toml", "--seeds", "1", "2", "--set", "devices.processes=1", "--set", "rounds=1")
+    assert "2 of 2 runs are finished" in seeds
+    assert "fednova" in said("compare", "runs/mine-s1", "runs/mine-s2")
+    assert "chosen: method.lr = 0.02" in said(
+        "sweep", "mine.toml", "--grid", "method.lr=0.02", "--set", "rounds=1"
+    )
+    said("centralised", "mine.toml", "--set", "rounds=1")
+
+
+@pytest.mark.slow
+def test_the_contract_holds_for_the_pages_plug_ins_without_pytest(tmp_path):
+    place, environment = written(tmp_path), {**os.environ, "PYTHONPATH": str(ROOT)}
+    for name, checks in {"fednova": 21, "mynet": 9, "blobs": 5}.items():
+        words = ["check", f"{name}.py", "--json", *(["--size", "8"] if name == "blobs" else [])]
+        command = [sys.executable, "-c", WITHOUT_PYTEST, *words]
+        done = subprocess.run(
+            command, cwd=place, env=environment, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(done.stdout)
+        assert len(found["checks"]) == checks and found["failed"] == 0
+        assert found["sha256"] == sha256(FILES[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('"steps": 1}, down', '"stops": 1}, down'), "cost says "),
+        (("METHOD =", "# the same\nMETHOD ="), ""),
+        (("        taken = ", "        raise ValueError('half')\n        taken = "), r".py:\d+: ValueError: half"),
+    ],
+)  # fmt: skip
+def test_what_does_not_hold_is_named_with_the_line_that_raised(tmp_path, change, words):
+    from protofleet.deploy.contract import checks
+    from protofleet.deploy.contract.worlds import Subject
+    from protofleet.deploy.local.own_plugins import own_plugins
+
+    path = tmp_path / "fednova.py"
+    path.write_text(FILES["fednova"].replace(*change))
+    found = own_plugins([str(path)], {})
+    bench = checks.Bench(Subject("fednova", found.hashes[0], allowed=found.allowed()), tmp_path)
+    every = checks.of_method(bench)
+    wanted = {name: every[name] for name in ("cost is what crosses",)}
+    (outcome,) = checks.outcomes(wanted, str(path))
+    assert outcome.holds == (not words) and re.search(words, outcome.problem), outcome.problem
