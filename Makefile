@@ -37,8 +37,13 @@ test: $(VENV)/.dev mosquitto ## what every change must pass, in six minutes: eac
 test-all: $(VENV)/.all mosquitto ## that, and all that takes longer: processes, harm, wheels, browsers, Prometheus
 	@$(PYTEST) $(ARGS)
 
-up: $(VENV)/.run images ## the stack in containers: broker, coordinator, DEVICES=6, Prometheus, Grafana; FRESH=1 begins anew
+up: $(VENV)/.run up-arguments images ## the stack in containers: broker, coordinator, DEVICES=6, Prometheus, Grafana; FRESH=1 begins anew
 	@$(STACK) up $(if $(DEVICES),--devices $(DEVICES)) $(if $(FRESH),--fresh) --experiment $(EXPERIMENT) $(ARGS)
+
+# A slip is said before images are built for minutes.
+.PHONY: up-arguments
+up-arguments: $(VENV)/.run
+	@$(STACK) check $(if $(DEVICES),--devices $(DEVICES)) --experiment $(EXPERIMENT) $(ARGS)
 
 down: $(VENV)/.run ## end the stack; FORGET=1 removes its keys, results and metrics too
 	@$(STACK) down $(if $(FORGET),--forget)

@@ -196,9 +196,9 @@ class Journal:
         self._gone_back = {d: known for d, known in self._gone_back.items() if known[0] > record.round}
         record.payload, record.wire = by_kind(crossed.payload), by_kind(crossed.wire)
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
-        model = self._model_bytes if record.kind == "training" else 0
-        # One broadcast, as of any method here.
-        record.fedavg = {UP: model * len(record.participants), DOWN: model}
+        # One broadcast, as of any method here; the last evaluation of FedAvg takes one as well.
+        answers = 0 if record.kind == EVALUATION else len(record.participants)
+        record.fedavg = {UP: self._model_bytes * answers, DOWN: self._model_bytes}
         record.accuracy = self._by_domain(run, "accuracy.test")
         record.validation = self._by_domain(run, "accuracy.validation")
         record.loss = self._by_domain(run, "loss.test")

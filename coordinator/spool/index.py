@@ -28,6 +28,7 @@ from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 log = logging.getLogger("protofleet.coordinator")
 
 FORMAT: Final = 1
+INDEX_FILE: Final = "spool.sqlite"
 PAGE_BYTES: Final = 1024  # the log takes a page for every row that is changed
 SCHEMA: Final = {
     "run": "one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT, settings TEXT, epoch INTEGER",
@@ -104,10 +105,32 @@ class Connection(sqlite3.Connection):
                 return cursor
 
 
+def check_run(folder: Path, name: str, settings: str) -> None:
+    """Before a coordinator is stopped for it: RunMismatchError where the folder is of another run. Writes nothing."""
+    path = folder / INDEX_FILE
+    if not path.exists():
+        return
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(_read_only(path)) as db:
+        if row := db.execute("SELECT name, settings FROM run").fetchone():
+            _demand_the_same(folder, row, (name, settings))
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+
+
+def _demand_the_same(folder: Path, held: tuple[str, str], asked: tuple[str, str]) -> None:
+    if held != asked:
+        raise RunMismatchError(
+            f"{folder} holds run {held[0]} with other settings; go on with those that it was begun with, or give "
+            "this one another name"
+        )
+
+
 class Index:
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.folder, self.disk = folder, disk
-        self.path, self._copy = folder / "spool.sqlite", folder / "spool.copy.sqlite"
+        self.path, self._copy = folder / INDEX_FILE, folder / "spool.copy.sqlite"
         self.restored_from_copy = False  # the copy has taken the place of a damaged index
         self.epoch: int | None = None  # once the folder is claimed
         self._deferred: list[Callable[[], None]] = []  # what the open transaction has written, in its order
@@ -123,11 +146,8 @@ class Index:
         self.epoch = None
         with self.last_transaction():  # two coordinators that start at once must not get the same epoch
             row = self.db.execute("SELECT name, settings, epoch FROM run").fetchone()
-            if row and (row[0], row[1]) != (name, settings):
-                raise RunMismatchError(
-                    f"{self.folder} holds run {row[0]} with other settings; go on with those that it was "
-                    "begun with, or give this one another name"
-                )
+            if row:
+                _demand_the_same(self.folder, (row[0], row[1]), (name, settings))
             known = {each for (each,) in self.db.execute("SELECT epoch FROM epochs")}
             known |= {row[2]} if row else set()  # an earlier version kept only this one
             epoch = max(clock, least, next_epoch(known, clock))

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import Subparsers
+from protofleet.deploy.cli.version import program_words
 
 ADDRESS = "USER@ADDRESS"
 
@@ -42,12 +43,16 @@ def init(options: argparse.Namespace) -> int:
         if name in devices:
             raise SettingsError(f"--device names {name} twice; each device has a name of its own")
         devices[name] = address
+    if options.key and not options.key.is_file():
+        raise SettingsError(
+            f"--key is {options.key}, and there is no such file; name the private key for ssh"
+        )
     key = {"key": str(options.key.absolute())} if options.key else {}
     common = {"host": key, "software": {"dependencies": options.dependencies}}
     if options.broker is None and options.coordinator is None and (options.folder / FLEET_FILE).exists():
         path = add_devices(options.folder, devices, common)
         print(f"{path}: {', '.join(devices)} added")
-        print(f"next: protofleet deploy known-hosts {' '.join(devices)} --fleet {path}")
+        print(f"next: {program_words()} deploy known-hosts {' '.join(devices)} --fleet {path}")
         return 0
     if options.broker is None or options.coordinator is None:
         raise SettingsError("a new fleet needs --broker and --coordinator; they may name one host")
@@ -58,5 +63,5 @@ def init(options: argparse.Namespace) -> int:
         f"{options.folder / 'root'}: the root of trust; keep it off the network, and a copy of it elsewhere"
     )
     print(f"{options.folder / 'targets.json'}: for file_sd_configs of Prometheus")
-    print(f"next: protofleet deploy known-hosts --fleet {path}")
+    print(f"next: {program_words()} deploy known-hosts --fleet {path}")
     return 0

@@ -135,9 +135,12 @@ def plan(d: Deployment, o: Options) -> int:
         found[name] = {"steps": [], "problem": steps[0]} if refused else {"steps": steps, "problem": ""}
         changing += bool(planned) and not refused
         unfit += [name] * refused
+    for words in d.fleet.doubts():
+        listing.line(f"note: {words}", wrong=True)
     good = len(d.hosts) - changing - len(unfit)
     cannot = f"{len(unfit)} cannot be deployed{': ' * bool(unfit)}{', '.join(unfit)}"
-    listing.line(f"{len(d.hosts)} hosts: {changing} to be changed, {good} as they shall be, {cannot}")
+    hosts = counted(len(d.hosts), "host")
+    listing.line(f"{hosts}: {changing} to be changed, {good} as they shall be, {cannot}")
     listing.end({"devices": found})
     return FAILED if unfit else OK
 
@@ -148,15 +151,19 @@ def apply(d: Deployment, o: Options) -> int:
     failed = [outcome for outcome in outcomes if outcome.problem]
     for outcome in failed:
         print(f"protofleet: {outcome.name}: {outcome.problem}", file=sys.stderr)
-    words = "hosts" if any(host.role != DEVICE.name for host in d.fleet.hosts.values()) else "devices"
+    noun = "host" if any(host.role != DEVICE.name for host in d.fleet.hosts.values()) else "device"
     changed = sum(1 for outcome in outcomes if outcome.changed)
     untouched = len(d.hosts) - len(outcomes)
     rest = f"; {untouched} not changed, because {d.rollout.stopped}" if untouched else ""
-    print(f"{len(outcomes)} {words}: {changed} changed, {len(failed)} failed{rest}")
+    print(f"{counted(len(outcomes), noun)}: {changed} changed, {len(failed)} failed{rest}")
     if d.rollout.stopped and not failed:
         message = f"{d.rollout.stopped}; `protofleet deploy rollback NAME` rolls a device back"
         print(f"protofleet: {message}", file=sys.stderr)
     return FAILED if failed or d.rollout.stopped else OK
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def status(d: Deployment, o: Options) -> int:
@@ -168,7 +175,10 @@ def status(d: Deployment, o: Options) -> int:
             listing.line(f"{name:16} {facts}", wrong=True)
             found[name] = {"healthy": False, "problem": str(facts)}
             continue
-        cells, healthy = status_cells(name, facts, d.rollout.control.target(name, facts).desired)
+        control = d.rollout.control
+        cells, healthy = status_cells(
+            name, facts, control.target(name, facts).desired, control.revocation(name)
+        )
         code = code if healthy else FAILED
         listing.line(ROW_FORMAT.format(*cells), wrong=not healthy)
         found[name] = {"healthy": healthy, "problem": "", **status_object(cells)}
@@ -262,14 +272,16 @@ def backup(d: Deployment, o: Options) -> int:
 
 def restore(d: Deployment, o: Options) -> int:
     """Deploys the coordinator where that is needed, and puts the copy in place before it starts."""
-    copies.check(o.source)
     ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR))
     run_name = d.rollout.control.coordinator_settings().name
+    copies.check(o.source, run_name)
     outcome = d.rollout.deploy(ssh, copies.put_back(o.source, run_name, o.from_round))
     d.rollout.log.append(ssh.name, "restore", outcome.problem or "done", source=str(o.source))
     _print(
         ssh.name,
-        outcome.problem or f"goes on from {o.source}; `protofleet deploy apply` tells devices of new keys",
+        outcome.problem
+        or f"goes on from {o.source}; what was there is kept as runs.before; `protofleet deploy apply` tells devices "
+        "of new keys",
     )
     return FAILED if outcome.problem else OK
 
@@ -384,7 +396,7 @@ def _exclusive_lock(path: Path) -> Iterator[None]:
 def _ask_for_fingerprint(
     o: Options,
     whose: str = "of its request, made on the device",
-    question: str = "is it the one that the device shows?",
+    question: str = "it came over SSH from the host whose key is known; is that the device that you mean?",
 ) -> Callable[[str, str], bool]:
     """Asks the operator whether a host's fingerprint is the right one, one host after the other."""
     prompt = threading.Lock()
@@ -403,7 +415,10 @@ def _ask_for_fingerprint(
 
 
 def _print(name: str, message: str) -> None:
-    print(f"{name:16} {message}", flush=True)
+    sys.stdout.write(
+        f"{name:16} {message}\n"
+    )  # print writes the line's end by itself, and others may come between
+    sys.stdout.flush()
 
 
 COMMANDS: Final[Mapping[str, Command]] = {

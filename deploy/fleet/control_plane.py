@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from cryptography import x509
+
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.brokers.mosquitto import ACL_FILE, CRL_FILE
 from protofleet.deploy.enrol import disconnect
 from protofleet.deploy.enrol.approval import unverified_approval
 from protofleet.deploy.enrol.authority import REVOKED_FILE, ROOTS_FILE, Authority
-from protofleet.deploy.enrol.key_folder import expect_fingerprint, install, read_approval_file
+from protofleet.deploy.enrol.certificates import host_names
+from protofleet.deploy.enrol.key_folder import expect_fingerprint, install, make_request, read_approval_file
 from protofleet.deploy.enrol.lifecycle import (
     DAYS,
     ReviewedRequest,
@@ -26,7 +29,7 @@ from protofleet.deploy.enrol.lifecycle import (
     same_keys,
 )
 from protofleet.deploy.enrol.local_federation import enrol
-from protofleet.deploy.enrol.request import REQUEST
+from protofleet.deploy.enrol.request import MAX_HOSTS, REQUEST
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.facts import Facts
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES, Role
@@ -47,6 +50,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides
 from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
 from protofleet.protocol.security.enrolment import ROOTS_FILE as KNOWN_ROOTS
+from protofleet.protocol.security.records import day
 from protofleet.protocol.security.signed_settings import (
     SETTINGS,
     TUNING,
@@ -170,11 +174,9 @@ class ControlPlane:
         folder, authority = Path(self.fleet.broker), self.authority
         with self._lock:
             if not (folder / CURRENT).exists():
-                address = decode(BrokerAddress, self.fleet.device.get("broker", {}), "device.broker").host
-                enrol(authority, folder, name, DAYS, (address,))
+                enrol(authority, folder, name, DAYS, (self._broker_address(),))
             else:
-                if not self._valid_certificates(name):
-                    renew(authority, name)
+                self._renew_broker(name, folder)
                 path = Path(self.fleet.root) / "approvals" / f"{name}.approval"
                 install(
                     folder,
@@ -183,6 +185,23 @@ class ControlPlane:
                     authority.now(),
                 )
             return {file: (folder / CURRENT / file).read_bytes() for file in BROKER_FILES}
+
+    def _renew_broker(self, name: str, folder: Path) -> None:
+        """Its keys stay. Devices that still know it by an earlier address go on to find that in the certificate."""
+        known = self._names_in_certificate(name)
+        if self._broker_address() not in known:
+            hosts = (self._broker_address(), *known)[:MAX_HOSTS]
+            _, data = make_request(folder, self.federation, name, hosts, new_keys=False)
+            approve(self.authority, review_request(self.authority, data, name, BROKER))
+        elif not self._valid_certificates(name):
+            renew(self.authority, name)
+
+    def _broker_address(self) -> str:
+        return decode(BrokerAddress, self.fleet.device.get("broker", {}), "device.broker").host
+
+    def _names_in_certificate(self, name: str) -> list[str]:
+        path = Path(self.fleet.root) / "certs" / f"{name}.crt"
+        return host_names(x509.load_pem_x509_certificate(path.read_bytes())) if path.exists() else []
 
     def installed_settings(self, name: str, data: bytes) -> InstalledSettings:
         """Empty unless our root has signed them, for this device."""
@@ -274,6 +293,22 @@ class ControlPlane:
             disconnect.reload(Path(self.fleet.broker))
             return "it was revoked before; the broker accepts the name again"
 
+    def revocation(self, name: str) -> str:
+        """When and why this name is out of the federation; "" while it is in, or is to come back."""
+        latest = self.authority.register.latest(name)
+        if latest is None or not latest.revoked_at:
+            return ""
+        return f"{day(latest.revoked_at)}{f', {latest.reason}' if latest.reason else ''}"
+
+    def refusal(self, name: str) -> str:
+        """Why nothing of this file is deployed there."""
+        if self._replace or not (revoked := self.revocation(name)):
+            return ""
+        return (
+            f"it was revoked ({revoked}); take it out of the fleet's file, or say --replace to bring it back with "
+            "new keys"
+        )
+
     def was_revoked(self, name: str) -> bool:
         return any(e.name == name and e.revoked_at for e in self.authority.register.entries)
 
@@ -293,6 +328,8 @@ class ControlPlane:
         latest, now = self.authority.register.latest(name), self.authority.now()
         if latest is None or not latest.is_valid(now + RENEW_BEFORE_SECONDS) or latest.revoked_at:
             return frozenset()
+        if self.role(name).name == BROKER and self._broker_address() not in self._names_in_certificate(name):
+            return frozenset()  # whoever looks for the broker where it is now would not believe it
         return frozenset({_sha256(Path(self.fleet.root) / "certs" / f"{name}.crt")})
 
     def _read(self, data: bytes) -> SignedSettings | None:

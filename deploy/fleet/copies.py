@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from protofleet.deploy.errors import RunError
@@ -36,9 +37,23 @@ def take(ssh: Ssh, place: Place, folder: Path) -> str:
     return f"{folder / COPY}: {(folder / COPY).stat().st_size / 1e6:.1f} MB, and {afterwards}"
 
 
-def check(folder: Path) -> None:
+def check(folder: Path, run: str) -> None:
+    """Before anything is stopped for it."""
     if not (folder / COPY).is_file():
         raise SettingsError(f"{folder} has no {COPY}; `protofleet deploy backup` writes it")
+    try:
+        with tarfile.open(folder / COPY) as copy:
+            parts = [PurePosixPath(name).parts for name in copy.getnames()]
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise SettingsError(f"{folder / COPY} cannot be read: {error}; take another copy") from None
+    held = sorted(
+        {found[1] for found in parts if len(found) > 2 and found[0] == "runs" and found[2] == "coordinator"}
+    )
+    if run not in held:
+        raise SettingsError(
+            f"{folder / COPY} holds {', '.join(held) or 'no run'}, and coordinator.name in the fleet's file is "
+            f"{run}; name there the run that you want back, with its method and settings"
+        )
 
 
 def put_back(folder: Path, run: str, from_round: int | None) -> Callable[[Executor], None]:
@@ -48,8 +63,16 @@ def put_back(folder: Path, run: str, from_round: int | None) -> Callable[[Execut
         place, ssh = executor.place, executor.ssh
         require_success(ssh.send(folder, f"{place.role.top}/copy", private=True))
         executor.run_step("unpack", seconds=PACK_SECONDS)
-        if from_round is not None:
+        if from_round is None:
+            return
+        try:
             executor.run_step("go_on", executor.target.desired.release, run, str(from_round))
+        except RunError as error:
+            executor.run_step("put_before_back")
+            executor.run_step("start")
+            raise RunError(
+                f"{error}; the runs that were there are in place again, and it is started"
+            ) from None
 
     return put
 

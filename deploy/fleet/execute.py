@@ -45,6 +45,7 @@ from protofleet.protocol.settings.reader import SettingsError
 
 BUILD_SECONDS: Final = 1800.0
 SWITCH_SECONDS: Final = 900.0  # a whole release is read again, perhaps from an SD card
+SETTLE_SECONDS: Final = 150.0  # the host itself waits for two minutes
 POLL_SECONDS: Final = 0.5
 REQUEST: Final = re.compile(
     r"-----BEGIN PROTOFLEET REQUEST-----.*?-----END PROTOFLEET REQUEST-----", re.DOTALL
@@ -280,6 +281,7 @@ class Executor:
 
 def upload(ssh: Ssh, place: Place, files: Mapping[str, str | bytes], private: bool = False) -> None:
     """Small files, for a step of `remote.sh` to use; `private`: which root alone may read there."""
+    require_success(ssh.run(place.steps, "settle", seconds=SETTLE_SECONDS))
     folder = Path(tempfile.mkdtemp(prefix="protofleet-"))
     try:
         for name, text in files.items():

@@ -249,7 +249,7 @@ def enrolment_reason(facts: Facts, desired: Desired) -> str:
     if not installed.tls:
         return "it has no keys yet"
     if installed.tls not in desired.tls:
-        return "its certificate ends soon, has been revoked or is not of this federation"
+        return "its certificate ends soon, has been revoked, or is not of this federation or for its address"
     if installed.roots != desired.roots:
         return "the federation has other roots now"
     if role == BROKER and installed.lists != desired.lists:

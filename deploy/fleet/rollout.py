@@ -96,6 +96,8 @@ class Rollout:
     def plan(self, ssh: Ssh) -> tuple[Facts, Target, list[Step]]:
         facts = gather_facts(ssh, self.control.place(ssh.name))
         target = self.control.target(ssh.name, facts)
+        if reason := self.control.refusal(ssh.name):
+            return facts, target, [Refuse((reason,))]
         checks = run_checks(facts, workload_of(self.fleet, self.control, ssh.name), time.time())
         present = self.control.installed_settings(ssh.name, facts.installed.settings)
         return facts, target, plan(facts, target.desired, checks, present, self.force)

@@ -14,6 +14,9 @@ from protofleet.deploy.brokers.mosquitto import ListenerSettings, tls_settings
 from protofleet.deploy.enrol.local_federation import tls_files
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES
 from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.catalog import find
+from protofleet.edge_client.data.catalog import names as source_names
+from protofleet.edge_client.data.settings import DataSettings
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Bytes, OptionalPort, Seconds, Share, Within
 from protofleet.protocol.settings.reader import (
     SettingsError,
@@ -177,6 +180,16 @@ class Fleet:
                 words = f'add software = {{ kind = "venv" }} to [hosts.{name}]'
                 raise ValueError(f"the coordinator is deployed without a container; {words}")
 
+    def doubts(self) -> list[str]:
+        """What may be meant, and is a slip more often."""
+        sought = self.device.get("broker", {}).get("host", "")
+        return [
+            f"devices look for the broker at {sought}, and the host with that role, {name}, is at {host.address}; if "
+            "that is no other name of it, correct device.broker.host"
+            for name in self.of_role(BROKER)
+            if (host := self.hosts[name]).address != sought
+        ]
+
     def of_role(self, role: str) -> list[str]:
         return sorted(name for name, host in self.hosts.items() if host.role == role)
 
@@ -188,6 +201,13 @@ class Fleet:
             if own
             else self.software
         )
+
+    def reads_bundled_data(self, name: str) -> bool:
+        """Whether its data lie in packages, which come with its release or have to be there."""
+        host = self.hosts[name]
+        data = merge(self.device, host.device).get("data", {})
+        source = data.get("source", DataSettings.source) if isinstance(data, dict) else DataSettings.source
+        return host.role == DEVICE.name and source in source_names() and not find(source).needs_folder
 
     def selected(self, names: list[str]) -> dict[str, Host]:
         """The named hosts; all, where none is named."""
@@ -207,6 +227,11 @@ def _check_name(name: str, role: str) -> None:
 
 def read_fleet(path: Path) -> Fleet:
     """Relative paths in it are relative to the file."""
+    if not path.exists():
+        raise SettingsError(
+            f"there is no file {path}; name the fleet's with --fleet FILE (make: HOSTS=FILE), or begin one with "
+            "`protofleet init`"
+        )
     fleet, base = decode_file(Fleet, path, read_toml(path)), path.parent
     broker = str(base / fleet.broker) if fleet.broker else ""
     return replace(

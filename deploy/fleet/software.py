@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import threading
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ from protofleet.runtime import children
 
 IMAGE: Final = "image.tar"
 LOCKS: Final = ("torch", "cuda", "device")
+DATA_LOCK: Final = "data"  # packages that carry the bundled data, installed without what they depend on
 INSTALL_FILE: Final = "how"  # beside what is shipped: the arguments of the step that installs it
 NAME_DIGITS: Final = 16  # of a release's name
 
@@ -50,20 +52,23 @@ class Releases:
 
     def __init__(self, fleet: Fleet, folder: Path) -> None:
         self._fleet, self._folder, self._lock = fleet, folder, threading.Lock()
-        self._made: dict[Software, Release] = {}
+        self._made: dict[tuple[Software, bool], Release] = {}
 
     def of(self, name: str) -> Release:
         if not ROLES[self._fleet.hosts[name].role].runs_our_release:
             return Release(HOST_PACKAGES, self._folder, "of the host's packages")
-        software = self._fleet.software_of(name)
+        key = self._fleet.software_of(name), self._fleet.reads_bundled_data(name)
         with self._lock:
-            if software not in self._made:
-                self._made[software] = make_release(software, self._folder / str(len(self._made)))
-            return self._made[software]
+            if key not in self._made:
+                self._made[key] = make_release(key[0], self._folder / str(len(self._made)), bundled=key[1])
+            return self._made[key]
 
 
-def make_release(software: Software, folder: Path) -> Release:
-    return make_image(software, folder) if software.kind == "container" else make_wheels(software, folder)
+def make_release(software: Software, folder: Path, bundled: bool = False) -> Release:
+    """`bundled`: with the packages that the bundled data lie in, where packages come from an index."""
+    if software.kind == "container":
+        return make_image(software, folder)
+    return make_wheels(software, folder, (*LOCKS, DATA_LOCK) if bundled else LOCKS)
 
 
 def make_image(software: Software, folder: Path) -> Release:
@@ -84,7 +89,7 @@ def make_image(software: Software, folder: Path) -> Release:
     return Release(name, folder, description, options=options, container=True)
 
 
-def make_wheels(software: Software, folder: Path) -> Release:
+def make_wheels(software: Software, folder: Path, locks: Sequence[str] = LOCKS) -> Release:
     """The wheels that the fleet's file names; our own is built from this checkout where it is not among them."""
     folder.mkdir(parents=True, exist_ok=True)
     given = sorted(Path(software.wheels).glob("*.whl")) if software.wheels else []
@@ -95,7 +100,7 @@ def make_wheels(software: Software, folder: Path) -> Release:
     if not any(wheel.name.startswith("protofleet-") for wheel in given):
         build_wheel(folder)
     if software.dependencies == "index":
-        write_locks(given, folder)
+        write_locks(given, folder, locks)
     files = sorted(p for p in folder.iterdir() if p.is_file())
     name = hashlib.sha256(
         "\n".join(
@@ -108,11 +113,11 @@ def make_wheels(software: Software, folder: Path) -> Release:
     )
 
 
-def write_locks(given: list[Path], folder: Path) -> None:
+def write_locks(given: list[Path], folder: Path, locks: Sequence[str]) -> None:
     """For pip on the device: a shipped wheel takes the place of the locked version."""
     wheels = [wheel for path in given if (wheel := read_wheel(path))]
     own_torch = any(wheel.name == "torch" for wheel in wheels)
-    for name in LOCKS if own_torch else ("cpu", *LOCKS):
+    for name in locks if own_torch else ("cpu", *locks):
         packages = read_lock((LOCKS_FOLDER / f"{name}.txt").read_text())
         (folder / f"{name}.txt").write_text(write_lock(with_wheels(packages, wheels), name))
 

@@ -25,7 +25,7 @@ CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # A part of what ssh prints, and what it means for the operator. The first match counts.
 EXPLANATIONS: Final = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the known one: another machine answers "
-     "there, or it was installed again; if so, `ssh-keygen -R {host}`, compare its fingerprint, and add the new key"),
+     "there, or it was installed again; `protofleet deploy known-hosts {name}` shows its fingerprint and takes it"),
     ("Host key verification failed", "its host key is not known here; "
      "`protofleet deploy known-hosts` shows its fingerprint and adds it, or connect once by hand"),
     ("No matching host key", "its host key is not known here in a form that it offers; `ssh-keyscan {host}`"),
@@ -147,9 +147,11 @@ class Ssh:
         return shlex.join(["ssh", *port, *key, f"{host.user}@{host.address}" if host.user else host.address])
 
     def _explain(self, result: Result) -> str:
+        if self._host.key and not Path(self._host.key).exists():  # ssh goes on without it, and is refused
+            return f"there is no file {self._host.key}, which hosts.{self.name}.key names; correct it there"
         for text, explanation in EXPLANATIONS:
             if text in result.err:
-                return explanation.format(host=self._host.address)
+                return explanation.format(host=self._host.address, name=self.name)
         return result.last_line
 
 

@@ -25,7 +25,9 @@ def status_object(cells: tuple[str | int, ...]) -> dict[str, str | int | None]:
     }
 
 
-def status_cells(name: str, facts: Facts, desired: Desired) -> tuple[tuple[str | int, ...], bool]:
+def status_cells(
+    name: str, facts: Facts, desired: Desired, revoked: str = ""
+) -> tuple[tuple[str | int, ...], bool]:
     """What stands in its line, and whether the device is healthy and in its desired state."""
     here = facts.installed
     service, status = here.service, here.status
@@ -44,6 +46,8 @@ def status_cells(name: str, facts: Facts, desired: Desired) -> tuple[tuple[str |
                 "working" if alive.working else "waits for a receipt" if alive.waiting else "waits for work"
             )
             now = doing if alive.heard else "no coordinator has answered"
+    if revoked:
+        now = f"revoked {revoked}"
     wanted_here = here.release == desired.release and is_known_good(here.good, desired)
     heat = max((value for _, value in facts.temperatures), default=None)
     cells = (
@@ -51,4 +55,4 @@ def status_cells(name: str, facts: Facts, desired: Desired) -> tuple[tuple[str |
         alive.round if alive else "-", alive.accepted if alive else "-", f"{heat:.0f} C" if heat is not None else "-",
         day(here.good.at) if here.good else "never" + (" (* is not what the file says)" if not wanted_here else ""),
     )  # fmt: skip
-    return cells, is_healthy(facts) and wanted_here
+    return cells, is_healthy(facts) and wanted_here and not revoked

@@ -38,7 +38,8 @@ def comparison_page(groups: Sequence[Group], tables: Sequence[Table], title: str
 
 def table_section(found: Table) -> str:
     html = table(found.title, found.head, found.rows, found.best)
-    note = f"{found.note} Bold: the best of its column." if found.best else found.note
+    alike = " among runs with the same view" if "view" in found.head else ""
+    note = f"{found.note} Bold: the best of its column{alike}." if found.best else found.note
     return section(found.title, html, note=note)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -94,7 +94,11 @@ def final_table(groups: Sequence[Group]) -> Table:
         note += " A domain that missed a round counts with its last measurement."
     head = ["run", "method", "view", "seeds", *domains, "mean", *pooled_head]
     return Table(
-        "Accuracy after the last round, %", note, head, rows, best_cells(measured, 4, percent_points)
+        "Accuracy after the last round, %",
+        note,
+        head,
+        rows,
+        best_cells(measured, 4, percent_points, among=[g.view for g in groups]),
     )
 
 
@@ -114,7 +118,7 @@ def best_table(groups: Sequence[Group]) -> Table:
         "the last evaluation is left out: it may measure another model than rounds do."
     )
     head = ["run", "view", "round", *domains, "mean"]
-    bold = best_cells(measured, 3, percent_points)
+    bold = best_cells(measured, 3, percent_points, among=[g.view for g in groups])
     return Table("Accuracy at the round that validation chooses, %", note, head, rows, bold)
 
 
@@ -152,22 +156,29 @@ def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: f
 
 def best_cells(
     measured: Sequence[Sequence[Sequence[float]]], first: int, format_value: Callable[[float], str],
-    highest: bool = True,
+    highest: bool = True, among: Sequence[str] = (),
 ) -> frozenset[tuple[int, int]]:  # fmt: skip
     """(row, column) of the best means, from the column `first` on; equal where they are written alike.
 
-    A column in which nobody is worse has no best.
+    `among`: of each row, what it can be compared with, such as the view that was measured. A column in which nobody
+    is worse has no best. Of what shall be low, 0 is not the best: who sends nothing federates nothing.
     """
-    found = set()
+    kinds = among or [""] * len(measured)
+    found: set[tuple[int, int]] = set()
     for j, column in enumerate(zip(*measured, strict=True)):
-        means = {i: fmean(values) for i, values in enumerate(column) if values}
-        if not means:
-            continue
-        best = format_value(max(means.values()) if highest else min(means.values()))
-        cells = {(i, first + j) for i, mean in means.items() if format_value(mean) == best}
-        if len(cells) < len(means):
-            found |= cells
+        for kind in set(kinds):
+            means = {i: fmean(values) for i, values in enumerate(column) if values and kinds[i] == kind}
+            means = {i: mean for i, mean in means.items() if highest or mean > 0}
+            found |= {(i, first + j) for i in _best_of(means, format_value, highest)}
     return frozenset(found)
+
+
+def _best_of(means: Mapping[int, float], format_value: Callable[[float], str], highest: bool) -> set[int]:
+    if not means:
+        return set()
+    best = format_value(max(means.values()) if highest else min(means.values()))
+    found = {i for i, mean in means.items() if format_value(mean) == best}
+    return found if len(found) < len(means) else set()
 
 
 def domains_of(groups: Sequence[Sequence[Point]]) -> list[str]:

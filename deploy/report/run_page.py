@@ -137,7 +137,7 @@ def final_table(folder: Path) -> str:
         rows.append(f"{name:14}{cells[0]:>9}{cells[1]:>9}{cells[2]:>21}")
     payload, wire, fedavg = traffic(summary)
     sent = f"tensors {up_and_down(payload)}; on the wire {human_bytes(wire)}"
-    rows.append(f"{sent}; FedAvg would have sent {human_bytes(fedavg)}")
+    rows.append(f"{sent}; FedAvg would have sent {human_bytes(fedavg)}" if fedavg else sent)
     rows.append(f"{VIEWS[summary['reports']]}; messages {describe_security(summary)}")
     rows += [run.faults] if run.faults else []
     return "\n".join(rows)

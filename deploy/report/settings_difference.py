@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from protofleet.deploy.report.comparison import Group
 
-UNSET: Final = "(default)"  # a setting that its file leaves out
+UNSET: Final = "(not set)"  # its file leaves it out, or its method has no such setting
 NOTE: Final = (
-    "Settings that are not the same in all experiments. Seeds, names, ports and the machine do not count."
+    "Settings that are not the same in all experiments. Seeds, names, ports and the machine do not count. Not set: "
+    "its default, or no setting of that method."
 )
 
 

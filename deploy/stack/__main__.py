@@ -1,4 +1,4 @@
-"""python -m protofleet.deploy.stack up | down | logs | follow: for `make up`, `down`, `logs` and `demo-compose`."""
+"""python -m protofleet.deploy.stack check | up | down | logs | follow, which `make up` and the like say."""
 
 from __future__ import annotations
 
@@ -93,6 +93,13 @@ def with_devices(experiment: Experiment, number: int) -> Experiment:
     return replace(experiment, devices=replace(experiment.devices, clients=clients))
 
 
+def check(options: argparse.Namespace) -> int:
+    """Whether `up` can be asked for this."""
+    check_names(stack_from(options))
+    require_docker("compose")
+    return 0
+
+
 def up(options: argparse.Namespace) -> int:
     stack = stack_from(options)
     require_docker("compose")
@@ -127,7 +134,7 @@ def follow(options: argparse.Namespace) -> int:
     return compose.follow(stack_from(options))
 
 
-COMMANDS = {"up": up, "down": down, "logs": logs, "follow": follow}
+COMMANDS = {"check": check, "up": up, "down": down, "logs": logs, "follow": follow}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -178,7 +178,8 @@ def test_a_revoked_board_is_cut_off_at_the_broker_and_may_come_back(desk):
     assert "is disconnected from" in said and "its keys are destroyed" in said, said
     assert "user board-3" in desk.hub.do("cat", "/etc/protofleet-broker/keys/current/acl")
     assert "board-3.record" not in desk.hub.do("ls", "/etc/protofleet-coordinator/records")
-    said = desk.say("make deploy HOST=board-3 HOSTS=fleet/fleet.toml")
+    assert "say --replace" in desk.say("make deploy HOST=board-3 HOSTS=fleet/fleet.toml", check=False)
+    said = desk.say("make deploy HOST=board-3 HOSTS=fleet/fleet.toml ARGS=--replace")
     assert "the broker is told that it is back" in said and "1 changed, 0 failed" in said
     assert "user board-3" not in desk.hub.do("cat", "/etc/protofleet-broker/keys/current/acl")
 

@@ -1,4 +1,4 @@
 """What runs on a host during a deployment: it reports facts, verifies signatures, and has a systemd unit.
 
-May import: coordinator, deploy.fleet, edge_client.*, methods.contract, protocol.*.
+May import: coordinator, coordinator.spool, deploy.fleet, edge_client.*, methods.contract, protocol.*.
 """

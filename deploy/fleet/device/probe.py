@@ -59,18 +59,25 @@ def check_settings(path: Path) -> int:
 
 
 def check_coordinator_settings(path: Path) -> int:
+    from protofleet.coordinator.spool.index import check_run
     from protofleet.deploy.fleet.device.coordinator_settings import load_settings
 
-    return _problem(lambda: load_settings(path, str(ROLES[COORDINATOR].keys), ()))
+    def read() -> None:
+        settings = load_settings(path, str(ROLES[COORDINATOR].keys), ()).settings
+        folder = Path(settings.folder) / settings.name / "coordinator"
+        check_run(folder, settings.name, settings.plan().encode().decode())
+
+    return _problem(read)
 
 
 def _problem(read: Callable[[], object]) -> int:
+    from protofleet.coordinator.spool.index import RunMismatchError
     from protofleet.protocol.security.statements import StatementError
     from protofleet.protocol.settings.reader import SettingsError
 
     try:
         read()
-    except (SettingsError, StatementError) as error:
+    except (RunMismatchError, SettingsError, StatementError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

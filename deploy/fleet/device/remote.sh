@@ -35,6 +35,8 @@ show() { systemctl show -p "$1" --value $name; }
 # Atomic replace: the bytes are on the disk before the file has its name.
 replace() { cp "$1" "$2.new"; chmod "$3" "$2.new"; sync "$2.new"; mv "$2.new" "$2"; }
 
+settle() { :; } # done once a step whose connection was lost has ended: it may still use and remove what was uploaded
+
 prepare() {
     id $user >/dev/null 2>&1 || useradd --system --user-group --home-dir $home --shell /usr/sbin/nologin $user
     id $builder >/dev/null 2>&1 || useradd --system --user-group --home-dir /nonexistent --shell /usr/sbin/nologin $builder
@@ -98,7 +100,7 @@ from_index() { # the build for CPUs, where there is one; else that of the index,
     [ ! -e "$wheels/cpu.txt" ] || locked -r "$wheels/cpu.txt" >/dev/null 2>&1 || :
     locked -r "$wheels/torch.txt" &&
         if pip check | grep -E '^torch .* requires (nvidia|cuda|triton)' >/dev/null; then locked -r "$wheels/cuda.txt"; fi &&
-        locked -r "$wheels/device.txt" && wheels_alone --no-index --no-deps "$wheels"/protofleet-*.whl
+        locked -r "$wheels/device.txt" && { [ ! -e "$wheels/data.txt" ] || locked -r "$wheels/data.txt"; } && wheels_alone --no-index --no-deps "$wheels"/protofleet-*.whl
 }
 from_wheels() {
     case $1 in
@@ -210,6 +212,9 @@ unpack() {
     as_user $user sh -c '[ ! -e "$1/runs" ] || mv "$1/runs" "$1/runs.before"' sh $home
     runs_as_user tar -C $home -xf - <$top/copy/runs.tar || fail "the copy of the runs cannot be unpacked"
     rm -rf $top/copy
+}
+put_before_back() {
+    as_user $user sh -c '[ ! -e "$1/runs.before" ] || { rm -rf "$1/runs" && mv "$1/runs.before" "$1/runs"; }' sh $home
 }
 go_on() { as_device "$1" protofleet go-on "$home/runs/$2" --from-round "$3" >&2; } # release run round
 discard() { rm -rf $top/copy; }

@@ -33,6 +33,10 @@ RUN: Final[Mapping[str, Any]] = {
     "network": {"name": "cnn23"},
 }  # fmt: skip
 DEVICE_METRICS_PORT: Final = 9101
+IGNORE_FILE: Final = ".gitignore"
+SECRETS: Final = (
+    f"# Private keys: a copy of them belongs in another place, not into a repository.\n/{ROOT}/\n/{BROKER}/\n"
+)
 # [USER@]ADDRESS[:PORT]; more colons than one are an IPv6 address, which takes brackets where a port follows.
 PLACE: Final = re.compile(r"(?:([^@]+)@)?(?:\[([^]@]+)\]|([^@:]+))(?::(\d+))?|(?:([^@]+)@)?([^@\[\]]+)")
 HEAD: Final = "# Written by protofleet init. Every setting: docs/deploy.md, docs/settings.md.\n"
@@ -73,6 +77,8 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / ROOT / REGISTER).exists():
         make_authority(folder / ROOT, federation, YEARS)
+    if not (folder / IGNORE_FILE).exists():
+        (folder / IGNORE_FILE).write_text(SECRETS)
     path.write_text(HEAD + write_toml(table))
     try:
         write_targets(read_fleet(path), federation, folder)

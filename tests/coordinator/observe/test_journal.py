@@ -82,8 +82,12 @@ def test_a_run_of_fedavg_costs_what_fedavg_would_have_cost(tmp_path):
     run, rounds = observed(tmp_path)
     run.run()
     assert run.service.run.plan.method == "fedavg"
-    for record in (one for one in rounds.records if one["kind"] == "training"):
-        assert record["fedavg"] == {way: sum(record["payload"][way].values()) for way in ("up", "down")}
+    assert [one["kind"] for one in rounds.records][-2:] == ["training", "evaluation"]
+    for record in rounds.records:
+        sent = {way: record["payload"].get(way, {}).get("weights", 0) for way in ("up", "down")}
+        assert record["fedavg"] == sent, (
+            "that of the last evaluation too, for which the model is broadcast once more"
+        )
 
 
 def test_a_resumed_run_writes_no_round_twice_and_says_where_it_was_resumed(tmp_path):

@@ -5,6 +5,7 @@ import sqlite3
 import numpy as np
 import pytest
 
+from protofleet.coordinator.spool.index import RunMismatchError, check_run
 from protofleet.coordinator.spool.spool import Accepted, FencedError, Spool
 from protofleet.methods.contract.base import Member
 from protofleet.protocol.wire.arrays import encode
@@ -42,6 +43,18 @@ def accept(spool, device, round, phase="train", whole=False):
     spool.accept(round, phase, Accepted(device, BASE, answer, 5, {}))
     spool.commit()
     return answer
+
+
+def test_whether_a_folder_is_of_this_run_can_be_asked_while_its_coordinator_runs(spool, platter):
+    """Before a running coordinator is stopped for settings that the next one would refuse."""
+    check_run(platter.folder, "spring", '{"rounds": 3}')
+    for other in (("summer", '{"rounds": 3}'), ("spring", '{"rounds": 4}')):
+        with pytest.raises(
+            RunMismatchError, match="holds run spring with other settings; go on .* another name"
+        ):
+            check_run(platter.folder, *other)
+    check_run(platter.folder / "nobody's yet", "summer", "")
+    accept(spool, "device-0", 1)  # nothing was taken over by asking
 
 
 @pytest.fixture

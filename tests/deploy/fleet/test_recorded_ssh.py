@@ -116,7 +116,7 @@ def test_ssh_and_rsync_are_called_in_exactly_these_words(tmp_path):
 def test_a_plan_only_looks(desk, capsys):
     assert desk.deploy("plan") == [LOOK] and desk.code == 0
     *steps, last = capsys.readouterr().out.splitlines()
-    assert last == "1 hosts: 1 to be changed, 0 as they shall be, 0 cannot be deployed"
+    assert last == "1 host: 1 to be changed, 0 as they shall be, 0 cannot be deployed"
     assert [line.split()[1].rstrip(":") for line in steps] == [
         "prepare", "ship", "build", "enrol", "configure", "switch", "start", "health", "soak", "record",
     ]  # fmt: skip
@@ -127,7 +127,7 @@ def test_a_plan_for_who_cannot_be_deployed_fails_and_names_them(desk, capsys):
     desk.board.facts["python"] = "3.8.1"
     assert desk.deploy("plan") == [LOOK] and desk.code == 1
     *_, last = capsys.readouterr().out.splitlines()
-    assert last == "1 hosts: 0 to be changed, 0 as they shall be, 1 cannot be deployed: board-1"
+    assert last == "1 host: 0 to be changed, 0 as they shall be, 1 cannot be deployed: board-1"
 
 
 def test_what_says_nothing_is_reported_with_host_command_status_and_a_way_on(desk, capsys):
@@ -147,13 +147,16 @@ def test_a_new_board_is_deployed_in_exactly_these_words(desk):
         LOOK,  # who needs nothing is left alone
         LOOK,
         "remote.sh prepare",
+        "remote.sh settle",
         f"rsync roots {TOP}/incoming/",
         "remote.sh pin",
         f"rsync how,manifest,protofleet-0-py3-none-any.whl {TOP}/wheels/{release}/",
         f"remote.sh build {release} python3 system",
         f"remote.sh request {release} board-1 lab",
+        "remote.sh settle",
         f"rsync approval {TOP}/incoming/",
         f"remote.sh enrol {release} {fingerprint}",
+        "remote.sh settle",
         f"rsync manifest,settings,unit {TOP}/incoming/",
         f"remote.sh check {release} board-1",
         f"remote.sh switch {release} board-1",
@@ -178,6 +181,7 @@ def test_other_settings_are_configured_between_two_processes(deployed):
     assert deployed.deploy("apply")[:-2] == [
         LOOK,
         LOOK,
+        "remote.sh settle",
         f"rsync manifest,settings,unit {TOP}/incoming/",
         f"remote.sh check {release} board-1",
         f"remote.sh switch {release} board-1",
@@ -204,8 +208,9 @@ def test_what_fails_after_the_switch_goes_back_to_what_was_good(deployed, capsys
     at = lines.index("remote.sh drain 30")
     block, *rest = lines[at + 2 :]  # after the facts
     assert lines[at + 1] == LOOK and block.startswith(f"remote.sh block {release}-")
-    assert rest[:5] == [
+    assert rest[:6] == [
         LOOK,
+        "remote.sh settle",
         f"rsync manifest,settings {TOP}/incoming/",
         "remote.sh restore_unit good",
         f"remote.sh check {release} board-1",
@@ -266,6 +271,7 @@ def test_a_rollback_blocks_the_present_state_and_restores_the_one_before(deploye
         LOOK,
         f"remote.sh block {release}-{second['settings']}",
         LOOK,
+        "remote.sh settle",
         f"rsync manifest,settings {TOP}/incoming/",
         "remote.sh restore_unit previous",
         f"remote.sh check {release} board-1",
@@ -280,7 +286,8 @@ def test_a_rollback_blocks_the_present_state_and_restores_the_one_before(deploye
 
 
 def test_tuning_is_sent_signed_and_then_applied(deployed):
-    assert deployed.deploy("tune", set=["paused=true"]) == [f"rsync tuning {TOP}/incoming/", "remote.sh tune"]
+    lines = ["remote.sh settle", f"rsync tuning {TOP}/incoming/", "remote.sh tune"]
+    assert deployed.deploy("tune", set=["paused=true"]) == lines
     assert b"BEGIN PROTOFLEET TUNING" in deployed.board.incoming["tuning"]
 
 

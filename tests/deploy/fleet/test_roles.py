@@ -2,12 +2,16 @@
 
 import argparse
 import json
+import subprocess
+import tarfile
 from dataclasses import replace
 
 import pytest
+from cryptography import x509
 
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.enrol.authority import Authority
+from protofleet.deploy.enrol.certificates import host_names
 from protofleet.deploy.fleet import commands
 from protofleet.deploy.fleet.checks import Workload, run_checks
 from protofleet.deploy.fleet.device.facts import KnownGood, Service
@@ -22,6 +26,7 @@ from protofleet.deploy.fleet.settings import (
     device_settings,
     read_fleet,
 )
+from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
 from protofleet.protocol.settings.reader import SettingsError, decode, tomllib
 from tests.deploy.fleet.boards import NOW, RELEASE, SETTINGS, UNIT, WANTED, deployed, jetson
 from tests.deploy.fleet.recorded import FIT, RecordedBoard, recording
@@ -114,6 +119,32 @@ def test_a_fleet_that_is_there_is_not_written_over(written, capsys):
     assert "needs --broker and --coordinator" in capsys.readouterr().err
     assert main(["init", "other", "--broker", "a", "--coordinator", "a", "--device", "broker=b"]) == 2
     assert "that host has another role" in capsys.readouterr().err and not (written.parent / "other").exists()
+
+
+def test_the_private_keys_of_a_new_fleet_are_no_part_of_a_repository_around_it(written):
+    folder = written.parent
+    subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
+    shown = ["git", "status", "--porcelain", "--untracked-files=all"]
+    files = subprocess.run(shown, cwd=folder, check=True, capture_output=True, text=True).stdout
+    assert "fleet/fleet.toml" in files and "root" not in files and ".key" not in files
+
+
+def test_a_key_for_ssh_that_is_not_there_is_said_at_once_and_when_a_host_refuses_us(written, capsys):
+    assert main([*INIT[:1], "other", *INIT[2:], "--key", "nowhere"]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+    host = Host("127.0.0.10", key="/nowhere/key")
+    refused = Result(255, "", "Permission denied (publickey).")
+    ssh = Ssh("hub", host, read_fleet(written / "fleet.toml"), written, lambda *_: refused)
+    with pytest.raises(UnreachableError, match="there is no file /nowhere/key, which hosts.hub.key names"):
+        ssh.run("true")
+
+
+def test_devices_that_look_for_the_broker_elsewhere_are_noted(written):
+    path = written / "fleet.toml"
+    assert read_fleet(path).doubts() == []
+    path.write_text(path.read_text().replace('host = "127.0.0.10"', 'host = "127.0.0.99"'))
+    (note,) = read_fleet(path).doubts()
+    assert "at 127.0.0.99" in note and "broker, is at 127.0.0.10" in note
 
 
 @pytest.mark.parametrize(
@@ -239,9 +270,9 @@ class Desk:
             .partition("\n[hosts.board-2]")[0]
         )
 
-    def deploy(self, step, *hosts):
+    def deploy(self, step, *hosts, **more):
         given = {"yes": True, "replace": False, "force": False, "strict": False, "reason": "", "broker": None}
-        given |= {"fleet": self.folder / "fleet/fleet.toml", "hosts": list(hosts)}
+        given |= {"fleet": self.folder / "fleet/fleet.toml", "hosts": list(hosts), **more}
         before = {name: len(board.lines) for name, board in self.boards.items()}
         self.code = commands.run(
             step, argparse.Namespace(**given), recording(self.boards, self.folder / "sockets")
@@ -281,6 +312,23 @@ def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
     )
 
 
+def test_a_broker_at_another_address_gets_a_certificate_for_both_with_the_keys_that_it_has(desk, capsys):
+    desk.deploy("apply")
+    root, own = desk.folder / "fleet/root/certs/mqtt.crt", desk.folder / "fleet/broker/current/tls.key"
+    key, path = own.read_bytes(), desk.folder / "fleet/fleet.toml"
+    before = names_in(root)
+    path.write_text(path.read_text().replace(f'host = "{before[0]}"', 'host = "mqtt.lab"'))
+    said = desk.deploy("apply")
+    assert desk.code == 0, capsys.readouterr()
+    assert names_in(root) == ["mqtt.lab", *before] and own.read_bytes() == key
+    assert any("tls.crt" in line for line in said["mqtt"]), "the host has it too"
+    assert desk.deploy("apply")["mqtt"] == ["facts.sh quick"], "once"
+
+
+def names_in(path):
+    return host_names(x509.load_pem_x509_certificate(path.read_bytes()))
+
+
 def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_asked(desk, capsys):
     desk.deploy("apply")
     capsys.readouterr()
@@ -290,7 +338,12 @@ def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_aske
     assert said["board-1"] == ["remote.sh erase_keys"]
     acl = desk.boards["mqtt"].incoming["acl"].decode()
     assert "user board-1\ntopic deny" in acl
-    assert desk.deploy("apply", "board-1")["mqtt"][-1] == "remote.sh install_keys mqtt", (
+    capsys.readouterr()
+    desk.deploy("status")
+    assert "revoked 20" in capsys.readouterr().out and desk.code == 1
+    assert desk.deploy("apply", "board-1")["board-1"] == ["facts.sh quick"] and desk.code == 1
+    assert "it was revoked" in (said := capsys.readouterr().err) and "say --replace to bring it back" in said
+    assert desk.deploy("apply", "board-1", replace=True)["mqtt"][-1] == "remote.sh install_keys mqtt", (
         "and who comes back, too"
     )
     assert "user board-1" not in desk.boards["mqtt"].incoming["acl"].decode() and desk.code == 0
@@ -301,6 +354,45 @@ def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_aske
                 argparse.Namespace(fleet=desk.folder / "fleet/fleet.toml", hosts=["mqtt"], set=[], hours=1.0),
                 recording(desk.boards, desk.folder / "sockets"),
             )
+
+
+def copy_of(folder, *runs):
+    folder.mkdir()
+    with tarfile.open(folder / "runs.tar", "w") as copy:
+        for run in runs:
+            copy.addfile(tarfile.TarInfo(f"runs/{run}/coordinator/spool.sqlite"))
+    return folder
+
+
+def test_a_copy_of_another_run_stops_nothing(desk, tmp_path):
+    desk.deploy("apply")
+    before = [list(board.lines) for board in desk.boards.values()]
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn/runs.tar").write_bytes(b"half a copy")
+    for source, words in {
+        copy_of(
+            tmp_path / "older", "winter"
+        ): "holds winter, and coordinator.name in the fleet's file is first",
+        tmp_path / "torn": "cannot be read",
+        tmp_path / "nowhere": "has no runs.tar",
+    }.items():
+        with pytest.raises(SettingsError, match=words):
+            desk.deploy("restore", "coordinator", source=source, from_round=None)
+    assert [list(board.lines) for board in desk.boards.values()] == before
+
+
+def test_a_restore_that_fails_leaves_the_runs_that_were_there_and_starts_them(desk, tmp_path, capsys):
+    desk.deploy("apply")
+    desk.boards["coordinator"].fails = {"go_on": "round 5000 is below the copy's"}
+    source = copy_of(tmp_path / "copy", "first")
+    said = desk.deploy("restore", "coordinator", source=source, from_round=5000)["coordinator"]
+    assert desk.code == 1 and said[-2:] == ["remote.sh put_before_back", "remote.sh start"]
+    assert "the runs that were there are in place again" in capsys.readouterr().out
+    desk.boards["coordinator"].fails = {}
+    assert "go_on" in " ".join(
+        desk.deploy("restore", "coordinator", source=source, from_round=5000)["coordinator"]
+    )
+    assert desk.code == 0 and "what was there is kept as runs.before" in capsys.readouterr().out
 
 
 def test_a_file_without_the_new_tables_means_what_it_meant():

@@ -225,8 +225,20 @@ def test_the_best_of_a_column_is_bold_and_nothing_where_all_are_alike():
     assert best_cells([], 0, str) == best_cells([[[1.0]]], 0, str) == frozenset()
 
 
+def test_the_best_is_best_among_those_that_are_measured_alike():
+    values, views = [[[90.0]], [[80.0]], [[70.0]]], ["personal", "global", "global"]
+    assert best_cells(values, 0, "{:.1f}".format, among=views) == {(1, 0)}, (
+        "nothing to compare the personal one with"
+    )
+
+
+def test_who_sends_nothing_at_all_is_not_the_best_in_bytes():
+    values = [[[0.0]], [[300.0]], [[200.0]]]
+    assert best_cells(values, 0, "{:.0f}".format, highest=False) == {(2, 0)}, "the first is no federation"
+
+
 def test_a_comparison_says_which_settings_differ_and_marks_the_best(comparison):
-    assert '<th scope="row">size</th><td>8</td><td>(default)</td>' in comparison
+    assert '<th scope="row">size</th><td>8</td><td>(not set)</td>' in comparison
     assert '<th scope="row">method.name</th><td>fedavg</td><td>fedproto</td>' in comparison
     assert '<th scope="row">seed</th>' not in comparison
     assert "<strong>71.5 ± 0.7</strong>" in comparison and "± 0 B" not in comparison
