@@ -208,6 +208,8 @@ class Agent:
                 self.tasks.take(question_of(received, task))
             case Receipt() as receipt:
                 self.take_receipt(receipt)
+                if self._inbox:
+                    self._inbox.receipt_came()
             case message if is_birth(message):
                 self._hellos.coordinator_came(waited_for=not self.tasks.idle)
             case State(online=True, now=RoundStatus() as status) if self._is_missed(status):

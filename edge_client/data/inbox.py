@@ -190,7 +190,7 @@ def _array(content: bytes, shape: InputShape) -> Values:
 
 
 def _picture(content: bytes, shape: InputShape) -> Values:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if shape.channels not in (1, 3):
         raise UnusableError(f"pictures have 3 channels, and this run learns from {shape}")
@@ -204,6 +204,8 @@ def _picture(content: bytes, shape: InputShape) -> Values:
             pixels = np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR))
     except UnusableError:
         raise
+    except UnidentifiedImageError:
+        raise UnusableError("it is no picture that Pillow knows") from None
     except Exception as error:  # noqa: BLE001 - Pillow raises whatever its decoders do
         raise UnusableError(f"it is no whole picture ({_first_line(error)})") from None
     return np.ascontiguousarray(channels_first(pixels[None], shape.channels)[0])

@@ -52,6 +52,7 @@ class DataSettings:
     scale: Scale | None = None
     # Folder of <class>/<file> that grows while the device runs; "": none.
     inbox: str = ""
+    inbox_seconds: Annotated[float, Within(0.1, 86_400)] = 10.0  # between two looks into it
     classes: tuple[str, ...] = ()  # which to keep, in this order; (): the source's usual ones
     seed: Seed = 0
     file: str = ""  # of Python, whose DATA gives these data; it is called like its file, or `name`

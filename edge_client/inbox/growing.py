@@ -7,10 +7,12 @@ come since counts from the next round on.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +27,8 @@ from protofleet.edge_client.trainer.job import Job, Metrics
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Arrays
+
+LEAD_SECONDS: Final = 1.0  # of a hello, before a round that counts on what it said
 
 log = logging.getLogger("protofleet.device")
 
@@ -51,11 +55,20 @@ class Labels:
 class GrowingData:
     """As the trainer's `data`, and so what the device answers for: the list of the round that it is in."""
 
-    def __init__(self, trainer: Trainer, inbox: Inbox, settings: DataSettings, state: DeviceState) -> None:
+    def __init__(
+        self, trainer: Trainer, inbox: Inbox, settings: DataSettings, state: DeviceState,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._trainer, self._inbox, self._settings, self._state = trainer, inbox, settings, state
         self._base = trainer.data
-        self.announced: Listing = inbox.look()  # that the next round learns from
+        self.announced: Listing = inbox.look()  # that the coordinator is told of
         self.fixed: Listing = self.announced  # that the round in hand learns from
+        self._clock, self._told_at = clock, -math.inf
+
+    @property
+    def look_seconds(self) -> float:
+        """Between two looks."""
+        return self._settings.inbox_seconds
 
     @property
     def for_hellos(self) -> Announced:
@@ -76,7 +89,9 @@ class GrowingData:
 
     @property
     def train(self) -> TensorSamples:
-        return self.with_labels(self.fixed).train
+        """An answer stands on no more than the last hello has said, also where files have gone since."""
+        fixed, told = self.with_labels(self.fixed).train, self.with_labels(self.announced).train
+        return TensorSamples(fixed.x, fixed.y[: len(told.y)])
 
     @property
     def validation(self) -> TensorSamples:
@@ -111,11 +126,11 @@ class GrowingData:
         return found
 
     def announce(self, listing: Listing) -> None:
-        """It is what the next round learns from."""
+        """A hello with it follows."""
         new, old = counts_of(listing, self.names), counts_of(self.announced, self.names)
         words = ", ".join(f"{name} {new[name] - old[name]:+d}" for name in new if new[name] != old[name])
         log.info("inbox: %s from the next round on; %d samples in all", words or "other files", len(listing))
-        self.announced = listing
+        self.announced, self._told_at = listing, self._clock()
 
     def start(self, plan: Plan) -> Job:
         """The job of a run, with the list that its state names."""
@@ -128,7 +143,10 @@ class GrowingData:
         """Whether it learns from another list than the round before. Phases of one round have one list."""
         if self._state.saved.inputs and self._state.saved.inputs_round == number:
             return False
-        before, self.fixed = self.fixed, self.announced
+        before = self.fixed
+        # A round that begins just after the hello may have been begun before it came: the one after it has the list.
+        if self._clock() - self._told_at >= LEAD_SECONDS:
+            self.fixed = self.announced
         self._state.fix_inputs(number, as_arrays(self.fixed))
         if self.fixed == before:
             return False

@@ -1,0 +1,35 @@
+"""docs/your-data.md, read from its first line to its last: what it shows is done, in one folder."""
+
+import contextlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from protofleet.deploy.cli.main import main
+
+PAGE = Path(__file__).parents[3] / "docs" / "your-data.md"
+BLOCK = re.compile(r"^```(python|sh long)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_what_the_page_shows_can_be_done_in_its_order(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    said = []
+    for kind, text in BLOCK.findall(PAGE.read_text()):
+        if kind == "python":
+            exec(compile(text, str(PAGE), "exec"), {})  # noqa: S102 - it is our own page
+            continue
+        for line in text.strip().splitlines():
+            program, *words = shlex.split(line)
+            with contextlib.suppress(SystemExit):
+                assert program == "protofleet" and main(words) == 0, line
+            said.append(capfd.readouterr().out)
+    looked, ran = said[::2], said[1::2]
+    assert len(looked) == len(ran) == 3
+    assert "train 29, validation 3, test 16" in looked[0] and "classes: ripe, unripe" in looked[0]
+    assert "classes: sound, worn" in looked[1] and "classes: idle, walk" in looked[2]
+    assert all("samples" in text and "report: " in text and " images" not in text for text in ran[1:])
+    for name in ("fruit", "pump", "watch"):
+        assert "training samples of 2 classes" in (tmp_path / "runs" / name / "report.html").read_text()

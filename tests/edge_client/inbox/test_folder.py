@@ -1,0 +1,150 @@
+"""What a device takes out of its inbox, and what it leaves there with a reason."""
+
+import logging
+import os
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protofleet.edge_client.data import inbox as folder_module
+from protofleet.edge_client.data.inbox import Entry, Inbox, held_out
+from protofleet.edge_client.data.inbox_samples import InboxSamples
+from protofleet.protocol.settings.input_shape import InputShape
+from protofleet.protocol.storage.disk import Disk
+
+NAMES = ("cat", "dog")
+LATER = 3600.0
+
+
+def inbox_at(tmp_path, shape=(3, 8, 8), now=lambda: time.time() + LATER):
+    folder = tmp_path / "inbox"
+    for name in NAMES:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    shape = InputShape(shape)
+    return Inbox(folder, NAMES, shape, InboxSamples(tmp_path / "kept", shape, Disk(durable=False)), now)
+
+
+def picture(path, shade):
+    Image.new("RGB", (16, 16), (shade, 0, 0)).save(path)
+    return path
+
+
+def lines(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_pictures_are_samples_of_their_folders_class_in_the_order_of_their_hashes(tmp_path, caplog):
+    inbox = inbox_at(tmp_path)
+    for i in range(6):
+        picture(inbox.folder / NAMES[i % 2] / f"{i}.png", 40 * i)
+    found = inbox.look()
+    assert len(found) == 6 and list(found) == sorted(found) and sum(entry.label for entry in found) == 3
+    assert found == inbox.look() == inbox_at(tmp_path).look() and lines(caplog) == []
+    kept = inbox.samples.load(found[0].sha256)
+    assert kept.shape == (3, 8, 8) and kept.dtype == np.uint8
+
+
+def test_a_file_that_is_still_written_to_counts_when_it_has_come_to_rest(tmp_path, caplog):
+    inbox = inbox_at(tmp_path, now=time.time)
+    whole = picture(tmp_path / "whole.png", 200).read_bytes()
+    path = inbox.folder / "cat" / "slow.png"
+    path.write_bytes(whole[:20])
+    assert inbox.look() == () and lines(caplog) == []
+    os.utime(path, (1, 1))  # copied by something that stalls for longer than we wait
+    assert inbox.look() == () and "cat/slow.png is skipped: it is no" in lines(caplog)[0]
+    assert inbox.look() == () and len(lines(caplog)) == 1, "once"
+    path.write_bytes(whole)
+    os.utime(path, (2, 2))
+    assert len(inbox.look()) == 1
+
+
+def test_what_is_no_sample_is_told_once_with_its_reason_and_ends_nothing(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(folder_module, "MOST_BYTES", 50_000)
+    inbox = inbox_at(tmp_path)
+    cat, dog = inbox.folder / "cat", inbox.folder / "dog"
+    good = picture(cat / "good.png", 1)
+    (cat / "huge.png").write_bytes(bytes(50_001))
+    (cat / "notes.txt").write_text("hello")
+    (cat / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    os.mkfifo(cat / "pipe.png")
+    (cat / "link.png").symlink_to(good)
+    (cat / "folder.png").mkdir()
+    (dog / "twice.png").write_bytes(good.read_bytes())
+    np.save(cat / "other.npy", np.zeros((3, 4, 4)))
+    np.save(cat / "nan.npy", np.full((3, 8, 8), np.nan))
+    np.save(cat / "object.npy", np.array([{}], object), allow_pickle=True)
+    (cat / "\x1b[31mred.txt").write_text("")
+    (inbox.folder / "owl").mkdir()
+    for silent in (cat / ".hidden.png", cat / "later.png.part", inbox.folder / "README"):
+        silent.write_text("")
+    assert len(inbox.look()) == 1
+    said = "\n".join(lines(caplog))
+    assert "cat/huge.png is skipped: it has 50,001 bytes, at most 50,000 are read" in said
+    assert "cat/notes.txt is skipped: .txt is not a picture or a .npy file" in said
+    assert "cat/broken.png is skipped: it is no picture that Pillow knows" in said
+    assert "cat/pipe.png is skipped: it is no plain file" in said
+    assert "cat/link.png is skipped: it is no plain file" in said
+    assert "cat/folder.png is skipped: it cannot be read (Is a directory)" in said
+    assert "dog/twice.png is skipped: the same file is in the folder of another class" in said
+    assert (
+        "cat/other.npy is skipped: it has float64 [3, 4, 4], and this run learns from images [3, 8, 8]"
+        in said
+    )
+    assert "cat/nan.npy is skipped: it has numbers that are not finite" in said
+    assert "cat/object.npy is skipped: it is no NumPy array" in said and "\x1b" not in said
+    assert "owl is no class of this run (cat, dog); skipped" in said
+    assert "hidden" not in said and "part" not in said and "README" not in said
+    once = len(lines(caplog))
+    assert len(inbox.look()) == 1 and len(lines(caplog)) == once
+
+
+def test_a_bomb_of_pixels_is_not_decoded(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(folder_module, "MOST_PIXELS", 200)
+    inbox = inbox_at(tmp_path)
+    picture(inbox.folder / "cat" / "wide.png", 1)
+    assert inbox.look() == () and "it has 16 x 16 pixels, at most 200 are read" in lines(caplog)[0]
+
+
+def test_series_come_as_arrays(tmp_path, caplog):
+    inbox = inbox_at(tmp_path, shape=(6, 128))
+    x = np.random.default_rng(0).normal(size=(6, 128))
+    np.save(inbox.folder / "cat" / "a.npy", x)
+    picture(inbox.folder / "cat" / "b.png", 1)
+    (entry,) = inbox.look()
+    assert np.array_equal(inbox.samples.load(entry.sha256), x.astype(np.float32))
+    assert "cat/b.png is skipped: .png is not a .npy file" in lines(caplog)[0]
+
+
+def test_a_sample_that_was_read_stays_until_nothing_needs_it_and_a_damaged_one_is_read_again(tmp_path):
+    inbox = inbox_at(tmp_path)
+    path = picture(inbox.folder / "cat" / "a.png", 7)
+    (entry,) = inbox.look()
+    kept = next((tmp_path / "kept").iterdir())
+    kept.write_bytes(kept.read_bytes()[:-1] + b"\xff")
+    assert not inbox.samples.has(entry.sha256)
+    assert inbox_at(tmp_path).look() == (entry,) and inbox.samples.has(entry.sha256)
+    path.unlink()
+    assert inbox.look() == () and inbox.samples.has(entry.sha256)
+    inbox.samples.keep_only(())
+    assert not inbox.samples.has(entry.sha256)
+
+
+def test_a_share_is_held_out_by_the_bytes_and_stays_so_however_many_others_come():
+    entries = [Entry(np.random.default_rng(i).bytes(32), 0) for i in range(2000)]
+    parts = [held_out(entry, 0.2, 0.1) for entry in entries]
+    assert (
+        abs(parts.count("test") / 2000 - 0.2) < 0.03 and abs(parts.count("validation") / 2000 - 0.08) < 0.02
+    )
+    assert [held_out(entry, 0.2, 0.1) for entry in entries[:50]] == parts[:50]
+    assert {held_out(entry, None, 0.0) for entry in entries} == {"train"}
+
+
+@pytest.mark.parametrize("many", [3])
+def test_a_look_takes_so_many_new_files_and_the_next_one_the_others(tmp_path, monkeypatch, many):
+    monkeypatch.setattr(folder_module, "MOST_AT_ONCE", many)
+    inbox = inbox_at(tmp_path)
+    for i in range(7):
+        picture(inbox.folder / "cat" / f"{i}.png", i)
+    assert [len(inbox.look()) for _ in range(4)] == [3, 6, 7, 7]

@@ -1,0 +1,231 @@
+"""A real device with an inbox at a real Mosquitto, killed in the middle of training, and then its copy beside it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.inbox.growing import growing_data
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.state.file import read_state_file
+from protofleet.edge_client.trainer.local import LocalTrainer
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.settings.reader import decode, encode, read_toml, write_toml
+from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.wire.names import COORDINATOR
+from tests.conftest import missing
+from tests.support.secured_broker import start_enrolled
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+ROUNDS, WIDTH = 12, 6
+HYPER = {
+    "name": "fedavg",
+    "epochs": 60,
+    "batch": 8,
+    "lr": 0.01,
+}  # a second a round, where nobody else computes
+SECONDS = 60.0
+
+
+class Story:
+    """One run: a device with two classes on its disk, whose inbox is filled while it trains."""
+
+    def __init__(self, folder: Path, trainer: str) -> None:
+        self.folder, self.trainer = folder, trainer
+        self.inbox, self.state = folder / "inbox", folder / "state"
+        rng = np.random.default_rng(0)
+        y = np.arange(60) % 2
+        x = rng.normal(size=(60, WIDTH)).astype(np.float32) + y[:, None].astype(np.float32)
+        np.savez(folder / "data.npz", x=x, y=np.array(["a", "b"])[y])
+        for name in "ab":
+            (self.inbox / name).mkdir(parents=True)
+        self.fill(8)
+        self.enrolled = start_enrolled(folder / "enrolled", "watch")
+        self.processes: list[subprocess.Popen] = []
+
+    def fill(self, count: int, first: int = 0) -> list[Path]:
+        """Series of the classes in turn, long since at rest."""
+        made = []
+        for i in range(first, first + count):
+            path = self.inbox / "ab"[i % 2] / f"{i}.npy"
+            values = np.random.default_rng(100 + i).normal(size=WIDTH) + i % 2
+            beside = path.with_suffix(".tmp")
+            with beside.open("wb") as file:
+                np.save(file, values)
+            beside.touch()
+            os.utime(beside, (time.time() - 60,) * 2)
+            beside.rename(path)
+            made.append(path)
+        return made
+
+    def settings(self) -> DeviceSettings:
+        table = {
+            "name": "watch", "federation": self.enrolled.federation, "folder": str(self.state), "threads": 1,
+            "enrolled": str(self.enrolled.fleet.folder_of("watch")), "stays": False, "compute": "cpu",
+            "trainer": self.trainer, "broker": encode(self.enrolled.address("watch")),
+            "data": {
+                "source": "arrays", "root": str(self.folder), "shape": [WIDTH], "inbox": str(self.inbox),
+                "inbox_seconds": 0.5,
+                "validation": 0.1,
+            },
+        }  # fmt: skip
+        return decode(DeviceSettings, table)
+
+    def start(self, what: str) -> subprocess.Popen:
+        if what == "device":
+            table = encode(self.settings())
+        else:
+            table = {
+                "name": "r", "rounds": ROUNDS, "classes": 2, "method": HYPER, "network": {"name": "mlp"},
+                "shape": [WIDTH], "federation": self.enrolled.federation, "folder": str(self.folder / "runs"),
+                "enrolled": str(self.enrolled.fleet.folder_of(COORDINATOR)),
+                "devices": str(self.enrolled.fleet.root / "records"),
+                "broker": encode(self.enrolled.address(COORDINATOR)),
+                "policy": {"quorum": 1, "settle_seconds": 0.2, "straggler_factor": 0.0, "patience_seconds": 60.0},
+            }  # fmt: skip
+        path = self.folder / f"{what}.toml"
+        path.write_text(write_toml(table))
+        log = (self.folder / f"{what}.log").open("a")
+        command = [sys.executable, "-P", "-m", "protofleet", what, str(path)]
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
+        self.processes.append(process)
+        return process
+
+    def log(self, what: str = "device") -> str:
+        return (self.folder / f"{what}.log").read_text()
+
+    def saved(self):
+        try:
+            return read_state_file((self.state / "device.json").read_bytes())
+        except (FileNotFoundError, DamagedError):
+            return None
+
+    def until(self, true, what: str):
+        deadline = time.monotonic() + SECONDS
+        while not (found := true()):
+            assert time.monotonic() < deadline, (
+                f"{what}\n{self.log()[-3000:]}\n{self.log('coordinator')[-2000:]}"
+            )
+            time.sleep(0.02)
+        return found
+
+    def rounds(self) -> list[dict]:
+        found = list((self.folder / "runs").rglob("rounds.jsonl"))
+        return [json.loads(line) for line in found[0].read_text().splitlines()] if found else []
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self.enrolled.broker.stop()
+
+
+def answer_of_round(story: Story, number: int):
+    saved = story.saved()
+    return next((a for a in saved.answers if a.round == number), None) if saved else None
+
+
+@pytest.fixture(scope="module", params=["inside", "child"])
+def story(request, tmp_path_factory):
+    """Filled while round 2 is trained; killed in a later round; filled, and robbed of a file, before it is back."""
+    try:
+        made = Story(tmp_path_factory.mktemp("story"), request.param)
+    except BrokerError as error:
+        missing(error)
+    try:
+        made.start("coordinator")
+        device = made.start("device")
+        made.until(lambda: (s := made.saved()) and s.inputs_round >= 2, "no second round has begun")
+        made.later = made.fill(6, first=8)
+        (made.inbox / "c").mkdir()
+        (made.inbox / "a" / "broken.npy").write_bytes(b"nothing")
+        made.until(lambda: "from the next round on" in made.log(), "it has not found what came")
+        seen = made.saved().inputs_round
+
+        def in_a_later_round():
+            saved = made.saved()
+            return (
+                saved
+                and saved.inputs_round > seen
+                and not any(a.round == saved.inputs_round for a in saved.answers)
+            )
+
+        made.until(in_a_later_round, "no round has begun after it")
+        device.send_signal(signal.SIGKILL)
+        device.wait()
+        made.killed = made.saved()
+        made.copy = made.folder / "copy"
+        shutil.copytree(made.state, made.copy)
+        made.later[0].unlink()
+        made.fill(5, first=14)
+        made.start("device")
+        number = made.killed.inputs_round
+        made.answer = made.until(lambda: answer_of_round(made, number), "the round was not answered again")
+        made.until(lambda: made.processes[0].poll() is not None, "the run has not ended")
+        yield made
+    finally:
+        made.close()
+
+
+def test_it_was_killed_in_a_round_that_it_had_fixed_and_not_answered(story):
+    assert story.killed.inputs and story.killed.inputs_round > 1
+    assert story.killed.inputs_round not in {answer.round for answer in story.killed.answers}
+
+
+def test_a_killed_device_gives_the_bits_that_the_list_of_its_round_demands(story):
+    """Computed beside it, from a copy of its folder: with other files in the inbox than the round had."""
+    settings = story.settings()
+    settings = decode(DeviceSettings, {**encode(settings), "folder": str(story.copy), "trainer": "inside"})
+    state = DeviceState(story.copy, durable=False)
+    trainer = LocalTrainer(settings)
+    growing = growing_data(trainer, settings.data, state)
+    table = read_toml(story.folder / "coordinator.toml")
+    hyper = {key: value for key, value in HYPER.items() if key != "name"}
+    plan = Plan("fedavg", 2, ROUNDS, network=decode_network(table), hyper=hyper, shape=(WIDTH,))
+    assert plan.digest.hex() == state.saved.plan
+    job = growing.start(plan)
+    if (half := state.half()) is not None:
+        job.restore(half)
+    answer = story.answer
+    received = state.store.load(bytes.fromhex(answer.base))
+    payload, _ = job.run(answer.phase, answer.round, received)
+    assert state.store.put(payload).object.hex() == answer.object
+    assert answer.examples == len(growing.train.y)
+    grown = growing.with_labels(growing.announced)
+    assert len(grown.train.y) != answer.examples, "the inbox has others now, and the round had none of them"
+
+
+def decode_network(table):
+    return decode(Network, table["network"])
+
+
+def test_what_came_counts_from_a_later_round_on_and_was_told_between_rounds(story):
+    text = story.log()
+    assert "inbox: a +3, b +3 from the next round on; 14 samples in all" in text
+    members = [
+        line for line in story.log("coordinator").splitlines() if "examples, its device has stated" in line
+    ]
+    assert members == [], "no answer stood on more than its hello had said"
+    rounds = story.rounds()
+    assert [record["round"] for record in rounds][:ROUNDS] == list(range(1, ROUNDS + 1))
+
+
+def test_what_could_not_be_used_was_told_once_a_process_and_the_device_went_on(story):
+    text = story.log()
+    assert text.count("a/broken.npy is skipped: it is no NumPy array") == 2, "of two processes, once each"
+    assert text.count("c is no class of this run (a, b); skipped") == 2
+    assert "Traceback" not in text and "Traceback" not in story.log("coordinator")
+
+
+def test_samples_that_no_list_names_any_more_are_removed(story):
+    assert len(list((story.state / "inbox").iterdir())) <= 8 + 6 + 5
