@@ -16,7 +16,8 @@ DOCS: Final = Path(__file__).parent.parent / "docs"
 LIMIT: Final = 35_800
 OTHERS: Final = {
     "README.md", "adding-a-method.md", "architecture.md", "bounds.md", "day-0.md", "day-2.md", "energy.md",
-    "fine-tuning.md", "glossary.md", "hostile.md", "methods.md", "scale.md", "sweeps.md", "write-a-client.md",
+    "fine-tuning.md", "glossary.md", "hostile.md", "installing.md", "methods.md", "rounds.md", "scale.md",
+    "sweeps.md", "trackers.md", "write-a-client.md",
 }  # fmt: skip
 GENERATED: Final = re.compile(
     r"^<!-- generated.*?^<!-- end of generated -->$|^```hex\n.*?^```$", re.MULTILINE | re.DOTALL

@@ -11,6 +11,7 @@ from protofleet.deploy.cli.deploy import add_deploy, add_doctor
 from protofleet.deploy.cli.enrol import add_enrol, add_keys
 from protofleet.deploy.cli.init import add_init
 from protofleet.deploy.cli.lists import add_lists
+from protofleet.deploy.cli.own.track import add_track
 from protofleet.deploy.cli.runs import add_centralised, add_compare, add_report, add_run
 from protofleet.deploy.cli.services import (
     add_coordinator,
@@ -77,4 +78,5 @@ def parser() -> Parser:
     add_report(commands)
     add_compare(commands)
     add_lists(commands)
+    add_track(commands)
     return top

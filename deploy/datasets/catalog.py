@@ -12,6 +12,7 @@ from protofleet.edge_client.data.catalog import SOURCES
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.suggest import there_are
 
+DIGITS: Final = "digits"  # out of packages, see digits_packages.py
 BY_HAND: Final = "docs/data.md says where its data come from and where they go"
 
 
@@ -52,11 +53,11 @@ SETS: Final[Mapping[str, DataSet]] = {
 def named(text: str) -> str:
     """The source that is meant: CIFAR-10 is cifar10."""
     name = text.strip().lower().replace("-", "").replace(" ", "")
-    if name in SETS:
+    if name in SETS or name == DIGITS:
         return name
     if name in SOURCES:
         raise SettingsError(
             f"--fetch is {text!r}, which nobody publishes with a checksum; {BY_HAND}. Can be fetched: "
-            + ", ".join(SETS)
+            + ", ".join((DIGITS, *SETS))
         )
-    raise SettingsError(f"--fetch is {text[:99]!r}; {there_are(name, SETS)}")
+    raise SettingsError(f"--fetch is {text[:99]!r}; {there_are(name, (DIGITS, *SETS))}")

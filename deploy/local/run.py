@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import selectors
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
@@ -25,6 +25,8 @@ from protofleet.deploy.local.display.progress import Progress
 from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.deploy.local.processes import EXIT_SECONDS, IMPORTED, Processes, uses_cuda
 from protofleet.deploy.report.run_page import final_table, write_report
+from protofleet.deploy.trackers.destinations import Destination
+from protofleet.deploy.trackers.following import tracking
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, read_toml, write_toml
 from protofleet.protocol.storage.disk import Disk
@@ -40,10 +42,12 @@ MOST_BROKER_RESTARTS: Final = 3
 NO_FORK: Final = "CUDA survives no fork" if CAN_FORK else "only Linux has a safe fork"
 
 
-def run_experiment(experiment: Experiment, runs: Path, launcher: Launcher | None = None) -> Path:
+def run_experiment(
+    experiment: Experiment, runs: Path, launcher: Launcher | None = None, track: Sequence[Destination] = ()
+) -> Path:
     """Run it until it is finished, and return the report. RunError where it fails or is stopped."""
     try:
-        with starter_of(experiment, launcher) as starter:
+        with starter_of(experiment, launcher) as starter, tracking(track, runs / experiment.name):
             return run_processes(experiment, runs, starter)
     except LauncherError as error:
         raise RunError(f"{error}; or fork none: --set devices.start=spawn") from error
