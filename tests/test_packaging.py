@@ -11,9 +11,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from protofleet.deploy.checkout import PACKAGES
 from protofleet.deploy.fleet.software import build_wheel
+from protofleet.deploy.images.build import packages_without_torch
 from protofleet.protocol.settings.reader import read_toml
 from protofleet.runtime.children import START, command
 from tests.deploy.local.test_run import furnished
@@ -24,6 +26,7 @@ FOLDERS = tuple(PROJECT["package-dir"].values())
 # Our own processes are started by `command`; these start other programs, or another interpreter than this one.
 OTHERS = {
     "runtime/children.py": 3,
+    "deploy/datasets/digits_packages.py": 1,  # tells uv for which interpreter to fetch
     "deploy/fleet/commands.py": 1,  # tells a shell script which interpreter has our program
     "deploy/images/install_on_vendor_torch.py": 3,  # stands alone in an image that is being built
 }
@@ -182,6 +185,88 @@ def test_an_installed_wheel_runs_an_experiment_beside_whatever_files_the_user_ha
         "--set",
         f"devices.start='{start}'",
     )
+
+
+REBUILDS = """
+import sys; sys.path[:] = [p for p in sys.path if p]
+from pathlib import Path
+from protofleet.deploy.errors import RunError
+from protofleet.deploy.fleet.settings import Software
+from protofleet.deploy.fleet.software import make_release
+from protofleet.deploy.images.build import build_context, packages_without_torch
+release = make_release(Software(), Path("release"))
+print(release.name, *sorted(path.name for path in release.folder.iterdir()))
+with build_context() as context:
+    print(*sorted(path.name for path in (context / "source").iterdir()))
+    print((context / "locks" / "requirements.txt").read_text() == "\\n".join(packages_without_torch()) + "\\n")
+print(*packages_without_torch(), sep="|")
+for damage in (lambda path: path.write_text("# changed"), lambda path: path.unlink()):
+    damage(Path(sys.argv[1]))
+    try:
+        make_release(Software(), Path("release"))
+    except RunError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_an_installed_protofleet_makes_its_wheel_again_for_devices_and_for_images(wheel, installed, tmp_path):
+    (method,) = installed.parent.glob("lib/python3*/site-packages/protofleet/methods/fedprox.py")
+    before = method.read_bytes()
+    words = [str(installed / "python"), "-c", REBUILDS, str(method)]
+    try:
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=own_environment())
+    finally:
+        method.write_bytes(before)
+    assert done.returncode == 0, done.stderr
+    release, source, same, needed, changed, missing = done.stdout.splitlines()
+    assert set(release.split()[1:]) >= {wheel.name, "torch.txt", "device.txt"} and source == wheel.name
+    assert content_of(tmp_path / "release" / wheel.name) == content_of(wheel)
+    assert same == "True"
+    assert {Requirement(one) for one in needed.split("|")} == {
+        Requirement(one) for one in packages_without_torch()
+    }
+    way_out = "pip install --force-reinstall --no-deps protofleet puts it right"
+    assert changed == f"{method} is not as it was installed (its hash is not that of RECORD); {way_out}"
+    assert missing == f"{method} of the installed protofleet: No such file or directory; {way_out}"
+
+
+def content_of(wheel):
+    """But for the order of the list of its files."""
+    with zipfile.ZipFile(wheel) as opened:
+        found = {name: opened.read(name) for name in opened.namelist()}
+    (record,) = [name for name in found if name.endswith("/RECORD")]
+    return found | {record: set(found[record].split())}
+
+
+def readme_commands():
+    """Those of `Your own run`, each with the words that make it short."""
+    section = (ROOT / "README.md").read_text().split("## Your own run")[1].split("\n## ")[0]
+    toml, lines = re.search(r"```toml experiment\n(.*?)```", section, re.DOTALL)[1], []
+    for block in re.findall(r"```sh[^\n]*\n(.*?)```", section, re.DOTALL):
+        lines += [
+            line.partition("#")[0].split() for line in block.splitlines() if line.startswith("protofleet")
+        ]
+    return toml, [line[1:] for line in lines]
+
+
+@pytest.mark.slow
+def test_what_the_readme_shows_works_from_the_wheel_alone(installed, tmp_path):
+    hostile(tmp_path)
+    toml, commands = readme_commands()
+    (tmp_path / "mine.toml").write_text(toml)
+    assert [words[0] for words in commands] >= ["methods", "networks", "run", "run", "compare"]
+    short = ["--set", "rounds=1", "--set", "data.samples=30"]
+    for words in commands:
+        if words[0] == "run":
+            words = [word for word in words if word not in "23"] + short
+        folders = [sorted((tmp_path).glob(word)) if "*" in word else [word] for word in words]
+        line = [str(installed / "protofleet"), *(str(one) for found in folders for one in found)]
+        done = subprocess.run(
+            line, cwd=tmp_path, capture_output=True, text=True, env=own_environment(), timeout=240
+        )
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+    assert "fedsa-digits" in done.stdout and "digits-fedproto" in done.stdout, "the last one compares"
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, get_args
 
 from protofleet.protocol.settings.bounds import (
@@ -19,6 +21,7 @@ from protofleet.protocol.settings.bounds import (
 
 Subparsers = Any  # argparse keeps the type of its sub-parsers private
 
+EXPERIMENTS: Final = "experiments"
 MAX_DAYS: Final = 36_500.0  # a certificate's dates end with the year 9999
 
 
@@ -61,6 +64,18 @@ PUBLIC_SAMPLES: Final = as_in_settings(PublicSamples)
 PUBLIC_BATCH: Final = as_in_settings(PublicBatch)
 PORT: Final = as_in_settings(Port)
 OPTIONAL_PORT: Final = as_in_settings(OptionalPort)
+
+
+def experiment_file(text: str) -> Path:
+    """`experiments/demo.toml` is ours, wherever the command is given and the user has no such file."""
+    path = Path(text)
+    ours = Path(*path.parts[1:])
+    if path.parts[:1] == (EXPERIMENTS,) and not path.exists():
+        spec = importlib.util.find_spec(f"protofleet.{EXPERIMENTS}")
+        for folder in (spec and spec.submodule_search_locations) or ():
+            if (found := Path(folder) / ours).is_file():
+                return found
+    return path
 
 
 def broker_changes(text: str) -> tuple[str, ...]:

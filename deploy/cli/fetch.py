@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from protofleet.deploy.datasets.catalog import SETS, named
-from protofleet.deploy.datasets.download import Downloader
+from protofleet.deploy.datasets.catalog import DIGITS, SETS, named
+from protofleet.deploy.datasets.digits_packages import LICENCES, fetch_packages
+from protofleet.deploy.datasets.download import Downloader, Say
 from protofleet.deploy.datasets.fetch import fetch
 from protofleet.deploy.listing import Listing
 from protofleet.edge_client.data.cache import default_folder
@@ -23,6 +24,10 @@ def fetch_all(options: argparse.Namespace) -> None:
     if options.settings or options.picture is not None or options.set:
         raise SettingsError("--fetch stands alone; look at the data with a command of its own afterwards")
     names = list(dict.fromkeys(map(named, options.fetch)))
+    if options.root and DIGITS in names:
+        raise SettingsError(
+            "digits go into the cache, which the variable PROTOFLEET_DATA names, and not into --root"
+        )
     if options.root and len(names) > 1:
         raise SettingsError(
             f"--root is one folder, and --fetch names {len(names)} data sets; fetch each alone"
@@ -31,6 +36,9 @@ def fetch_all(options: argparse.Namespace) -> None:
     say = Downloader(listing.line)
     fetched = []
     for name in names:
+        if name == DIGITS:
+            fetched.append(fetch_digits(say.say))
+            continue
         folder = Path(options.root).expanduser() if options.root else default_folder() / name
         say.say(f"{name}: {SETS[name].licence}")
         chosen = SETS[name]
@@ -42,3 +50,10 @@ def fetch_all(options: argparse.Namespace) -> None:
         say.say(f'{name} is in {folder}; in an experiment: data = {{ source = "{name}"{root} }}')
         fetched.append({"name": name, "licence": SETS[name].licence, "folder": str(folder.absolute())})
     listing.end({"fetched": fetched})
+
+
+def fetch_digits(say: Say) -> dict[str, str]:
+    say(f"{DIGITS}: {LICENCES}")
+    folder = fetch_packages(say)
+    say(f'{DIGITS} can be read; in an experiment: data = {{ source = "{DIGITS}" }}')
+    return {"name": DIGITS, "licence": LICENCES, "folder": str(folder.absolute())}

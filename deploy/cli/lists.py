@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protofleet.deploy.cli.arguments import PUBLIC_BATCH, PUBLIC_SAMPLES, SEED, Subparsers
+from protofleet.deploy.cli.arguments import PUBLIC_BATCH, PUBLIC_SAMPLES, SEED, Subparsers, experiment_file
 from protofleet.deploy.errors import FAILED
 from protofleet.deploy.listing import Listing, add_listing_options
 from protofleet.protocol.link.meter import human_bytes
@@ -35,7 +35,7 @@ def add_lists(commands: Subparsers) -> None:
         "data", help="build or check data, print what it holds, and whether all have the same classes"
     )
     command.add_argument(
-        "settings", type=Path, nargs="*",
+        "settings", type=experiment_file, nargs="*",
         help="TOML files of devices, a coordinator, a fleet or an experiment",
     )  # fmt: skip
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
@@ -45,8 +45,7 @@ def add_lists(commands: Subparsers) -> None:
     )  # fmt: skip
     command.add_argument(
         "--fetch", action="append", default=[], metavar="NAME",
-        help="fetch a public data set: mnist, fashion, usps, svhn, cifar10, cifar100 or basic-motions; goes on "
-        "where it was cut off",
+        help="fetch digits, mnist, fashion, usps, svhn, cifar10, cifar100 or basic-motions; goes on where it was cut off",
     )  # fmt: skip
     command.add_argument(
         "--root", default="", metavar="DIR", help="where --fetch puts it (default: <cache>/NAME)"

@@ -15,6 +15,7 @@ from protofleet.deploy.cli.own.check import add_check
 from protofleet.deploy.cli.own.export import add_export
 from protofleet.deploy.cli.own.model import add_model
 from protofleet.deploy.cli.own.predict import add_predict
+from protofleet.deploy.cli.own.track import add_track
 from protofleet.deploy.cli.runs import add_centralised, add_compare, add_report, add_run
 from protofleet.deploy.cli.services import (
     add_coordinator,
@@ -85,4 +86,5 @@ def parser() -> Parser:
     add_model(commands)
     add_predict(commands)
     add_check(commands)
+    add_track(commands)
     return top

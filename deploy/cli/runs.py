@@ -6,7 +6,8 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from protofleet.deploy.cli.arguments import SEEDS, SHARE, Subparsers
+from protofleet.deploy.cli.arguments import SEEDS, SHARE, Subparsers, experiment_file
+from protofleet.deploy.cli.own.track import TO
 from protofleet.deploy.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts
 from protofleet.runtime.launcher import Launcher
@@ -16,7 +17,9 @@ def add_run(commands: Subparsers) -> None:
     command = commands.add_parser(
         "run", help="a whole federation on this machine, from one TOML file; or many, in turn"
     )
-    command.add_argument("experiments", type=Path, nargs="+", help="for example experiments/demo.toml")
+    command.add_argument(
+        "experiments", type=experiment_file, nargs="+", help="for example experiments/demo.toml"
+    )
     command.add_argument(
         "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting"
     )
@@ -35,12 +38,18 @@ def add_run(commands: Subparsers) -> None:
         default=[],
         help="run each file once for each seed, as <name>-s<seed>",
     )
+    command.add_argument(
+        "--track", action="append", default=[], metavar="TRACKER",
+        help=f"each round goes to {TO} as it ends; may be said more than once",
+    )  # fmt: skip
     command.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
     from protofleet.deploy.local.processes import start_launcher
+    from protofleet.deploy.trackers.destinations import destination
 
+    options.track = list(dict.fromkeys(map(destination, options.track)))
     # Before anything that takes long to import, and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher:
         return run_with(launcher, options)
@@ -62,14 +71,14 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     if options.seeds or len(options.experiments) > 1:
         if options.resume:
             raise SettingsError("--resume continues one run; several are continued without it")
-        batch = Batch(options.runs, options.fresh, launcher)
+        batch = Batch(options.runs, options.fresh, launcher, options.track)
         return batch.run(options.experiments, options.seeds, options.set)
     experiment = read_experiment(options.experiments[0], options.set)
     agreed_names(experiment)  # before the folder of an earlier run is renamed
     require_data([experiment])
     require_public_images(experiment)
     prepare_folder(experiment, options.runs, options.fresh, options.resume)
-    print(f"report: {run_experiment(experiment, options.runs, launcher)}")
+    print(f"report: {run_experiment(experiment, options.runs, launcher, options.track)}")
     return 0
 
 
@@ -78,7 +87,9 @@ def add_centralised(commands: Subparsers) -> None:
         "centralised",
         help="not federated: all devices' data in one process, as the upper bound of an experiment",
     )
-    command.add_argument("experiment", type=Path, help="for example experiments/digits/fedavg.toml")
+    command.add_argument(
+        "experiment", type=experiment_file, help="for example experiments/digits/fedavg.toml"
+    )
     command.add_argument(
         "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting"
     )
@@ -138,12 +149,15 @@ def add_compare(commands: Subparsers) -> None:
     )
     command.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for GitHub")
     command.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and curves")
+    command.add_argument("--latex", type=Path, metavar="FILE", help="write the tables for a paper")
+    command.add_argument("--csv", type=Path, metavar="FILE", help="write a line a run, for spreadsheets")
     add_listing_options(command)
     command.set_defaults(command=compare)
 
 
 def compare(options: argparse.Namespace) -> int:
     from protofleet.deploy.report.comparison import accuracy_target, read_groups, write
+    from protofleet.deploy.report.comparison_files import as_csv, as_latex
     from protofleet.deploy.report.comparison_page import comparison_page
     from protofleet.deploy.report.comparison_tables import as_object, tables
     from protofleet.deploy.report.energy.compared import energy_tables
@@ -158,4 +172,8 @@ def compare(options: argparse.Namespace) -> int:
         write(options.markdown, "\n".join(table.markdown() for table in shown))
     if options.html:
         write(options.html, comparison_page(groups, shown))
+    if options.latex:
+        write(options.latex, as_latex(shown))
+    if options.csv:
+        write(options.csv, as_csv(groups, target))
     return 0

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from protofleet.deploy.cli.arguments import SEEDS, Subparsers
+from protofleet.deploy.cli.arguments import SEEDS, Subparsers, experiment_file
 from protofleet.runtime.interrupts import held_interrupts
 from protofleet.runtime.launcher import Launcher
 
@@ -16,7 +16,7 @@ def add_sweep(commands: Subparsers) -> None:
         "sweep", help="one experiment over a grid of settings, with several seeds; validation chooses"
     )
     command.add_argument(
-        "file", type=Path,
+        "file", type=experiment_file,
         help="an experiment, for example experiments/digits/fedavg.toml, or a file that has a [grid] of one",
     )  # fmt: skip
     command.add_argument(

@@ -16,6 +16,7 @@ from protofleet.edge_client.data.catalog import SOURCES
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.suggest import there_are
 
+DIGITS: Final = "digits"  # out of packages, see digits_packages.py
 BY_HAND: Final = "docs/data.md says where its data come from and where they go"
 
 
@@ -62,11 +63,11 @@ def named(text: str) -> str:
     plain = text.strip().lower()
     name = plain.replace("-", "").replace(" ", "")
     for found in (plain.replace("-", "_").replace(" ", "_"), name):
-        if found in SETS:
+        if found in SETS or found == DIGITS:
             return found
     if name in SOURCES:
         raise SettingsError(
             f"--fetch is {text!r}, which nobody publishes with a checksum; {BY_HAND}. Can be fetched: "
-            + ", ".join(SETS)
+            + ", ".join((DIGITS, *SETS))
         )
-    raise SettingsError(f"--fetch is {text[:99]!r}; {there_are(name, SETS)}")
+    raise SettingsError(f"--fetch is {text[:99]!r}; {there_are(name, (DIGITS, *SETS))}")

@@ -12,7 +12,7 @@ from typing import Any, Final
 from protofleet.edge_client.data.errors import DataError
 
 PACKAGE: Final = "torchvision"
-WAY_OUT: Final = "install the release that deploy/constraints.txt names, or put the files there by hand"
+WAY_OUT: Final = "install its newest release, or put the files there by hand"
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from protofleet.deploy.fleet.device.facts import Facts
+from protofleet.deploy.fleet.device.facts import Facts, Probe
 from protofleet.deploy.fleet.device.roles import BROKER
 from protofleet.protocol.security.records import day
 
 Verdict: TypeAlias = Literal["PASS", "WARN", "FAIL"]
 
 GB: Final = 1e9
+MB: Final = 1e6
 ARCHITECTURES: Final = ("x86_64", "aarch64")
 OLDEST_PYTHON: Final = (3, 10)
 NEWEST_PYTHON: Final = (3, 13)
@@ -216,6 +217,15 @@ def _sensors(f: Facts) -> Iterator[Check]:
         )  # fmt: skip
 
 
+def torch_words(probe: Probe) -> str:
+    """Its version, what it was built for, what it weighs, and whether a GPU is seen here."""
+    build = f"built for {'the CPU alone' if probe.torch_build == 'cpu' else probe.torch_build}"
+    size = f"{probe.torch_bytes / MB:,.0f} MB on disk"
+    seen = f"{'with' if probe.cuda else 'without'} CUDA{' here' if probe.torch_build else ''}"
+    known = [build, size] if probe.torch_build else []
+    return ", ".join([f"torch {probe.torch or 'is missing'}", *known, seen])
+
+
 def _probe_results(f: Facts, use: Workload, now: float) -> Iterator[Check]:
     probe = f.probe
     if probe is None:
@@ -224,7 +234,7 @@ def _probe_results(f: Facts, use: Workload, now: float) -> Iterator[Check]:
         return
     if probe.torch or (use.kind == "venv" and not use.fetches_torch):
         lacking = use.needs_gpu and not probe.cuda
-        words = f"torch {probe.torch or 'is missing'}, {'with' if probe.cuda else 'without'} CUDA"
+        words = torch_words(probe)
         idle_gpu = bool(f.l4t) and not probe.cuda and not lacking
         yield Check(
             "torch", "FAIL" if lacking or not probe.torch else "WARN" if idle_gpu else "PASS", words,

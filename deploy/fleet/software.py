@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.checkout import ROOT, copy_sources, is_checkout, source_files
+from protofleet.deploy.checkout import ROOT, build_folder, copy_sources, is_checkout, source_files
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.roles import HOST_PACKAGES, ROLES
 from protofleet.deploy.fleet.device.shipped_plugins import put_beside_wheels
 from protofleet.deploy.fleet.settings import Fleet, Software, plugin_files
+from protofleet.deploy.installed import installed_wheel
 from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, read_lock, read_wheel, with_wheels, write_lock
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
@@ -135,13 +136,12 @@ def write_locks(given: list[Path], folder: Path, locks: Sequence[str]) -> None:
 
 
 def build_wheel(folder: Path) -> None:
-    """Our wheel, built once for each state of the source."""
+    """Our wheel, built once for each state of the source; without a source, that of what is installed."""
     if not is_checkout():
-        raise SettingsError(
-            "this protofleet is installed without its source; put its wheel into software.wheels"
-        )
+        installed_wheel(folder)
+        return
     digest = hashlib.sha256(b"".join(map(_digest_line, source_files()))).hexdigest()
-    cache = ROOT / "build" / "wheels" / digest[:NAME_DIGITS]
+    cache = build_folder() / "wheels" / digest[:NAME_DIGITS]
     if not cache.exists():
         _build_into(cache)
     for wheel in cache.glob("*.whl"):

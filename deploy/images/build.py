@@ -17,6 +17,7 @@ from protofleet.deploy.checkout import ROOT, copy_sources, is_checkout
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.docker_engine import UNFETCHED
 from protofleet.deploy.images.image_ids import FIXED_NAME, IDS_FILE, save_id
+from protofleet.deploy.installed import installed_wheel, requirements
 from protofleet.deploy.locks.lockfile import (
     LOCKS_FOLDER,
     normalized_name,
@@ -75,11 +76,9 @@ def build(wanted: Build, environment: Mapping[str, str] | None = None, built: Pa
 @contextmanager
 def build_context(wheels: Sequence[Path] = (), pins: Sequence[tuple[str, str]] = ()) -> Iterator[Path]:
     """A folder with our sources, the locks and the Dockerfiles: no key, run or cache gets into an image."""
-    if not is_checkout():
-        raise RunError("images are built from a checkout of protofleet; this is an installed package")
     with tempfile.TemporaryDirectory(prefix="protofleet-images-") as name:
         context = Path(name)
-        copy_sources(context / "source")
+        _write_ours(context / "source")
         _write_requirements(context / "locks", pins)
         _write_locks(context / "locks", wheels, pins)
         (context / "wheels").mkdir()
@@ -88,6 +87,15 @@ def build_context(wheels: Sequence[Path] = (), pins: Sequence[tuple[str, str]] =
         for path in IMAGES_FOLDER.glob("*Dockerfile"):
             shutil.copy(path, context)
         yield context
+
+
+def _write_ours(folder: Path) -> None:
+    """The sources, of which the image's first stage builds the wheel; or that, where only it was installed."""
+    if is_checkout():
+        copy_sources(folder)
+    else:
+        folder.mkdir()
+        installed_wheel(folder)
 
 
 def _write_requirements(folder: Path, pins: Sequence[tuple[str, str]]) -> None:
@@ -148,8 +156,14 @@ def with_pins(text: str, pins: Sequence[tuple[str, str]]) -> str:
 
 def packages_without_torch() -> list[str]:
     """What we need besides torch, which an image has in a layer of its own, or from its vendor."""
-    project = read_toml(ROOT / "pyproject.toml")["project"]
-    return [line for line in project["dependencies"] if not re.match(r"torch(vision)?\b", line)]
+    return [line for line in _requirements() if not re.match(r"torch(vision)?\b", line)]
+
+
+def _requirements() -> list[str]:
+    """Without extras."""
+    if is_checkout():
+        return list(read_toml(ROOT / "pyproject.toml")["project"]["dependencies"])
+    return requirements()
 
 
 def layer_sizes(image: str) -> dict[str, int]:

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.checkout import ROOT
+from protofleet.deploy.checkout import build_folder
 from protofleet.deploy.errors import RunError
 from protofleet.protocol.security.keyfiles import write_file
 
-IDS_FILE: Final = ROOT / "build" / "images.json"
+IDS_FILE: Final = build_folder() / "images.json"
 ID: Final = re.compile(r"sha256:[0-9a-f]{64}")
 FIXED_NAME: Final = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")  # always the same image
 

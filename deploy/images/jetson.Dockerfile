@@ -8,9 +8,10 @@ FROM ${BASE} AS wheel
 COPY source /source
 RUN --mount=type=bind,source=locks/build.txt,target=/locks/build.txt --mount=type=bind,source=wheels,target=/wheels \
     --mount=type=cache,target=/root/.cache/pip \
+    if [ ! -f /source/pyproject.toml ]; then mkdir /wheel && cp /source/*.whl /wheel; else \
     python3 -m pip install -q --require-hashes --only-binary=:all: --no-deps --find-links /wheels --target /tools \
        -r /locks/build.txt \
-    && PYTHONPATH=/tools python3 -m pip wheel -q --no-deps --no-build-isolation --no-index -w /wheel /source
+    && PYTHONPATH=/tools python3 -m pip wheel -q --no-deps --no-build-isolation --no-index -w /wheel /source; fi
 
 FROM ${BASE} AS edge-jetson
 RUN --mount=type=bind,source=wheels,target=/wheels --mount=type=bind,source=locks,target=/locks \

@@ -15,6 +15,7 @@ from protofleet.deploy.local.data_check import require_data
 from protofleet.deploy.local.experiment import Experiment, read_experiment
 from protofleet.deploy.local.run import prepare_folder, run_experiment, same_settings
 from protofleet.deploy.local.start.sole_use import InUseError, require_free, require_writable
+from protofleet.deploy.trackers.destinations import Destination
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.runtime.launcher import Launcher
@@ -25,6 +26,7 @@ class Batch:
     runs: Path
     fresh: bool = False
     launcher: Launcher | None = None
+    track: Sequence[Destination] = ()
     failed: dict[str, str] = field(default_factory=dict)  # run -> reason
 
     def run(self, files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> int:
@@ -70,7 +72,7 @@ class Batch:
             return
         try:
             prepare_folder(experiment, self.runs, self.fresh)
-            run_experiment(experiment, self.runs, self.launcher)
+            run_experiment(experiment, self.runs, self.launcher, self.track)
         except (StoppedError, InUseError):  # another command is at these runs: it will do the others too
             raise
         except (RunError, SettingsError, DivergedError) as error:

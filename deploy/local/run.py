@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import selectors
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
@@ -33,6 +33,8 @@ from protofleet.deploy.local.experiment import (
 from protofleet.deploy.local.processes import EXIT_SECONDS, IMPORTED, Processes, uses_cuda
 from protofleet.deploy.local.start.sole_use import alone, cannot_be_made
 from protofleet.deploy.report.run_page import final_table, write_report
+from protofleet.deploy.trackers.destinations import Destination
+from protofleet.deploy.trackers.following import tracking
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, write_toml
 from protofleet.protocol.storage.disk import Disk
@@ -49,10 +51,12 @@ NO_FORK: Final = "CUDA survives no fork" if CAN_FORK else "only Linux has a safe
 
 
 @alone
-def run_experiment(experiment: Experiment, runs: Path, launcher: Launcher | None = None) -> Path:
+def run_experiment(
+    experiment: Experiment, runs: Path, launcher: Launcher | None = None, track: Sequence[Destination] = ()
+) -> Path:
     """Run it until it is finished, and return the report. RunError where it fails or is stopped."""
     try:
-        with starter_of(experiment, launcher) as starter:
+        with starter_of(experiment, launcher) as starter, tracking(track, runs / experiment.name):
             return run_processes(experiment, runs, starter)
     except LauncherError as error:
         raise RunError(f"{error}; or fork none: --set devices.start=spawn") from error

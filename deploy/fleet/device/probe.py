@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -107,6 +108,16 @@ def print_torch() -> None:
         print(f"cuda=no\ntorch_problem={type(error).__name__}: {error}")
         return
     print(f"torch={torch.__version__}\ncuda={'yes' if torch.cuda.is_available() else 'no'}")
+    version = torch.version
+    build = f"cuda {version.cuda}" if version.cuda else f"rocm {version.hip}" if version.hip else "cpu"
+    print(f"torch_build={build}\ntorch_bytes={torch_bytes(Path(torch.__file__).parent)}")
+
+
+def torch_bytes(folder: Path) -> int:
+    """With the packages that its build for a GPU loads, which lie beside it."""
+    parts = [folder, *(folder.parent / name for name in ("nvidia", "triton"))]
+    files = (Path(where) / name for part in parts for where, _, names in os.walk(part) for name in names)
+    return sum(path.lstat().st_size for path in files)
 
 
 def print_enrolment(connected: bool, keys: Path, broker_of: Callable[[], BrokerAddress | None]) -> None:

