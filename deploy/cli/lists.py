@@ -45,7 +45,7 @@ def add_lists(commands: Subparsers) -> None:
     )  # fmt: skip
     command.add_argument(
         "--fetch", action="append", default=[], metavar="NAME",
-        help="fetch digits, mnist, fashion, usps, svhn, cifar10, cifar100 or basic-motions; goes on where it was cut off",
+        help="fetch digits, mnist, fashion, usps, svhn, cifar10, cifar100 or basic-motions; goes on where cut off",
     )  # fmt: skip
     command.add_argument(
         "--root", default="", metavar="DIR", help="where --fetch puts it (default: <cache>/NAME)"

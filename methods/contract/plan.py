@@ -92,7 +92,11 @@ class Plan:
             raise ValueError(f"classes is {self.classes}, it must be at least 2")
         shape = shape_of(self.shape, self.size, self.channels)
         for key, network in (("network", self.network), ("mutual", self.mutual)):
-            if network and not network.plugin and (problem := nets.misfit(network.name, shape, f"{key}.name")):
+            if (
+                network
+                and not network.plugin
+                and (problem := nets.misfit(network.name, shape, f"{key}.name"))
+            ):
                 raise ValueError(problem)
         try:
             decode(self.load().Hyper, self.hyper, "method")

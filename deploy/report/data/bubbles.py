@@ -83,7 +83,9 @@ def bubbles(fleet: FleetCounts, style: str = "") -> str:
         y += ROW
     elements.append(text(0, y + 18, f"the largest bubble: {largest:,} training samples"))
     number = len(fleet.devices)
-    label = f"training samples of {fleet.classes} classes on {number} {'device' if number == 1 else 'devices'}"
+    label = (
+        f"training samples of {fleet.classes} classes on {number} {'device' if number == 1 else 'devices'}"
+    )
     label += f"; skew {fleet.skew:.2f}" if number > 1 else ""
     return (
         f'<svg viewBox="0 0 {WIDTH:.0f} {y + BASE:.0f}" role="img" aria-label="{escape(label)}" '
