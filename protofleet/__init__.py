@@ -1,1 +1,82 @@
-"""Federated learning for fleets of edge devices over MQTT. Its parts are imported by name: protofleet.methods."""
+"""Federated learning for fleets of edge devices over MQTT, with every byte counted.
+
+Public is what `__all__` names and what docs/python.md lists beside it; everything else may change without a word.
+The names are found when they are first used: `protofleet --help` waits for no torch. Their types stand in
+`__init__.pyi`, since an import here would be a circle: every module of ours begins with importing this one.
+"""
+
+from importlib import import_module as _import_module
+
+_PLACES = {
+    "Ask": "methods.contract.base:Ask",
+    "ClientHalf": "methods.contract.base:ClientHalf",
+    "Comparison": "deploy.api.comparison:Comparison",
+    "Data": "edge_client.data.own:Data",
+    "DataRequest": "edge_client.data.own:DataRequest",
+    "DivergedError": "coordinator.server.diverged:DivergedError",
+    "LocalHyper": "methods.parts.local:LocalHyper",
+    "Member": "methods.contract.base:Member",
+    "Method": "methods.contract.base:Method",
+    "Model": "deploy.api.model:Model",
+    "Net": "methods.nets.base:Net",
+    "Payload": "methods.contract.base:Payload",
+    "Reply": "methods.contract.base:Reply",
+    "Result": "deploy.api.results:Result",
+    "Round": "methods.contract.base:Round",
+    "RunError": "deploy.errors:RunError",
+    "Samples": "methods.contract.base:Samples",
+    "ServerHalf": "methods.contract.base:ServerHalf",
+    "SettingsError": "protocol.settings.reader:SettingsError",
+    "TensorSpec": "methods.contract.wants:TensorSpec",
+    "compare": "deploy.api.comparison:compare",
+    "load_model": "deploy.api.model:load_model",
+    "load_weights": "methods.parts.weights:load_weights",
+    "network": "methods.nets.own:network",
+    "run": "deploy.api.run:run",
+    "weight_wants": "methods.parts.weights:weight_wants",
+    "weighted_mean": "methods.parts.averaging:weighted_mean",
+    "weights_of": "methods.parts.weights:weights_of",
+}
+__all__ = [
+    "Ask",
+    "ClientHalf",
+    "Comparison",
+    "Data",
+    "DataRequest",
+    "DivergedError",
+    "LocalHyper",
+    "Member",
+    "Method",
+    "Model",
+    "Net",
+    "Payload",
+    "Reply",
+    "Result",
+    "Round",
+    "RunError",
+    "Samples",
+    "ServerHalf",
+    "SettingsError",
+    "TensorSpec",
+    "compare",
+    "load_model",
+    "load_weights",
+    "network",
+    "run",
+    "weight_wants",
+    "weighted_mean",
+    "weights_of",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'protofleet' has no public {name!r}; there are {', '.join(__all__)}")
+    module, _, thing = _PLACES[name].partition(":")
+    found = getattr(_import_module(f"protofleet.{module}"), thing)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

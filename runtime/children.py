@@ -110,11 +110,15 @@ def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
 def stop(processes: Iterable[Waited], seconds: float) -> None:
     """SIGTERM to all that run; SIGKILL to those that have not ended after so many seconds."""
     running = [process for process in processes if process.poll() is None]
-    for process in running:
-        process.terminate()
-    for process in wait(running, seconds):
-        process.kill()
-        process.wait()
+    try:
+        for process in running:
+            process.terminate()
+        wait(running, seconds)
+    finally:  # also where somebody interrupts the waiting, in a program that goes on itself
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
 
 
 def wait(processes: Iterable[Waited], seconds: float) -> list[Waited]:

@@ -32,7 +32,7 @@ from protofleet.methods.nets import catalog as nets
 from protofleet.methods.plugins.paths import seen_from
 from protofleet.protocol.settings.bounds import Classes, OptionalPort, Rounds, Seed, Within
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
-from protofleet.protocol.settings.reader import SettingsError, decode_file, encode, merge, read_toml
+from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
 from protofleet.runtime.metrics_page import LOOPBACK
@@ -389,6 +389,20 @@ def read_with_bases(
             f"{path}: base is {base!r}, it must be the path of a TOML file, relative to this file"
         )
     return merge(read_with_bases(path.parent / base, change, chain), table)
+
+
+def experiment_of_table(table: dict[str, Any]) -> Experiment:
+    """Of a program: its paths, that of its base among them, are relative to the working directory."""
+    here = Path()
+    base = table.pop("base", None)
+    if base is not None and not (isinstance(base, str) and Path(base).is_file()):
+        raise SettingsError(
+            f"base is {base!r}, it must be the path of a TOML file; none is there from {here.absolute()}"
+        )
+    to_its_folders(table, here)
+    whole = merge(experiment_table(Path(base)), table) if base else table
+    beside = data_beside(whole, here / "experiment", [])
+    return decode(Experiment, beside.applied(whole) if beside else whole)
 
 
 def coordinator_settings(

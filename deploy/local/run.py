@@ -22,6 +22,7 @@ from protofleet.deploy.errors import DIVERGED, RunError, StoppedError
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.device_launcher import starter_of_devices
 from protofleet.deploy.local.device_processes import DeviceProcesses
+from protofleet.deploy.local.display.display import Display
 from protofleet.deploy.local.display.progress import Progress
 from protofleet.deploy.local.experiment import (
     Experiment,
@@ -52,12 +53,17 @@ NO_FORK: Final = "CUDA survives no fork" if CAN_FORK else "only Linux has a safe
 
 @alone
 def run_experiment(
-    experiment: Experiment, runs: Path, launcher: Launcher | None = None, track: Sequence[Destination] = ()
+    experiment: Experiment,
+    runs: Path,
+    launcher: Launcher | None = None,
+    track: Sequence[Destination] = (),
+    display: Display | None = None,
 ) -> Path:
     """Run it until it is finished, and return the report. RunError where it fails or is stopped."""
     try:
         with starter_of(experiment, launcher) as starter, tracking(track, runs / experiment.name):
-            return run_processes(experiment, runs, starter)
+            shown = display or Progress(experiment.rounds, view=experiment.reports)
+            return run_processes(experiment, runs, starter, shown)
     except LauncherError as error:
         raise RunError(f"{error}; or fork none: --set devices.start=spawn") from error
 
@@ -79,10 +85,9 @@ def computes_on_gpu(compute: str) -> bool:
     return uses_cuda(compute) and torch.version.cuda is not None
 
 
-def run_processes(experiment: Experiment, runs: Path, starter: Starter) -> Path:
+def run_processes(experiment: Experiment, runs: Path, starter: Starter, display: Display) -> Path:
     folder = runs / experiment.name
     names = agreed_names(experiment)
-    display = Progress(experiment.rounds, view=experiment.reports)
     display.fold(read_rounds(folder / "rounds.jsonl"))
     with broker_of_run(experiment, folder) as broker, display as progress:
         progress.print(f"broker: {broker.description}")
@@ -101,7 +106,7 @@ def run_processes(experiment: Experiment, runs: Path, starter: Starter) -> Path:
             except KeyboardInterrupt:
                 raise StoppedError(f"stopped; the same command resumes {folder}") from None
     report = write_report(folder)
-    print(final_table(folder))
+    display.show_result(final_table(folder))
     return report
 
 
@@ -206,7 +211,7 @@ def watch(
     processes: Processes,
     devices: DeviceProcesses,
     broker: BrokerWatch,
-    progress: Progress,
+    progress: Display,
 ) -> None:
     folder = processes.folder
     coordinator = processes.start(
@@ -258,7 +263,9 @@ def read_lines(stream: IO[str], on_idle: Callable[[], None]) -> Iterator[str]:
 
 
 @alone
-def prepare_folder(experiment: Experiment, runs: Path, fresh: bool, resume: bool = False) -> None:
+def prepare_folder(
+    experiment: Experiment, runs: Path, fresh: bool, resume: bool = False, say: Callable[[str], None] = print
+) -> None:
     """Continue an unfinished run with the same settings; rename the folder of any other earlier run of this name.
 
     One with other settings that has ended a round is renamed with `fresh` alone: nobody loses what was learned.
@@ -278,14 +285,14 @@ def prepare_folder(experiment: Experiment, runs: Path, fresh: bool, resume: bool
     finished = (folder / "summary.json").exists()
     if not finished and not fresh:
         if same_settings(written, experiment):
-            print(f"continuing the unfinished run in {folder}")
+            say(f"continuing the unfinished run in {folder}")
             return
         if has_ended_a_round(folder):
             raise SettingsError(
                 f"{folder} holds an unfinished run with other settings; --fresh renames its folder, "
                 f"--set name=... gives this one another name"
             )
-    print(f"the earlier run is now in {renamed(folder)}")
+    say(f"the earlier run is now in {renamed(folder)}")
     folder.mkdir(parents=True)
 
 

@@ -47,8 +47,11 @@ class Desk:
         if words[0] == "make":
             done_by = f"{PROGRAMS.parent}"
             words[1:1] = ["-s", "-f", str(ROOT / "Makefile"), f"VENV={done_by}", "-o", f"{done_by}/.run"]
+        if words[0] == "ssh":
+            return self.hosts_by_address[words[1].removeprefix("root@")].sh(shlex.join(words[2:]))
         if "init" in words:
-            words[-1] += f" --dependencies system --key {self.bench.key}"
+            options = f"--dependencies system --key {self.bench.key}"
+            words = [*words[:-1], f"{words[-1]} {options}"] if words[0] == "make" else words + options.split()
         began, (operator, terminal) = time.monotonic(), os.openpty()
         with os.fdopen(operator, "w") as typed:
             typed.write("y\n" * 20)
@@ -68,6 +71,10 @@ class Desk:
     def rounds(self, run="first"):
         text = self.hub.sh(f"cat {RUNS}/{run}/rounds.jsonl 2>/dev/null || true")
         return [row for row in map(json.loads, text.splitlines()) if row["kind"] == "training"]
+
+    @property
+    def hosts_by_address(self):
+        return {host.address: host for host in self.hosts.values()}
 
     @property
     def hub(self):
@@ -257,3 +264,37 @@ def test_a_root_that_is_lost_comes_back_from_its_copy_or_makes_room_for_another(
     assert "5 hosts: 5 changed, 0 failed" in said
     since = len(desk.rounds("first"))
     desk.wait(lambda: any(len(row["participants"]) == 3 for row in desk.rounds("first")[since:]))
+
+
+BOARDS = commands_of("tutorial-engineer.md")["On the boards"]
+
+
+def test_the_same_boards_serve_what_they_learn_and_are_rolled_back_once(desk, tmp_path):
+    """From an empty folder; they have been in another federation, whose root they are told to forget."""
+    desk = replaced_in(desk, tmp_path)
+    init, *deploy, versions, rollback, unpin = BOARDS
+    desk.say(init)
+    desk.say("protofleet deploy known-hosts --fleet fleet/fleet.toml")
+    desk.say("protofleet deploy forget broker coordinator board-1 board-2 --fleet fleet/fleet.toml")
+    for line in deploy:
+        said = desk.say(line)
+    assert "board-2" in said
+    board = desk.hosts["10.0.0.11"]
+    models = "/var/lib/protofleet/state/models"
+    desk.wait(lambda: int(board.sh(f"ls {models} 2>/dev/null | grep -c '^v0' || true")) >= 2, 300)
+    listed = desk.say(versions)
+    assert "current" in listed and "previous" in listed and "global" in listed
+    assert "(pinned; `protofleet model unpin` goes on with the newest)" in desk.say(rollback)
+    pinned = board.sh(f"readlink {models}/current")
+    before = len(desk.rounds())
+    desk.wait(lambda: len(desk.rounds()) > before + 2)
+    assert board.sh(f"readlink {models}/current") == pinned, "it learns on and serves what it was told to"
+    assert "the newest" in desk.say(unpin)
+    assert board.sh(f"readlink {models}/current") != pinned
+
+
+def replaced_in(desk, folder):
+    """The same hosts, an operator who begins anew."""
+    other = Desk(folder, desk.bench)
+    other.hosts = desk.hosts
+    return other

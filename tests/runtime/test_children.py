@@ -35,12 +35,24 @@ class Noted(subprocess.Popen):
         return super().wait(timeout)
 
 
+class Impatient(Noted):
+    """Whoever waits for it is interrupted once, as by a second Ctrl-C."""
+
+    interrupted = False
+
+    def wait(self, timeout=None):
+        if timeout is not None and not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        return super().wait(timeout)
+
+
 @pytest.fixture
 def start():
     started = []
 
-    def start(source):
-        child = Noted([sys.executable, "-c", source], stdout=subprocess.PIPE)
+    def start(source, kind=Noted):
+        child = kind([sys.executable, "-c", source], stdout=subprocess.PIPE)
         started.append(child)
         assert child.stdout.readline() == b"up\n"
         return child
@@ -58,6 +70,13 @@ def test_a_child_that_ignores_sigterm_is_killed_and_no_child_is_waited_for_alone
     children.stop(processes, 5.0)
     assert [child.returncode for child in processes] == [-signal.SIGKILL, -signal.SIGTERM, -signal.SIGKILL]
     assert time.monotonic() - began >= 5.0 and sum(child.seconds for child in processes) < 6.0
+
+
+def test_an_interrupt_while_children_are_stopped_leaves_none_of_them(start):
+    stubborn = [start(STUBBORN, Impatient), start(STUBBORN)]
+    with pytest.raises(KeyboardInterrupt):
+        children.stop(stubborn, 30.0)
+    assert [child.returncode for child in stubborn] == [-signal.SIGKILL] * 2
 
 
 def test_waiting_returns_those_that_still_run(start):

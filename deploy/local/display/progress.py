@@ -91,6 +91,14 @@ class RunState:
         return sum(self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
 
 
+def event_of(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
 class Progress:
     """Shows the lines that the coordinator prints; a line that is no event is printed unchanged."""
 
@@ -122,12 +130,12 @@ class Progress:
     def print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)  # text of devices may look like markup
 
+    def show_result(self, text: str) -> None:
+        """What the finished run came to."""
+        self.print(text)
+
     def handle_line(self, line: str) -> None:
-        try:
-            event = json.loads(line)
-            if not isinstance(event, dict):
-                raise ValueError("not an event")
-        except ValueError:
+        if (event := event_of(line)) is None:
             self.print(line)
             return
         self._state.apply(event)

@@ -1,0 +1,4 @@
+"""What `import protofleet` gives: runs, comparisons and models for scripts and notebooks, a simulation for tests.
+
+May import: everything.
+"""

@@ -1,0 +1,116 @@
+"""How a run shows where it is to a program: in a notebook's cell, at a terminal, to a function, or not at all.
+
+Nothing of it is written to standard output: that belongs to the program. What is said goes to the log `protofleet`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+from rich.console import Console
+
+from protofleet.deploy.local.display.display import Display
+from protofleet.deploy.local.display.progress import Progress, RunState, event_of
+from protofleet.protocol.settings.reader import SettingsError
+
+Listener: TypeAlias = Callable[[Mapping[str, Any]], None]  # called with each round's line of rounds.jsonl
+ProgressChoice: TypeAlias = Literal["auto", "off"] | Listener
+REDRAW_SECONDS: Final = 0.2  # a notebook keeps each change that it is sent
+
+log = logging.getLogger("protofleet")
+
+
+def display_for(choice: ProgressChoice, rounds: int, view: str) -> Display:
+    if callable(choice):
+        return QuietDisplay(rounds, view, choice)
+    if choice not in ("auto", "off"):
+        raise SettingsError(f"progress is {choice!r}, it must be 'auto', 'off' or a function of a round")
+    if choice == "auto" and (cell := notebook_cell()):
+        return NotebookDisplay(rounds, view, cell)
+    if choice == "auto" and sys.stderr is not None and sys.stderr.isatty():
+        return TerminalDisplay(rounds, Console(stderr=True, highlight=False), view)
+    return QuietDisplay(rounds, view)
+
+
+class QuietDisplay:
+    """Knows where the run is, and tells one function of each round; what that raises ends the run."""
+
+    def __init__(self, rounds: int, view: str, listener: Listener | None = None) -> None:
+        self.state = RunState(rounds, time.monotonic(), view)
+        self._listener = listener
+
+    def __enter__(self) -> QuietDisplay:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    @property
+    def finished(self) -> bool:
+        return self.state.finished
+
+    def fold(self, records: Iterable[Mapping[str, Any]]) -> None:
+        for record in records:
+            self.state.fold(record)
+
+    def print(self, text: str) -> None:
+        log.info("%s", text)
+
+    def show_result(self, text: str) -> None:
+        """It is what `run` returns."""
+
+    def handle_line(self, line: str) -> None:
+        if (event := event_of(line)) is None:
+            self.print(line)
+            return
+        self.state.apply(event)
+        if self._listener and event.get("event") == "round":
+            self._listener({key: value for key, value in event.items() if key != "event"})
+
+
+class TerminalDisplay(Progress):
+    """That of the command, on standard error."""
+
+    def show_result(self, text: str) -> None:
+        """It is what `run` returns."""
+
+
+class NotebookDisplay(QuietDisplay):
+    """One line under the cell, which changes."""
+
+    def __init__(self, rounds: int, view: str, show: Callable[[str], Callable[[str], None]]) -> None:
+        super().__init__(rounds, view)
+        self._update = show("the run begins")
+        self._drawn_at = 0.0
+
+    def handle_line(self, line: str) -> None:
+        super().handle_line(line)
+        if self.finished or time.monotonic() - self._drawn_at >= REDRAW_SECONDS:
+            self._drawn_at = time.monotonic()
+            self._update(self.words)
+
+    @property
+    def words(self) -> str:
+        state = self.state
+        stage = "the run is over" if state.finished else state.stage
+        mean = f", mean accuracy {state.mean_accuracy:.1%}" if state.mean_accuracy is not None else ""
+        left = f", about {state.seconds_left:.0f} s left" if state.seconds_left else ""
+        return f"{stage}{mean}{left}"
+
+
+def notebook_cell() -> Callable[[str], Callable[[str], None]] | None:
+    """What shows a line under the cell that runs, and returns what changes it; None outside of a notebook."""
+    python = sys.modules.get("IPython")
+    shell = python.get_ipython() if python is not None else None
+    if python is None or not hasattr(shell, "kernel"):
+        return None
+
+    def show(text: str) -> Callable[[str], None]:
+        handle = python.display.display({"text/plain": text}, raw=True, display_id=True)
+        return lambda changed: handle.update({"text/plain": changed}, raw=True)
+
+    return show

@@ -1,0 +1,148 @@
+"""`protofleet.load_model`: what a run has learned, an export, or what a board serves, to predict with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protofleet.deploy.api.errors import public_errors
+from protofleet.deploy.export.formats import FILES, SAFETENSORS
+from protofleet.deploy.export.source import Wanted, find_model
+from protofleet.edge_client.data.images.image_files import ImageFiles
+from protofleet.edge_client.data.shard import grey
+from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
+from protofleet.methods.served.card import Card, CardError, read_card
+from protofleet.methods.served.rebuild import rebuild
+from protofleet.methods.served.served import Served
+from protofleet.protocol.settings.reader import SettingsError
+
+BATCH: Final = 256  # samples that pass the network at once
+WEIGHTS: Final = FILES[SAFETENSORS]
+
+CARD: Final = "card.json"
+Which: TypeAlias = Literal["best", "last"]
+Inputs: TypeAlias = "Tensor | NDArray[Any] | str | Path | Sequence[str | Path]"
+
+
+class Model:
+    """Takes samples as they are stored (pixels: 0 to 255), and brings them to scale itself."""
+
+    def __init__(self, card: Card, module: Served) -> None:
+        self.card, self.module = card, module
+
+    def __repr__(self) -> str:
+        of = f", of {self.card.device}" if self.card.device else ""
+        shape = list(self.card.input.shape)
+        return (
+            f"<{self.card.method} after round {self.card.round}{of}: {shape} to {len(self.classes)} classes>"
+        )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.card.classes
+
+    def predict(self, inputs: Inputs) -> list[str]:
+        """The class of each sample, by its name."""
+        return [self.classes[label] for label in self.scores(inputs).argmax(1).tolist()]
+
+    @torch.inference_mode()
+    def scores(self, inputs: Inputs) -> Tensor:
+        """[N, classes]"""
+        samples = self._samples(inputs)
+        pieces = [
+            self.module(samples[start : start + BATCH].float()) for start in range(0, len(samples), BATCH)
+        ]
+        return torch.cat(pieces) if pieces else torch.empty(0, len(self.classes))
+
+    def confusion(
+        self, inputs: Inputs, labels: Tensor | NDArray[Any] | Sequence[int] | Sequence[str]
+    ) -> Tensor:
+        """int64 [classes, classes]: a row for each class, a column for what it was taken for."""
+        truth = torch.as_tensor([self._label(one) for one in np.asarray(labels).tolist()], dtype=torch.int64)
+        predicted = self.scores(inputs).argmax(1)
+        if len(truth) != len(predicted):
+            raise SettingsError(f"there are {len(truth)} labels for {len(predicted)} samples")
+        count = len(self.classes)
+        return (truth * count + predicted).bincount(minlength=count * count).view(count, count)
+
+    def _label(self, one: int | str) -> int:
+        if isinstance(one, str) and one in self.classes:
+            return self.classes.index(one)
+        if isinstance(one, int) and 0 <= one < len(self.classes):
+            return one
+        raise SettingsError(
+            f"{one!r} is no class of this model; there are {', '.join(self.classes[:8])}"
+            f"{' ...' if len(self.classes) > 8 else ''}, numbered from 0"
+        )
+
+    def _samples(self, inputs: Inputs) -> Tensor:
+        if isinstance(inputs, str | Path):
+            inputs = [inputs]
+        if not isinstance(inputs, Tensor | np.ndarray):
+            return self._pictures([Path(one) for one in inputs])
+        samples, shape = torch.as_tensor(inputs), self.card.input.shape
+        if tuple(samples.shape) == shape:
+            samples = samples[None]  # one alone
+        if tuple(samples.shape[1:]) != shape:
+            wanted = ", ".join(map(str, shape))
+            raise SettingsError(f"the samples are {list(samples.shape)}, the model takes [N, {wanted}]")
+        return samples
+
+    def _pictures(self, paths: Sequence[Path]) -> Tensor:
+        """In the model's size and number of channels, as a device reads its own."""
+        if self.card.input.kind != "image":
+            raise SettingsError(f"the model takes a {self.card.input.kind} and no pictures; give it an array")
+        channels, height, width = self.card.input.shape
+        if height != width:
+            raise SettingsError(
+                f"the model takes {width} x {height} pixels, and pictures are read as squares"
+            )
+        every = np.arange(len(paths))
+        with public_errors():
+            pixels = ImageFiles(list(paths), np.zeros(len(paths), np.int64)).pixels(every, height)
+        return torch.from_numpy((grey(pixels) if channels == 1 else pixels).transpose(0, 3, 1, 2).copy())
+
+
+def load_model(folder: str | Path, device: str | None = None, which: Which = "best") -> Model:
+    """Of a run, an export, or what a board serves (then `device` and `which` have been chosen already).
+
+    `device` is whose own model of a run it shall be; `which` is "best", by validation, or "last".
+    """
+    place = Path(folder)
+    with public_errors():
+        if which not in ("best", "last"):
+            raise SettingsError(f"which is {which!r}, it must be 'best' or 'last'")
+        if (single := folder_of_one(place)) is None:
+            found = find_model(place, Wanted(which, device))
+            return Model(found.card, found.served)
+        card, served = read_model(single)
+        if device not in (None, card.device):
+            whose = f"the one of {card.device}" if card.device else "that of all devices"
+            raise SettingsError(f"device is {device!r}, and {single} holds one model, {whose}")
+        return Model(card, served)
+
+
+def folder_of_one(place: Path) -> Path | None:
+    """That has a card: itself, or what a board's link `current` names; None: it may be that of a run."""
+    for found in (place, place / "current", place / "models" / "current"):
+        if (found / CARD).is_file():
+            return found.resolve()
+    return None
+
+
+def read_model(folder: Path) -> tuple[Card, Served]:
+    try:
+        card = read_card((folder / CARD).read_bytes())
+        return card, rebuild(card, read_weights(folder / WEIGHTS))
+    except (CardError, WeightsFileError) as error:
+        raise SettingsError(f"{folder}: {error}") from None
+    except FileNotFoundError:
+        raise SettingsError(
+            f"there is no {WEIGHTS} in {folder}; export with --format safetensors too"
+        ) from None

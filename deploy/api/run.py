@@ -1,0 +1,52 @@
+"""`protofleet.run`: `protofleet run` for a script or a notebook, without its words and its signal handlers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from protofleet.deploy.api.display import ProgressChoice, display_for
+from protofleet.deploy.api.errors import public_errors
+from protofleet.deploy.api.experiments import experiment_from
+from protofleet.deploy.api.results import Result
+from protofleet.deploy.local.class_check import agreed_names
+from protofleet.deploy.local.data_check import require_data, require_public_images
+from protofleet.deploy.local.run import prepare_folder, run_experiment
+from protofleet.deploy.trackers.destinations import destination
+from protofleet.deploy.trackers.following import tracking
+
+log = logging.getLogger("protofleet")
+
+
+def run(
+    experiment: str | Path | Mapping[str, Any],
+    *,
+    runs: str | Path = "runs",
+    seed: int | None = None,
+    fresh: bool = False,
+    progress: ProgressChoice = "auto",
+    track: Sequence[str] = (),
+) -> Result:
+    """Run a whole federation on this machine until it is finished.
+
+    `experiment` is a TOML file, or its table; `base` in it names a file that it changes. With a `seed` the run is
+    called <name>-s<seed>. An unfinished run of the same settings goes on, unless `fresh`; the folder of a finished
+    one is renamed. `progress`: "auto" shows a line in a notebook and a display at a terminal, "off" nothing; a
+    function is called with each round's record. `track`: "tensorboard", "mlflow", "mlflow=URI" ...
+
+    SettingsError, RunError or DivergedError say in one line what is wrong, and what to do.
+    """
+    folder = Path(runs).absolute()
+    with public_errors():
+        trackers = [destination(one) for one in dict.fromkeys([track] if isinstance(track, str) else track)]
+        settings = experiment_from(experiment, seed)
+        agreed_names(settings)
+        require_data([settings])
+        require_public_images(settings)
+        display = display_for(progress, settings.rounds, settings.reports)
+        prepare_folder(settings, folder, fresh, say=lambda words: log.info("%s", words))
+        with tracking(trackers, folder / settings.name, say=lambda words: log.warning("%s", words)):
+            run_experiment(settings, folder, display=display)
+    return Result(folder / settings.name)

@@ -1,0 +1,276 @@
+"""`protofleet.testing.simulate`: a method's halves face to face in this process, for its author's tests and notebook.
+
+There is no broker, no clock and no settings file. What the halves say to each other crosses as bytes all the same, an
+answer is checked against what was asked for, and devices measure what they measure in a run: the numbers are those of
+`protofleet run` with these data. What networks and crashes do to a method, `protofleet check` tries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from protofleet.deploy.api.errors import public_errors
+from protofleet.deploy.errors import RunError
+from protofleet.edge_client.data.own import Checked, Data
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.trainer.job import TRAIN, LocalJob
+from protofleet.methods.contract.base import Ask, ClientHalf, Member, Method, Reply, ServerHalf
+from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods.contract.catalog import load
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.nets.base import Net, initialised_from
+from protofleet.methods.nets.catalog import Recipe
+from protofleet.methods.plugins import file
+from protofleet.methods.plugins.found import demand_type, object_of
+from protofleet.protocol.settings.reader import SettingsError, decode
+from protofleet.protocol.wire.arrays import Body, encode
+from protofleet.protocol.wire.messages import Arrays
+
+OWN: Final = "own"  # what a plan calls a method that has no name
+
+
+@dataclass(frozen=True)
+class Samples:
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class DeviceData:
+    """`Data` as a client half has it."""
+
+    domain: str
+    classes: int
+    names: tuple[str, ...]
+    train: Samples
+    validation: Samples
+    test: Samples
+
+
+@dataclass(frozen=True)
+class OwnPlan(Plan):
+    """Of a method, or a network, that is an object of this process and in no list."""
+
+    own: Method | None = None
+    recipe: Recipe | None = None
+
+    def load(self) -> Method:
+        return self.own or super().load()
+
+    def model(self, network: Network | None = None) -> Net:
+        if self.recipe is None:
+            return super().model(network)
+        with initialised_from(self.seed):
+            return self.recipe.make((self.channels, self.size, self.size), self.classes, None)
+
+
+@dataclass(frozen=True)
+class SimulatedRound:
+    number: int
+    accuracy: Mapping[
+        str, Mapping[str, float]
+    ]  # view -> device -> on its test samples, as a run's round has it
+    bytes_up: int  # of tensors, from all devices
+    bytes_down: int  # of tensors, to all devices
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What came of it. The halves are as the last round has left them."""
+
+    rounds: Sequence[SimulatedRound]
+    final: Mapping[str, Mapping[str, float]]  # view -> device -> accuracy after the last round
+    view: str  # the one that the method's paper reports
+    server: ServerHalf
+    clients: Mapping[str, ClientHalf] = field(repr=False)
+
+    @property
+    def accuracy(self) -> float:
+        """The unweighted mean of the devices after the last round."""
+        return fmean(self.final[self.view].values())
+
+
+def simulate(
+    method: Method | str | Path,
+    data: Mapping[str, Data],
+    *,
+    rounds: int = 3,
+    settings: Mapping[str, Any] | None = None,
+    network: str | Recipe = "mlp",
+    seed: int = 0,
+    reboots: bool = False,
+) -> Simulated:
+    """Run a method in this process on the data of some devices.
+
+    `method` is an object, a name, or the path of a file; `settings` are those of [method] without its name;
+    `network` is a name or what `network(...)` gives.
+    With `reboots` each half is made anew from its `state()` before every round: the numbers must be the same.
+    RunError says what an answer, or a state, is refused for.
+    """
+    with public_errors():
+        known = {name: device_data(name, of) for name, of in data.items()}
+        plan = plan_of(method, known, rounds, dict(settings or {}), network, seed)
+        return Federation(plan, known, reboots).run()
+
+
+def plan_of(
+    method: Method | str | Path, data: Mapping[str, DeviceData], rounds: int, settings: dict[str, Any],
+    network: str | Recipe, seed: int,
+) -> OwnPlan:  # fmt: skip
+    if not data:
+        raise SettingsError("simulate takes the data of one device or more: {'device-1': Data(...), ...}")
+    first, of = next(iter(data.items()))
+    if odd := [
+        name for name, one in data.items() if shape_of(one) != shape_of(of) or one.classes != of.classes
+    ]:
+        raise SettingsError(
+            f"{odd[0]} has samples {shape_of(data[odd[0]])} of {data[odd[0]].classes} classes, {first} has "
+            f"{shape_of(of)} of {of.classes}; all devices need the same"
+        )
+    name, own = method_of(method)
+    channels, size = square(shape_of(of))
+    recipe = network if isinstance(network, Recipe) else None
+    named = decode(Network, {"name": network} if isinstance(network, str) else {})
+    return OwnPlan(name, of.classes, rounds, seed, size, named, settings, channels, own=own, recipe=recipe)
+
+
+def method_of(method: Method | str | Path) -> tuple[str, Method]:
+    """And what the plan calls it."""
+    if isinstance(method, Method):
+        return OWN, method
+    if isinstance(method, Path) or method.endswith(".py"):
+        source, module = file.from_file(Path(method), allowed=None)
+        found = object_of("method", module)
+        demand_type(found, Method, "method", str(source.path))
+        return source.path.stem, found
+    try:
+        return method, load(method)
+    except LookupError as error:
+        raise SettingsError(str(error).strip("\"'")) from None
+
+
+def shape_of(data: DeviceData) -> tuple[int, ...]:
+    return tuple(data.train.x.shape[1:])
+
+
+def square(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Channels and size, as a plan has them."""
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise SettingsError(f"samples are {list(shape)}, they must be square images [channels, size, size]")
+    return shape[0], shape[1]
+
+
+def device_data(name: str, data: Data) -> DeviceData:
+    """Checked and brought to scale as in a run with `data.file`."""
+    if not isinstance(data, Data):
+        raise SettingsError(
+            f"the data of {name} are {type(data).__name__}, they must be Data(train, test, classes)"
+        )
+    shape = tuple(getattr(data.train[0], "shape", ())[1:]) if isinstance(data.train, tuple) else ()
+    channels, size = square(shape)
+    splits = Checked(name, data, DataSettings(file=name, channels=channels, size=size)).splits()
+    train, validation, test = (Samples(*pair) for pair in (splits.train, splits.validation, splits.test))
+    return DeviceData(data.domain or name, splits.classes, splits.names, train, validation, test)
+
+
+class Federation:
+    def __init__(self, plan: Plan, data: Mapping[str, DeviceData], reboots: bool) -> None:
+        self._plan, self._data, self._reboots = plan, dict(sorted(data.items())), reboots
+        self._members = [Member(name, len(of.train.y), self._counts(of)) for name, of in self._data.items()]
+        self._server = plan.server_half()
+        self._jobs = {name: self._job(name) for name in self._data}
+        self._metrics: dict[str, dict[str, float]] = {}
+        self._bytes_up = self._bytes_down = 0
+
+    def run(self) -> Simulated:
+        rounds = [self._round(number) for number in range(1, self._plan.rounds + 1)]
+        self._server.begin(self._plan.rounds + 1, self._members)
+        for name in self._data:
+            self._answer(name, self._plan.rounds + 1, Ask("evaluate", self._server.payload()))
+        halves = {name: job.half for name, job in self._jobs.items()}
+        return Simulated(rounds, self._accuracy(), self._plan.variant.reports, self._server, halves)
+
+    def _round(self, number: int) -> SimulatedRound:
+        if self._reboots:
+            self._reboot()
+        self._metrics, self._bytes_up, self._bytes_down = {}, 0, 0
+        self._server.begin(number, self._members)
+        asking = self._server.round()
+        ask: Ask | None = next(asking)
+        while ask is not None:
+            replies = [self._reply(member, number, ask) for member in self._members]
+            try:
+                ask = asking.send(replies)
+            except StopIteration:
+                ask = None
+        self._check_state(number)
+        return SimulatedRound(number, self._accuracy(), self._bytes_up, self._bytes_down)
+
+    def _reply(self, member: Member, number: int, ask: Ask) -> Reply:
+        answer = self._answer(member.device, number, ask)
+        payload = LazyPayload(answer)
+        if problem := ask.problem_with(payload, member.examples):
+            raise RunError(
+                f"the answer of {member.device} to {ask.phase} in round {number} is refused: {problem.message}"
+            )
+        self._bytes_up += size(answer)
+        return Reply(member.device, member.examples, payload)
+
+    def _answer(self, device: str, number: int, ask: Ask) -> Arrays:
+        sent = crossed(to_numpy(ask.payload))
+        self._bytes_down += size(sent)
+        answer, metrics = self._jobs[device].run(ask.phase, number, sent)
+        self._metrics[device] = (
+            {**self._metrics.get(device, {}), **metrics} if ask.phase == TRAIN else metrics
+        )
+        return crossed(answer)
+
+    def _accuracy(self) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {}
+        for device, metrics in self._metrics.items():
+            for key, value in metrics.items():
+                if key.startswith("accuracy.test."):
+                    found.setdefault(key.removeprefix("accuracy.test."), {})[device] = value
+        return found
+
+    def _check_state(self, number: int) -> None:
+        for name, value in self._server.state().items():
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise RunError(f"{name} of the server half's state is not finite after round {number}")
+
+    def _reboot(self) -> None:
+        """The bytes that a disk would keep, and nothing else."""
+        kept = to_torch(crossed(to_numpy(self._server.state())))
+        self._server = self._plan.server_half()
+        self._server.restore(kept)
+        for name, job in self._jobs.items():
+            self._jobs[name] = self._job(name)
+            self._jobs[name].restore(crossed(job.state()))
+
+    def _job(self, name: str) -> LocalJob:
+        data = self._data[name]
+        validation = data.validation if len(data.validation.y) else None
+        half = self._plan.client_half(data.train, name, validation=validation)
+        return LocalJob(half, data, self._plan.variant.reports)
+
+    def _counts(self, data: DeviceData) -> tuple[int, ...]:
+        if not self._plan.load().needs_counts:
+            return ()
+        return tuple(torch.bincount(data.train.y, minlength=data.classes).tolist())
+
+
+def crossed(arrays: Arrays) -> Arrays:
+    """As they are on the other side of a wire."""
+    body = b"".join(bytes(piece) for piece in encode(arrays))
+    return dict(Body(lambda start, stop: body[start:stop], len(body)))
+
+
+def size(arrays: Arrays) -> int:
+    return sum(array.nbytes for array in arrays.values())

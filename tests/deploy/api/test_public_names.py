@@ -1,0 +1,43 @@
+"""`import protofleet`: what is public, that it is cheap, and that a type checker sees the same."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import protofleet
+from tests.rooms import ROOT
+
+STUB = ast.parse((ROOT / "protofleet" / "__init__.pyi").read_text())
+
+
+def test_importing_protofleet_loads_neither_torch_nor_any_part_of_ours():
+    code = "import sys, protofleet; dir(protofleet); print(*(m for m in sys.modules if m[:5] in ('torch', 'proto')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["protofleet"], done.stderr
+
+
+@pytest.mark.parametrize("name", protofleet.__all__)
+def test_a_public_name_is_there_and_the_stub_names_the_same_thing(name):
+    found = getattr(protofleet, name)
+    (line,) = [one for one in STUB.body if [alias.asname for alias in one.names] == [name]]
+    module = __import__(line.module, fromlist=[line.names[0].name])
+    assert getattr(module, line.names[0].name) is found
+    assert name in dir(protofleet)
+
+
+def test_the_stub_names_nothing_else():
+    named = [alias.asname for line in STUB.body for alias in line.names]
+    assert sorted(named) == sorted(protofleet.__all__) == list(protofleet.__all__)
+
+
+def test_a_name_that_is_not_public_is_refused_with_those_that_are():
+    with pytest.raises(AttributeError, match=r"has no public 'rnu'.* there are .*run"):
+        getattr(protofleet, "rnu")  # noqa: B009 - the name is no attribute that a checker would know
+
+
+def test_the_page_lists_every_public_name():
+    page = (Path(ROOT) / "docs" / "python.md").read_text()
+    assert [name for name in protofleet.__all__ if f"`{name}" not in page] == []

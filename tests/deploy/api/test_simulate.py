@@ -1,0 +1,114 @@
+"""`protofleet.testing.simulate`: the numbers of a whole federation, in this process and without a broker."""
+
+import pytest
+import torch
+
+import protofleet
+from protofleet.methods import fedavg
+from protofleet.testing import simulate
+from tests.support.small_federation import SIZE, plan, shard, simulation
+
+
+def pair(part):
+    return part.x, part.y
+
+
+DATA = {
+    f"device-{i}": protofleet.Data(
+        pair(shard(i).train), pair(shard(i).test), 3, pair(shard(i).validation), shard(i).domain
+    )
+    for i in range(3)
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedlsa"])
+def test_its_numbers_are_those_of_a_federation_and_reboots_change_none(method, tmp_path):
+    settings = plan(method).hyper
+    found = simulate(method, DATA, rounds=3, settings=settings, seed=1)
+    whole = simulation(tmp_path, method).run()
+    for device, agent in whole.agents.items():
+        measured = agent.state.saved.answers[-1].metrics
+        for view, by_device in found.final.items():
+            assert by_device[device] == measured[f"accuracy.test.{view}"]
+    state = whole.service.run.server_runner.server.state()
+    assert all(torch.equal(value, found.server.state()[name]) for name, value in state.items())
+    again = simulate(method, DATA, rounds=3, settings=settings, seed=1, reboots=True)
+    assert (again.final, again.rounds) == (found.final, found.rounds)
+    assert found.accuracy > 2 / 3 and len(found.rounds) == 3 and set(found.clients) == set(DATA)
+
+
+def test_a_method_that_forgets_its_state_is_seen_by_its_reboots():
+    class Forgetful(fedavg.Server):
+        def state(self):
+            return {}
+
+        def restore(self, state):
+            pass
+
+    method = protofleet.Method("none", fedavg.Hyper, Forgetful, fedavg.Client)
+    settings = {"epochs": 1, "lr": 0.01}
+    once, again = (
+        simulate(method, DATA, rounds=3, settings=settings, reboots=reboots) for reboots in (False, True)
+    )
+    assert once.rounds != again.rounds
+
+
+def test_an_answer_that_is_not_what_was_asked_for_is_refused_in_one_line():
+    class Liar(fedavg.Client):
+        def run(self, ask):
+            return {name: value * float("nan") for name, value in super().run(ask).items()}
+
+    method = protofleet.Method("none", fedavg.Hyper, fedavg.Server, Liar)
+    with pytest.raises(
+        protofleet.RunError, match="answer of device-0 to train in round 1 is refused: .* not finite"
+    ):
+        simulate(method, DATA, settings={"epochs": 1})
+
+
+def test_bytes_are_those_of_the_tensors():
+    found = simulate("fedavg", DATA, rounds=1, settings={"epochs": 1})
+    size = sum(value.nbytes for value in found.server.payload().values())
+    assert (found.rounds[0].bytes_up, found.rounds[0].bytes_down) == (3 * size, 3 * size)
+
+
+def test_a_method_and_a_network_of_a_file_are_taken_too(tmp_path):
+    (tmp_path / "same.py").write_text("from protofleet.methods.fedavg import METHOD\n")
+
+    def build(image, classes, feature_size):
+        channels, height, width = image
+        layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(channels * height * width, 4))
+        return protofleet.Net(layers, 4, classes)
+
+    own = simulate(
+        tmp_path / "same.py", DATA, rounds=1, settings={"epochs": 1}, network=protofleet.network(build)
+    )
+    assert own.server.model.embedding_size == 4
+    assert (
+        simulate(str(tmp_path / "same.py"), DATA, rounds=1).final == simulate("fedavg", DATA, rounds=1).final
+    )
+
+
+def odd(side, labels):
+    x, y = torch.zeros(len(labels), 3, side, side), torch.tensor(labels)
+    return protofleet.Data((x, y), (x, y), 3)
+
+
+MISTAKES = {
+    "no data": ({}, {}, "simulate takes the data of one device or more"),
+    "no Data": ({"a": 7}, {}, "the data of a are int, they must be Data"),
+    "no method": (DATA, {"method": "fedmagic"}, "no method 'fedmagic'; did you"),
+    "no network": (DATA, {"network": "vgg"}, "no network 'vgg'"),
+    "a setting": (DATA, {"settings": {"tua": 1}}, "method.tua is not a setting"),
+    "shapes": (
+        DATA | {"z": odd(9, [0, 1, 2] * 9)}, {},
+        rf"z has samples \(3, 9, 9\) of 3 classes, device-0 has \(3, {SIZE}, {SIZE}\)",
+    ),
+    "labels": ({"a": odd(8, [0, 1, 2, 3])}, {}, "a: Data.train has labels from 0 to 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_an_error_of_one_line(mistake):
+    data, arguments, words = MISTAKES[mistake]
+    with pytest.raises((protofleet.SettingsError, protofleet.RunError), match=words):
+        simulate(arguments.pop("method", "fedavg"), data, **arguments)
