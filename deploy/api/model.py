@@ -15,11 +15,11 @@ from protofleet.deploy.api.errors import public_errors
 from protofleet.deploy.export.formats import FILES, SAFETENSORS
 from protofleet.deploy.export.source import Wanted, find_model
 from protofleet.edge_client.data.images.image_files import ImageFiles
-from protofleet.edge_client.data.shard import grey
 from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
 from protofleet.methods.served.card import Card, CardError, read_card
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.served import Served
+from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError
 
 BATCH: Final = 256  # samples that pass the network at once
@@ -98,15 +98,9 @@ class Model:
         """In the model's size and number of channels, as a device reads its own."""
         if self.card.input.kind != "image":
             raise SettingsError(f"the model takes a {self.card.input.kind} and no pictures; give it an array")
-        channels, height, width = self.card.input.shape
-        if height != width:
-            raise SettingsError(
-                f"the model takes {width} x {height} pixels, and pictures are read as squares"
-            )
-        every = np.arange(len(paths))
+        files, every = ImageFiles(list(paths), np.zeros(len(paths), np.int64)), np.arange(len(paths))
         with public_errors():
-            pixels = ImageFiles(list(paths), np.zeros(len(paths), np.int64)).pixels(every, height)
-        return torch.from_numpy((grey(pixels) if channels == 1 else pixels).transpose(0, 3, 1, 2).copy())
+            return torch.from_numpy(files.samples(every, InputShape(self.card.input.shape)).copy())
 
 
 def load_model(folder: str | Path, device: str | None = None, which: Which = "best") -> Model:

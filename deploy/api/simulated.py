@@ -29,6 +29,7 @@ from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.nets.catalog import Recipe
 from protofleet.methods.plugins import file
 from protofleet.methods.plugins.found import demand_type, object_of
+from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.wire.arrays import Body, encode
 from protofleet.protocol.wire.messages import Arrays
@@ -68,7 +69,7 @@ class OwnPlan(Plan):
         if self.recipe is None:
             return super().model(network)
         with initialised_from(self.seed):
-            return self.recipe.make((self.channels, self.size, self.size), self.classes, None)
+            return self.recipe.make(self.input_shape.axes, self.classes, None)
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,12 @@ def plan_of(
             f"{shape_of(of)} of {of.classes}; all devices need the same"
         )
     name, own = method_of(method)
-    channels, size = square(shape_of(of))
     recipe = network if isinstance(network, Recipe) else None
     named = decode(Network, {"name": network} if isinstance(network, str) else {})
-    return OwnPlan(name, of.classes, rounds, seed, size, named, settings, channels, own=own, recipe=recipe)
+    return OwnPlan(
+        name, of.classes, rounds, seed, network=named, hyper=settings, own=own, recipe=recipe,
+        **input_shape(shape_of(of)).settings(),
+    )  # fmt: skip
 
 
 def method_of(method: Method | str | Path) -> tuple[str, Method]:
@@ -160,11 +163,11 @@ def shape_of(data: DeviceData) -> tuple[int, ...]:
     return tuple(data.train.x.shape[1:])
 
 
-def square(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Channels and size, as a plan has them."""
-    if len(shape) != 3 or shape[1] != shape[2]:
-        raise SettingsError(f"samples are {list(shape)}, they must be square images [channels, size, size]")
-    return shape[0], shape[1]
+def input_shape(shape: tuple[int, ...]) -> InputShape:
+    try:
+        return InputShape(shape)
+    except ValueError as error:
+        raise SettingsError(f"of samples, {error}") from None
 
 
 def device_data(name: str, data: Data) -> DeviceData:
@@ -174,8 +177,7 @@ def device_data(name: str, data: Data) -> DeviceData:
             f"the data of {name} are {type(data).__name__}, they must be Data(train, test, classes)"
         )
     shape = tuple(getattr(data.train[0], "shape", ())[1:]) if isinstance(data.train, tuple) else ()
-    channels, size = square(shape)
-    splits = Checked(name, data, DataSettings(file=name, channels=channels, size=size)).splits()
+    splits = Checked(name, data, DataSettings(file=name, **input_shape(shape).settings())).splits()
     train, validation, test = (Samples(*pair) for pair in (splits.train, splits.validation, splits.test))
     return DeviceData(data.domain or name, splits.classes, splits.names, train, validation, test)
 

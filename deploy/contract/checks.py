@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 from protofleet.deploy.contract import data, halves, methods, networks
-from protofleet.deploy.contract.worlds import ContractError, Subject, require
+from protofleet.deploy.contract.worlds import ContractError, Subject, require, shard
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
@@ -105,11 +105,10 @@ def of_network(network: Network, allowed: PlugIns, folder: Path) -> Mapping[str,
         "learns": partial(n.learns_from_a_batch, network),
         "has a form without memory": partial(n.has_a_form_without_memory, network),
     }
-    recipe = recipe_of(network.name, network.plugin)
-    if recipe.channels not in (None, 3) or recipe.smallest > 8:
-        return found
+    sample = n.sample_for(recipe_of(network.name, network.plugin))
+    shards = {f"device-{i}": shard(i, shape=sample) for i in range(3)}
     benches = {
-        name: Bench(Subject(name, network=network, allowed=allowed), folder / name)
+        name: Bench(Subject(name, network=network, allowed=allowed, shards=shards), folder / name)
         for name in ("fedavg", "fedproto")
     }
     for name, bench in benches.items():

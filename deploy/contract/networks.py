@@ -11,27 +11,27 @@ from protofleet.methods.nets import catalog
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.catalog import Recipe, recipe_of
 
-MOST: int = 256  # pixels of a side that is tried
+MOST: int = 256  # pixels of a side, or steps of a series, that are tried
 
 
-def image_for(recipe: Recipe) -> tuple[int, int, int]:
-    """The smallest that it says it takes, and not below what tests use."""
-    side = max(recipe.smallest, 8)
-    require(side <= MOST, f"smallest is {recipe.smallest}, over the {MOST} pixels that are tried")
-    return (recipe.channels or 3, side, side)
+def sample_for(recipe: Recipe) -> tuple[int, ...]:
+    """The smallest that it says it takes, and not below what tests use; of the most axes that it takes."""
+    side, channels, rank = max(recipe.smallest, 8), recipe.channels or 3, max(recipe.ranks)
+    require(side <= MOST, f"smallest is {recipe.smallest}, over the {MOST} that are tried")
+    return {1: (channels * side,), 2: (channels, side), 3: (channels, side, side)}[rank]
 
 
 def built(network: Network, seed: int = 1, feature_size: int | None = None) -> Net:
     recipe = recipe_of(network.name, network.plugin)
     return catalog.build(
-        network.name, classes=CLASSES, image=image_for(recipe), feature_size=feature_size, seed=seed,
+        network.name, classes=CLASSES, image=sample_for(recipe), feature_size=feature_size, seed=seed,
         plugin=network.plugin,
     )  # fmt: skip
 
 
 def pictures(network: Network, number: int) -> torch.Tensor:
-    image = image_for(recipe_of(network.name, network.plugin))
-    return torch.randn(number, *image, generator=torch.Generator().manual_seed(3))
+    sample = sample_for(recipe_of(network.name, network.plugin))
+    return torch.randn(number, *sample, generator=torch.Generator().manual_seed(3))
 
 
 def is_made_alike(network: Network) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,9 +15,11 @@ from protofleet.deploy.simulation.federation import Simulation
 from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.protocol.settings.input_shape import InputShape
 
 CLASSES: Final = 3
 SIZE: Final = 8
+SHAPE: Final = (3, SIZE, SIZE)
 NAMES: Final = ("cat", "dog", "owl")
 
 
@@ -95,17 +97,21 @@ class Subject:
         )
 
 
-def part(n: int, seed: int, shift: float, classes: Sequence[int] = range(CLASSES)) -> Part:
-    """Easy images: each class is a pattern, each domain adds a shift, each sample noise."""
+def part(
+    n: int, seed: int, shift: float, classes: Sequence[int] = range(CLASSES), shape: Sequence[int] = SHAPE
+) -> Part:
+    """Easy samples: each class is a pattern, each domain adds a shift, each sample noise."""
     g = torch.Generator().manual_seed(seed)
-    patterns = torch.randn(CLASSES, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(7))
+    patterns = torch.randn(CLASSES, *shape, generator=torch.Generator().manual_seed(7))
     y = torch.tensor(list(classes)).repeat(-(-n // len(classes)))[:n]
-    return Part(patterns[y] + shift + 0.3 * torch.randn(n, 3, SIZE, SIZE, generator=g), y)
+    return Part(patterns[y] + shift + 0.3 * torch.randn(n, *shape, generator=g), y)
 
 
-def shard(i: int, n: int = 48, classes: Sequence[int] = range(CLASSES)) -> Shard:
-    shift = 0.1 * i
-    train, validation, test = (part(k, 10 * i + j, shift, classes) for j, k in enumerate((n + 6 * i, 9, 30)))
+def shard(
+    i: int, n: int = 48, classes: Sequence[int] = range(CLASSES), shape: Sequence[int] = SHAPE
+) -> Shard:
+    numbers = enumerate((n + 6 * i, 9, 30))
+    train, validation, test = (part(k, 10 * i + j, 0.1 * i, classes, shape) for j, k in numbers)
     return Shard(f"domain-{i}", CLASSES, train, validation, test)
 
 
@@ -116,20 +122,17 @@ def plan(
     plugins = {"method": plugin} if plugin else {}
     first = next(iter(shards.values())) if shards else None
     classes = first.classes if first else CLASSES
-    shape = tuple(first.train.x.shape[1:]) if first else (3, SIZE, SIZE)
+    shape = InputShape(tuple(first.train.x.shape[1:]) if first else SHAPE)
     known = {f.name: f for f in fields(Plan(method, classes, rounds, plugins=plugins).load().Hyper)}
     wished = {**QUIET, **SMALL, **SLOWER.get(method, {}), **hyper}
     settings = {name: value for name, value in wished.items() if name in known}
     if "server_epochs" in settings and "server_epochs" not in hyper:  # few are enough here, and fewer stay so
         usual: Any = known["server_epochs"].default
         settings["server_epochs"] = min(20, usual)
-    made = Plan(method, classes, rounds, 1, SIZE, network or Network("mlp"), settings, plugins=plugins)
-    return with_shape(made, shape)
-
-
-def with_shape(made: Plan, shape: Sequence[int]) -> Plan:
-    """For samples of this shape."""
-    return replace(made, size=shape[-1], channels=shape[0])
+    return Plan(
+        method, classes, rounds, 1, network=network or Network("mlp"), hyper=settings, plugins=plugins,
+        **shape.settings(),
+    )  # fmt: skip
 
 
 def final_state(run: Simulation) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from protofleet.edge_client.data.inbox import Inbox, Listing, counts_of, held_out
-from protofleet.edge_client.data.inbox_shard import as_arrays, as_listing, samples_of
+from protofleet.edge_client.data.inbox.listing import Inbox, Listing, counts_of, held_out
+from protofleet.edge_client.data.inbox.shard import as_arrays, as_listing, samples_of
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import TensorSamples
 from protofleet.edge_client.evaluate import Splits

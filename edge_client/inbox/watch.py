@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from protofleet.edge_client.context import DeviceContext
-from protofleet.edge_client.data.inbox import Listing
+from protofleet.edge_client.data.inbox.listing import Listing
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.inbox.growing import GrowingData
 from protofleet.edge_client.trainer.job import EVALUATE

@@ -10,7 +10,7 @@ import torch
 
 from protofleet.edge_client.compute import moved, set_torch
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.data.inbox_shard import as_listing, joined, samples_of
+from protofleet.edge_client.data.inbox.shard import as_listing, joined, samples_of
 from protofleet.edge_client.data.shard import Shard, Shards
 from protofleet.edge_client.gpu.accelerator import Cuda
 from protofleet.edge_client.gpu.admission import Admission, GpuFullError, Work

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from protofleet.methods.nets.base import Image, Net
+from collections.abc import Sequence
+
+from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.catalog import Builder, Recipe
 from protofleet.methods.plugins.errors import PlugInError, guarded
+from protofleet.protocol.settings.input_shape import Axes
 
 
-def network(make: Builder, *, smallest: int = 1, channels: int | None = None) -> Recipe:
-    """`make(image, classes, feature_size)` gives a Net whose head has `classes` outputs; `smallest` is the side of an
-    image that it takes, `channels` how many it has (None: any)."""
+def network(
+    make: Builder, *, smallest: int = 1, channels: int | None = None, ranks: Sequence[int] = (3,)
+) -> Recipe:
+    """`make(shape, classes, feature_size)` gives a Net whose head has `classes` outputs.
+
+    `ranks` are the numbers of axes of samples that it takes: 1 vectors, 2 series, 3 images; `smallest` is the side of
+    an image or the steps of a series, `channels` how many of them there are (None: any).
+    """
 
     code = getattr(make, "__code__", None)
     where = code.co_filename if code else "NETWORK"
 
-    def checked(image: Image, classes: int, feature_size: int | None) -> Net:
-        made: object = guarded(lambda: make(image, classes, feature_size), where, {where})
+    def checked(shape: Axes, classes: int, feature_size: int | None) -> Net:
+        made: object = guarded(lambda: make(shape, classes, feature_size), where, {where})
         if not isinstance(made, Net):
             raise PlugInError(f"{where}: {make.__name__} gives {type(made).__name__}; it must give a Net")
         if made.classes != classes:
@@ -24,4 +32,4 @@ def network(make: Builder, *, smallest: int = 1, channels: int | None = None) ->
             )
         return made
 
-    return Recipe(checked, smallest, channels)
+    return Recipe(checked, smallest, channels, tuple(ranks))

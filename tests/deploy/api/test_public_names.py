@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def test_importing_protofleet_loads_neither_torch_nor_any_part_of_ours():
 def test_a_public_name_is_there_and_the_stub_names_the_same_thing(name):
     found = getattr(protofleet, name)
     (line,) = [one for one in STUB.body if [alias.asname for alias in one.names] == [name]]
-    module = __import__(line.module, fromlist=[line.names[0].name])
+    module = import_module(line.module)
     assert getattr(module, line.names[0].name) is found
     assert name in dir(protofleet)
 

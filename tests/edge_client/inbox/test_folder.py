@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from protofleet.edge_client.data import inbox as folder_module
-from protofleet.edge_client.data.inbox import Entry, Inbox, held_out
-from protofleet.edge_client.data.inbox_samples import InboxSamples
+from protofleet.edge_client.data.inbox.listing import Entry, Inbox, held_out
+from protofleet.edge_client.data.inbox.samples import InboxSamples
 from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.storage.disk import Disk
 

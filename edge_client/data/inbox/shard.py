@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofleet.edge_client.data.inbox import Entry, Listing, held_out
-from protofleet.edge_client.data.inbox_samples import InboxSamples
+from protofleet.edge_client.data.inbox.listing import Entry, Listing, held_out
+from protofleet.edge_client.data.inbox.samples import InboxSamples
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shard, TensorSamples, to_tensor
 from protofleet.protocol.storage.disk import Disk

@@ -22,7 +22,7 @@ import numpy as np
 
 from protofleet.edge_client.data.images.image_files import SUFFIXES
 from protofleet.edge_client.data.images.resize import channels_first
-from protofleet.edge_client.data.inbox_samples import InboxSamples
+from protofleet.edge_client.data.inbox.samples import InboxSamples
 from protofleet.edge_client.data.scaling import Values
 from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.wire.class_names import Names, listed, normalized
