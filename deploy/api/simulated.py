@@ -35,6 +35,7 @@ from protofleet.protocol.wire.arrays import Body, encode
 from protofleet.protocol.wire.messages import Arrays
 
 OWN: Final = "own"  # what a plan calls a method that has no name
+ANY_SAMPLES: Final = "mlp"  # in the place of a network that is an object
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def plan_of(
         )
     name, own = method_of(method)
     recipe = network if isinstance(network, Recipe) else None
-    named = decode(Network, {"name": network} if isinstance(network, str) else {})
+    named = decode(Network, {"name": network if isinstance(network, str) else ANY_SAMPLES})
     return OwnPlan(
         name, of.classes, rounds, seed, network=named, hyper=settings, own=own, recipe=recipe,
         **input_shape(shape_of(of)).settings(),

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from protofleet.protocol.settings.bounds import (
+    Channels,
     OptionalPort,
+    Pixels,
     Port,
     PositiveShare,
     PublicBatch,
@@ -55,6 +57,8 @@ DAYS: Final = BoundedNumber(float, Within(0, MAX_DAYS, above=True))
 DUE: Final = BoundedNumber(float, Within(0, MAX_DAYS))
 YEARS: Final = BoundedNumber(float, Within(0, 50, above=True))
 HOURS: Final = BoundedNumber(float, Within(0, 720, above=True))
+SIDE: Final = as_in_settings(Pixels)
+CHANNELS: Final = as_in_settings(Channels)
 SHARE: Final = as_in_settings(PositiveShare)
 DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
 ROUND: Final = as_in_settings(Rounds)

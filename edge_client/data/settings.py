@@ -84,7 +84,10 @@ class DataSettings:
     def check_shape(self) -> None:
         """ValueError where its source cannot give what it asks for. An experiment of several sources has settings
         that are common to all, and of no source."""
-        source, shape = find(self.source), self.input_shape
+        shape = self.input_shape
+        if self.is_plugin:
+            return
+        source = find(self.source)
         if problem := source.problem_with(self.source, shape):
             raise ValueError(problem)
         if self.scale is None:

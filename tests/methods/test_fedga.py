@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
+from protofleet.deploy.contract.halves import numbers_by_kind
 from protofleet.methods import fedavg, fedga
 from protofleet.methods.contract.base import Ask, Member, Reply
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import weights_of
-from tests.methods.contract.test_cost import counted
 from tests.methods.plain import DATA, LOCAL, WITHOUT_2, fit, network, order_of
 from tests.methods.plain import halves as plain_halves
 from tests.methods.test_oracles import CASES
@@ -324,7 +324,7 @@ def test_a_measuring_phase_costs_the_model_once_more():
         phases.append(ask.phase)
         sent = answer(client, ask, 1)
         for total, payload in ((up, sent), (down, ask.payload)):
-            for kind, size in counted(payload).items():
+            for kind, size in numbers_by_kind(payload).items():
                 total[kind] = total.get(kind, 0) + size
         try:
             ask = story.send([Reply("a", len(data.train.y), sent)])

@@ -17,6 +17,7 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.nets.base import initialised_from
 from protofleet.methods.parts.state import snapshot
+from protofleet.protocol.settings.input_shape import InputShape
 from tests.methods.plain import (
     DATA,
     LOCAL,
@@ -199,9 +200,10 @@ def test_own_parts_never_travel_and_the_wide_projector_does():
 @pytest.mark.parametrize("name", nets.names())
 def test_every_network_gets_a_projector_twice_as_wide_as_its_head_reads(name):
     recipe = nets.RECIPES[name]
-    image = next(i for i in ((3, 32, 32), (1, 28, 28)) if recipe.problem_with(i) is None)
+    samples = (InputShape(axes) for axes in ((3, 32, 32), (1, 28, 28), nets.SERIES))
+    sample = next(one for one in samples if recipe.problem_with(one) is None)
     with torch.device("meta"):
-        plan = Plan("fedsr", 4, 1, size=image[1], channels=image[0], network=Network(name, head="mlp"))
+        plan = Plan("fedsr", 4, 1, **sample.settings(), network=Network(name, head="mlp"))
         model = plan.server_half().model
     both = model.projector.both.weight
     assert both.shape == (2 * model.embedding_size, model.feature_size)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from protofleet.deploy.contract.worlds import QUIET, SMALL, Part
 from protofleet.edge_client.limits import HalfBuilder, Limits
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.cost import Sizes
@@ -12,7 +13,6 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import PublicSet
 from protofleet.protocol.settings.reader import SettingsError
 from tests.methods.tiny import CLASSES, play
-from tests.support.small_federation import QUIET, SMALL, Part
 
 KINDS = {"vectors": ((12,), "mlp"), "series": ((4, 16), "cnn1d"), "images": ((2, 9, 16), "cnn_bn")}
 ROUNDS = 2

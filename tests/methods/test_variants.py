@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from protofleet.deploy.contract.halves import Halves
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.methods import fedavg, fedproto
@@ -17,7 +18,7 @@ from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.parts.weights import load_weights, weights_of
 from protofleet.protocol.settings.reader import SettingsError, decode
-from tests.methods.contract.test_cost import plan_of, played
+from tests.methods.contract.test_cost import plan_of
 from tests.methods.tiny import clients_of, play, same, server_of
 from tests.support.small_federation import POLICY, assert_same, plan, simulation
 
@@ -106,7 +107,7 @@ def test_a_restored_server_has_the_model_and_the_prototypes():
 
 
 def test_both_ways_cost_what_the_closed_form_says():
-    for sizes, up, down in played(plan_of("fedproto", **WITH_MODELS), 3):
+    for sizes, up, down in Halves(plan_of("fedproto", **WITH_MODELS)).sizes(3):
         cost = load("fedproto").under(fedproto.Hyper(**WITH_MODELS)).cost(sizes)
         assert dict(cost.up) == up and dict(cost.down) == down
         assert up["weights"] == down["weights"] == sizes.weights

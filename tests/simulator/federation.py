@@ -89,7 +89,7 @@ class Parts:
 @contextlib.contextmanager
 def tally_known() -> Iterator[None]:
     """The method of the simulator is no method of the package, and none of its listings shall have it."""
-    known = lambda name: tally.METHOD if name == "tally" else load(name)  # noqa: E731
+    known = lambda name, plugin="": tally.METHOD if name == "tally" else load(name, plugin)  # noqa: E731
     with mock.patch.object(protofleet.methods.contract.plan, "load", known), both_kinds():
         yield
 

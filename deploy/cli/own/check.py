@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protofleet.deploy.cli.arguments import Subparsers
+from protofleet.deploy.cli.arguments import CHANNELS, SIDE, Subparsers
 from protofleet.deploy.errors import FAILED
 from protofleet.deploy.listing import Listing, add_listing_options
 from protofleet.protocol.settings.reader import SettingsError
@@ -31,9 +31,11 @@ def add_check(commands: Subparsers) -> None:
     kind.add_argument("--network", action="store_true", help="look at NETWORK")
     kind.add_argument("--data", action="store_true", help="look at DATA")
     command.add_argument("--root", default="", metavar="DIR", help="data.root for DATA")
-    command.add_argument("--size", type=int, default=32, metavar="N", help="data.size for DATA (default: 32)")
     command.add_argument(
-        "--channels", type=int, default=3, metavar="N", help="data.channels for DATA (default: 3)"
+        "--size", type=SIDE, default=32, metavar="N", help="data.size for DATA (default: 32)"
+    )
+    command.add_argument(
+        "--channels", type=CHANNELS, default=3, metavar="N", help="data.channels for DATA (default: 3)"
     )
     add_listing_options(command)
     command.set_defaults(command=check)

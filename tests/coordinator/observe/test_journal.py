@@ -49,7 +49,7 @@ def observed(folder, method="fedavg", sinks=(), **more):
 
 
 def settings():
-    return CoordinatorSettings(name="test", rounds=3, classes=3, method={"name": "fedavg"}, size=8)
+    return CoordinatorSettings(name="test", rounds=3, classes=3, method={"name": "fedavg"}, size=16)
 
 
 def test_a_line_a_round_and_one_for_the_final_evaluation(tmp_path):

@@ -61,10 +61,10 @@ MISTAKES = {
     "sweep device.toml --grid method.lr=1": "is a device's file; `protofleet device device.toml` runs it",
     "run exp.toml --set network.name=resnet18 --set data.channels=1": (
         'exp.toml with --set: network.name is "resnet18", which takes images of 3 channels, not 1: change '
-        "data.channels or take one of "
+        "data.channels or take "
     ),
     "run exp.toml --set network.name=cnn23 --seeds 1 2": (
-        'network.name is "cnn23", which takes images from 16x16 on, not 8x8: change data.size or take one of '
+        'network.name is "cnn23", which takes images from 16x16 on, not 8x8: change data.size or take '
     ),
     "run exp.toml --set devices.networks=['mlp','cnn23']": 'devices.networks[1] is "cnn23", which takes images from',
     "sweep exp.toml --grid network.name=mlp,cnn23": 'exp.toml with --grid: network.name is "cnn23", which takes',

@@ -22,7 +22,7 @@ def started(monkeypatch):
     """Runs that end at once; the real ones are in test_run."""
     names = []
 
-    def run(experiment, runs, launcher):
+    def run(experiment, runs, launcher, track=()):
         names.append(experiment.name)
         if experiment.name == "one-s2":
             raise RunError("the broker is gone")
@@ -74,7 +74,7 @@ def test_two_runs_of_one_name_are_refused(files):
 def test_an_interrupt_ends_the_batch_and_says_how_to_go_on(tmp_path, files, started, monkeypatch):
     whole = batch.run_experiment
 
-    def interrupted(experiment, runs, launcher):
+    def interrupted(experiment, runs, launcher, track):
         if experiment.name == "one-s3":
             raise StoppedError("stopped; the same command resumes it")
         whole(experiment, runs, launcher)

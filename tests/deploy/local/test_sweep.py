@@ -277,7 +277,7 @@ def test_what_was_found_is_written_as_json_a_table_and_a_page(file, tmp_path):
 def test_a_sweep_runs_what_is_missing_and_says_what_was_chosen(file, tmp_path, monkeypatch, capsys):
     started = []
 
-    def run(experiment, runs, launcher):
+    def run(experiment, runs, launcher, track=()):
         started.append(experiment.name)
         (runs / experiment.name / "experiment.toml").unlink(missing_ok=True)
         (runs / experiment.name).rmdir()

@@ -52,7 +52,7 @@ def test_of_one_device_no_skew_is_said():
     alone = fleet((9, 3), names=("cat", "dog"))
     page = data_section(alone)
     assert "Skew of classes: one device: nothing to compare</b></p>" in page
-    assert "training images of 2 classes on 1 device" in page and "skew 0.00" not in page
+    assert "training samples of 2 classes on 1 device" in page and "skew 0.00" not in page
 
 
 def circles(picture):

@@ -38,7 +38,7 @@ def test_the_sizes_of_shares_are_those_that_clients_load(changes, parts):
 
 def test_no_pixel_is_looked_at(monkeypatch):
     settings, shards = DataSettings(domain="optdigits", parts=3), Shards()
-    monkeypatch.setattr(ImagesInMemory, "pixels", None)
+    monkeypatch.setattr(ImagesInMemory, "samples", None)
     assert len(share_sizes(settings, shards)) == 3
 
 

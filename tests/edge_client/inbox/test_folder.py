@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protofleet.edge_client.data import inbox as folder_module
+from protofleet.edge_client.data.inbox import listing as folder_module
 from protofleet.edge_client.data.inbox.listing import Entry, Inbox, held_out
 from protofleet.edge_client.data.inbox.samples import InboxSamples
 from protofleet.protocol.settings.input_shape import InputShape

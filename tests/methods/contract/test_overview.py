@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from protofleet.deploy.cli.main import main
+from protofleet.deploy.contract.halves import numbers_by_kind
 from protofleet.deploy.pages import methods as page
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Member
@@ -15,7 +16,7 @@ from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.overview import Reference, overview
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.public import PublicSet
-from tests.methods.contract.test_cost import METHODS, counted
+from tests.methods.contract.test_cost import METHODS
 from tests.methods.tiny import Shard, clients_of, play, server_of
 
 
@@ -64,7 +65,7 @@ def test_the_numbers_of_the_list_are_counted_with_the_network_that_a_device_hold
 def first_weights(plan):
     server = plan.server_half()
     server.begin(1, [Member("a", 240, (24,) * 10)])
-    return counted(next(server.round()).payload)["weights"]
+    return numbers_by_kind(next(server.round()).payload)["weights"]
 
 
 def test_the_weights_that_the_list_says_come_down_are_those_of_a_first_broadcast():

@@ -54,7 +54,9 @@ def test_a_network_of_any_width_is_refused_in_one_line(width, part_of_it):
 @pytest.mark.parametrize("change", [{"size": 10**5}, {"size": 10**9}, {"seed": 2**70}])
 def test_whatever_else_is_beyond_all_bounds_is_refused_in_one_line(change):
     with pytest.raises(ValueError, match=r"limits.memory_bytes|cannot be made|at most 65_536") as error:
-        builder(Limits(memory_bytes=10**9)).build(replace(plan("fedavg"), network=Network("cnn4"), **change))
+        builder(Limits(memory_bytes=10**9)).build(
+            replace(plan("fedavg"), network=Network("cnn4"), **{"size": 16, **change})
+        )
     assert "\n" not in str(error.value)
 
 

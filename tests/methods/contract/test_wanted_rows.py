@@ -20,6 +20,7 @@ from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.wants import table_of
 from protofleet.methods.nets import catalog as nets
+from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.wire.tables import wanted_rows
 from tests.support.few_methods import of_each_shape
 
@@ -224,9 +225,10 @@ def test_a_table_takes_less_than_a_kilobyte(method):
 @pytest.mark.parametrize("method", WEIGHING)
 def test_so_it_does_for_every_network_whose_weights_are_averaged(method, network):
     recipe = nets.RECIPES[network]
-    image = next(i for i in ((3, 32, 32), (1, 28, 28), (3, 224, 224)) if recipe.problem_with(i) is None)
+    samples = map(InputShape, ((3, 32, 32), (1, 28, 28), (3, 224, 224), nets.SERIES))
+    sample = next(one for one in samples if recipe.problem_with(one) is None)
     with torch.device("meta"):  # forms alone: some have a hundred million numbers
-        plan = Plan(method, 10, 1, size=image[1], channels=image[0], network=Network(network))
+        plan = Plan(method, 10, 1, **sample.settings(), network=Network(network))
         server = plan.server_half()
         server.begin(1, [Member("a", EXAMPLES, (4,) * 10)])
         ask = next(server.round())

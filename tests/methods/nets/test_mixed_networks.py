@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from protofleet.deploy.contract.methods import require_numbers
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.methods.contract.plan import Network, Plan, methods_for_mixed_networks
 from protofleet.methods.nets import catalog as nets
-from tests.methods.contract.test_contract_skew import assert_numbers
 from tests.support.few_methods import of_each_shape
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import CLASSES, Part, Shard
@@ -41,7 +41,7 @@ def test_four_architectures_take_part_in_one_federation(method, tmp_path):
         plan, shards, policy, tmp_path, NetworkConditions(), 0,
         build=lambda device, p, data: p.client_half(data.train, device, FLEET[device]),
     ).run()  # fmt: skip
-    assert_numbers(run)
+    require_numbers(run)
     assert len({sum(w.numel() for w in a.run.job.half.model.parameters()) for a in run.agents.values()}) == 4
     for agent in run.agents.values():
         assert (
