@@ -44,7 +44,7 @@ def _size(s: DataSettings, train: int, test: int) -> ShareSize:
 
 
 def problem_of_division(settings: DataSettings, shards: Shards) -> str:
-    """What is wrong with so many parts; "" where all clients have enough. DataError where there is nothing to divide."""
+    """What is wrong with so many parts, or "". DataError where there is nothing to divide."""
     shards.domain(settings)
     try:
         sizes = share_sizes(settings, shards)

@@ -168,12 +168,13 @@ class Crashing(Simulation):
 
 
 def crashing(
-    folder: Path, method: str, deadly: Mapping[str, frozenset[int]] | None = None, **more
-) -> Crashing:
+    folder: Path, method: str, deadly: Mapping[str, frozenset[int]] | None = None,
+    serves: Mapping[str, ModelSettings] = SERVES, **more,
+) -> Crashing:  # fmt: skip
     shards = {name: shard(i, 12) for i, name in enumerate(DEVICES)}
     made = replace(plan(method, ROUNDS, epochs=1, server_epochs=2), network=Network("mlp", 8))
     return Crashing(
-        made, shards, POLICY, folder, deadly=deadly or {}, turn_seconds=TURN_SECONDS, serves=SERVES, **more
+        made, shards, POLICY, folder, deadly=deadly or {}, turn_seconds=TURN_SECONDS, serves=serves, **more
     )
 
 
@@ -184,7 +185,7 @@ class Outcome:
     learned: Mapping[str, torch.Tensor]
     counted: Mapping[tuple[int, str | None], Mapping[str, bytes]]
     rounds: list[dict[str, Any]]
-    served: tuple[int, str]
+    served: tuple[int, str] | None  # None: nobody serves anything
 
     def differences(self, other: Outcome) -> Iterator[str]:
         if self.learned.keys() != other.learned.keys():
@@ -206,9 +207,11 @@ def differing(one: Mapping[Any, Any], two: Mapping[Any, Any]) -> list[Any]:
     return [key for key in {**one, **two} if one.get(key) != two.get(key)]
 
 
-def served_by(run: Crashing) -> tuple[int, str]:
+def served_by(run: Crashing) -> tuple[int, str] | None:
     """The round and the tensors' hash. Of a model of its own a device that died in the end may not know any more
     whether its last answer was accepted: then it serves the one before, and here it is whole that counts."""
+    if not run.serves:
+        return None
     (device,) = run.serves
     current = ModelVersions(run.folder / device / "models").named("current")
     assert current is not None

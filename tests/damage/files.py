@@ -67,14 +67,14 @@ def moments(method: str) -> list[str]:
 @functools.cache
 def unbroken(method: str) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
-        return outcome(crashing(Path(folder), method).live())
+        return outcome(crashing(Path(folder), method, serves={}).live())
 
 
 @functools.cache
 def stopped(method: str, moment: str) -> Path:
     """The files of a run whose parties have all been killed there. The folder goes with the process's own."""
     folder = Path(scratch().name) / method / moment.replace(" ", "-")
-    run = crashing(folder, method)
+    run = crashing(folder, method, serves={})
     run.run(until=lambda: MOMENTS[moment](run))
     run.kill_all()
     for shelf in folder.glob("*.shelf"):
@@ -142,7 +142,7 @@ def verdict(case: Case) -> tuple[str, str]:
         for path in case.paths():
             spoil(folder / path, DAMAGE[case.damage])
         try:
-            run = crashing(folder, case.method).live()
+            run = crashing(folder, case.method, serves={}).live()
             if problems := [agent.view.problem for agent in run.agents.values() if agent.view.problem]:
                 return STOPPED, problems[0]
             found = outcome(run)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,18 @@ def add_check(commands: Subparsers) -> None:
     command.set_defaults(command=check)
 
 
+@contextlib.contextmanager
+def unsaid() -> Iterator[None]:
+    """What small federations log of what is done to them."""
+    log = logging.getLogger("protofleet")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
 def check(options: argparse.Namespace) -> int:
     from protofleet.deploy.contract.checks import outcomes, scratch
     from protofleet.deploy.local.own_plugins import own_plugins
@@ -50,10 +63,7 @@ def check(options: argparse.Namespace) -> int:
     found = own_plugins([path], {})
     kinds = chosen(options, vars(module_of(found.sources[path])))
     failed, rows = 0, list[dict[str, Any]]()
-    logging.getLogger("protofleet").setLevel(
-        logging.CRITICAL
-    )  # what small federations say of what is done to them
-    with scratch() as folder:
+    with scratch() as folder, unsaid():
         for kind in kinds:
             checks: dict[str, Check] = dict(
                 checks_of(kind, options, found.hashes[0], found.allowed(), Path(folder))
