@@ -74,7 +74,7 @@ def test_what_is_no_sample_is_told_once_with_its_reason_and_ends_nothing(tmp_pat
     (dog / "twice.png").write_bytes(good.read_bytes())
     np.save(cat / "other.npy", np.zeros((3, 4, 4)))
     np.save(cat / "nan.npy", np.full((3, 8, 8), np.nan))
-    np.save(cat / "object.npy", np.array([{}], object), allow_pickle=True)
+    np.save(cat / "object.npy", np.array([{}], object))
     (cat / "\x1b[31mred.txt").write_text("")
     (inbox.folder / "owl").mkdir()
     for silent in (cat / ".hidden.png", cat / "later.png.part", inbox.folder / "README"):
