@@ -68,12 +68,10 @@ def too_many(experiment: Experiment, settings: DataSettings, problem: str, shard
         if fleet.clients
         else f"devices.{'count' if fleet.count else 'per_domain'}"
     )
-    way_out = "take more images, or a smaller data.validation"
+    way_out = "take more samples, or a smaller data.validation"
     if most := most_parts(settings, shards):
         way_out = f"the largest {key} that works is {most}"
-    return (
-        f"{key} is {settings.parts}, and the images of {domain} are too few for so many: {problem}; {way_out}"
-    )
+    return f"{key} is {settings.parts}, and the samples of {domain} are too few for so many: {problem}; {way_out}"
 
 
 def require_public_images(experiment: Experiment) -> None:

@@ -20,7 +20,7 @@ def noise_in(chosen: Sequence[float], equal: Sequence[str], images: int | None, 
     if len(chosen) > 1 and max(chosen) == min(chosen):
         found.append(f"all {len(chosen)} seeds have one accuracy")
     if images is not None and images < FEWEST_IMAGES:
-        found.append(f"{images} validation images decide, fewer than {FEWEST_IMAGES}")
+        found.append(f"{images} validation samples decide, fewer than {FEWEST_IMAGES}")
     if fmean(chosen) <= 1 / classes:
         chance = f"chance, {percent_points(1 / classes)} % of {classes} classes"
         found.append(f"{percent_points(fmean(chosen))} % is not above {chance}")

@@ -20,9 +20,9 @@ class ShareSize:
     @property
     def problem(self) -> str:
         if self.train < MIN_TRAINING_SAMPLES:
-            images = "image" if self.train == 1 else "images"
-            return f"{self.train} training {images}, and it takes {MIN_TRAINING_SAMPLES}"
-        return "" if self.test else "no test image"
+            samples = "sample" if self.train == 1 else "samples"
+            return f"{self.train} training {samples}, and it takes {MIN_TRAINING_SAMPLES}"
+        return "" if self.test else "no test sample"
 
 
 def share_sizes(settings: DataSettings, shards: Shards) -> list[ShareSize]:

@@ -23,7 +23,7 @@ def few_test_images(run: FinishedRun) -> str:
     if not (few := {domain: number for domain, number in tested.items() if number < FEWEST}):
         return ""
     listed = ", ".join(f"{domain} {number}" for domain, number in few.items())
-    return f"tested on few images, and one more that is right changes much: {listed}"
+    return f"tested on few samples, and one more that is right changes much: {listed}"
 
 
 def _devices_of_one_test(run: FinishedRun) -> Mapping[str, int]:

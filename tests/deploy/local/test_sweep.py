@@ -207,7 +207,7 @@ def test_a_choice_among_noise_is_warned_of_in_the_text_and_on_the_page(file, tmp
     trials = read_trials(grid, tmp_path, "validation")
     warning = (
         "the choice may be noise: method.lr = 0.02 has the same accuracy; all 2 seeds have one accuracy; "
-        "4 validation images decide, fewer than 50; 10.0 % is not above chance, 10.0 % of 10 classes"
+        "4 validation samples decide, fewer than 50; 10.0 % is not above chance, 10.0 % of 10 classes"
     )
     (said,) = trials.warnings()
     assert said.startswith(warning) and f"warning: {said}" in trials.lines()
@@ -228,7 +228,7 @@ def test_each_sign_of_noise_is_said_alone(file, tmp_path, scores, words):
     grid = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1")], [1, 2], [])
     all_at(grid, tmp_path, scores)
     (said,) = read_trials(grid, tmp_path, "validation").warnings()
-    assert said.startswith(f"the choice may be noise: {words}") and "validation images decide" not in said
+    assert said.startswith(f"the choice may be noise: {words}") and "validation samples decide" not in said
 
 
 def test_what_lies_at_most_a_deviation_below_is_named(file, tmp_path):

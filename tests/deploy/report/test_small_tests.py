@@ -19,7 +19,7 @@ def run_of(folder, experiment, devices=("mnist", "street")):
 
 def test_domains_with_few_test_images_are_named_at_the_end_and_in_the_report(tmp_path):
     folder = run_of(tmp_path, 'name = "demo"\n')
-    words = "ested on few images, and one more that is right changes much: street 8"
+    words = "ested on few samples, and one more that is right changes much: street 8"
     assert f"\nt{words}" in final_table(folder)
     assert f'<p class="danger">T{words}.</p>' in write_report(folder).read_text()
 
@@ -40,4 +40,4 @@ def test_where_nobody_has_counted_nothing_is_said(tmp_path):
         del line["seal"]
         line["confusion"] = {}
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "few images" not in final_table(folder)
+    assert "few samples" not in final_table(folder)
