@@ -46,7 +46,8 @@ class Reader:
         if line == "pip install protofleet":
             return self.install()
         done = subprocess.run(
-            ["bash", "-c", '. env/bin/activate && eval "$1"', "bash", line], cwd=self.folder, env=self.environment, text=True,
+            ["bash", "-c", '. env/bin/activate && eval "$1"', "bash", line],
+            cwd=self.folder, env=self.environment, text=True,
             capture_output=True, stdin=subprocess.DEVNULL, timeout=240,
         )  # fmt: skip
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
