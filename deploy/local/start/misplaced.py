@@ -22,6 +22,7 @@ KINDS: Final = {
 }
 # Keys that only such a file has.
 OF_A_COORDINATOR: Final = frozenset({"folder", "federation", "enrolled", "key", "limits", "class_names"})
+OF_AN_EXPERIMENT: Final = frozenset({"base", "data", "devices", "domains"})
 OF_A_DEVICE: Final = frozenset({"folder", "federation", "enrolled", "key", "coordinator_key", "stays"})
 
 
@@ -33,7 +34,9 @@ def kind_of(table: Mapping[str, Any]) -> str:
     if {"grid", "experiment"} <= keys:
         return "sweep"
     if "method" in keys:
-        return "coordinator" if OF_A_COORDINATOR & keys or isinstance(table.get("devices"), str) else "run"
+        if OF_A_COORDINATOR & keys or isinstance(table.get("devices"), str):
+            return "coordinator"
+        return "run" if OF_AN_EXPERIMENT & keys else ""  # name, rounds and method alone may be either's
     if "base" in keys:
         return "run"
     return "device" if OF_A_DEVICE & keys and "rounds" not in keys else ""
