@@ -14,12 +14,12 @@ from statistics import fmean
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from protofleet.deploy.api.errors import public_errors
 from protofleet.deploy.errors import RunError
 from protofleet.edge_client.data.own import Checked, Data
 from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import Shard, TensorSamples
 from protofleet.edge_client.trainer.job import TRAIN, LocalJob
 from protofleet.methods.contract.base import Ask, ClientHalf, Member, Method, Reply, ServerHalf
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
@@ -36,24 +36,6 @@ from protofleet.protocol.wire.messages import Arrays
 
 OWN: Final = "own"  # what a plan calls a method that has no name
 ANY_SAMPLES: Final = "mlp"  # in the place of a network that is an object
-
-
-@dataclass(frozen=True)
-class Samples:
-    x: Tensor
-    y: Tensor
-
-
-@dataclass(frozen=True)
-class DeviceData:
-    """`Data` as a client half has it."""
-
-    domain: str
-    classes: int
-    names: tuple[str, ...]
-    train: Samples
-    validation: Samples
-    test: Samples
 
 
 @dataclass(frozen=True)
@@ -123,7 +105,7 @@ def simulate(
 
 
 def plan_of(
-    method: Method | str | Path, data: Mapping[str, DeviceData], rounds: int, settings: dict[str, Any],
+    method: Method | str | Path, data: Mapping[str, Shard], rounds: int, settings: dict[str, Any],
     network: str | Recipe, seed: int,
 ) -> OwnPlan:  # fmt: skip
     if not data:
@@ -160,7 +142,7 @@ def method_of(method: Method | str | Path) -> tuple[str, Method]:
         raise SettingsError(str(error).strip("\"'")) from None
 
 
-def shape_of(data: DeviceData) -> tuple[int, ...]:
+def shape_of(data: Shard) -> tuple[int, ...]:
     return tuple(data.train.x.shape[1:])
 
 
@@ -171,7 +153,7 @@ def input_shape(shape: tuple[int, ...]) -> InputShape:
         raise SettingsError(f"of samples, {error}") from None
 
 
-def device_data(name: str, data: Data) -> DeviceData:
+def device_data(name: str, data: Data) -> Shard:
     """Checked and brought to scale as in a run with `data.file`."""
     if not isinstance(data, Data):
         raise SettingsError(
@@ -179,12 +161,14 @@ def device_data(name: str, data: Data) -> DeviceData:
         )
     shape = tuple(getattr(data.train[0], "shape", ())[1:]) if isinstance(data.train, tuple) else ()
     splits = Checked(name, data, DataSettings(file=name, **input_shape(shape).settings())).splits()
-    train, validation, test = (Samples(*pair) for pair in (splits.train, splits.validation, splits.test))
-    return DeviceData(data.domain or name, splits.classes, splits.names, train, validation, test)
+    train, validation, test = (
+        TensorSamples(*pair) for pair in (splits.train, splits.validation, splits.test)
+    )
+    return Shard(data.domain or name, splits.classes, train, validation, test, splits.names)
 
 
 class Federation:
-    def __init__(self, plan: Plan, data: Mapping[str, DeviceData], reboots: bool) -> None:
+    def __init__(self, plan: Plan, data: Mapping[str, Shard], reboots: bool) -> None:
         self._plan, self._data, self._reboots = plan, dict(sorted(data.items())), reboots
         self._members = [Member(name, len(of.train.y), self._counts(of)) for name, of in self._data.items()]
         self._server = plan.server_half()
@@ -263,7 +247,7 @@ class Federation:
         half = self._plan.client_half(data.train, name, validation=validation)
         return LocalJob(half, data, self._plan.variant.reports)
 
-    def _counts(self, data: DeviceData) -> tuple[int, ...]:
+    def _counts(self, data: Shard) -> tuple[int, ...]:
         if not self._plan.load().needs_counts:
             return ()
         return tuple(torch.bincount(data.train.y, minlength=data.classes).tolist())
