@@ -101,8 +101,9 @@ def lived(tmp_path_factory):
         )
         targets = {name: ports[name] for name in DEVICES}
         seen = ends.enter_context(Prometheus(folder / "prometheus", ports["coordinator"], targets))
-        pace = Pace(folder / "slots", lambda: len(f.rounds()))
+        pace, never = (Pace(folder / name, lambda: len(f.rounds())) for name in ("slots", "no-slots"))
         ends.callback(pace.end)
+        ends.callback(never.end)
         found = Lived(seen, f.run)
         live_through(f, found, pace, ports)
         yield found
@@ -160,13 +161,17 @@ def live_through(f, found, pace, ports):
     seen.wait_for("changes(protofleet_round[1500ms]) == 0")  # everybody is asked, and nobody works
     devices["d3"].kill()
     lifecycle.revoke(f.fleet.authority(), "d3", "sold")
-    devices["d3"].start()  # by whoever has it now
+    # By whoever has it now, who has nothing to give: of an answer that nobody takes is told as well.
+    f.device("d3", metrics_port=ports["d3"], slots=Slots(str(f.folder.parent / "no-slots"), 1), stays=True)
     with pace.going():
         seen.wait_for('protofleet_rejected_total{job="coordinator", reason="unknown_sender"} > 0')
         seen.wait_for(
             'protofleet_devices_present == 2 and on () protofleet_device_connected{device="d3"} == 1'
         )
-        found.note("with a revoked device")
+        seen.wait_until(
+            lambda: outboxes_are_seen_empty(found, "with a revoked device"),
+            "empty outboxes beside a revoked device",
+        )
     found.ended = time.time()
 
 
