@@ -1,4 +1,4 @@
-"""A device that is revoked in the middle of a phase: no coordinator waits for it, also not one that was started again."""
+"""A device that is revoked in the middle of a phase: no coordinator waits for it, nor one that is started again."""
 
 import signal
 
