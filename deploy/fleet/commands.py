@@ -141,7 +141,7 @@ def plan(d: Deployment, o: Options) -> int:
     cannot = f"{len(unfit)} cannot be deployed{': ' * bool(unfit)}{', '.join(unfit)}"
     hosts = counted(len(d.hosts), "host")
     listing.line(f"{hosts}: {changing} to be changed, {good} as they shall be, {cannot}")
-    listing.end({"devices": found})
+    listing.end({"hosts": found})
     return FAILED if unfit else OK
 
 
@@ -151,13 +151,13 @@ def apply(d: Deployment, o: Options) -> int:
     failed = [outcome for outcome in outcomes if outcome.problem]
     for outcome in failed:
         print(f"protofleet: {outcome.name}: {outcome.problem}", file=sys.stderr)
-    noun = "host" if any(host.role != DEVICE.name for host in d.fleet.hosts.values()) else "device"
     changed = sum(1 for outcome in outcomes if outcome.changed)
     untouched = len(d.hosts) - len(outcomes)
     rest = f"; {untouched} not changed, because {d.rollout.stopped}" if untouched else ""
-    print(f"{counted(len(outcomes), noun)}: {changed} changed, {len(failed)} failed{rest}")
+    hosts = counted(len(outcomes), "host")
+    print(f"{hosts}: {changed} changed, {len(failed)} failed{rest}")
     if d.rollout.stopped and not failed:
-        message = f"{d.rollout.stopped}; `protofleet deploy rollback NAME` rolls a device back"
+        message = f"{d.rollout.stopped}; `protofleet deploy rollback NAME` rolls a host back"
         print(f"protofleet: {message}", file=sys.stderr)
     return FAILED if failed or d.rollout.stopped else OK
 
@@ -182,7 +182,7 @@ def status(d: Deployment, o: Options) -> int:
         code = code if healthy else FAILED
         listing.line(ROW_FORMAT.format(*cells), wrong=not healthy)
         found[name] = {"healthy": healthy, "problem": "", **status_object(cells)}
-    listing.end({"devices": found})
+    listing.end({"hosts": found})
     return code
 
 
@@ -196,7 +196,7 @@ def doctor(d: Deployment, o: Options) -> int:
         listing.line(f"{name}:", wrong=failed(checks, o.strict))
         code = max(code, print_checks(checks, o.strict, listing))
         found[name] = [asdict(check) for check in checks]
-    listing.end({"devices": found})
+    listing.end({"hosts": found})
     return code
 
 

@@ -1,4 +1,4 @@
-"""The state of a device in one line."""
+"""The state of a host in one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protofleet.protocol.security.records import day
 ROW_FORMAT = "{:16} {:12} {:18} {:28} {:>5} {:>8} {:>7}  {}"
 
 
-TITLES = ("device", "service", "release", "now", "round", "accepted", "hottest", "good since")
+TITLES = ("host", "service", "release", "now", "round", "accepted", "hottest", "good since")
 
 
 def status_title() -> str:

@@ -331,6 +331,27 @@ def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
     )
 
 
+@pytest.mark.parametrize("step", ["plan", "status", "doctor"])
+def test_hosts_are_listed_in_the_order_in_which_they_are_deployed(desk, capsys, step):
+    desk.deploy(step)
+    named = [line.split()[0].rstrip(":") for line in capsys.readouterr().out.splitlines()]
+    assert list(dict.fromkeys(name for name in named if name in desk.boards)) == [
+        "mqtt",
+        "coordinator",
+        "board-1",
+    ]
+    desk.deploy(step, json=True)
+    assert list(json.loads(capsys.readouterr().out)["hosts"]) == ["mqtt", "coordinator", "board-1"]
+
+
+def test_devices_go_in_the_order_of_the_file_so_that_it_says_which_is_the_canary():
+    roles = {"zebra": "device", "coordinator": "coordinator", "apple": "device", "mqtt": "broker"}
+    hosts = {name: Host(f"10.0.0.{i}", role=role) for i, (name, role) in enumerate(roles.items())}
+    fleet = Fleet("root", hosts, broker="broker")
+    assert list(fleet.selected([])) == ["mqtt", "coordinator", "zebra", "apple"]
+    assert list(fleet.selected(["apple", "zebra"])) == ["zebra", "apple"]
+
+
 def test_a_broker_at_another_address_gets_a_certificate_for_both_with_the_keys_that_it_has(desk, capsys):
     desk.deploy("apply")
     root, own = desk.folder / "fleet/root/certs/mqtt.crt", desk.folder / "fleet/broker/current/tls.key"
