@@ -135,7 +135,7 @@ def test_what_is_broken_is_said_in_clear_words_and_stops_nobody_else(rig, bench)
         "no-disk": "0.1 GB are free; make room",
         "wrong-arch": "architecture: armv7l, for which there is no torch",
         "no-clock": "clock: it is set to 1970",
-        "no-sshd": "nothing listens on that port; is sshd running",
+        "no-sshd": "; is sshd running, is the port right?",
         "stranger": "its host key is not known here",
         "locked": "it does not accept our key",
         "no-rsync": "rsync is not installed; apt-get install rsync",

@@ -5,6 +5,7 @@ import json
 import subprocess
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -331,6 +332,26 @@ def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
     )
 
 
+@pytest.mark.parametrize(("step", "host", "more", "words"), [
+    ("backup", "board-1", {}, "board-1 is no coordinator, and backup is for one alone; say `protofleet deploy"),
+    ("restore", "mqtt", {}, "mqtt is no coordinator, and restore is for one alone; say `protofleet deploy"),
+    ("restore", "coordinator", {}, "nowhere is no folder; name that of a backup with --from; `protofleet"),
+    ("tune", "board-1", {"set": ["paused"]}, "--set is 'paused', which is not of the form KEY=VALUE, as paused=true"),
+])  # fmt: skip
+def test_a_slip_is_said_of_what_was_typed(desk, step, host, more, words):
+    given = {
+        "to": Path("nowhere"),
+        "source": Path("nowhere"),
+        "from_round": None,
+        "hours": 1.0,
+        "set": [],
+        **more,
+    }
+    with pytest.raises(SettingsError) as told:
+        desk.deploy(step, host, **given)
+    assert str(told.value).startswith(words)
+
+
 @pytest.mark.parametrize("step", ["plan", "status", "doctor"])
 def test_hosts_are_listed_in_the_order_in_which_they_are_deployed(desk, capsys, step):
     desk.deploy(step)
@@ -414,7 +435,8 @@ def test_a_copy_of_another_run_stops_nothing(desk, tmp_path):
             tmp_path / "older", "winter"
         ): "holds winter, and coordinator.name in the fleet's file is first",
         tmp_path / "torn": "cannot be read",
-        tmp_path / "nowhere": "has no runs.tar",
+        tmp_path / "nowhere": "is no folder; name that of a backup",
+        tmp_path: "has no runs.tar; name that of a backup",
     }.items():
         with pytest.raises(SettingsError, match=words):
             desk.deploy("restore", "coordinator", source=source, from_round=None)
