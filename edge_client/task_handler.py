@@ -183,7 +183,7 @@ class TaskHandler:
     def _drop_result(self, result: object) -> None:
         """Another run, or plan, has come in the meantime, and is begun now."""
         if isinstance(result, Exception):
-            expected = isinstance(result, TrainerDiedError | ValueError) or is_full(result)
+            expected = isinstance(result, TrainerDiedError | AuthorError | ValueError) or is_full(result)
             if isinstance(result, DamagedError) or not expected:
                 raise result
             log.warning("in work for another run: %s", result)

@@ -217,7 +217,7 @@ class Method:
         for name, (half, base) in halves.items():
             if not (isinstance(half, type) and issubclass(half, base)):
                 raise TypeError(f"Method({name}=...) is {half!r}, it must be a class of {base.__name__}")
-            if lacking := ", ".join(f"{call}()" for call in sorted(half.__abstractmethods__)):
+            if lacking := ", ".join(f"{call}()" for call in sorted(getattr(half, "__abstractmethods__", ()))):
                 raise TypeError(f"{half.__name__} lacks {lacking}, which a {base.__name__} has to have")
         if self.reports not in self.VIEWS:
             raise ValueError(f"Method(reports={self.reports!r}), it must be one of {', '.join(self.VIEWS)}")
