@@ -56,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from protofleet.deploy.exit_codes import exit_code, message
         from protofleet.runtime.faults import as_authors
 
-        error = as_authors(problem) or problem
-        if (exit_status := exit_code(error)) is None:
+        found = as_authors(problem) or problem
+        if (exit_status := exit_code(found)) is None:
             raise  # a bug of ours keeps its traceback
-        return say(message(error), exit_status)
+        return say(message(found), exit_status)
     return code
 
 
