@@ -87,7 +87,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
                 transport.close()  # to the devices it has ended
                 scrapes.wait_for_last(stopped)
         if run.diverged:
-            raise DivergedError(f"the run has diverged: {run.diverged}")
+            raise DivergedError(f"the run has come to nothing: {run.diverged}")
         return service.stopped
     finally:
         transport.close()

@@ -81,7 +81,10 @@ def small_test_notice(run: FinishedRun) -> str:
 def outcome_notice(summary: Mapping[str, Any]) -> str:
     """In red where the run has not finished well; summaries of earlier versions do not say."""
     text = summary.get("ended", "finished")
-    return "" if text == "finished" else f'<p class="danger">This run has {escape(text)}.</p>'
+    if text == "finished":
+        return ""
+    words = text.replace("diverged: ", "come to nothing: ", 1)
+    return f'<p class="danger">This run has {escape(words)}.</p>'
 
 
 def security_notice(summary: Mapping[str, Any]) -> str:
