@@ -157,10 +157,11 @@ def add_compare(commands: Subparsers) -> None:
 
 def compare(options: argparse.Namespace) -> int:
     from protofleet.deploy.report.comparison import accuracy_target, read_groups, write
-    from protofleet.deploy.report.comparison_files import as_csv, as_latex
+    from protofleet.deploy.report.comparison_csv import as_csv
     from protofleet.deploy.report.comparison_page import comparison_page
     from protofleet.deploy.report.comparison_tables import as_object, tables
     from protofleet.deploy.report.energy.compared import energy_tables
+    from protofleet.deploy.report.latex import as_latex
 
     groups = read_groups(options.folders, options.view)
     target = accuracy_target(groups, options.baseline, options.share)
