@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import SEEDS, SHARE, Subparsers, experiment_file
-from protofleet.deploy.cli.own.track import TO
+from protofleet.deploy.cli.own.track import add_track_option
 from protofleet.deploy.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts
 from protofleet.runtime.launcher import Launcher
@@ -38,18 +38,15 @@ def add_run(commands: Subparsers) -> None:
         default=[],
         help="run each file once for each seed, as <name>-s<seed>",
     )
-    command.add_argument(
-        "--track", action="append", default=[], metavar="TRACKER",
-        help=f"each round goes to {TO} as it ends; may be said more than once",
-    )  # fmt: skip
+    add_track_option(command)
     command.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
     from protofleet.deploy.local.processes import start_launcher
-    from protofleet.deploy.trackers.destinations import destination
+    from protofleet.deploy.trackers.destinations import destinations
 
-    options.track = list(dict.fromkeys(map(destination, options.track)))
+    options.track = destinations(options.track)
     # Before anything that takes long to import, and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher:
         return run_with(launcher, options)
