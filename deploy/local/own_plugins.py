@@ -14,7 +14,7 @@ from typing import Any, Final
 from protofleet.methods.plugins import file, packages
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.methods.plugins.file import Source
-from protofleet.methods.plugins.paths import TABLES
+from protofleet.methods.plugins.paths import placed
 from protofleet.protocol.storage.disk import Disk
 
 FOLDER: Final = "plugins"  # in that of a run
@@ -37,19 +37,7 @@ class OwnPlugIns:
 
     def kept(self, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Settings with the files that the run in this folder keeps, in place of those that were named."""
-        paths = self._kept_in(folder)
-
-        def changed(value: Any) -> Any:
-            if isinstance(value, str):
-                return str(paths.get(value, value))
-            return [changed(one) for one in value] if isinstance(value, list) else value
-
-        return {
-            key: {k: changed(v) if k in ("file", "files") else v for k, v in value.items()}
-            if key in (*TABLES, "plugins") and isinstance(value, Mapping)
-            else value
-            for key, value in table.items()
-        }
+        return placed(table, {name: str(path) for name, path in self._kept_in(folder).items()})
 
     def keep(self, folder: Path) -> None:
         """The very bytes that were hashed."""
