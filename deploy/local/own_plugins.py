@@ -15,7 +15,7 @@ from protofleet.deploy.local.start.trial_load import demand_end
 from protofleet.methods.plugins import file, packages
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.methods.plugins.file import Source
-from protofleet.methods.plugins.paths import TABLES
+from protofleet.methods.plugins.paths import placed
 from protofleet.protocol.storage.disk import Disk
 
 NO_NAMES: Final[Mapping[str, Sequence[str]]] = {}
@@ -39,19 +39,7 @@ class OwnPlugIns:
 
     def kept(self, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Settings with the files that the run in this folder keeps, in place of those that were named."""
-        paths = self._kept_in(folder)
-
-        def changed(value: Any) -> Any:
-            if isinstance(value, str):
-                return str(paths.get(value, value))
-            return [changed(one) for one in value] if isinstance(value, list) else value
-
-        return {
-            key: {k: changed(v) if k in ("file", "files") else v for k, v in value.items()}
-            if key in (*TABLES, "plugins") and isinstance(value, Mapping)
-            else value
-            for key, value in table.items()
-        }
+        return placed(table, {name: str(path) for name, path in self._kept_in(folder).items()})
 
     def as_named(self, text: str, folder: Path) -> str:
         """Words of the run in this folder, with the files of their author in the place of its copies."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.methods.plugins import file
-from protofleet.methods.plugins.paths import IN_SETTINGS, TABLES
+from protofleet.methods.plugins.paths import IN_SETTINGS, placed
 from protofleet.protocol.settings.reader import SettingsError
 
 
@@ -36,19 +36,7 @@ def with_hashes(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def at_the_host(table: Mapping[str, Any], files: Sequence[str], folder: str) -> dict[str, Any]:
     """With the places that shipped files have there."""
-    places = {one: f"{folder}/{Path(one).name}" for one in files}
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, str):
-            return places.get(value, value)
-        return [changed(one) for one in value] if isinstance(value, list) else value
-
-    return {
-        key: {k: changed(v) if k in ("file", "files") else v for k, v in value.items()}
-        if key in (*TABLES, "plugins") and isinstance(value, Mapping)
-        else value
-        for key, value in table.items()
-    }
+    return placed(table, {one: f"{folder}/{Path(one).name}" for one in files})
 
 
 def put_beside_wheels(files: Sequence[str], folder: Path) -> None:
