@@ -106,12 +106,14 @@ class ControlPlane:
         return ROLES[self.fleet.hosts[name].role]
 
     def place(self, name: str) -> Place:
-        role, endpoint = self.role(name), ""
+        role, endpoint, models = self.role(name), "", ""
         if role.name == COORDINATOR:
             endpoint = self.coordinator_settings().endpoint().url("/health")
         elif role.name == BROKER:
             endpoint = str(broker_port(self.fleet))
-        return Place(role, self.fleet.software_of(name).python, endpoint)
+        elif (settings := self.settings(name)).models is not None and settings.models.serves:
+            models = str(settings.models.folder_in(Path(settings.folder)))
+        return Place(role, self.fleet.software_of(name).python, endpoint, models)
 
     def release(self, name: str) -> Release:
         return self._releases.of(name)
