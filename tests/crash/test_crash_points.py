@@ -14,14 +14,11 @@ from tests.crash.points import FATES, METHODS, Death, deaths, unbroken
 from tests.crash.world import crashing, outcome
 
 SOME = {"coordinator": 17, "device-1": 17}
-MOST_ARE_SLOW = [
-    name if name == "fedpall" else pytest.param(name, marks=pytest.mark.slow) for name in METHODS
-]
 
 
 @pytest.mark.parametrize("party", ["coordinator", "device-1"])
 @pytest.mark.parametrize(
-    "method", [m if m == "fedpall" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
+    "method", [m if m == "fedavg" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
 )
 def test_a_death_at_any_point_changes_no_bit(method, party):
     fates = list(FATES)

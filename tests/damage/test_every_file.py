@@ -64,7 +64,9 @@ def test_states_of_a_device_that_rot_between_two_rounds_are_worked_out_again():
         assert result != OTHER, (name, words)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [m if m == "fedavg" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
+)
 def test_no_damaged_file_changes_a_bit_in_silence_and_no_pair_of_a_devices(method):
     dice = random.Random(method)
     pairs = dice.sample(list(every_pair((method,))), 4)

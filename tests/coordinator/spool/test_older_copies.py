@@ -211,7 +211,10 @@ def test_an_older_copy_is_noticed_where_all_rounds_have_one_broadcast(tmp_path, 
     assert went_back(run) == 1 and run.service.finished
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedpall", "fedplcc", "singleset"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedpall", "fedplcc", "singleset"))],
+)
 def test_parties_that_come_back_as_they_were_are_not_taken_for_older_copies(tmp_path, caplog, method):
     honest = simulation(tmp_path / "honest", method).run()
     run = simulation(tmp_path / "run", method)
