@@ -15,7 +15,7 @@ from protofleet.deploy.api.errors import public_errors
 from protofleet.deploy.export.formats import FILES, SAFETENSORS
 from protofleet.deploy.export.source import Wanted, find_model
 from protofleet.deploy.local.own_plugins import own_plugins
-from protofleet.edge_client.data.images.image_files import ImageFiles
+from protofleet.edge_client.data.images.image_files import named_pictures
 from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
 from protofleet.methods.served.card import Card, CardError, read_card
 from protofleet.methods.served.rebuild import rebuild
@@ -99,9 +99,8 @@ class Model:
         """In the model's size and number of channels, as a device reads its own."""
         if self.card.input.kind != "image":
             raise SettingsError(f"the model takes a {self.card.input.kind} and no pictures; give it an array")
-        files, every = ImageFiles(list(paths), np.zeros(len(paths), np.int64)), np.arange(len(paths))
         with public_errors():
-            return torch.from_numpy(files.samples(every, InputShape(self.card.input.shape)).copy())
+            return torch.from_numpy(named_pictures(paths, InputShape(self.card.input.shape)).copy())
 
 
 def load_model(
