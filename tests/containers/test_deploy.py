@@ -176,7 +176,7 @@ def test_a_deployer_that_dies_in_any_step_is_gone_on_with(rig):
                     break
     assert len(survived) >= 7, survived  # a step may have come to its end in spite of the kill
     assert (
-        "1 devices: 1 changed, 0 failed" in (said := fleet.deploy("apply", "--yes").stdout)
+        "1 device: 1 changed, 0 failed" in (said := fleet.deploy("apply", "--yes").stdout)
         or "0 changed" in said
     )
     assert "nothing to do" in fleet.deploy("apply").stdout
