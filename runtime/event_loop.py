@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Connected, Disconnected, Done, Item, Stop
 from protofleet.protocol.wire.reasons import DisconnectReason
+from protofleet.runtime.faults import as_authors
 from protofleet.runtime.health import Heartbeats
 
 log = logging.getLogger("protofleet")
@@ -46,6 +47,10 @@ class Worker(Protocol):
     """Where long work goes. `then` is called on the owner's thread with the result, or with the error."""
 
     def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None: ...
+
+
+class EndedWorkError(RuntimeError):
+    """Something in the work has tried to end the process, and none of a plug-in's lines."""
 
 
 class WorkThread:
@@ -89,17 +94,29 @@ class ThreadWorker:
         result: T | Exception
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - it is raised again by `then`, on the owner's thread
-            result = error
+        except BaseException as error:  # noqa: BLE001 - it is raised again by `then`, on the owner's thread
+            result = as_exception(error)
         self._inbox.put(Done(partial(then, result)))
+
+
+def as_exception(error: BaseException) -> Exception:
+    """What a thread's owner is given: a SystemExit would end the thread, and nobody would hear of it. Its author is
+    given the traceback in the log, and the others the one line of it."""
+    if (found := as_authors(error)) is not None:
+        log.error("%s", found, exc_info=error)
+        return found
+    if isinstance(error, Exception):
+        return error
+    return EndedWorkError(f"the work was ended by {type(error).__name__}: {error}")
 
 
 def wait_for_broker(
     inbox: queue.SimpleQueue[Item], seconds: float, alive: Callable[[], None] = lambda: None
 ) -> None:
-    """Return when the first connection stands (its item stays in the inbox), or say why it does not.
+    """Return when the first connection stands, or at what a signal asks for; or say why it does not stand.
 
-    `alive` is called every few seconds. A device that is to work offline waits for `inf` seconds.
+    The item on which it returns stays in the inbox. `alive` is called every few seconds. A device that is to work
+    offline waits for `inf` seconds.
     """
     last, deadline = "", time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
@@ -109,7 +126,7 @@ def wait_for_broker(
         except queue.Empty:
             continue
         match item:
-            case Connected():
+            case Connected() | Stop() | Done():
                 inbox.put(item)
                 return
             case Disconnected(reason, final):
@@ -121,18 +138,22 @@ def wait_for_broker(
     raise BrokerError(f"{last or 'no answer from the broker'}; gave up after {seconds:.0f} s")
 
 
-def stop_on_signals(put: Callable[[Item], None]) -> threading.Event:
-    """An interrupt from the terminal or from the service manager ends an app in good order. The event is for what
-    waits without taking items."""
-    stopped = threading.Event()
+def stop_on_signals(put: Callable[[Item], None]) -> Callable[[], bool]:
+    """An interrupt from the terminal or from the service manager ends an app in good order. What comes back says
+    whether there was one, for what waits without taking items.
+
+    The handler takes no lock, as a threading.Event does: it may run while the main thread, or a handler of an earlier
+    signal, holds that very lock.
+    """
+    numbers: list[int] = []
 
     def stop(number: int, frame: object) -> None:
-        stopped.set()
+        numbers.append(number)
         put(Stop(f"{DisconnectReason.SIGNAL.value}: {signal.Signals(number).name}"))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    return stopped
+    return lambda: bool(numbers)
 
 
 def serve(

@@ -14,6 +14,7 @@ from torch import Tensor
 from protofleet.deploy.api.errors import public_errors
 from protofleet.deploy.export.formats import FILES, SAFETENSORS
 from protofleet.deploy.export.source import Wanted, find_model
+from protofleet.deploy.local.own_plugins import own_plugins
 from protofleet.edge_client.data.images.image_files import ImageFiles
 from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
 from protofleet.methods.served.card import Card, CardError, read_card
@@ -103,13 +104,17 @@ class Model:
             return torch.from_numpy(files.samples(every, InputShape(self.card.input.shape)).copy())
 
 
-def load_model(folder: str | Path, device: str | None = None, which: Which = "best") -> Model:
+def load_model(
+    folder: str | Path, device: str | None = None, which: Which = "best", plugins: Sequence[str | Path] = ()
+) -> Model:
     """Of a run, an export, or what a board serves (then `device` and `which` have been chosen already).
 
-    `device` is whose own model of a run it shall be; `which` is "best", by validation, or "last".
+    `device` is whose own model of a run it shall be; `which` is "best", by validation, or "last". `plugins` are
+    files with the method or network of your own that the model was made with; a run has kept its.
     """
     place = Path(folder)
     with public_errors():
+        own_plugins([str(path) for path in plugins])
         if which not in ("best", "last"):
             raise SettingsError(f"which is {which!r}, it must be 'best' or 'last'")
         if (single := folder_of_one(place)) is None:

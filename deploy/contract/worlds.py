@@ -144,6 +144,11 @@ def final_state(run: Simulation) -> dict[str, Tensor]:
     return {f"{who}/{key}": v.clone() for who, state in states.items() for key, v in state.items()}
 
 
+def require_finished(run: Simulation, otherwise: str) -> None:
+    why = run.service.run.diverged
+    require(run.service.finished and not why, f"{otherwise}{why and f': {why}'}")
+
+
 def require_same(a: Simulation, b: Simulation) -> None:
     one, other = final_state(a), final_state(b)
     require(

@@ -12,6 +12,7 @@ from protofleet.coordinator.models.saved import SPOOL, SavedRun, read_saved_run
 from protofleet.coordinator.observe.curves import with_mean
 from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.deploy.errors import RunError
+from protofleet.deploy.export.kept_plugins import plugins_of_run
 from protofleet.edge_client.trainer.kept_models import BEST, LAST, kept_file
 from protofleet.methods.contract.bridge import to_torch
 from protofleet.methods.contract.overview import NoSamples
@@ -53,8 +54,11 @@ def find_model(folder: Path, wanted: Wanted) -> Model:
         if (folder / kept_file(Path(), LAST)).exists() and not _is_run(folder):
             return _device_s_own(folder, folder, wanted, "")
         run = _saved_run(folder)
+        plan = read_plan(
+            run.plan, plugins_of_run(folder)
+        )  # its plug-ins are loaded, for whatever is made of it
         if wanted.device is None:
-            return _of_all(folder, run, wanted)
+            return _of_all(folder, run, plan, wanted)
         return _device_s_own(folder, _folder_of_device(folder, wanted.device), wanted, run.name)
     except (CardError, DamagedError, LookupError) as error:
         raise RunError(str(error).strip('"')) from None
@@ -78,8 +82,7 @@ def _saved_run(folder: Path) -> SavedRun:
 # The model of all.
 
 
-def _of_all(folder: Path, run: SavedRun, wanted: Wanted) -> Model:
-    plan = read_plan(run.plan)
+def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> Model:
     if plan.variant.reports == "personal":
         raise SettingsError(
             f"the models of {plan.method} are its devices' own; say whose with --device: {_devices_in(folder)}"

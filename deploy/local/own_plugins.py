@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.deploy.local.start.trial_load import demand_end
 from protofleet.methods.plugins import file, packages
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.methods.plugins.file import Source
 from protofleet.methods.plugins.paths import TABLES
 from protofleet.protocol.storage.disk import Disk
 
+NO_NAMES: Final[Mapping[str, Sequence[str]]] = {}
 FOLDER: Final = "plugins"  # in that of a run
 
 
@@ -51,6 +53,12 @@ class OwnPlugIns:
             for key, value in table.items()
         }
 
+    def as_named(self, text: str, folder: Path) -> str:
+        """Words of the run in this folder, with the files of their author in the place of its copies."""
+        for name, path in self._kept_in(folder).items():
+            text = text.replace(str(path), name)
+        return text
+
     def keep(self, folder: Path) -> None:
         """The very bytes that were hashed."""
         disk = Disk(durable=False)
@@ -65,9 +73,14 @@ class OwnPlugIns:
         }
 
 
-def own_plugins(files: Sequence[str], names: Mapping[str, Sequence[str]]) -> OwnPlugIns:
-    """`files` are run; of `names`, kind -> names that are not ours, those are taken that a package has."""
-    sources = {path: file.from_file(Path(path), allowed=None)[0] for path in dict.fromkeys(files) if path}
+def own_plugins(
+    files: Sequence[str], names: Mapping[str, Sequence[str]] = NO_NAMES, seen: str = ""
+) -> OwnPlugIns:
+    """`files` are run; of `names`, kind -> names that are not ours, those are taken that a package has.
+
+    `seen` is what is said of a file in settings that is not there.
+    """
+    sources = {path: _loaded(Path(path), seen) for path in dict.fromkeys(files) if path}
     found = [
         packaged.sha256
         for kind, wanted in names.items()
@@ -75,3 +88,9 @@ def own_plugins(files: Sequence[str], names: Mapping[str, Sequence[str]]) -> Own
         if (packaged := packages.installed(kind).get(name)) is not None
     ]
     return OwnPlugIns(sources, tuple(found))
+
+
+def _loaded(path: Path, seen: str) -> Source:
+    """Run here once it has been run to its end in a process that nobody needs."""
+    demand_end(file.read(path, seen))
+    return file.from_file(path, allowed=None, seen=seen)[0]

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 # Tables of settings whose `file` is a plug-in.
 TABLES: Final = ("method", "network", "mutual", "data", "metrics")
+# For who named a file that is not there in settings. A path that is not whole comes from a command, or a program.
+IN_SETTINGS: Final = "a path in a TOML is seen from the folder of that TOML"
 
 
 def seen_from(table: dict[str, Any], folder: Path) -> dict[str, Any]:

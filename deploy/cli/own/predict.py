@@ -39,6 +39,10 @@ def add_predict(commands: Subparsers) -> None:
         "--onnx", action="store_true", help="run model.onnx, which takes the package onnxruntime"
     )
     command.add_argument(
+        "--plugin", type=Path, action="append", default=[], metavar="FILE",
+        help="a method or network of your own that the model was made with; --onnx needs none",
+    )  # fmt: skip
+    command.add_argument(
         "--json",
         action="store_true",
         help="one object, and nothing else on standard output; of --watch one a line",
@@ -55,6 +59,10 @@ def predict(options: argparse.Namespace) -> int:
         raise SettingsError(f"there is no folder {options.watch} to watch")
     with held_interrupts():
         from protofleet.edge_client.serving import predictor  # noqa: F401 - torch, and all that takes its time
+    if options.plugin:
+        from protofleet.deploy.local.own_plugins import own_plugins
+
+        own_plugins(list(map(str, options.plugin)))
     chosen = ChosenModel(options.model, options.onnx)
     return watch(options, chosen) if options.watch else predict_all(options, chosen)
 
