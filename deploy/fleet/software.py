@@ -127,10 +127,10 @@ def make_wheels(software: Software, folder: Path, locks: Sequence[str] = LOCKS) 
             [software.python, software.dependencies, *(f"{p.name} {content_digest(p)}" for p in files)]
         ).encode()
     ).hexdigest()[:NAME_DIGITS]
-    size = sum(p.stat().st_size for p in files)
-    return Release(
-        name, folder, f"{len(files)} files, {size / 1e6:.1f} MB", software.python, software.dependencies
-    )
+    description = f"{len(files)} files, {sum(p.stat().st_size for p in files) / 1e6:.1f} MB"
+    if software.dependencies == "index":
+        description += "; torch and the others are fetched there, which takes minutes"
+    return Release(name, folder, description, software.python, software.dependencies)
 
 
 def write_locks(given: list[Path], folder: Path, locks: Sequence[str]) -> None:
