@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
 from protofleet.coordinator.devices.limits import MAX_MEASURED
-from protofleet.coordinator.observe.record import ByView
+from protofleet.coordinator.observe.record import MEAN, ByView
 
 SAMPLES: Final = "samples.test"
-MEAN: Final = "mean"  # over domains, in the place of one
 JOULES: Final = {"train": "joules.train", "send": "joules.send"}  # phase of a device's work -> metric
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from protofleet.coordinator.observe.measured import MEAN
+from protofleet.coordinator.observe.record import MEAN
 from protofleet.deploy.report.drawing.charts import Line, line_chart
 from protofleet.deploy.report.drawing.palette import INK, line_style
 from protofleet.deploy.report.finished_run import FinishedRun

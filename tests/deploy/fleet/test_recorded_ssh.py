@@ -232,7 +232,7 @@ def test_status_says_which_version_of_its_model_each_device_serves(deployed, cap
         deployed.deploy("status")
         text = capsys.readouterr().out.splitlines()[1]
         deployed.deploy("status", json=True)
-        return text, json.loads(capsys.readouterr().out)["devices"]["board-1"]
+        return text, json.loads(capsys.readouterr().out)["hosts"]["board-1"]
 
     text, found = told()
     assert " -  " in text and found["models"] == {} and found["serves"] is None
