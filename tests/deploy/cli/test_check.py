@@ -5,6 +5,7 @@ import json
 import pytest
 
 from protofleet.deploy.cli.main import main
+from tests.support.forked_program import forked_program
 
 LACKS = """from protofleet.methods import fedavg
 from protofleet.methods.contract.base import ClientHalf, Method
@@ -28,11 +29,14 @@ WRONG = {
         "of ClientHalf"
     ),
     LACKS: "mine.py:5: TypeError: Client lacks receive(), restore(), state(), which a ClientHalf has to have",
+    "import sys\nsys.exit(0)\n": "mine.py:2: SystemExit: 0",
+}  # fmt: skip
+
+ENDS = {
     "import os\nos._exit(0)\n": "mine.py ended the process that loaded it, with exit code 0 and without an error, "
     "as os._exit does; let it raise an error instead",
     "import os\nos.kill(os.getpid(), 9)\n": "mine.py ended the process that loaded it, by signal SIGKILL; let it "
     "raise an error instead",
-    "import sys\nsys.exit(0)\n": "mine.py:2: SystemExit: 0",
 }  # fmt: skip
 
 
@@ -42,6 +46,14 @@ def test_what_is_no_plug_in_is_one_line_whatever_it_does(tmp_path, capfd, text):
     assert main(["check", str(tmp_path / "mine.py")]) == 2
     out, said = capfd.readouterr()
     assert out == "" and said.removeprefix("protofleet: ").removeprefix(f"{tmp_path}/") == f"{WRONG[text]}\n"
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_a_file_that_ends_whoever_loads_it_ends_no_command_without_a_word(tmp_path, text):
+    (tmp_path / "mine.py").write_text(text)
+    log = tmp_path / "check.log"
+    assert forked_program(["check", str(tmp_path / "mine.py")], log).wait(60.0) == 2
+    assert log.read_text().removeprefix("protofleet: ").removeprefix(f"{tmp_path}/") == f"{ENDS[text]}\n"
 
 
 def test_a_file_that_is_not_there_is_looked_for_where_the_command_is_given(tmp_path, capsys, monkeypatch):
