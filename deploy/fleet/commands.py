@@ -119,8 +119,14 @@ def known_hosts(o: Options) -> int:
     return OK if all(words.endswith((" known", " known now")) for words in told.values()) else FAILED
 
 
+def _demand_newest_root(d: Deployment) -> None:
+    if problem := d.rollout.older_root():
+        raise RunError(problem)
+
+
 def plan(d: Deployment, o: Options) -> int:
     """Exit code 1 where a host cannot be reached or cannot be deployed."""
+    _demand_newest_root(d)
     listing, found, changing, unfit = Listing.of(o), dict[str, Any](), 0, list[str]()
     for name, planned in d.run_on_each(lambda ssh: d.rollout.plan(ssh)[2]):
         if isinstance(planned, RunError):
@@ -146,6 +152,7 @@ def plan(d: Deployment, o: Options) -> int:
 
 
 def apply(d: Deployment, o: Options) -> int:
+    _demand_newest_root(d)
     write_targets(d.fleet, d.rollout.control.federation, o.fleet.parent)
     outcomes = d.rollout.run(d.hosts)
     failed = [outcome for outcome in outcomes if outcome.problem]
@@ -275,6 +282,7 @@ def restore(d: Deployment, o: Options) -> int:
     ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR))
     run_name = d.rollout.control.coordinator_settings().name
     copies.check(o.source, run_name)
+    _demand_newest_root(d)
     outcome = d.rollout.deploy(ssh, copies.put_back(o.source, run_name, o.from_round))
     d.rollout.log.append(ssh.name, "restore", outcome.problem or "done", source=str(o.source))
     _print(

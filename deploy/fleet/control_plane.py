@@ -14,7 +14,7 @@ from cryptography import x509
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.brokers.mosquitto import ACL_FILE, CRL_FILE
-from protofleet.deploy.enrol import disconnect
+from protofleet.deploy.enrol import disconnect, older_root
 from protofleet.deploy.enrol.approval import unverified_approval
 from protofleet.deploy.enrol.authority import REVOKED_FILE, ROOTS_FILE, Authority
 from protofleet.deploy.enrol.certificates import host_names
@@ -29,6 +29,7 @@ from protofleet.deploy.enrol.lifecycle import (
     same_keys,
 )
 from protofleet.deploy.enrol.local_federation import enrol
+from protofleet.deploy.enrol.older_root import read_held
 from protofleet.deploy.enrol.request import MAX_HOSTS, REQUEST
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.facts import Facts
@@ -51,8 +52,9 @@ from protofleet.deploy.fleet.targets import targets_text
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides
 from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
+from protofleet.protocol.security.enrolment import REVOKED_FILE as KNOWN_REVOKED
 from protofleet.protocol.security.enrolment import ROOTS_FILE as KNOWN_ROOTS
-from protofleet.protocol.security.records import day
+from protofleet.protocol.security.records import REVOCATIONS, day
 from protofleet.protocol.security.signed_settings import (
     SETTINGS,
     TUNING,
@@ -62,7 +64,7 @@ from protofleet.protocol.security.signed_settings import (
     issue_tuning,
     read_settings,
 )
-from protofleet.protocol.security.statements import StatementError, armoured, from_armour
+from protofleet.protocol.security.statements import StatementError, armoured, from_armour, read_armoured
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, override, write_toml
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR
@@ -315,6 +317,16 @@ class ControlPlane:
             f"it was revoked ({revoked}); take it out of the fleet's file, or say --replace to bring it back with "
             "new keys"
         )
+
+    def older_root(self, facts: Mapping[str, Facts]) -> str:
+        """Why nothing may be made of this root: these hosts, or our own broker's folder, hold later lists; or ""."""
+        held = {
+            name: read_held(self.authority, here.held_revoked, here.held_roots, here.held_crl)
+            for name, here in ((name, one.installed) for name, one in facts.items())
+        }
+        if self.fleet.broker and (path := Path(self.fleet.broker) / CURRENT / KNOWN_REVOKED).exists():
+            held[self.fleet.broker] = read_held(self.authority, read_armoured(REVOCATIONS, path))
+        return older_root.problem(self.authority, held, self.fleet.of_role(DEVICE.name))
 
     def was_revoked(self, name: str) -> bool:
         return any(e.name == name and e.revoked_at for e in self.authority.register.entries)

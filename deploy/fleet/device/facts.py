@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from protofleet.edge_client.host.status_file import Status
+from protofleet.protocol.security.records import REVOCATIONS
+from protofleet.protocol.security.signed_settings import SETTINGS
 from protofleet.protocol.security.statements import StatementError, from_armour
+from protofleet.protocol.security.trust import ROOTS
 from protofleet.protocol.settings.reader import SettingsError
 
 
@@ -50,6 +54,9 @@ class Installed:
     coordinator: str = ""
     lists: str = ""  # SHA-256 of a broker's rules and revocations, or of the records that a coordinator knows
     revoked: str = ""
+    held_revoked: bytes = b""  # the signed statements, and of a broker its lists in PEM
+    held_roots: bytes = b""
+    held_crl: bytes = b""
     targets: str = ""  # of the Prometheus there
     good: KnownGood | None = None
     previous: KnownGood | None = None  # the one before
@@ -150,6 +157,8 @@ def _installed(values: Mapping[str, list[str]], one: Mapping[str, str]) -> Insta
         previous_settings=_statement(one.get("previous_settings", "")),
         unit=one.get("unit", ""), tls=one.get("tls", ""), roots=one.get("roots", ""),
         coordinator=one.get("coordinator", ""), lists=one.get("lists", ""), revoked=one.get("revoked", ""),
+        held_revoked=_statement(one.get("held_revoked", ""), REVOCATIONS),
+        held_roots=_statement(one.get("held_roots", ""), ROOTS), held_crl=_bytes(one.get("held_crl", "")),
         targets=one.get("targets", ""), answers=one.get("answers", ""), good=_good(one.get("good", "")),
         previous=_good(one.get("previous", "")), service=service, status=_status(one.get("status", "")),
     )  # fmt: skip
@@ -179,10 +188,17 @@ def _status(text: str) -> Status | None:
         return None
 
 
-def _statement(text: str) -> bytes:
+def _statement(text: str, kind: str = SETTINGS) -> bytes:
     try:
-        return from_armour("settings", text.encode())
+        return from_armour(kind, text.encode())
     except StatementError:
+        return b""
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text)  # spaces are passed over
+    except ValueError:
         return b""
 
 

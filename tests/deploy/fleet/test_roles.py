@@ -1,7 +1,9 @@
 """Broker, coordinator and devices of one fleet: one machinery, in the order in which they need each other."""
 
 import argparse
+import itertools
 import json
+import shutil
 import subprocess
 import tarfile
 from dataclasses import replace
@@ -12,6 +14,7 @@ from cryptography import x509
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.certificates import host_names
+from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet import commands
 from protofleet.deploy.fleet.checks import Workload, run_checks
 from protofleet.deploy.fleet.device.facts import KnownGood, Service
@@ -373,6 +376,50 @@ def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_aske
                 argparse.Namespace(fleet=desk.folder / "fleet/fleet.toml", hosts=["mqtt"], set=[], hours=1.0),
                 recording(desk.boards, desk.folder / "sockets"),
             )
+
+
+@pytest.fixture
+def copied(desk, capsys):
+    """The root is back from a copy that was made before board-1 was revoked; the hosts know of that."""
+    desk.deploy("apply")
+    root, copy = desk.folder / "fleet/root", desk.folder / "copy"
+    shutil.copytree(root, copy)
+    desk.deploy("revoke", "board-1", reason="sold")
+    version = Authority(root).register.version
+    shutil.rmtree(root)
+    copy.rename(root)
+    capsys.readouterr()
+    desk.versions = (Authority(root).register.version, version)
+    return desk
+
+
+def test_a_root_from_before_a_revocation_is_refused_by_what_any_one_of_those_who_know_holds(copied):
+    held = {name: dict(copied.boards[name].facts) for name in ("coordinator", "mqtt")}
+    kept, here, there = copied.folder / "fleet/broker/current/revoked", *copied.versions
+    ours, register = kept.read_bytes(), copied.folder / "fleet/root/register.json"
+    before = register.read_bytes()
+    for step, told_by in itertools.product(("plan", "apply"), ("coordinator", "mqtt", "fleet/broker")):
+        for name, facts in held.items():
+            silent = {} if name == told_by else {"held_revoked": "", "held_crl": ""}
+            copied.boards[name].facts = facts | silent
+        kept.write_bytes(ours) if told_by == "fleet/broker" else kept.unlink(missing_ok=True)
+        with pytest.raises(RunError) as refused:
+            copied.deploy(step, "board-1")
+        said = str(refused.value)
+        assert f"root is older than what the hosts hold: its list of who is revoked is {here} (20" in said
+        assert f"{told_by} holds {there} (20" in said and "revoked there and valid here: board-1" in said
+        assert "put back a newer copy of it, or revoke again: `protofleet deploy revoke board-1`" in said
+        assert "docs/day-2.md, Lose the root" in said and "\n" not in said
+    assert register.read_bytes() == before
+
+
+def test_who_is_revoked_again_with_an_older_root_is_told_to_the_hosts_and_it_is_the_newest(copied, capsys):
+    said = copied.deploy("revoke", "board-1")
+    assert "remote.sh install_keys mqtt" in said["mqtt"], capsys.readouterr()
+    assert "user board-1\ntopic deny" in copied.boards["mqtt"].incoming["acl"].decode()
+    look = ["facts.sh quick"]
+    assert copied.deploy("plan", "mqtt") == {"mqtt": look, "coordinator": look, "board-1": []}, "once each"
+    assert copied.code == 0, capsys.readouterr()
 
 
 def copy_of(folder, *runs):
