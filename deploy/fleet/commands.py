@@ -109,13 +109,25 @@ def _open(o: Options, changes: bool, devices_only: bool, connect: Connect) -> It
 
 def known_hosts(o: Options) -> int:
     """Needs no root, no release and no connection."""
-    fleet = read_fleet(o.fleet)
-    ask = _ask_for_fingerprint(
-        o, "of the key that its sshd shows", "does the host's own screen, or its provider, say so?"
-    )
-    told = believe(fleet, fleet.selected(o.hosts), ask)
+    fleet, unasked = read_fleet(o.fleet), list[str]()
+    whose = "of the key that its sshd shows"
+    ask = _ask_for_fingerprint(o, whose, "does the host's own screen, or its provider, say so?")
+
+    def show(name: str, fingerprint: str) -> bool:
+        """Where nobody can be asked, all are shown, to be compared before --yes."""
+        _print(name, f"fingerprint {whose}: {fingerprint}")
+        unasked.append(name)
+        return False
+
+    nobody = not (o.yes or sys.stdin.isatty())
+    told = believe(fleet, fleet.selected(o.hosts), show if nobody else ask)
     for name, words in told.items():
         _print(name, words)
+    if unasked:
+        raise RunError(
+            f"there is no terminal to confirm {counted(len(unasked), 'fingerprint')}: compare what is shown with "
+            f"what the hosts say themselves, then say --yes (make: ARGS=--yes) for {', '.join(unasked)}"
+        )
     return OK if all(words.endswith((" known", " known now")) for words in told.values()) else FAILED
 
 
