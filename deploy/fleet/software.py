@@ -18,7 +18,7 @@ from protofleet.deploy.checkout import ROOT, build_folder, copy_sources, is_chec
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.roles import HOST_PACKAGES, ROLES
 from protofleet.deploy.fleet.device.shipped_plugins import put_beside_wheels
-from protofleet.deploy.fleet.settings import Fleet, Software, plugin_files
+from protofleet.deploy.fleet.settings import Fleet, Software, naming_file, plugin_files
 from protofleet.deploy.installed import installed_wheel
 from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, read_lock, read_wheel, with_wheels, write_lock
 from protofleet.protocol.settings.reader import SettingsError
@@ -61,7 +61,7 @@ class Releases:
             return Release(HOST_PACKAGES, self._folder, "of the host's packages")
         software, plugins = self._fleet.software_of(name), plugin_files(self._fleet, name)
         wanted = (software, plugins, self._fleet.reads_bundled_data(name))
-        with self._lock:
+        with self._lock, naming_file(self._fleet):
             if wanted not in self._made:
                 folder = self._folder / str(len(self._made))
                 self._made[wanted] = make_release(software, folder, plugins, bundled=wanted[2])
