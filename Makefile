@@ -172,5 +172,5 @@ mosquitto:
 
 # Docker with compose and buildx, debootstrap, Prometheus; installed where that is possible.
 .PHONY: container-tools
-container-tools:
+container-tools: ## Docker with compose and buildx, Prometheus and what else the container tests need; says how to reach them
 	@sh tests/containers/install.sh

@@ -26,7 +26,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protofleet.deploy.enrol import certificates
 from protofleet.deploy.enrol.certificates import DER, PEM
 from protofleet.deploy.enrol.lock import RegisterLock
-from protofleet.deploy.enrol.register import CHECK, REGISTER, Entry, Register, load_register, save_register
+from protofleet.deploy.enrol.register import (
+    CHECK,
+    REGISTER,
+    Entry,
+    Register,
+    load_register,
+    lost,
+    save_register,
+)
 from protofleet.deploy.enrol.request import REQUEST, Request
 from protofleet.protocol.security.keyfiles import read_identity, read_tls, write_file, write_private
 from protofleet.protocol.security.records import (
@@ -284,6 +292,9 @@ def _stored_roots(folder: Path) -> list[int]:
 
 def _load_root(folder: Path, number: int) -> Root:
     root = folder / "roots" / str(number)
+    for name in (*PRIVATE_KEYS, "tls-ca.crt"):
+        if not (root / name).exists():
+            raise lost(root / name, folder)
     key = read_identity(root / "root.key")
     ca = read_tls(root / "tls-ca.key")
     try:

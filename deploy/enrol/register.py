@@ -92,16 +92,31 @@ class Register:
         return replace(self, entries=tuple(kept))
 
 
+class NoRootError(SettingsError):
+    """The folder is no root; whether it has been one, it cannot say itself."""
+
+
+def lost(what: Path, folder: Path) -> SettingsError:
+    """Of a root that was there: nobody who is enrolled believes a new one, so none is to be made in its place."""
+    return SettingsError(
+        f"{what} is gone: put back your copy of {folder} (docs/day-2.md, Lose the root); no host that is enrolled "
+        "believes a new root"
+    )
+
+
 def load_register(folder: Path) -> Register:
     path = folder / REGISTER
     try:
         return decode(Register, json.loads(path.read_text()))
     except FileNotFoundError:
+        if (folder / "roots").exists():
+            raise lost(path, folder) from None
         message = (
-            f"{folder} is no root of a federation: put its copy back, or name another folder; for a new federation "
-            f"`protofleet enrol root {folder}` makes one"
+            f"{folder} is no root of a federation; put back your copy of it, where it was one (docs/day-2.md)"
         )
-        raise SettingsError(message) from None
+        raise NoRootError(
+            f"{message}; for a new federation `protofleet enrol root {folder}` makes one"
+        ) from None
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -111,18 +111,36 @@ def _open(o: Options, changes: bool, devices_only: bool, connect: Connect) -> It
 
 def known_hosts(o: Options) -> int:
     """Needs no root, no release and no connection."""
-    fleet = read_fleet(o.fleet)
-    ask = _ask_for_fingerprint(
-        o, "of the key that its sshd shows", "does the host's own screen, or its provider, say so?"
-    )
-    told = believe(fleet, fleet.selected(o.hosts), ask)
+    fleet, unasked = read_fleet(o.fleet), list[str]()
+    whose = "of the key that its sshd shows"
+    ask = _ask_for_fingerprint(o, whose, "does the host's own screen, or its provider, say so?")
+
+    def show(name: str, fingerprint: str) -> bool:
+        """Where nobody can be asked, all are shown, to be compared before --yes."""
+        _print(name, f"fingerprint {whose}: {fingerprint}")
+        unasked.append(name)
+        return False
+
+    nobody = not (o.yes or sys.stdin.isatty())
+    told = believe(fleet, fleet.selected(o.hosts), show if nobody else ask)
     for name, words in told.items():
         _print(name, words)
+    if unasked:
+        raise RunError(
+            f"there is no terminal to confirm {counted(len(unasked), 'fingerprint')}: compare what is shown with "
+            f"what the hosts say themselves, then say --yes (make: ARGS=--yes) for {', '.join(unasked)}"
+        )
     return OK if all(words.endswith((" known", " known now")) for words in told.values()) else FAILED
+
+
+def _demand_newest_root(d: Deployment) -> None:
+    if problem := d.rollout.older_root():
+        raise RunError(problem)
 
 
 def plan(d: Deployment, o: Options) -> int:
     """Exit code 1 where a host cannot be reached or cannot be deployed."""
+    _demand_newest_root(d)
     listing, found, changing, unfit = Listing.of(o), dict[str, Any](), 0, list[str]()
     for name, planned in d.run_on_each(lambda ssh: d.rollout.plan(ssh)[2]):
         if isinstance(planned, RunError):
@@ -148,6 +166,7 @@ def plan(d: Deployment, o: Options) -> int:
 
 
 def apply(d: Deployment, o: Options) -> int:
+    _demand_newest_root(d)
     write_targets(d.fleet, d.rollout.control.federation, o.fleet.parent)
     outcomes = d.rollout.run(d.hosts)
     failed = [outcome for outcome in outcomes if outcome.problem]
@@ -279,6 +298,7 @@ def restore(d: Deployment, o: Options) -> int:
     ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR), "restore")
     run_name = d.rollout.control.coordinator_settings().name
     copies.check(o.source, run_name)
+    _demand_newest_root(d)
     outcome = d.rollout.deploy(ssh, copies.put_back(o.source, run_name, o.from_round))
     d.rollout.log.append(ssh.name, "restore", outcome.problem or "done", source=str(o.source))
     _print(

@@ -14,7 +14,7 @@ from cryptography import x509
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.brokers.mosquitto import ACL_FILE, CRL_FILE
-from protofleet.deploy.enrol import disconnect
+from protofleet.deploy.enrol import disconnect, older_root
 from protofleet.deploy.enrol.approval import unverified_approval
 from protofleet.deploy.enrol.authority import REVOKED_FILE, ROOTS_FILE, Authority
 from protofleet.deploy.enrol.certificates import host_names
@@ -29,6 +29,8 @@ from protofleet.deploy.enrol.lifecycle import (
     same_keys,
 )
 from protofleet.deploy.enrol.local_federation import enrol
+from protofleet.deploy.enrol.older_root import read_held
+from protofleet.deploy.enrol.register import NoRootError, lost
 from protofleet.deploy.enrol.request import MAX_HOSTS, REQUEST
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device import shipped_template
@@ -41,20 +43,23 @@ from protofleet.deploy.fleet.manifest import MANIFEST, files_of, issue_manifest
 from protofleet.deploy.fleet.plan import Desired, InstalledSettings
 from protofleet.deploy.fleet.settings import (
     Fleet,
+    broker_address,
     broker_conf,
     broker_port,
     coordinator_settings,
     device_settings,
+    naming_file,
     plugin_files,
     template_files,
 )
 from protofleet.deploy.fleet.software import INSTALL_FILE, Release, Releases, file_digest
-from protofleet.deploy.fleet.targets import targets_text
+from protofleet.deploy.fleet.targets import TARGETS_FILE, targets_text
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides
 from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
+from protofleet.protocol.security.enrolment import REVOKED_FILE as KNOWN_REVOKED
 from protofleet.protocol.security.enrolment import ROOTS_FILE as KNOWN_ROOTS
-from protofleet.protocol.security.records import day
+from protofleet.protocol.security.records import REVOCATIONS, day
 from protofleet.protocol.security.signed_settings import (
     SETTINGS,
     TUNING,
@@ -64,9 +69,8 @@ from protofleet.protocol.security.signed_settings import (
     issue_tuning,
     read_settings,
 )
-from protofleet.protocol.security.statements import StatementError, armoured, from_armour
+from protofleet.protocol.security.statements import StatementError, armoured, from_armour, read_armoured
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, override, write_toml
-from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR
 
 RENEW_BEFORE_SECONDS: Final = 30 * 86_400  # that a certificate still has
@@ -94,7 +98,7 @@ class ControlPlane:
     ) -> None:
         """`replace`: an enrolled name may come with new keys, as a board that was installed again does."""
         self.fleet, self._releases, self._confirm, self._replace = fleet, releases, confirm, replace
-        self.authority, self._lock = Authority(Path(fleet.root)), threading.RLock()
+        self.authority, self._lock = open_root(fleet), threading.RLock()
 
     @property
     def federation(self) -> str:
@@ -149,11 +153,14 @@ class ControlPlane:
     def target(self, name: str, facts: Facts) -> Target:
         role, text, root = self.role(name), self.text(name), Path(self.fleet.root)
         host = self.fleet.hosts[name]
-        if role == DEVICE:
-            there = decode(DeviceSettings, self._there(name, encode(self.settings(name))), f"device ({name})")
-            unit = unit_of(facts, host, there, self.fleet.software_of(name))
-        else:
-            unit = service_unit(role, facts, host)
+        with naming_file(self.fleet):
+            if role == DEVICE:
+                there = decode(
+                    DeviceSettings, self._there(name, encode(self.settings(name))), f"device ({name})"
+                )
+                unit = unit_of(facts, host, there, self.fleet.software_of(name))
+            else:
+                unit = service_unit(role, facts, host)
         release = self.release(name)
         desired = Desired(
             name, release.name, release.description, sha256_of(text)[:DIGEST_DIGITS], sha256_of(unit),
@@ -213,7 +220,7 @@ class ControlPlane:
             renew(self.authority, name)
 
     def _broker_address(self) -> str:
-        return decode(BrokerAddress, self.fleet.device.get("broker", {}), "device.broker").host
+        return broker_address(self.fleet).host
 
     def _names_in_certificate(self, name: str) -> list[str]:
         path = Path(self.fleet.root) / "certs" / f"{name}.crt"
@@ -330,6 +337,16 @@ class ControlPlane:
             "new keys"
         )
 
+    def older_root(self, facts: Mapping[str, Facts]) -> str:
+        """Why nothing may be made of this root: these hosts, or our own broker's folder, hold later lists; or ""."""
+        held = {
+            name: read_held(self.authority, here.held_revoked, here.held_roots, here.held_crl)
+            for name, here in ((name, one.installed) for name, one in facts.items())
+        }
+        if self.fleet.broker and (path := Path(self.fleet.broker) / CURRENT / KNOWN_REVOKED).exists():
+            held[self.fleet.broker] = read_held(self.authority, read_armoured(REVOCATIONS, path))
+        return older_root.problem(self.authority, held, self.fleet.of_role(DEVICE.name))
+
     def was_revoked(self, name: str) -> bool:
         return any(e.name == name and e.revoked_at for e in self.authority.register.entries)
 
@@ -358,6 +375,19 @@ class ControlPlane:
             return read_settings(data, [root.public for root in self.authority.roots])
         except StatementError:
             return None
+
+
+def open_root(fleet: Fleet) -> Authority:
+    """What a deployment, an enrolled broker or `init` has left says that a root which is not there is a lost one."""
+    root, left = Path(fleet.root), [Path(fleet.log), Path(fleet.file).parent / TARGETS_FILE]
+    if fleet.broker:
+        left.append(Path(fleet.broker) / CURRENT)
+    try:
+        return Authority(root)
+    except NoRootError:
+        if any(path.exists() for path in left):
+            raise lost(root, root) from None
+        raise
 
 
 def _sha256(path: Path) -> str:

@@ -92,11 +92,27 @@ class Rollout:
         self.fleet, self.control, self.log, self.report, self.force = fleet, control, log, report, force
         self.accuracy = AccuracyCheck(fleet.care)
         self.stopped = ""  # why no further wave follows
+        self._looked: dict[str, Facts] = {}  # at the infrastructure, before the first plan of it
+
+    def older_root(self) -> str:
+        """Why nothing may be made of this root, as broker or coordinator know; "" too where they cannot be asked."""
+        with ThreadPoolExecutor(max(1, len(self._infrastructure))) as pool:
+            looked = pool.map(self._facts_or_none, self._infrastructure.values())
+            self._looked = {
+                name: one for name, one in zip(self._infrastructure, looked, strict=True) if one is not None
+            }
+        return self.control.older_root(self._looked)
+
+    def _facts_or_none(self, ssh: Ssh) -> Facts | None:
+        try:
+            return gather_facts(ssh, self.control.place(ssh.name))
+        except RunError:  # said where that host itself is planned
+            return None
 
     def plan(self, ssh: Ssh) -> tuple[Facts, Target, list[Step]]:
-        facts = gather_facts(ssh, self.control.place(ssh.name))
+        facts = self._looked.pop(ssh.name, None) or gather_facts(ssh, self.control.place(ssh.name))
         target = self.control.target(ssh.name, facts)
-        if reason := self.control.refusal(ssh.name):
+        if reason := self.control.older_root({ssh.name: facts}) or self.control.refusal(ssh.name):
             return facts, target, [Refuse((reason,))]
         checks = run_checks(facts, workload_of(self.fleet, self.control, ssh.name), time.time())
         present = self.control.installed_settings(ssh.name, facts.installed.settings)
@@ -202,6 +218,8 @@ class Rollout:
             facts, target, steps = self.plan(ssh)
             executor = Executor(ssh, self.control, target, lambda message: self.report(ssh.name, message))
             for step in steps if facts.installed.tls else []:
+                if isinstance(step, Refuse):
+                    return Outcome(ssh.name, problem=describe(step))
                 if isinstance(step, (Enrol, Admit)):
                     self._execute(executor, step, facts, steps)
         except (RunError, SettingsError, StatementError) as error:

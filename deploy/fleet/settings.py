@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.brokers.mosquitto import ListenerSettings, tls_settings
@@ -53,6 +55,30 @@ COORDINATOR_DEFAULTS: Final[Mapping[str, Any]] = {
 }
 KINDS: Final = ("venv", "container")
 DEPENDENCIES: Final = ("index", "shipped", "system")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextmanager
+def naming_file(fleet: Fleet) -> Iterator[None]:
+    """A mistake in what the file says of a host is said with the file, once."""
+    try:
+        yield
+    except SettingsError as error:
+        if not fleet.file or str(error).startswith(f"{fleet.file}: "):
+            raise
+        raise SettingsError(f"{fleet.file}: {error}") from None
+
+
+def names_its_file(read: Callable[Concatenate[Fleet, P], R]) -> Callable[Concatenate[Fleet, P], R]:
+    @functools.wraps(read)
+    def named(fleet: Fleet, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with naming_file(fleet):
+            return read(fleet, *args, **kwargs)
+
+    return named
 
 
 @dataclass(frozen=True)
@@ -160,6 +186,7 @@ class Fleet:
     device: dict[str, Any] = field(default_factory=dict)  # settings of every device
     coordinator: dict[str, Any] = field(default_factory=dict)  # settings of the host that is one
     mosquitto: Mosquitto = field(default_factory=Mosquitto)  # of the host that is the broker
+    file: str = field(default="", init=False)  # that says all this
 
     def __post_init__(self) -> None:
         if not self.hosts:
@@ -196,6 +223,7 @@ class Fleet:
     def of_role(self, role: str) -> list[str]:
         return sorted(name for name, host in self.hosts.items() if host.role == role)
 
+    @names_its_file
     def software_of(self, name: str) -> Software:
         """What all hosts get, and what this one has in addition."""
         own = self.hosts[name].software
@@ -205,6 +233,7 @@ class Fleet:
             else self.software
         )
 
+    @names_its_file
     def reads_bundled_data(self, name: str) -> bool:
         """Whether its data lie in packages, which come with its release or have to be there."""
         host = self.hosts[name]
@@ -243,13 +272,15 @@ def read_fleet(path: Path) -> Fleet:
         )
     fleet, base = decode_file(Fleet, path, read_toml(path)), path.parent
     broker = str(base / fleet.broker) if fleet.broker else ""
-    return replace(
+    found = replace(
         fleet, root=str(base / fleet.root), broker=broker, log=str(base / fleet.log),
         known_hosts=str(base.absolute() / fleet.known_hosts) if fleet.known_hosts else "",
         hosts={name: _from(base, host) for name, host in fleet.hosts.items()},
         device=_device_from(base, fleet.device), coordinator=seen_from(fleet.coordinator, base),
         software=decode(Software, _with_paths(base, encode(fleet.software))),
     )  # fmt: skip
+    object.__setattr__(found, "file", str(path))  # no setting, so no argument of the class
+    return found
 
 
 def _from(base: Path, host: Host) -> Host:
@@ -267,6 +298,7 @@ def _with_paths(base: Path, software: Mapping[str, Any]) -> dict[str, Any]:
     return {k: str(base / v) if k in ("wheels", "archive") and v else v for k, v in software.items()}
 
 
+@names_its_file
 def plugin_files(fleet: Fleet, name: str) -> tuple[str, ...]:
     """That are shipped to this host."""
     host = fleet.hosts[name]
@@ -283,6 +315,7 @@ def template_files(fleet: Fleet, name: str) -> tuple[str, ...]:
     )
 
 
+@names_its_file
 def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
     """The common settings, this device's own, and the paths of a deployed device."""
     fixed = {"name": name, "federation": federation, "enrolled": str(KEY_FOLDER)}
@@ -300,6 +333,7 @@ def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
     return decode(DeviceSettings, with_hashes({**table, "broker": broker}), f"device ({name})")
 
 
+@names_its_file
 def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR) -> CoordinatorSettings:
     """The file's own, the paths of a deployed coordinator, and the devices' broker where no other is named."""
     role = ROLES[COORDINATOR]
@@ -320,6 +354,7 @@ def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR)
     return decode(CoordinatorSettings, with_hashes({**table, "broker": broker}), "coordinator")
 
 
+@names_its_file
 def broker_conf(fleet: Fleet) -> str:
     """mosquitto.conf of the broker that is deployed."""
     role = ROLES[BROKER]
@@ -331,7 +366,13 @@ def broker_conf(fleet: Fleet) -> str:
 
 
 def broker_port(fleet: Fleet) -> int:
-    return decode(BrokerAddress, fleet.device.get("broker", {}), "device.broker").port
+    return broker_address(fleet).port
+
+
+@names_its_file
+def broker_address(fleet: Fleet) -> BrokerAddress:
+    """Where devices look for it."""
+    return decode(BrokerAddress, fleet.device.get("broker", {}), "device.broker")
 
 
 def metrics_address(name: str, address: str) -> str:

@@ -19,7 +19,7 @@ from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device import shipped_template
 from protofleet.deploy.fleet.device.roles import HOST_PACKAGES, ROLES
 from protofleet.deploy.fleet.device.shipped_plugins import put_beside_wheels
-from protofleet.deploy.fleet.settings import Fleet, Software, plugin_files, template_files
+from protofleet.deploy.fleet.settings import Fleet, Software, naming_file, plugin_files, template_files
 from protofleet.deploy.installed import installed_wheel
 from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, read_lock, read_wheel, with_wheels, write_lock
 from protofleet.protocol.settings.reader import SettingsError
@@ -63,7 +63,7 @@ class Releases:
         software, plugins = self._fleet.software_of(name), plugin_files(self._fleet, name)
         template = template_files(self._fleet, name)
         wanted = (software, plugins, template, self._fleet.reads_bundled_data(name))
-        with self._lock:
+        with self._lock, naming_file(self._fleet):
             if wanted not in self._made:
                 folder = self._folder / str(len(self._made))
                 self._made[wanted] = make_release(software, folder, plugins, template, bundled=wanted[3])

@@ -7,6 +7,14 @@ say() { echo "the container tests need $1" >&2; exit 1; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo -n "$@"; else return 1; fi; }
 install() { as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1; }
 PATH="$PATH:/usr/sbin:/usr/local/sbin"
+done_with_it() { # what there is, and how it is reached
+    reached="an engine answers docker info"
+    docker info >/dev/null 2>&1 || reached="no engine runs now: make test-containers starts one of its own, as root, which\
+ DOCKER_HOST=unix://${PROTOFLEET_ENGINE:-$HOME/.cache/protofleet/engine}/docker.sock reaches until its tests end; dockerd & starts\
+ one for docker info and make up"
+    echo "there are docker with compose and buildx, debootstrap, prometheus, promtool, ssh and rsync; $reached"
+    exit 0
+}
 
 missing=""
 command -v dockerd >/dev/null || docker version >/dev/null 2>&1 || missing="$missing docker.io iptables"
@@ -20,8 +28,8 @@ if [ -n "$missing" ]; then
     # shellcheck disable=SC2086
     install $missing || say "apt-get install$missing"
 fi
-docker compose version >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1 && exit 0
-install docker-compose-v2 docker-buildx && docker compose version >/dev/null 2>&1 && exit 0
+docker compose version >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1 && done_with_it
+install docker-compose-v2 docker-buildx && docker compose version >/dev/null 2>&1 && done_with_it
 
 # Debian 12 has no second compose: the plugins of Debian 13 are single programs and run there too. apt fetches and checks
 # them with lists of its own; the system's sources stay as they are.
@@ -37,3 +45,4 @@ for package in ./*.deb; do
         >"$plugins/$(basename "$package" | cut -d_ -f1)" || exit 1
 done
 chmod 755 "$plugins"/docker-*
+done_with_it

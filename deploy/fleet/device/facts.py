@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections import defaultdict
@@ -10,7 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from protofleet.edge_client.host.status_file import Status
+from protofleet.protocol.security.records import REVOCATIONS
+from protofleet.protocol.security.signed_settings import SETTINGS
 from protofleet.protocol.security.statements import StatementError, from_armour
+from protofleet.protocol.security.trust import ROOTS
 from protofleet.protocol.settings.reader import SettingsError
 
 MODEL: Final = re.compile(r"(current|champion|pinned) (v\d{6,9}) (\d{1,9})")
@@ -62,6 +66,9 @@ class Installed:
     coordinator: str = ""
     lists: str = ""  # SHA-256 of a broker's rules and revocations, or of the records that a coordinator knows
     revoked: str = ""
+    held_revoked: bytes = b""  # the signed statements, and of a broker its lists in PEM
+    held_roots: bytes = b""
+    held_crl: bytes = b""
     targets: str = ""  # of the Prometheus there
     good: KnownGood | None = None
     previous: KnownGood | None = None  # the one before
@@ -163,6 +170,8 @@ def _installed(values: Mapping[str, list[str]], one: Mapping[str, str]) -> Insta
         previous_settings=_statement(one.get("previous_settings", "")),
         unit=one.get("unit", ""), tls=one.get("tls", ""), roots=one.get("roots", ""),
         coordinator=one.get("coordinator", ""), lists=one.get("lists", ""), revoked=one.get("revoked", ""),
+        held_revoked=_statement(one.get("held_revoked", ""), REVOCATIONS),
+        held_roots=_statement(one.get("held_roots", ""), ROOTS), held_crl=_bytes(one.get("held_crl", "")),
         targets=one.get("targets", ""), answers=one.get("answers", ""), good=_good(one.get("good", "")),
         previous=_good(one.get("previous", "")), service=service, status=_status(one.get("status", "")),
         models=dict(filter(None, map(_served, values["model"]))),
@@ -199,10 +208,17 @@ def _status(text: str) -> Status | None:
         return None
 
 
-def _statement(text: str) -> bytes:
+def _statement(text: str, kind: str = SETTINGS) -> bytes:
     try:
-        return from_armour("settings", text.encode())
+        return from_armour(kind, text.encode())
     except StatementError:
+        return b""
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text)  # spaces are passed over
+    except ValueError:
         return b""
 
 

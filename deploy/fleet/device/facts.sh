@@ -15,7 +15,7 @@ as_user() { # command ...: in the groups that may use a GPU
   env HOME="$home" setpriv --reuid="$user" --regid="$user" "$groups" --no-new-privs -- "$@" </dev/null 2>/dev/null
 }
 known_keys() { grep -aE '^(torch|torch_problem|torch_build|torch_bytes|cuda|cert_until|broker)=' | cut -c1-500; } # of the output of a program that runs as that user
-read_as_user() { as_user timeout 5 head -c 65536 "$1" 2>/dev/null; }
+read_as_user() { as_user timeout 5 head -c "${2:-65536}" "$1" 2>/dev/null; }
 sha256_as_user() { digest=$(read_as_user "$1" | sha256sum | cut -d' ' -f1); [ "$digest" != "$of_nothing" ] && echo "$digest"; }
 of_nothing=$(sha256sum </dev/null | cut -d' ' -f1)
 
@@ -65,13 +65,18 @@ for kept in good previous; do
 done
 [ -r "$settings" ] && say settings "$(cat "$settings")"
 say pinned "$(sha256 $etc/roots)"
+[ -r $etc/roots ] && say held_roots "$(head -c 65536 $etc/roots)"
 say unit "$(sha256 "$unit")"
 id "$user" >/dev/null 2>&1 && say user "$user"
 say tls "$(sha256_as_user $keys/current/tls.crt)"
 say roots "$(sha256_as_user $keys/current/roots)"
 say coordinator "$(sha256_as_user $keys/current/coordinator.record)"
+# By these a root that was put back from an old copy is known: a list of 8,192 serial numbers takes 88 kB, as X.509 more.
+[ $role = broker ] || say held_revoked "$(read_as_user $keys/current/revoked 131072)"
 case $role in
-  broker) say lists "$(cat $keys/current/crl.pem $keys/current/acl 2>/dev/null | sha256sum | cut -d' ' -f1)" ;;
+  broker)
+    [ -r $keys/current/crl.pem ] && say held_crl "$(base64 <$keys/current/crl.pem)"
+    say lists "$(cat $keys/current/crl.pem $keys/current/acl 2>/dev/null | sha256sum | cut -d' ' -f1)" ;;
   coordinator)
     say lists "$( (cd $etc/records 2>/dev/null && sha256sum -- *.record 2>/dev/null) | sha256sum | cut -d' ' -f1)"
     say revoked "$(sha256_as_user $keys/current/revoked)"

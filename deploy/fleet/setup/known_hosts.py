@@ -30,14 +30,19 @@ def believe(fleet: Fleet, hosts: dict[str, Host], confirm: Confirm) -> dict[str,
         words = 'without it your ssh decides whom it knows; say known_hosts = "known_hosts"'
         raise SettingsError(f"the fleet's file names no known_hosts; {words}")
     path = Path(fleet.known_hosts)
-    return {name: _believe(path, name, host, confirm) for name, host in hosts.items()}
+    shown: dict[str, HostKey | str] = {}
+    for name, host in hosts.items():
+        try:
+            shown[name] = ask_for_key(host)
+        except RunError as error:
+            shown[name] = str(error)
+    return {
+        name: found if isinstance(found, str) else _believe(path, name, hosts[name], found, confirm)
+        for name, found in shown.items()
+    }
 
 
-def _believe(path: Path, name: str, host: Host, confirm: Confirm) -> str:
-    try:
-        key = ask_for_key(host)
-    except RunError as error:
-        return str(error)
+def _believe(path: Path, name: str, host: Host, key: HostKey, confirm: Confirm) -> str:
     held = _held(path, host)
     if key.line.split()[-1] in held.split():
         return f"{_place(host)} is known"

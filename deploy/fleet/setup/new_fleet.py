@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.deploy.enrol.authority import Authority, make_authority
+from protofleet.deploy.enrol.authority import make_authority
 from protofleet.deploy.enrol.local_federation import YEARS
 from protofleet.deploy.enrol.register import REGISTER
+from protofleet.deploy.fleet.control_plane import open_root
 from protofleet.deploy.fleet.settings import Host, read_fleet
 from protofleet.deploy.fleet.targets import write_targets
 from protofleet.protocol.settings.reader import SettingsError, decode, write_toml
@@ -107,7 +108,7 @@ def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, A
     before = path.read_bytes()
     path.write_text(text)
     try:
-        write_targets(read_fleet(path), Authority(folder / ROOT).federation, folder)
+        write_targets(read_fleet(path), open_root(fleet).federation, folder)
     except SettingsError:
         path.write_bytes(before)
         raise

@@ -88,7 +88,7 @@ MISTAKES = {
     "keys k --folder afile": "afile: a file is where a folder should be; move it away",
     f"keys k --folder {LONG}": "its name is too long; name another place",
     "keys k --folder loop/x": "links lead round in a circle",
-    "enrol list --root none": "none is no root of a federation: put its copy back, or name another",
+    "enrol list --root none": "for a new federation `protofleet enrol root none` makes one",
     "enrol root afile": "afile: a file is where a folder should be",
     "enrol fleet afile d1": "afile/root: a file is where a folder should be",
     "enrol request a~b": "'a~b' is no name",

@@ -5,6 +5,7 @@ What a step of remote.sh leaves behind is done to the facts, so that a second pl
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import shlex
@@ -73,7 +74,10 @@ class RecordedBoard:
             case "prepare":
                 self.facts["user"] = "protofleet"
             case "pin":
-                self.facts["pinned"] = digest(self.incoming["roots"])
+                self.facts |= {
+                    "pinned": digest(self.incoming["roots"]),
+                    "held_roots": one_line(self.incoming["roots"]),
+                }
             case "build":
                 self.facts["complete"] = arguments[0]
             case "request":
@@ -90,6 +94,7 @@ class RecordedBoard:
                     "roots": digest(self.incoming["roots"]),
                 }
                 self.facts["lists"] = digest(self.incoming["crl.pem"] + self.incoming["acl"])
+                self.facts["held_crl"] = base64.b64encode(self.incoming["crl.pem"]).decode()
             case "switch":
                 self._switch(arguments[0])
             case "start":
@@ -129,11 +134,12 @@ class RecordedBoard:
         }
         found = {key: current / name for key, name in names.items() if (current / name).exists()}
         self.facts |= {key: digest(path.read_bytes()) for key, path in found.items()}
+        self.facts["held_revoked"] = one_line((current / "revoked").read_bytes())
 
     def _switch(self, release: str) -> None:
         self.facts["release"] = release
         if "settings" in self.incoming:
-            self.facts["settings"] = self.incoming["settings"].decode().replace("\n", " ").strip()
+            self.facts["settings"] = one_line(self.incoming["settings"])
         if "unit" in self.incoming:
             self.facts["unit"] = digest(self.incoming["unit"])
             mark = self.incoming["unit"].decode().partition("PROTOFLEET_UNIT=")[2][:16]
@@ -155,6 +161,11 @@ class RecordedBoard:
         fields = Reader(SETTINGS, unverified_body(SETTINGS, statement))
         fields.text(), fields.text()
         return fields.number()
+
+
+def one_line(text: bytes) -> str:
+    """As facts.sh says what has several lines."""
+    return text.decode().replace("\n", " ").strip()
 
 
 def digest(data: bytes) -> str:

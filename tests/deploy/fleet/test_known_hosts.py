@@ -58,6 +58,18 @@ def test_keys_are_shown_and_those_that_are_confirmed_are_known(desk, capsys):
     assert len((desk / "known_hosts").read_text().splitlines()) == 2
 
 
+def test_without_a_terminal_all_fingerprints_are_shown_and_none_is_believed_before_yes(desk, capsys):
+    assert main(["deploy", "known-hosts"]) == 1
+    said = capsys.readouterr()
+    assert fingerprint(desk, "a") in said.out and fingerprint(desk, "b") in said.out
+    assert "10.9.9.3 shows no host key" in said.out, "and of who shows none, why"
+    (last,) = said.err.splitlines()
+    assert "no terminal to confirm 2 fingerprints" in last and "say --yes (make: ARGS=--yes) for a, b" in last
+    assert not (desk / "known_hosts").exists()
+    main(["deploy", "known-hosts", "--yes"])
+    assert len((desk / "known_hosts").read_text().splitlines()) == 2
+
+
 def test_another_key_is_not_taken_in_silence_and_replaces_the_old_one_when_it_is_confirmed(desk, capsys):
     main(["deploy", "known-hosts", "a", "--yes"])
     (desk / "a.pub").write_text((desk / "c.pub").read_text())

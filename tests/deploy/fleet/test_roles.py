@@ -1,7 +1,9 @@
 """Broker, coordinator and devices of one fleet: one machinery, in the order in which they need each other."""
 
 import argparse
+import itertools
 import json
+import shutil
 import subprocess
 import tarfile
 from dataclasses import replace
@@ -13,6 +15,7 @@ from cryptography import x509
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.certificates import host_names
+from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet import commands
 from protofleet.deploy.fleet.checks import Workload, run_checks
 from protofleet.deploy.fleet.device.facts import KnownGood, Service
@@ -415,6 +418,127 @@ def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_aske
                 argparse.Namespace(fleet=desk.folder / "fleet/fleet.toml", hosts=["mqtt"], set=[], hours=1.0),
                 recording(desk.boards, desk.folder / "sockets"),
             )
+
+
+@pytest.fixture
+def copied(desk, capsys):
+    """The root is back from a copy that was made before board-1 was revoked; the hosts know of that."""
+    desk.deploy("apply")
+    root, copy = desk.folder / "fleet/root", desk.folder / "copy"
+    shutil.copytree(root, copy)
+    desk.deploy("revoke", "board-1", reason="sold")
+    version = Authority(root).register.version
+    shutil.rmtree(root)
+    copy.rename(root)
+    capsys.readouterr()
+    desk.versions = (Authority(root).register.version, version)
+    return desk
+
+
+def test_a_root_from_before_a_revocation_is_refused_by_what_any_one_of_those_who_know_holds(copied):
+    held = {name: dict(copied.boards[name].facts) for name in ("coordinator", "mqtt")}
+    kept, here, there = copied.folder / "fleet/broker/current/revoked", *copied.versions
+    ours, register = kept.read_bytes(), copied.folder / "fleet/root/register.json"
+    before = register.read_bytes()
+    for step, told_by in itertools.product(("plan", "apply"), ("coordinator", "mqtt", "fleet/broker")):
+        for name, facts in held.items():
+            silent = {} if name == told_by else {"held_revoked": "", "held_crl": ""}
+            copied.boards[name].facts = facts | silent
+        kept.write_bytes(ours) if told_by == "fleet/broker" else kept.unlink(missing_ok=True)
+        with pytest.raises(RunError) as refused:
+            copied.deploy(step, "board-1")
+        said = str(refused.value)
+        assert f"root is older than what the hosts hold: its list of who is revoked is {here} (20" in said
+        assert f"{told_by} holds {there} (20" in said and "revoked there and valid here: board-1" in said
+        assert "put back a newer copy of it, or revoke again: `protofleet deploy revoke board-1`" in said
+        assert "docs/day-2.md, Lose the root" in said and "\n" not in said
+    assert register.read_bytes() == before
+
+
+def test_who_is_revoked_again_with_an_older_root_is_told_to_the_hosts_and_it_is_the_newest(copied, capsys):
+    said = copied.deploy("revoke", "board-1")
+    assert "remote.sh install_keys mqtt" in said["mqtt"], capsys.readouterr()
+    assert "user board-1\ntopic deny" in copied.boards["mqtt"].incoming["acl"].decode()
+    look = ["facts.sh quick"]
+    assert copied.deploy("plan", "mqtt") == {"mqtt": look, "coordinator": look, "board-1": []}, "once each"
+    assert copied.code == 0, capsys.readouterr()
+
+
+def test_a_root_that_is_lost_is_to_be_put_back_and_no_new_one_is_advised(written, capsys):
+    """No deployment is needed to know it: `init` has made one."""
+    fleet = ["--fleet", "fleet/fleet.toml"]
+    key, kept, root = written / "root/roots/1/root.key", written / "kept", written / "root"
+    key.rename(kept)
+    assert main(["deploy", "plan", *fleet]) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"{key.relative_to(written.parent)} is gone: put back your copy of fleet/root (docs/day-2.md, Lose"
+        in said
+    )
+    kept.rename(key)
+    (root / "register.json").rename(kept)
+    assert main(["enrol", "list", "--root", "fleet/root"]) == 2
+    assert "register.json is gone: put back your copy of fleet/root" in capsys.readouterr().err
+    shutil.rmtree(root)
+    for command in (["deploy", "plan", *fleet], ["init", "fleet", "--device", "board-9=127.0.0.19"]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert "fleet/root is gone: put back your copy" in said and "enrol root" not in said, said
+    (written / "targets.json").unlink()
+    assert main(["deploy", "plan", *fleet]) == 2, "nothing says that there has been one"
+    assert "for a new federation `protofleet enrol root fleet/root` makes one" in capsys.readouterr().err
+
+
+MISTAKES = {
+    "coordinator.foo is not a setting": ("[coordinator]\n", "[coordinator]\nfoo = 1\n"),
+    "no method 'fedagv'; did you mean fedavg?": ('"fedavg"', '"fedagv"'),
+    "coordinator.network": ('"cnn23"', '"cnn32"'),
+    "device (board-1).threads": ("[device]\n", '[device]\nthreads = "two"\n'),
+    "device (board-2).foo": ("[hosts.board-2]\n", "[hosts.board-2]\ndevice = { foo = 1 }\n"),
+    "device.federation of board-1": ("[device]\n", '[device]\nfederation = "other"\n'),
+    "broker.port": ("port = 8883", "port = 0"),
+    "data: source is 'digit'": ('"digits"', '"digit"'),
+    "hosts.board-2.software.kind": ("[hosts.board-2]\n", "[hosts.board-2]\nsoftware = { kind = 1 }\n"),
+    "care.canary": ("[coordinator]\n", "[care]\ncanary = 0\n[coordinator]\n"),
+    "mosquitto.foo": ("[coordinator]\n", "[mosquitto]\nfoo = 0\n[coordinator]\n"),
+    "set metrics_host": ('address = "127.0.0.11"', 'address = "board-1"'),
+    "device.broker.password": ("port = 8883", 'port = 8883\npassword = "x"'),
+    "nowhere.py": ("[coordinator]\n", '[coordinator]\nplugins = { files = ["nowhere.py"] }\n'),
+    "is not TOML": ("[coordinator]\n", "[coordinator\n"),
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_whatever_is_wrong_in_a_fleet_s_file_is_one_line_that_names_it_once(one_written, capsys, words):
+    path, good = one_written / "fleet.toml", (one_written / "good.toml").read_text()
+    path.write_text(good.replace(*MISTAKES[words]))
+    assert path.read_text() != good
+    assert main(["deploy", "plan", "--fleet", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1 and words in said, said
+    assert said.startswith(f"protofleet: {path}") and said.count(str(path)) == 1, said
+
+
+@pytest.fixture(scope="module")
+def one_written(tmp_path_factory):
+    """For all mistakes."""
+    folder = tmp_path_factory.mktemp("one") / "fleet"
+    assert main([INIT[0], str(folder), *INIT[2:]]) == 0
+    shutil.copy(folder / "fleet.toml", folder / "good.toml")
+    return folder
+
+
+def test_what_is_wrong_with_what_is_shipped_or_with_a_unit_names_the_file_too(desk):
+    path = desk.folder / "fleet/fleet.toml"
+    good = path.read_text()
+    for words, change in {
+        "software.wheels is": ('wheels = "wheels"', 'wheels = "none"'),
+        "models.folder is": ('serve = "auto"', 'folder = "/srv/my models"'),
+    }.items():
+        path.write_text(good.replace(*change))
+        with pytest.raises(SettingsError) as refused:
+            desk.deploy("plan")
+        assert str(refused.value).startswith(f"{path}: ") and words in str(refused.value)
 
 
 def copy_of(folder, *runs):

@@ -4,7 +4,15 @@ import hashlib
 import os
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from protofleet.deploy.enrol.authority import make_authority
+from protofleet.deploy.fleet.device.facts import read_facts
+from protofleet.deploy.fleet.device.roles import ROLES
+from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.protocol.security.records import MAX_SERIALS, REVOCATIONS, Revocations, issue_revocations
+from protofleet.protocol.security.statements import armoured
+from protofleet.protocol.security.trust import ROOTS
 from tests.deploy.fleet.root_board import NoBoardError, RootBoard
 
 RELEASE = "a" * 16
@@ -39,8 +47,6 @@ STEPS = {
 
 
 def facts_script():
-    from protofleet.deploy.fleet.device.scripts import Place
-
     return Place(models=f"{HOME}/state/models").facts
 
 
@@ -133,3 +139,21 @@ def test_what_the_devices_user_holds_is_seen_whatever_groups_the_board_has(board
     told = board.facts().splitlines()
     digest = hashlib.sha256(b"held\n").hexdigest()
     assert f"tls={digest}" in told and "status={}" in told
+
+
+def test_what_a_host_holds_of_who_is_revoked_is_said_whole(board, tmp_path):
+    """Of as many as a list takes: a root that was put back from an old copy is known by it."""
+    key = Ed25519PrivateKey.generate()
+    revoked = issue_revocations(Revocations("lab", 7, frozenset(range(MAX_SERIALS))), [key])
+    authority = make_authority(tmp_path / "root", "lab", 1, durable=False)
+    texts = {"revoked": armoured(REVOCATIONS, revoked), "crl.pem": (crl := authority.crl()).decode()}
+    texts["roots"] = armoured(ROOTS, authority.roots_statement())
+    for role in (ROLES["broker"], ROLES["coordinator"]):
+        for path in (f"{role.keys}/current/revoked", f"{role.keys}/current/crl.pem", f"{role.etc}/roots"):
+            text = texts[path.rpartition("/")[2]]
+            board.run("sh", "-c", f"mkdir -p $(dirname {path}); cat >{path}", stdin=text)
+        facts = Place(role).facts
+        installed = read_facts(board.run("sh", "-s", "--", "quick", stdin=facts).stdout).installed
+        assert installed.held_roots == authority.roots_statement(), role.name
+        assert installed.held_revoked == (b"" if role.name == "broker" else revoked), role.name
+        assert installed.held_crl == (crl if role.name == "broker" else b""), role.name

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from protofleet.deploy.cli.main import main
 from protofleet.deploy.pages import alerts
 from tests.deploy.monitoring.rule_tests import PROMTOOL, RULES, needs_promtool, run_promtool
 from tests.test_docs import sections
@@ -268,3 +269,23 @@ def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else(tmp_path, ra
         })  # fmt: skip
     done = run_promtool(tmp_path, tests)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+
+
+@needs_promtool
+def test_a_prometheus_that_is_set_up_by_the_page_of_the_first_day_loads_the_rules_and_the_targets(tmp_path):
+    hosts = ("--broker", "10.0.0.10", "--coordinator", "10.0.0.10", "--device", "board-1=10.0.0.11")
+    assert main(["init", str(tmp_path / "fleet"), *hosts]) == 0
+    page = (RULES.parents[3] / "docs/day-0.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (copied,) = re.findall(r"the rules of `(\S+)` in this checkout", page)
+    config = tmp_path / "prometheus.yml"
+    config.write_text(block)
+    checked = [PROMTOOL, "check", "config", str(config)]
+    shutil.copytree(RULES.parents[3] / copied, tmp_path / "rules")
+    shutil.copy(tmp_path / "fleet/targets.json", tmp_path)
+    done = subprocess.run(checked, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0 and "2 rule files found" in said, said
+    assert all(f"{tmp_path}/rules/{path.name}" in said for path in RULES.glob("*.yml")), said
+    (tmp_path / "targets.json").write_text("{}")
+    assert subprocess.run(checked, capture_output=True, check=False).returncode, "the targets are read, too"
