@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +54,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     epoch = spool.start_run(settings.name, plan.encode().decode(), clock, least)
     save_epoch(runs, settings.federation, epoch)
     inbox, heartbeats = BoundedInbox(), Heartbeats()
+    stopped = stop_on_signals(inbox.put)
     on_progress(lambda: heartbeats.beat_if_working("work"))
     topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, keys)
 
@@ -79,7 +79,6 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         scrapes = Scrapes()
         with observed(run, settings, folder, software, events, checks, scrapes) as finish, watched:
             wait_for_broker(inbox, settings.patience_seconds)
-            stopped = stop_on_signals(inbox.put)
             spool.index.db.keep_waiting = unless(stopped, heartbeats)
             with spool.index.detect_takeover():
                 serve(service, inbox, time.monotonic, heartbeats)
@@ -95,12 +94,12 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         spool.close()
 
 
-def unless(stopped: threading.Event, heartbeats: Heartbeats) -> Callable[[], bool]:
+def unless(stopped: Callable[[], bool], heartbeats: Heartbeats) -> Callable[[], bool]:
     """Whether to go on waiting in the middle of a turn of the loop: it is no hang, and a signal ends it."""
 
     def keep_waiting() -> bool:
         heartbeats.beat_if_working("loop")
-        return not stopped.is_set()
+        return not stopped()
 
     return keep_waiting
 

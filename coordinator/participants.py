@@ -15,7 +15,7 @@ from protofleet.coordinator.devices.last_wills import LEFT, RETURNED, LastWills
 from protofleet.coordinator.devices.limits import Limits, hello_problem
 from protofleet.coordinator.observe.measured import names_of
 from protofleet.coordinator.question import OpenQuestion
-from protofleet.coordinator.round.events import Event, Joined, Left, Stage
+from protofleet.coordinator.round.events import Event, Joined, Left, Stage, Unenrolled
 from protofleet.coordinator.round.reader import MachineReader
 from protofleet.coordinator.spool.older_copies import OlderCopyDetector
 from protofleet.coordinator.spool.spool import Spool
@@ -23,6 +23,7 @@ from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.coordinator import refusal_of
+from protofleet.protocol.security.keys import why_unknown
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.class_names import digest_of, packed
 from protofleet.protocol.wire.messages import MOST_NAMED, About, Hello, RoundStatus, Welcome, short_name
@@ -32,6 +33,7 @@ from protofleet.runtime.host.machine import parts_of
 log = logging.getLogger("protofleet.coordinator")
 
 MOST_SOFTWARE: Final = 300  # letters of it that are kept
+ENROLMENT_SECONDS: Final = 5.0  # between looks at the records of devices that are waited for
 
 
 class Participants:
@@ -56,6 +58,7 @@ class Participants:
         # The last of each device, with its boot and sequence.
         self._hellos: dict[str, tuple[Hello, int, int]] = {}
         self._needs_counts = plan.load().needs_counts
+        self._enrolment_due = 0.0
         self.measures = names_of(plan.variant.views, plan.metrics())
         self._link.metric_names = tuple(sorted(self.measures))
         left_out = set() if plan.classes <= limits.confusion else {forms.CONFUSION}
@@ -64,7 +67,8 @@ class Participants:
 
     @property
     def wake_at(self) -> float:
-        return min(self.last_wills.wake_at, self.older_copies.wake_at, self.name_vote.wake_at)
+        enrolment = self._enrolment_due if self._machine.waited_for else float("inf")
+        return min(self.last_wills.wake_at, self.older_copies.wake_at, self.name_vote.wake_at, enrolment)
 
     def restore(self, members: Mapping[str, Member]) -> None:
         """Members from an earlier coordinator or round; hellos received since take precedence."""
@@ -82,7 +86,11 @@ class Participants:
             self._names_unknown.update(roster)
 
     def wake(self) -> None:
-        self.name_vote.wake(self._context.now)
+        now = self._context.now
+        if now >= self._enrolment_due:
+            self._enrolment_due = now + ENROLMENT_SECONDS
+            self._drop_unenrolled(self._machine.waited_for)
+        self.name_vote.wake(now)
         self._apply_class_name_vote()
 
     # Messages of devices.
@@ -210,11 +218,18 @@ class Participants:
 
     def drop_unenrolled(self) -> None:
         """Devices whose enrolment has ended since they joined are in no later cohort, and get no later keys."""
-        for device in sorted(self._machine.roster):
-            if device not in self._link.keyring:
-                log.warning("%s is not enrolled any more; it takes no further part", device)
+        self._drop_unenrolled(self._machine.roster)
+
+    def _drop_unenrolled(self, devices: Iterable[str]) -> None:
+        for device in sorted(devices):
+            if reason := why_unknown(self._link.keyring, device):
+                log.warning(
+                    "%s is not enrolled any more: %s; nobody waits for it, and it takes no further part",
+                    device,
+                    reason,
+                )
                 self._link.abandon(device)
-                self._happen(Left(device))
+                self._happen(Unenrolled(device, reason))
 
     # Wills, which the broker publishes.
 

@@ -35,14 +35,14 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     if settings.trainer == "inside":
         process.start_work(settings.threads)
     agent = device.agent
+    stop_on_signals(inbox.put)
+    drain_on_signal(agent, inbox.put)
     notifier = SystemdNotifier(agent, systemd, device.status, periodic_checks=device.check)
     systemd.notify("READY=1")
     try:
         wait_for_broker(inbox, settings.patience_seconds, notifier.check)
         metrics = serve_metrics(device, process, software)
         with metrics, watchdog(process.heartbeats, settings.watchdog_seconds):
-            stop_on_signals(inbox.put)
-            drain_on_signal(agent, inbox.put)
             serve(notifier, inbox, time.monotonic, process.heartbeats)
         return agent.view.problem
     finally:

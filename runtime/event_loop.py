@@ -97,9 +97,10 @@ class ThreadWorker:
 def wait_for_broker(
     inbox: queue.SimpleQueue[Item], seconds: float, alive: Callable[[], None] = lambda: None
 ) -> None:
-    """Return when the first connection stands (its item stays in the inbox), or say why it does not.
+    """Return when the first connection stands, or at what a signal asks for; or say why it does not stand.
 
-    `alive` is called every few seconds. A device that is to work offline waits for `inf` seconds.
+    The item on which it returns stays in the inbox. `alive` is called every few seconds. A device that is to work
+    offline waits for `inf` seconds.
     """
     last, deadline = "", time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
@@ -109,7 +110,7 @@ def wait_for_broker(
         except queue.Empty:
             continue
         match item:
-            case Connected():
+            case Connected() | Stop() | Done():
                 inbox.put(item)
                 return
             case Disconnected(reason, final):
@@ -121,18 +122,22 @@ def wait_for_broker(
     raise BrokerError(f"{last or 'no answer from the broker'}; gave up after {seconds:.0f} s")
 
 
-def stop_on_signals(put: Callable[[Item], None]) -> threading.Event:
-    """An interrupt from the terminal or from the service manager ends an app in good order. The event is for what
-    waits without taking items."""
-    stopped = threading.Event()
+def stop_on_signals(put: Callable[[Item], None]) -> Callable[[], bool]:
+    """An interrupt from the terminal or from the service manager ends an app in good order. What comes back says
+    whether there was one, for what waits without taking items.
+
+    The handler takes no lock, as a threading.Event does: it may run while the main thread, or a handler of an earlier
+    signal, holds that very lock.
+    """
+    numbers: list[int] = []
 
     def stop(number: int, frame: object) -> None:
-        stopped.set()
+        numbers.append(number)
         put(Stop(f"{DisconnectReason.SIGNAL.value}: {signal.Signals(number).name}"))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    return stopped
+    return lambda: bool(numbers)
 
 
 def serve(

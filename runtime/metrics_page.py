@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -190,12 +189,13 @@ class Scrapes:
         if request.path == METRICS and SCRAPER in request.headers:
             self._last = began
 
-    def wait_for_last(self, stopped: threading.Event, seconds: float = LAST_SCRAPE_SECONDS) -> None:
+    def wait_for_last(self, stopped: Callable[[], bool], seconds: float = LAST_SCRAPE_SECONDS) -> None:
         """Until what a process ends with has been taken; at once where nobody has scraped it for so long."""
         ended = self._clock()
         while ended - seconds < self._last < ended and self._clock() < ended + seconds:
-            if stopped.wait(0.05):
+            if stopped():
                 return
+            time.sleep(0.05)
 
 
 @contextlib.contextmanager

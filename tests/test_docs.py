@@ -11,6 +11,7 @@ import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.fleet.settings import Fleet
+from protofleet.deploy.fleet.status import NOW, TITLES, status_object
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.settings import DataSettings
@@ -83,3 +84,14 @@ def test_the_documents_link_to_what_exists(page):
         linked = page.parent / target if target else page
         assert linked.exists(), f"{page.name} links to {target}"
         assert not section or section in sections(linked), f"{page.name} links to {target}#{section}"
+
+
+def test_every_word_of_deploy_status_is_in_the_glossary():
+    rows = re.findall(r"^\| ([^|]+?) (?:\(now\) )?\|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert {"host", *rows} >= {*TITLES, *NOW}
+
+
+def test_the_keys_of_deploy_status_for_programs_are_documented():
+    page = (ROOT / "docs/day-2.md").read_text()
+    keys = {"healthy", "problem", *status_object(("-",) * len(TITLES))}
+    assert not {key for key in keys if f"`{key}`" not in page}

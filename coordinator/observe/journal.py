@@ -33,6 +33,7 @@ from protofleet.coordinator.round.events import (
     PutAside,
     Rollback,
     Save,
+    Unenrolled,
 )
 from protofleet.coordinator.server.runner import Step
 from protofleet.coordinator.spool.traffic import RoundTraffic
@@ -77,7 +78,7 @@ class Journal:
         match event:
             case Joined(device):
                 self._note_presence("joined", device, now)
-            case Left(device, reason):
+            case Left(device, reason) | Unenrolled(device, reason):
                 self._note_presence("left", device, now, reason=reason[:200])
             case Advanced(None, fault=""):
                 self._round_ended(run, now)

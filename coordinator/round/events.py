@@ -34,6 +34,14 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Unenrolled:
+    """Its enrolment has ended: who has merely left may come back into the open phase, and this one cannot."""
+
+    device: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
     device: str
     round: int
@@ -189,7 +197,7 @@ class IllegalEventError(RuntimeError):
     """What has been said to the machine cannot happen at this stage: an error of whoever drives it."""
 
 
-Event: TypeAlias = "Joined | Left | Answered | Advanced | Blamed | Woke"
+Event: TypeAlias = "Joined | Left | Unenrolled | Answered | Advanced | Blamed | Woke"
 Command: TypeAlias = (
     Forget
     | Save

@@ -41,6 +41,7 @@ from protofleet.coordinator.round.events import (
     Save,
     Send,
     Stage,
+    Unenrolled,
     Woke,
 )
 from protofleet.coordinator.round.flapping import FlapDetector
@@ -71,6 +72,7 @@ class RoundMachine:
     _missing: set[str] = field(default_factory=set)
     _closed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _absent: dict[str, float] = field(default_factory=dict)  # of the cohort, since when
+    _unenrolled: set[str] = field(default_factory=set)  # asked nothing until they join again
     _deadline: float | None = None
     _earlier: float | None = None  # seconds that an earlier process was at the open round
     # Round -> whose answers brought it to nothing.
@@ -179,6 +181,7 @@ class RoundMachine:
     def _join(self, event: Joined, now: float) -> Iterable[Command]:
         """Nobody is asked just now."""
         self.roster.add(event.device)
+        self._unenrolled.discard(event.device)
         if event.device in self._reliable(now):
             self._absent.pop(event.device, None)
         return ()
@@ -211,6 +214,22 @@ class RoundMachine:
 
     def _leave_and_maybe_close(self, event: Left, now: float) -> Iterator[Command]:
         yield from self._leave(event, now)
+        yield from self._maybe_close(now)
+
+    def _unenroll(self, event: Unenrolled, now: float) -> Iterable[Command]:
+        """The cohort stays as it was saved, so that a replay has the same one."""
+        self.roster.discard(event.device)
+        self._missing.discard(event.device)
+        self._unenrolled.add(event.device)
+        return ()
+
+    def _unenroll_and_maybe_wait_again(self, event: Unenrolled, now: float) -> Iterator[Command]:
+        yield from self._unenroll(event, now)
+        if len(self.roster) < self.policy.quorum:
+            self.selection.settled = None
+
+    def _unenroll_and_maybe_close(self, event: Unenrolled, now: float) -> Iterator[Command]:
+        yield from self._unenroll(event, now)
         yield from self._maybe_close(now)
 
     def _start_when_settled(self, event: Woke, now: float) -> Iterable[Command]:
@@ -256,7 +275,7 @@ class RoundMachine:
                 return
             # An answer has been lost to a damaged disk: its device still has it, and nobody else is asked.
         self._answered = known.intersection(self.cohort)
-        self._missing = set(self.cohort) - self._answered
+        self._missing = set(self.cohort) - self._answered - self._unenrolled
         self.stage = Stage.COLLECTING
         self._deadline = now + self.policy.patience_seconds
         self._start_timing(now, bool(closed))
@@ -432,12 +451,14 @@ class RoundMachine:
         Stage.GATHERING: {
             Joined: _join_and_maybe_start,
             Left: _leave_and_maybe_wait_again,
+            Unenrolled: _unenroll_and_maybe_wait_again,
             Answered: _answer_late,
             Woke: _start_when_settled,
         },
         Stage.COMPUTING: {
             Joined: _join,
             Left: _leave,
+            Unenrolled: _unenroll,
             Answered: _answer_late,
             Advanced: _advance,
             Woke: _ignore,
@@ -445,6 +466,7 @@ class RoundMachine:
         Stage.BLAMING: {
             Joined: _join,
             Left: _leave,
+            Unenrolled: _unenroll,
             Answered: _answer_late,
             Blamed: _go_back,
             Woke: _ignore,
@@ -452,12 +474,14 @@ class RoundMachine:
         Stage.COLLECTING: {
             Joined: _join_and_be_asked,
             Left: _leave_and_maybe_close,
+            Unenrolled: _unenroll_and_maybe_close,
             Answered: _answer,
             Woke: _close_when_due,
         },
         Stage.FINISHED: {
             Joined: _join_and_be_dismissed,
             Left: _leave,
+            Unenrolled: _unenroll,
             Answered: _answer_late,
             Woke: _ignore,
         },

@@ -59,7 +59,9 @@ def describe(spool: Spool, sign: str, written: int) -> str:
 def go_on_from(folder: Path, round: int) -> None:
     """Let an older copy of a coordinator's folder go on in a round that no device has answered."""
     if not (folder / "spool.sqlite").exists():
-        raise SettingsError(f"{folder} holds no run: there is no spool.sqlite in it")
+        raise SettingsError(
+            f"{folder} holds no run: there is no spool.sqlite in it; name the run's folder, as runs/demo"
+        )
     keep_to_ourselves(folder)
     spool = Spool(folder)
     try:

@@ -10,7 +10,7 @@ from protofleet.deploy.cli.arguments import HOURS, ROUND, Subparsers
 from protofleet.deploy.listing import add_listing_options
 
 EXIT_CODES: Final = (
-    "exit codes: 0 all is well (warnings too); 1 a check, a step or a device has failed; "
+    "exit codes: 0 all is well (warnings too); 1 a check, a step or a host has failed; "
     "2 the command or the file cannot be used"
 )
 
@@ -24,14 +24,14 @@ def add_deploy(commands: Subparsers) -> None:
     )
     known = _step(steps, "known-hosts", "show the fingerprints of hosts' keys, and believe whom you confirm")
     known.add_argument("--yes", action="store_true", help="believe them without comparing")
-    add_listing_options(_step(steps, "plan", "what `apply` would do; nothing is changed"))
+    add_listing_options(_step(steps, "plan", "what `apply` would do, in its order; nothing is changed"))
     apply = _step(
-        steps, "apply", "bring devices to the state that the file describes; a second time changes nothing"
+        steps, "apply", "bring hosts to the state that the file describes; a second time changes nothing"
     )
     _add_new_keys(apply)
-    apply.add_argument("--force", action="store_true", help="deploy again what has failed on a device before")
-    add_listing_options(_step(steps, "status", "the state of every device"))
-    checked = _step(steps, "doctor", "whether the devices meet the requirements")
+    apply.add_argument("--force", action="store_true", help="deploy again what has failed on a host before")
+    add_listing_options(_step(steps, "status", "the state of every host"))
+    checked = _step(steps, "doctor", "whether the hosts meet the requirements")
     checked.add_argument("--strict", action="store_true", help="a WARN counts as a FAIL")
     add_listing_options(checked)
     _step(steps, "drain", "stop devices when their current work is done; `apply` starts them again")

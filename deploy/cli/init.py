@@ -58,7 +58,8 @@ def init(options: argparse.Namespace) -> int:
         raise SettingsError("a new fleet needs --broker and --coordinator; they may name one host")
     addresses = Addresses(options.broker, options.coordinator, devices)
     path = write_fleet(options.folder, options.federation, addresses, common)
-    print(f"{path}: a broker, a coordinator and {len(devices)} devices of {options.federation}")
+    count = "1 device" if len(devices) == 1 else f"{len(devices)} devices"
+    print(f"{path}: a broker, a coordinator and {count} of {options.federation}")
     print(
         f"{options.folder / 'root'}: the root of trust; keep it off the network, and a copy of it elsewhere"
     )

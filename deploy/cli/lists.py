@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from protofleet.deploy.listing import Listing, add_listing_options
 from protofleet.protocol.link.meter import human_bytes
 
 if TYPE_CHECKING:
+    from protofleet.deploy.local.class_check import Participant
+    from protofleet.edge_client.data.shard import Shard
     from protofleet.methods.contract.overview import Overview
     from protofleet.methods.nets.catalog import Size
 
@@ -31,6 +34,16 @@ def add_lists(commands: Subparsers) -> None:
     command = commands.add_parser("networks", help="the networks there are, what they take and their sizes")
     add_listing_options(command)
     command.set_defaults(command=networks)
+    add_data(commands)
+    add_public_set(commands)
+    command = commands.add_parser(
+        "weights", help="put a file of weights where runs that begin with it look for it, and print its name"
+    )
+    command.add_argument("file", type=Path, help="of the safetensors format")
+    command.set_defaults(command=weights)
+
+
+def add_data(commands: Subparsers) -> None:
     command = commands.add_parser(
         "data", help="build or check data, print what it holds, and whether all have the same classes"
     )
@@ -52,12 +65,6 @@ def add_lists(commands: Subparsers) -> None:
     )
     add_listing_options(command)
     command.set_defaults(command=data)
-    add_public_set(commands)
-    command = commands.add_parser(
-        "weights", help="put a file of weights where runs that begin with it look for it, and print its name"
-    )
-    command.add_argument("file", type=Path, help="of the safetensors format")
-    command.set_defaults(command=weights)
 
 
 def add_public_set(commands: Subparsers) -> None:
@@ -80,28 +87,34 @@ def add_public_set(commands: Subparsers) -> None:
 
 
 def methods(options: argparse.Namespace) -> int:
-    from protofleet.methods.contract.catalog import BrokenMethodError, names
-    from protofleet.methods.contract.overview import Reference, overview
-
     listing = Listing.of(options)
     if options.cost:
-        from protofleet.deploy.cli.costs import as_objects, table
+        return list_costs(listing)
+    return describe_method(listing, options.name) if options.name else list_methods(listing)
 
-        listing.line(table())
-        listing.end({"settings": as_objects()})
-        return 0
-    if options.name:
-        from protofleet.deploy.cli.explain import explanation, settings_of
 
-        listing.line(explanation(options.name))
-        listing.end(settings_of(options.name))
-        return 0
-    found, broken = [], dict[str, str]()
-    for name in names():
-        try:
-            found.append(overview(name))
-        except BrokenMethodError as error:
-            broken[name] = str(error)
+def list_costs(listing: Listing) -> int:
+    from protofleet.deploy.cli.costs import as_objects, table
+
+    listing.line(table())
+    listing.end({"settings": as_objects()})
+    return 0
+
+
+def describe_method(listing: Listing, name: str) -> int:
+    from protofleet.deploy.cli.explain import explanation, settings_of
+
+    listing.line(explanation(name))
+    listing.end(settings_of(name))
+    return 0
+
+
+def list_methods(listing: Listing) -> int:
+    """One that cannot be read hurts no line but its own."""
+    from protofleet.methods.contract.catalog import names
+    from protofleet.methods.contract.overview import Reference
+
+    found, broken = overviews(names())
     listing.line(f"{'':12} {'measured':9} {'networks':9} {'numbers up':>11} {'down':>11}")
     for one in found:
         networks = "mixed" if one.method.mixed_networks else "one"
@@ -113,6 +126,20 @@ def methods(options: argparse.Namespace) -> int:
     listing.end({"methods": [as_table(one) for one in found], "plugins": plugins, "broken": broken})
     print("".join(f"protofleet: {words}\n" for words in broken.values()), end="", file=sys.stderr)
     return FAILED if broken else 0
+
+
+def overviews(names: Iterable[str]) -> tuple[list[Overview], dict[str, str]]:
+    """And what is wrong with those that cannot be read."""
+    from protofleet.methods.contract.catalog import BrokenMethodError
+    from protofleet.methods.contract.overview import overview
+
+    found, broken = [], dict[str, str]()
+    for name in names:
+        try:
+            found.append(overview(name))
+        except BrokenMethodError as error:
+            broken[name] = str(error)
+    return found, broken
 
 
 def list_plugins(listing: Listing, kind: str, ours: list[str]) -> list[dict[str, str]]:
@@ -169,8 +196,6 @@ def data(options: argparse.Namespace) -> int:
         return fetch(options)
     from protofleet.deploy.local.class_check import participants_in, require_same_classes
     from protofleet.deploy.report.data.draw import draw, picture_path
-    from protofleet.edge_client.data.shard import load_shard
-    from protofleet.protocol.wire.class_names import listed
 
     picture = None if options.picture is None else picture_path(options.picture, options.settings[0])
     participants = [
@@ -180,27 +205,35 @@ def data(options: argparse.Namespace) -> int:
     listing = Listing.of(options)
     tables: list[dict[str, Any]] = []
     for participant in participants:
-        called = f"classes: {listed(participant.names) or 'unknown'}"
-        tables.append({"name": participant.name, "classes": list(participant.names)})
-        if participant.data is None or participant.remote_location:
-            line = f"{participant.name:16} {participant.remote_location:12} {called}"
-        else:
-            shard = load_shard(participant.data, participant.plugins)
-            counts = {
-                "train": len(shard.train.y),
-                "validation": len(shard.validation.y),
-                "test": len(shard.test.y),
-            }
-            called = f"classes: {listed(participant.names or shard.names) or 'unknown'}"
-            tables[-1]["classes"] = list(participant.names or shard.names)
-            per_class = shard.counts().tolist()
-            tables[-1] |= {"domain": shard.domain, **counts, "per_class": per_class}
-            sizes = ", ".join(f"{part} {number}" for part, number in counts.items())
-            line = f"{participant.name:16} {shard.domain:12} {sizes}; per class {per_class}; {called}"
+        line, table = held_by(participant)
         listing.line(line)
+        tables.append(table)
     drawn = draw(tables, picture, listing) if picture is not None else {}
     listing.end({"data": tables, **drawn})
     return 0
+
+
+def held_by(participant: Participant) -> tuple[str, dict[str, Any]]:
+    """In a line for people, and as an object; of data that are not on this machine, the names of classes alone."""
+    from protofleet.edge_client.data.shard import load_shard
+    from protofleet.protocol.wire.class_names import listed
+
+    names, where, words = participant.names, participant.remote_location, ""
+    counts: dict[str, Any] = {}
+    if participant.data is not None and not participant.remote_location:
+        shard = load_shard(participant.data, participant.plugins)
+        names, where, counts = names or shard.names, shard.domain, counts_of(shard)
+        sizes = ", ".join(f"{part} {counts[part]}" for part in ("train", "validation", "test"))
+        words = f"{sizes}; per class {counts['per_class']}; "
+    line = f"{participant.name:16} {where:12} {words}classes: {listed(names) or 'unknown'}"
+    return line, {"name": participant.name, "classes": list(names), **counts}
+
+
+def counts_of(shard: Shard) -> dict[str, Any]:
+    return {
+        "domain": shard.domain, "train": len(shard.train.y), "validation": len(shard.validation.y),
+        "test": len(shard.test.y), "per_class": shard.counts().tolist(),
+    }  # fmt: skip
 
 
 def list_sources(listing: Listing) -> int:

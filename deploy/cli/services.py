@@ -184,7 +184,9 @@ def unban(options: argparse.Namespace) -> int:
 
     folder = options.folder / "coordinator"
     if not folder.is_dir():
-        raise SettingsError(f"{options.folder} is no folder of a run: there is no {folder}")
+        raise SettingsError(
+            f"{options.folder} is no folder of a run: there is no {folder}; name one as runs/demo"
+        )
     listing, banned = Listing.of(options), bans_in(folder)
     if not options.name:
         lines = [f"{name}: {describe_ban(ban)}" for name, ban in banned.items()]

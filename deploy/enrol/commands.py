@@ -13,7 +13,7 @@ from typing import Final
 from cryptography import x509
 
 from protofleet.deploy.enrol import disconnect, key_folder, lifecycle
-from protofleet.deploy.enrol.approval import unverified_approval, unverified_roots
+from protofleet.deploy.enrol.approval import APPROVAL, unverified_approval, unverified_roots
 from protofleet.deploy.enrol.authority import DAY, Authority, make_authority
 from protofleet.deploy.enrol.certificates import host_names
 from protofleet.deploy.enrol.local_federation import (
@@ -42,6 +42,10 @@ from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
 
 Options = argparse.Namespace
+SOURCES: Final = {
+    REQUEST: "`protofleet enrol request NAME` writes one, where its owner is to run",
+    APPROVAL: "`protofleet enrol approve` writes it among the root's approvals, and the operator hands it out",
+}
 
 
 def make_root(o: Options) -> int:
@@ -51,6 +55,12 @@ def make_root(o: Options) -> int:
     )
     print(f"fingerprint: {authority.fingerprint} (devices' owners compare it once)")
     return 0
+
+
+def statement_in(kind: str, path: Path) -> bytes:
+    if not path.exists():
+        raise SettingsError(f"there is no file {path}; name that of the {kind}: {SOURCES[kind]}")
+    return read_armoured(kind, path)
 
 
 def request(o: Options) -> int:
@@ -64,7 +74,7 @@ def request(o: Options) -> int:
 
 def approve(o: Options) -> int:
     authority = Authority(o.root)
-    reviewed = lifecycle.review_request(authority, read_armoured(REQUEST, o.request), o.name, o.part)
+    reviewed = lifecycle.review_request(authority, statement_in(REQUEST, o.request), o.name, o.part)
     r = reviewed.request
     hosts = f" for {', '.join(r.hosts)}" if r.hosts else ""
     print(f"the {r.part} {r.name}{hosts} asks to join {r.federation}")
@@ -84,7 +94,7 @@ def approve(o: Options) -> int:
 
 
 def install(o: Options) -> int:
-    data = key_folder.read_approval_file(o.approval)
+    data = statement_in(APPROVAL, o.approval)
     claimed = unverified_approval(data)
     if claimed.part == "broker":
         listener_to_write(o, o.folder)

@@ -97,7 +97,10 @@ def load_register(folder: Path) -> Register:
     try:
         return decode(Register, json.loads(path.read_text()))
     except FileNotFoundError:
-        message = f"{folder} is no root of a federation; `protofleet enrol root {folder}` makes one"
+        message = (
+            f"{folder} is no root of a federation: put its copy back, or name another folder; for a new federation "
+            f"`protofleet enrol root {folder}` makes one"
+        )
         raise SettingsError(message) from None
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from None

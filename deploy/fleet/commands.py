@@ -83,7 +83,9 @@ def run(step: str, o: Options, connect: Connect = connections) -> int:
         return known_hosts(o)
     command = COMMANDS[step]
     if command.needs_hosts and not o.hosts:
-        raise SettingsError(f"name the hosts to {step}; this command does not default to all")
+        example = COORDINATOR if step in ("backup", "restore") else "board-1"
+        words = f"as `protofleet deploy {step} {example}`; this command does not default to all"
+        raise SettingsError(f"name the hosts to {step}, {words}")
     with _open(o, command.changes, command.devices_only, connect) as deployment:
         return command.run(deployment, o)
 
@@ -141,7 +143,7 @@ def plan(d: Deployment, o: Options) -> int:
     cannot = f"{len(unfit)} cannot be deployed{': ' * bool(unfit)}{', '.join(unfit)}"
     hosts = counted(len(d.hosts), "host")
     listing.line(f"{hosts}: {changing} to be changed, {good} as they shall be, {cannot}")
-    listing.end({"devices": found})
+    listing.end({"hosts": found})
     return FAILED if unfit else OK
 
 
@@ -151,13 +153,13 @@ def apply(d: Deployment, o: Options) -> int:
     failed = [outcome for outcome in outcomes if outcome.problem]
     for outcome in failed:
         print(f"protofleet: {outcome.name}: {outcome.problem}", file=sys.stderr)
-    noun = "host" if any(host.role != DEVICE.name for host in d.fleet.hosts.values()) else "device"
     changed = sum(1 for outcome in outcomes if outcome.changed)
     untouched = len(d.hosts) - len(outcomes)
     rest = f"; {untouched} not changed, because {d.rollout.stopped}" if untouched else ""
-    print(f"{counted(len(outcomes), noun)}: {changed} changed, {len(failed)} failed{rest}")
+    hosts = counted(len(outcomes), "host")
+    print(f"{hosts}: {changed} changed, {len(failed)} failed{rest}")
     if d.rollout.stopped and not failed:
-        message = f"{d.rollout.stopped}; `protofleet deploy rollback NAME` rolls a device back"
+        message = f"{d.rollout.stopped}; `protofleet deploy rollback NAME` rolls a host back"
         print(f"protofleet: {message}", file=sys.stderr)
     return FAILED if failed or d.rollout.stopped else OK
 
@@ -182,7 +184,7 @@ def status(d: Deployment, o: Options) -> int:
         code = code if healthy else FAILED
         listing.line(ROW_FORMAT.format(*cells), wrong=not healthy)
         found[name] = {"healthy": healthy, "problem": "", **status_object(cells)}
-    listing.end({"devices": found})
+    listing.end({"hosts": found})
     return code
 
 
@@ -196,7 +198,7 @@ def doctor(d: Deployment, o: Options) -> int:
         listing.line(f"{name}:", wrong=failed(checks, o.strict))
         code = max(code, print_checks(checks, o.strict, listing))
         found[name] = [asdict(check) for check in checks]
-    listing.end({"devices": found})
+    listing.end({"hosts": found})
     return code
 
 
@@ -224,8 +226,9 @@ def _check(d: Deployment, ssh: Ssh) -> list[Check]:
 def check_this_machine(o: Options) -> int:
     """`protofleet doctor`, which has no fleet file."""
     host, colon, port = o.broker.rpartition(":")
-    if o.broker and (not colon or not port.isdigit()):
-        raise SettingsError(f"--broker is {o.broker!r}, which is not of the form HOST:PORT")
+    if o.broker and not (host and colon and port.isdigit() and 0 < int(port) < 65_536):
+        words = "which is not of the form HOST:PORT, as broker.example:8883, with a port from 1 to 65535"
+        raise SettingsError(f"--broker is {o.broker!r}, {words}")
     command = ["sh", "-s", "--", "deep", sys.executable, host, port]
     done = subprocess.run(command, input=Place().facts, capture_output=True, text=True, check=False)
     workload = Workload("container" if o.containers else "venv", needs_gpu=o.gpu)
@@ -264,7 +267,7 @@ def rollback(d: Deployment, o: Options) -> int:
 
 
 def backup(d: Deployment, o: Options) -> int:
-    ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR))
+    ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR), "backup")
     _print(ssh.name, copies.take(ssh, d.rollout.control.place(ssh.name), o.to))
     d.rollout.log.append(ssh.name, "backup", "done", to=str(o.to))
     return OK
@@ -272,7 +275,7 @@ def backup(d: Deployment, o: Options) -> int:
 
 def restore(d: Deployment, o: Options) -> int:
     """Deploys the coordinator where that is needed, and puts the copy in place before it starts."""
-    ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR))
+    ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR), "restore")
     run_name = d.rollout.control.coordinator_settings().name
     copies.check(o.source, run_name)
     outcome = d.rollout.deploy(ssh, copies.put_back(o.source, run_name, o.from_round))

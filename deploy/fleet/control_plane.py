@@ -241,6 +241,11 @@ class ControlPlane:
 
     def signed_tuning(self, name: str, changes: Sequence[str], hours: float) -> str:
         """Overrides of settings for some hours; a mistake in them is found here, not on the device."""
+        for change in changes:
+            if "=" not in change:
+                raise SettingsError(
+                    f"--set is {change!r}, which is not of the form KEY=VALUE, as paused=true"
+                )
         text = write_toml(encode(decode(Overrides, override({}, changes), "tuning")))
         now = int(time.time())
         if not 0 < hours * 3600 <= LONGEST_SECONDS:

@@ -40,7 +40,9 @@ def take(ssh: Ssh, place: Place, folder: Path) -> str:
 def check(folder: Path, run: str) -> None:
     """Before anything is stopped for it."""
     if not (folder / COPY).is_file():
-        raise SettingsError(f"{folder} has no {COPY}; `protofleet deploy backup` writes it")
+        problem = f"has no {COPY}" if folder.is_dir() else "is no folder"
+        way_out = "name that of a backup with --from; `protofleet deploy backup coordinator` makes one"
+        raise SettingsError(f"{folder} {problem}; {way_out}")
     try:
         with tarfile.open(folder / COPY) as copy:
             parts = [PurePosixPath(name).parts for name in copy.getnames()]
@@ -77,7 +79,11 @@ def put_back(folder: Path, run: str, from_round: int | None) -> Callable[[Execut
     return put
 
 
-def demand_coordinator(hosts: dict[str, Ssh], coordinator: list[str]) -> Ssh:
-    if list(hosts) != coordinator or not coordinator:
-        raise RunError("this is for the coordinator alone; say `protofleet deploy STEP coordinator`")
+def demand_coordinator(hosts: dict[str, Ssh], coordinator: list[str], step: str) -> Ssh:
+    if not coordinator:
+        raise SettingsError(f"the fleet's file names no coordinator, and {step} is for its host alone")
+    if list(hosts) != coordinator:
+        named = ", ".join(name for name in hosts if name not in coordinator)
+        way_out = f"say `protofleet deploy {step} {coordinator[0]}`"
+        raise SettingsError(f"{named} is no coordinator, and {step} is for one alone; {way_out}")
     return hosts[coordinator[0]]

@@ -19,7 +19,7 @@ from protofleet.deploy.fleet.checks import Workload, run_checks
 from protofleet.deploy.fleet.control_plane import ControlPlane, Target
 from protofleet.deploy.fleet.deploy_log import DeployLog
 from protofleet.deploy.fleet.device.facts import Facts, KnownGood
-from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES
+from protofleet.deploy.fleet.device.roles import BROKER, DEVICE
 from protofleet.deploy.fleet.execute import Executor, gather_facts
 from protofleet.deploy.fleet.plan import (
     Admit,
@@ -109,7 +109,6 @@ class Rollout:
             checked = list(pool.map(self.check, hosts.values()))
         outcomes = [outcome for outcome in checked if outcome is not None]
         waiting = [name for name, outcome in zip(hosts, checked, strict=True) if outcome is None]
-        waiting.sort(key=lambda name: (list(ROLES).index(self.fleet.hosts[name].role), name))
         devices = [name for name in waiting if self.fleet.hosts[name].role == DEVICE.name]
         infrastructure = [name for name in waiting if name not in devices]
         for name in infrastructure:  # whom devices ask goes before them, one after the other

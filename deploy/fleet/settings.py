@@ -214,10 +214,14 @@ class Fleet:
         return host.role == DEVICE.name and source in source_names() and not find(source).needs_folder
 
     def selected(self, names: list[str]) -> dict[str, Host]:
-        """The named hosts; all, where none is named."""
+        """The named hosts, or all, as they are deployed: broker, coordinator, then devices as in the file."""
         if unknown := [name for name in names if name not in self.hosts]:
-            raise SettingsError(f"there is no host {unknown[0]!r}; there are {', '.join(sorted(self.hosts))}")
-        return {name: host for name, host in sorted(self.hosts.items()) if not names or name in names}
+            raise SettingsError(f"there is no host {unknown[0]!r}; there are {', '.join(self.hosts)}")
+        chosen = [name for name in self.hosts if not names or name in names]
+        turns = list(ROLES)
+        return {
+            name: self.hosts[name] for name in sorted(chosen, key=lambda n: turns.index(self.hosts[n].role))
+        }
 
 
 def _check_name(name: str, role: str) -> None:

@@ -31,7 +31,7 @@ EXPLANATIONS: Final = (
     ("No matching host key", "its host key is not known here in a form that it offers; `ssh-keyscan {host}`"),
     ("Permission denied", "it does not accept our key; put the public key into its authorized_keys (`ssh-copy-id`)"),
     ("Could not resolve hostname", "its name cannot be resolved; correct address in the fleet file"),
-    ("Connection refused", "nothing listens on that port; is sshd running, is the port right?"),
+    ("Connection refused", "nothing listens on {port}; is sshd running, is the port right?"),
     ("timed out", "no answer; is it switched on, does a firewall drop the port?"),
     ("No route to host", "no route to it; is it switched on and on this network?"),
     ("Network is unreachable", "this machine's network has no route to it"),
@@ -151,7 +151,8 @@ class Ssh:
             return f"there is no file {self._host.key}, which hosts.{self.name}.key names; correct it there"
         for text, explanation in EXPLANATIONS:
             if text in result.err:
-                return explanation.format(host=self._host.address, name=self.name)
+                port = f"port {self._host.port}" if self._host.port else "its port for ssh"
+                return explanation.format(host=self._host.address, name=self.name, port=port)
         return result.last_line
 
 

@@ -1,6 +1,8 @@
-"""The state of a device in one line."""
+"""The state of a host in one line."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from protofleet.deploy.fleet.device.facts import Facts
 from protofleet.deploy.fleet.device.roles import DEVICE
@@ -8,9 +10,13 @@ from protofleet.deploy.fleet.plan import Desired, has_ended, is_healthy, is_know
 from protofleet.protocol.security.records import day
 
 ROW_FORMAT = "{:16} {:12} {:18} {:28} {:>5} {:>8} {:>7}  {}"
+# What a host is at, for people; docs/glossary.md says what each means.
+OVER, ANSWERS = "its run is over", "answers"
+CUT_OFF, UNHEARD = "not connected to the broker", "no coordinator has answered"
+WORKING, UNCONFIRMED, IDLE = "working", "waits for a receipt", "waits for work"
+NOW: Final = (OVER, ANSWERS, CUT_OFF, UNHEARD, WORKING, UNCONFIRMED, IDLE, "revoked")
 
-
-TITLES = ("device", "service", "release", "now", "round", "accepted", "hottest", "good since")
+TITLES = ("host", "service", "release", "now", "round", "accepted", "hottest", "good since")
 
 
 def status_title() -> str:
@@ -34,18 +40,12 @@ def status_cells(
     alive = status if status is not None and status.pid == service.pid else None
     now = "-"
     if desired.role != DEVICE and service.active:
-        now = (
-            "its run is over"
-            if has_ended(facts)
-            else {"ok": "answers"}.get(here.answers, here.answers or "-")
-        )
+        now = OVER if has_ended(facts) else {"ok": ANSWERS}.get(here.answers, here.answers or "-")
     if alive is not None:
-        now = "not connected to the broker"
+        now = CUT_OFF
         if alive.connected:
-            doing = (
-                "working" if alive.working else "waits for a receipt" if alive.waiting else "waits for work"
-            )
-            now = doing if alive.heard else "no coordinator has answered"
+            doing = WORKING if alive.working else UNCONFIRMED if alive.waiting else IDLE
+            now = doing if alive.heard else UNHEARD
     if revoked:
         now = f"revoked {revoked}"
     wanted_here = here.release == desired.release and is_known_good(here.good, desired)

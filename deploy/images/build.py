@@ -29,7 +29,7 @@ from protofleet.deploy.locks.lockfile import (
 from protofleet.protocol.settings.reader import read_toml
 
 IMAGES_FOLDER: Final = Path(__file__).parent
-SCRIPTS: Final = ("trim.sh", "compile.sh", "install_on_vendor_torch.py")
+SCRIPTS: Final = ("index.sh", "trim.sh", "compile.sh", "install_on_vendor_torch.py")
 TARGETS: Final = ("edge", "coordinator", "demo", "edge-jetson")
 MIB: Final = 1 << 20
 

@@ -7,16 +7,16 @@ ARG BASE
 FROM ${BASE} AS wheel
 COPY source /source
 RUN --mount=type=bind,source=locks/build.txt,target=/locks/build.txt --mount=type=bind,source=wheels,target=/wheels \
-    --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=bind,source=locks/index.sh,target=/locks/index.sh --mount=type=cache,target=/root/.cache/pip \
     if [ ! -f /source/pyproject.toml ]; then mkdir /wheel && cp /source/*.whl /wheel; else \
-    python3 -m pip install -q --require-hashes --only-binary=:all: --no-deps --find-links /wheels --target /tools \
+    . /locks/index.sh && python3 -m pip install -q --require-hashes --only-binary=:all: --no-deps --find-links /wheels --target /tools \
        -r /locks/build.txt \
     && PYTHONPATH=/tools python3 -m pip wheel -q --no-deps --no-build-isolation --no-index -w /wheel /source; fi
 
 FROM ${BASE} AS edge-jetson
 RUN --mount=type=bind,source=wheels,target=/wheels --mount=type=bind,source=locks,target=/locks \
     --mount=type=bind,from=wheel,source=/wheel,target=/wheel --mount=type=cache,target=/root/.cache/pip \
-    python3 -m venv --without-pip --system-site-packages /opt/protofleet \
+    . /locks/index.sh && python3 -m venv --without-pip --system-site-packages /opt/protofleet \
     && /opt/protofleet/bin/python /locks/install_on_vendor_torch.py /locks /wheels /wheel \
     && install -d -o 10001 -g 10001 /protofleet /protofleet/state
 ENV PATH=/opt/protofleet/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

@@ -92,6 +92,10 @@ def _file_version(path: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_ino
 
 
+def _words(error: StatementError | KeyFileError) -> str:
+    return error.detail if isinstance(error, StatementError) else str(error)
+
+
 class KnownRecords(Mapping[str, Record]):
     """A folder of `<name>.record` files as a mapping: only those that hold, as they were a second ago at most.
 
@@ -124,7 +128,7 @@ class KnownRecords(Mapping[str, Record]):
         try:
             return self.admitted(name)
         except (StatementError, KeyFileError) as error:
-            message = error.detail if isinstance(error, StatementError) else str(error)
+            message = _words(error)
             # A peer that goes on asking must not fill the log, nor names without a file this table.
             if self._logged.get(name) != message and (name in self._logged or self._has(name)):
                 self._logged[name] = message
@@ -134,6 +138,15 @@ class KnownRecords(Mapping[str, Record]):
     def changed(self, name: str) -> bool:
         _, believed = self._admitted.pop(name, (0.0, None))
         return believed is not None and self.get(name) != believed
+
+    def problem(self, name: str) -> str:
+        """Why there is no record of it that holds, for whoever says it now: it is not logged again."""
+        try:
+            self.admitted(name)
+        except (StatementError, KeyFileError) as error:
+            self._logged[name] = _words(error)
+            return self._logged[name]
+        return ""
 
     def _has(self, name: str) -> bool:
         with contextlib.suppress(ValueError, OSError):

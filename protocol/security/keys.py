@@ -67,6 +67,22 @@ class CachingKeyring(Protocol):
         ...
 
 
+@runtime_checkable
+class ExplainingKeyring(Protocol):
+    """A keyring that can say why it knows a name no more."""
+
+    def problem(self, name: str) -> str:
+        """Read it now: "" where it is known."""
+        ...
+
+
+def why_unknown(keyring: Keyring, name: str) -> str:
+    """ "" where it is known."""
+    if isinstance(keyring, ExplainingKeyring):
+        return keyring.problem(name)
+    return "" if name in keyring else "there is no key of it any more"
+
+
 def changed(keyring: Keyring, name: str) -> bool:
     """Whether whoever was judged by the keyring's entry has to be judged again."""
     return isinstance(keyring, CachingKeyring) and keyring.changed(name)

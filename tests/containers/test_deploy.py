@@ -67,13 +67,13 @@ def test_a_fleet_joins_a_run_and_finishes_it_and_a_second_deployment_changes_not
     began = time.monotonic()
     said = fleet.deploy("apply", "--yes").stdout
     note(f"deployed to three devices in {time.monotonic() - began:.1f} s")
-    assert "3 devices: 3 changed, 0 failed" in said and said.count("fingerprint of its request") == 3
+    assert "3 hosts: 3 changed, 0 failed" in said and said.count("fingerprint of its request") == 3
 
     before = {name: show(device, "MainPID") for name, device in fleet.devices.items()}
     notes, began = len(fleet.history()), time.monotonic()
     again = fleet.deploy("apply").stdout
     note(f"a second time in {time.monotonic() - began:.1f} s")
-    assert again.count("nothing to do") == 3 and "3 devices: 0 changed, 0 failed" in again
+    assert again.count("nothing to do") == 3 and "3 hosts: 0 changed, 0 failed" in again
     assert {name: show(device, "MainPID") for name, device in fleet.devices.items()} == before
     assert len(fleet.history()) == notes, "what changes nothing is not in the log"
 
@@ -125,7 +125,7 @@ def test_what_is_broken_is_said_in_clear_words_and_stops_nobody_else(rig, bench)
     fleet.fleet(hosts)
 
     done = fleet.deploy("apply", "--yes", check=False)
-    assert done.returncode == 1 and "9 devices: 1 changed, 8 failed" in done.stdout
+    assert done.returncode == 1 and "9 hosts: 1 changed, 8 failed" in done.stdout
     told = {
         line.split(":")[1].strip(): line
         for line in done.stderr.splitlines()
@@ -135,7 +135,7 @@ def test_what_is_broken_is_said_in_clear_words_and_stops_nobody_else(rig, bench)
         "no-disk": "0.1 GB are free; make room",
         "wrong-arch": "architecture: armv7l, for which there is no torch",
         "no-clock": "clock: it is set to 1970",
-        "no-sshd": "nothing listens on that port; is sshd running",
+        "no-sshd": "; is sshd running, is the port right?",
         "stranger": "its host key is not known here",
         "locked": "it does not accept our key",
         "no-rsync": "rsync is not installed; apt-get install rsync",
@@ -176,7 +176,7 @@ def test_a_deployer_that_dies_in_any_step_is_gone_on_with(rig):
                     break
     assert len(survived) >= 7, survived  # a step may have come to its end in spite of the kill
     assert (
-        "1 devices: 1 changed, 0 failed" in (said := fleet.deploy("apply", "--yes").stdout)
+        "1 host: 1 changed, 0 failed" in (said := fleet.deploy("apply", "--yes").stdout)
         or "0 changed" in said
     )
     assert "nothing to do" in fleet.deploy("apply").stdout

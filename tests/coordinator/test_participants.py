@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.round.events import Joined
+from protofleet.coordinator.round.events import Joined, Stage, Unenrolled
 from protofleet.protocol.wire.messages import Hello
-from tests.support.small_federation import POLICY, simulation
+from tests.support.small_federation import POLICY, assert_same, simulation
 
 LOOK_FOR_A_LATER_COORDINATOR = "SELECT epoch FROM run"
 
@@ -14,8 +14,8 @@ LOOK_FOR_A_LATER_COORDINATOR = "SELECT epoch FROM run"
 class Waiting:
     """Two of three have answered round 1, and the third has lost its task."""
 
-    def __init__(self, folder):
-        self.run = run = simulation(folder, "fedavg", policy=replace(POLICY, patience_seconds=1e6))
+    def __init__(self, folder, **policy):
+        self.run = run = simulation(folder, "fedavg", policy=replace(POLICY, patience_seconds=1e6, **policy))
         run.run(until=lambda: len(run.agents) == 3)
         self.hellos, self.told = {}, []
         for device, agent in run.agents.items():
@@ -99,3 +99,58 @@ def test_what_a_device_tells_of_its_machine_is_kept_while_later_hellos_leave_it_
     assert known["device-0"] == "0.1.0; a board"
     waiting.greet("device-0", software=f"0.2.0; {'x' * 400}", examples=43)
     assert known["device-0"].startswith("0.2.0; x") and len(known["device-0"]) == 300
+
+
+@pytest.fixture
+def two_suffice(tmp_path):
+    return Waiting(tmp_path, quorum=2)
+
+
+def after_a_revocation(waiting, die_in_between):
+    """The run to its end, without device-2, whose enrolment ends while it is waited for."""
+    run = waiting.run
+    del run.keyring["device-2"]
+    if die_in_between:
+        run.kill("coordinator")
+        run.boot_coordinator()
+    waiting.pass_seconds(60.0)
+    assert run.service.run.machine.round > 1, "patience_seconds are a million"
+    run.run()
+    return run
+
+
+def test_a_device_that_is_revoked_while_it_is_waited_for_is_left_out_at_once_and_said_once(
+    two_suffice, caplog
+):
+    after_a_revocation(two_suffice, die_in_between=False)
+    said = [line for line in caplog.messages if line.startswith("device-2 is not enrolled any more: ")]
+    assert said == [
+        "device-2 is not enrolled any more: there is no key of it any more; nobody waits for it, and it takes no "
+        "further part"
+    ]
+    assert Unenrolled("device-2", "there is no key of it any more") in two_suffice.told
+
+
+def test_a_coordinator_that_dies_after_a_revocation_comes_to_the_same_bits(two_suffice, tmp_path_factory):
+    unbroken = Waiting(tmp_path_factory.mktemp("unbroken"), quorum=2)
+    assert_same(after_a_revocation(unbroken, False), after_a_revocation(two_suffice, True))
+
+
+def test_without_it_a_round_that_needs_it_begins_again_at_once(waiting):
+    del waiting.run.keyring["device-2"]
+    waiting.pass_seconds(10.0)
+    machine = waiting.run.service.run.machine
+    assert (machine.stage, machine.round, machine.attempt) == (Stage.GATHERING, 1, 1)
+
+
+def test_records_are_looked_at_while_somebody_is_waited_for_and_not_at_each_turn(waiting):
+    looks = []
+
+    class Counting(dict):
+        def __contains__(self, name):
+            looks.append(name)
+            return super().__contains__(name)
+
+    waiting.run.service.context.link.keyring = Counting(waiting.run.keyring)
+    waiting.pass_seconds(100.0)
+    assert 15 <= looks.count("device-2") <= 25

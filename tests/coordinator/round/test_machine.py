@@ -32,6 +32,7 @@ from protofleet.coordinator.round.events import (
     Save,
     Send,
     Stage,
+    Unenrolled,
     Woke,
 )
 from protofleet.coordinator.round.machine import RoundMachine
@@ -50,6 +51,7 @@ WRONG = Problem(Reason.WRONG_SHAPE, "means is (9, 64), not (10, 64)")
 EVENTS = {
     Joined: Joined("z"),
     Left: Left("a"),
+    Unenrolled: Unenrolled("a"),
     Answered: Answered("a", 1, "train", b"base"),
     Advanced: Advanced("train", b"base"),
     Blamed: Blamed(Recovered(1, 0, tuple("abcd"), {"train": tuple("abcd")}), "train", ("d",), "too large"),
@@ -81,6 +83,7 @@ class AnyWeather(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now, self.said = 0.0, []
+        self.unenrolled = set()
         self.reborn = 0  # so much was said by earlier processes
         self.machine = self.machine_class(self.policy, self.policy.rounds)
         self.thinking = None  # the Advance that the worker has in hand
@@ -113,7 +116,13 @@ class AnyWeather(RuleBasedStateMachine):
 
     @rule(device=st.sampled_from(DEVICES))
     def join(self, device):
+        self.unenrolled.discard(device)
         self.happen(Joined(device))
+
+    @rule(device=st.sampled_from(DEVICES))
+    def lose_its_record(self, device):
+        self.unenrolled.add(device)
+        self.happen(Unenrolled(device))
 
     @rule(device=st.sampled_from(DEVICES))
     def leave(self, device):
@@ -180,6 +189,7 @@ class AnyWeather(RuleBasedStateMachine):
             accepted = {phase: d for (r, phase), d in self.disk["accepted"].items() if r == saved.round}
             past = Recovered(saved.round, saved.attempt, saved.cohort, closed, accepted)
             self.perform(self.machine.resume(past))
+        self.unenrolled = set()
         for device in present:
             self.happen(Joined(device))
 
@@ -273,12 +283,13 @@ class AnyWeather(RuleBasedStateMachine):
     @invariant()
     def never_stands_still_when_everybody_has_answered(self):
         m = self.machine
-        assert m.stage is not Stage.COLLECTING or set(m.cohort) - m.answered - m.verdicts.refused.keys()
+        over = m.answered | m.verdicts.refused.keys() | self.unenrolled
+        assert m.stage is not Stage.COLLECTING or set(m.cohort) - over
 
     def teardown(self):
         """With faults over and a quorum present, the run ends: liveness."""
         for device in DEVICES:
-            self.happen(Joined(device))
+            self.join(device)
         for _ in range(200):
             if self.machine.stage is Stage.FINISHED:
                 self.join(DEVICES[0])
@@ -404,6 +415,39 @@ def test_a_device_that_left_is_waited_for_only_so_long():
     assert m.wake_at == 5.0
     assert m.handle(Joined("c"), 3.0) == [Send("c", 1, "train", 97.0)]  # back in time: asked again
     assert m.wake_at == 100.0
+
+
+def test_a_device_whose_enrolment_has_ended_is_waited_for_no_longer():
+    m = machine(cohort=3, quorum=2, patience_seconds=100.0, grace_seconds=3.0, settle_seconds=1.0)
+    started(m)
+    answer(m, "a"), answer(m, "b")
+    m.handle(Left("c"), 1.5)
+    closed, advanced = m.handle(Unenrolled("c"), 2.0)
+    assert closed == Close(1, "train", ("a", "b")) and advanced == Advance(1, "train", ("a", "b"))
+
+
+def test_without_it_a_quorum_that_cannot_come_any_more_is_not_waited_for():
+    m = machine(cohort=2, quorum=2, patience_seconds=100.0, settle_seconds=1.0)
+    started(m, "ab")
+    answer(m, "a")
+    assert m.handle(Unenrolled("b"), 2.0) == [Rollback()] and m.stage is Stage.GATHERING
+    assert m.handle(Joined("b"), 3.0) == [Save(1, 1, ("a", "b")), Advance(1, None, ())], (
+        "it was enrolled again"
+    )
+    assert [c.device for c in m.handle(Advanced("train", b"base"), 4.0)] == ["b"]
+
+
+def test_who_lost_its_enrolment_while_the_server_half_is_at_work_is_asked_nothing_in_a_replay_either():
+    for resumed in (False, True):
+        m = machine(quorum=2, gather=3)
+        if resumed:
+            m.resume(Recovered(1, 0, tuple("abc"), roster=tuple("abc")))
+        else:
+            for device in "abc":
+                m.handle(Joined(device), 0.0)
+        assert m.stage is Stage.COMPUTING and m.handle(Unenrolled("c"), 0.0) == []
+        assert m.cohort == ("a", "b", "c"), "what the server half is given first is what was saved"
+        assert [c.device for c in m.handle(Advanced("train", b"base"), 0.0)] == ["a", "b"]
 
 
 def test_the_same_answer_again_is_acknowledged_and_another_one_refused():

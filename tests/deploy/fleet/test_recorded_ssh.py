@@ -229,7 +229,7 @@ def test_status_looks_once_at_each_device(deployed, capsys):
 @pytest.mark.parametrize("step", ["plan", "status", "doctor"])
 def test_what_is_listed_of_a_fleet_is_one_object_or_nothing_but_what_is_wrong(deployed, capsys, step):
     deployed.deploy(step, json=True)
-    found = json.loads(capsys.readouterr().out)["devices"]["board-1"]
+    found = json.loads(capsys.readouterr().out)["hosts"]["board-1"]
     told = {
         "plan": lambda: found["steps"],
         "status": lambda: found["release"],

@@ -5,6 +5,7 @@ import json
 import subprocess
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -331,6 +332,47 @@ def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
     )
 
 
+@pytest.mark.parametrize(("step", "host", "more", "words"), [
+    ("backup", "board-1", {}, "board-1 is no coordinator, and backup is for one alone; say `protofleet deploy"),
+    ("restore", "mqtt", {}, "mqtt is no coordinator, and restore is for one alone; say `protofleet deploy"),
+    ("restore", "coordinator", {}, "nowhere is no folder; name that of a backup with --from; `protofleet"),
+    ("tune", "board-1", {"set": ["paused"]}, "--set is 'paused', which is not of the form KEY=VALUE, as paused=true"),
+])  # fmt: skip
+def test_a_slip_is_said_of_what_was_typed(desk, step, host, more, words):
+    given = {
+        "to": Path("nowhere"),
+        "source": Path("nowhere"),
+        "from_round": None,
+        "hours": 1.0,
+        "set": [],
+        **more,
+    }
+    with pytest.raises(SettingsError) as told:
+        desk.deploy(step, host, **given)
+    assert str(told.value).startswith(words)
+
+
+@pytest.mark.parametrize("step", ["plan", "status", "doctor"])
+def test_hosts_are_listed_in_the_order_in_which_they_are_deployed(desk, capsys, step):
+    desk.deploy(step)
+    named = [line.split()[0].rstrip(":") for line in capsys.readouterr().out.splitlines()]
+    assert list(dict.fromkeys(name for name in named if name in desk.boards)) == [
+        "mqtt",
+        "coordinator",
+        "board-1",
+    ]
+    desk.deploy(step, json=True)
+    assert list(json.loads(capsys.readouterr().out)["hosts"]) == ["mqtt", "coordinator", "board-1"]
+
+
+def test_devices_go_in_the_order_of_the_file_so_that_it_says_which_is_the_canary():
+    roles = {"zebra": "device", "coordinator": "coordinator", "apple": "device", "mqtt": "broker"}
+    hosts = {name: Host(f"10.0.0.{i}", role=role) for i, (name, role) in enumerate(roles.items())}
+    fleet = Fleet("root", hosts, broker="broker")
+    assert list(fleet.selected([])) == ["mqtt", "coordinator", "zebra", "apple"]
+    assert list(fleet.selected(["apple", "zebra"])) == ["zebra", "apple"]
+
+
 def test_a_broker_at_another_address_gets_a_certificate_for_both_with_the_keys_that_it_has(desk, capsys):
     desk.deploy("apply")
     root, own = desk.folder / "fleet/root/certs/mqtt.crt", desk.folder / "fleet/broker/current/tls.key"
@@ -393,7 +435,8 @@ def test_a_copy_of_another_run_stops_nothing(desk, tmp_path):
             tmp_path / "older", "winter"
         ): "holds winter, and coordinator.name in the fleet's file is first",
         tmp_path / "torn": "cannot be read",
-        tmp_path / "nowhere": "has no runs.tar",
+        tmp_path / "nowhere": "is no folder; name that of a backup",
+        tmp_path: "has no runs.tar; name that of a backup",
     }.items():
         with pytest.raises(SettingsError, match=words):
             desk.deploy("restore", "coordinator", source=source, from_round=None)

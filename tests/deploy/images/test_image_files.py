@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from protofleet.deploy.images.build import Build, base_image, build_context, unpinned_warning
+from protofleet.deploy.brokers.ports import free_port
+from protofleet.deploy.images.build import IMAGES_FOLDER, Build, base_image, build_context, unpinned_warning
 from protofleet.deploy.images.image_ids import save_id
 from protofleet.deploy.locks.lockfile import read_lock
 from protofleet.deploy.stack.__main__ import parser, stack_from
@@ -34,6 +37,50 @@ def test_packages_of_an_image_come_by_their_hashes_but_for_those_that_are_pinned
     installs = [line for line in text.splitlines() if " install " in line and "/locks/" in line]
     hashed = [line for line in installs if "/locks/device.txt" in line or "/locks/data.txt" in line]
     assert len(hashed) == 2 and all("--require-hashes" in line and "--only-binary" in line for line in hashed)
+
+
+@pytest.fixture
+def before_pip(tmp_path):
+    """`sourced(index)`: what a build makes of an index, asked by a pip that has no settings of its own."""
+    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python3").chmod(0o755)
+    (tmp_path / "wheels").mkdir()
+
+    def sourced(index):
+        own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "WHEELS": str(tmp_path / "wheels")}
+        own |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index}
+        command = ["sh", "-euc", f". {IMAGES_FOLDER}/index.sh && echo looks in ${{PIP_NO_INDEX:-index}}"]
+        return subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
+
+    return sourced
+
+
+def test_a_build_without_a_network_says_at_once_what_it_cannot_reach_and_the_way_out(before_pip, tmp_path):
+    index = f"https://127.0.0.1:{free_port()}/simple"
+    done = before_pip(index)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith(f"protofleet: {index}/ cannot be reached") and "WHEELS=folder" in done.stderr
+    )
+    wheel_of(tmp_path / "wheels", "rich", "99.0")
+    done = before_pip(index)
+    assert (done.returncode, done.stdout) == (0, "looks in 1\n"), done.stderr
+
+
+def test_an_index_that_answers_is_asked_also_where_it_has_no_pip(before_pip):
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as empty:  # it answers all with 501
+        threading.Thread(target=empty.serve_forever, daemon=True).start()
+        done = before_pip(f"http://127.0.0.1:{empty.server_port}/simple")
+        empty.shutdown()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "looks in index\n", "")
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "jetson.Dockerfile"])
+def test_every_step_that_fetches_packages_has_looked_for_the_index_first(name):
+    text = (IMAGES_FOLDER / name).read_text().replace("\\\n", "")
+    fetching = [line for line in text.splitlines() if line.startswith("RUN") and "-r /locks" in line]
+    fetching += [line for line in text.splitlines() if "install_on_vendor" in line or "$TORCH_INDEX" in line]
+    assert fetching and all(". /locks/index.sh && " in line for line in fetching)
 
 
 def test_an_image_that_a_tag_alone_names_is_said():

@@ -1,0 +1,22 @@
+# Sourced before pip: it would ask an index that cannot be reached for minutes, package by package. Where there are wheels
+# in /wheels it looks nowhere else then; else the build ends, with one line.
+: "${WHEELS:=/wheels}"
+asked() {  # INDEX_OPTIONS: in one line why none of them can be reached; nothing where one can, or pip is older than 21.2
+    python3 -m pip index --help >/dev/null 2>&1 || return 0
+    python3 -m pip --disable-pip-version-check index versions pip -vv --retries 0 --timeout 8 "$@" 2>&1 \
+        | sed -n 's/^ *Could not fetch URL \([^ ]*\/\)pip\/: \(connection error\|timed out\|There was a problem confirming\).*/\1/p' \
+        | head -n 1
+}
+for index in "" ${TORCH_INDEX:-}; do
+    unreached=$(asked ${index:+--index-url "$index"})
+    if [ -z "$unreached" ]; then
+        continue
+    elif ls "$WHEELS"/*.whl >/dev/null 2>&1; then
+        echo "protofleet: $unreached cannot be reached: what it has is taken from the given folder of wheels" >&2
+        if [ -n "$index" ]; then TORCH_INDEX=; else export PIP_NO_INDEX=1; fi
+    else
+        echo "protofleet: $unreached cannot be reached from a build, and there pip looks for packages: connect this" \
+            "machine, give docker its proxy (HTTPS_PROXY), or bring all packages along (make ... WHEELS=folder)" >&2
+        exit 1
+    fi
+done

@@ -1,0 +1,27 @@
+"""A device that is revoked in the middle of a phase: no coordinator waits for it, nor one that is started again."""
+
+import signal
+
+from protofleet.coordinator.round.policy import Policy
+from protofleet.deploy.enrol.lifecycle import revoke
+from tests.hostile.federation import Federation
+
+AN_HOUR = Policy(quorum=1, gather=2, patience_seconds=3600.0, straggler_factor=0.0)
+
+
+def test_a_device_that_is_revoked_while_it_is_asked_is_out_of_the_phase_at_once(tmp_path):
+    with Federation(tmp_path, "one", "two", policy=AN_HOUR, rounds=1) as f:
+        first = f.coordinator()
+        f.raw("one"), f.raw("two", lambda task: None)
+        f.wait_until(lambda: f.events("answered"), "the answer of one")
+        revoke(f.fleet.authority(), "two", "stolen")
+        f.wait_until(lambda: "two is not enrolled any more" in f.log_of(first), "word of the revocation")
+        first.say(signal.SIGKILL)
+        f.wait_for_end(first)
+        second = f.coordinator()
+        assert f.wait_for_end(second) == 0, f.last_words()
+        for process in (first, second):
+            assert (
+                f.log_of(process).count("two is not enrolled any more: there is no record of 'two' in ") <= 1
+            )
+        assert [line["participants"] for line in f.rounds()] == [["one"], ["one"]]

@@ -1,0 +1,87 @@
+"""A signal at any instant of a coordinator's life: its end has an exit code that is written down, and no core dump.
+
+Instants by chance: `INSTANTS=300 python -m pytest tests/hostile/test_signals.py` tries more of them.
+"""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from protofleet.coordinator.round.policy import Policy
+from tests.hostile.federation import Federation
+
+INSTANTS = int(os.environ.get("INSTANTS", "12"))
+QUICK = Policy(quorum=1, patience_seconds=20.0, settle_seconds=0.1, grace_seconds=0.3)
+PLAIN = {"name": "fedavg", "lr": 0.02}
+TRAINS = {"name": "fedlsa", "server_epochs": 100_000}  # at the coordinator, for longer than a test takes
+LIVED_TO = ("", "joined", "asked", "closed", '"event": "round"', "finished", "report: ")
+CRASHES = ("terminate called", "Fatal Python error", "Traceback", "Exception ignored", "dumped core")
+BEFORE_ANYTHING = -signal.SIGTERM  # it was still being put together, and has said nothing
+
+
+def wait_for_word(process, word, seconds=10.0):
+    """Of its log, where it comes to that: what was begun by an earlier process may be over before."""
+    until = time.monotonic() + seconds
+    while word not in process.log.read_text() and process.runs() and time.monotonic() < until:
+        time.sleep(0.005)
+
+
+def strike(process, chance):
+    """One signal, or two so close that the second meets the handler of the first."""
+    process.say(signal.SIGTERM)
+    if chance.random() < 0.3:
+        time.sleep(chance.choice([0.0, 0.001, 0.02]))
+        process.say(chance.choice([signal.SIGTERM, signal.SIGINT]))
+
+
+def struck(f, chance, number):
+    """A coordinator's exit code and log; it goes on with the run of the one before, but where it is to train."""
+    trains, broker = chance.random() < 0.3, chance.choice(["there", "there", "there", "goes", "gone"])
+    if broker == "gone":
+        f.broker.stop()
+    made = f.coordinator(name=f"trains-{number}" if trains else "run", method=TRAINS if trains else PLAIN)
+    word = "" if broker == "gone" else chance.choice(LIVED_TO[:2] if trains else LIVED_TO)
+    wait_for_word(made, word)
+    time.sleep(chance.choice([0.0, chance.uniform(0.0, 0.05), chance.uniform(0.0, 0.8)]))
+    if broker == "goes":
+        f.broker.stop()
+    strike(made, chance)
+    code = f.wait_for_end(made)
+    if broker != "there":
+        f.broker.start()
+    return code, f.log_of(made)
+
+
+def test_a_coordinator_ends_by_a_signal_at_any_instant_with_an_exit_code_and_no_crash(tmp_path):
+    chance = random.Random(INSTANTS)
+    with Federation(tmp_path, "one", "two", policy=QUICK, rounds=60) as f:
+        f.raw("one", again=0.3), f.raw("two", again=0.3)
+        for number in range(INSTANTS):
+            code, said = struck(f, chance, number)
+            assert not [word for word in CRASHES if word in said], said
+            assert code in (0, 1) or (code == BEFORE_ANYTHING and not said), (code, said)
+            if code == 1:
+                assert said.splitlines()[-1].startswith("protofleet: signal: SIG"), said
+
+
+@pytest.mark.parametrize("party", ["coordinator", "device"])
+def test_a_party_that_waits_for_its_broker_ends_in_good_order_by_a_signal(tmp_path, party):
+    with Federation(tmp_path, "one", policy=QUICK) as f:
+        f.broker.stop()
+        made = f.coordinator() if party == "coordinator" else f.device("one")
+        wait_for_word(made, "nothing listens there", 30.0)
+        made.say(signal.SIGTERM)
+        assert f.wait_for_end(made) == 1, f.log_of(made)
+        assert f.log_of(made).splitlines()[-1] == "protofleet: signal: SIGTERM"
+
+
+def test_a_device_that_waits_for_its_broker_and_has_nothing_in_hand_is_drained_at_once(tmp_path):
+    with Federation(tmp_path, "one", policy=QUICK) as f:
+        f.broker.stop()
+        made = f.device("one")
+        wait_for_word(made, "nothing listens there", 30.0)
+        made.say(signal.SIGUSR1)
+        assert f.wait_for_end(made) == 0, f.log_of(made)
