@@ -1,4 +1,4 @@
-"""A device that is revoked: no coordinator waits for it, nor one that is started again, and only who knocks is told of."""
+"""A device that is revoked: no coordinator waits for it, nor one that starts again, and who knocks is told of."""
 
 import signal
 
