@@ -85,3 +85,24 @@ def test_a_device_that_waits_for_its_broker_and_has_nothing_in_hand_is_drained_a
         wait_for_word(made, "nothing listens there", 30.0)
         made.say(signal.SIGUSR1)
         assert f.wait_for_end(made) == 0, f.log_of(made)
+
+
+def test_only_a_coordinator_that_ended_out_of_order_is_told_of_by_the_next_one(tmp_path):
+    """The rule of `CoordinatorRestarting` asks this gauge: a backup, a restore and another method stop it in order."""
+    with Federation(tmp_path, "one", policy=QUICK) as f:
+        told = []
+        for run, ends in (
+            ("a", signal.SIGTERM),
+            ("b", signal.SIGINT),
+            ("b", signal.SIGKILL),
+            ("c", signal.SIGTERM),
+        ):
+            made = f.coordinator(name=run)
+            f.wait_until(f.answers, "a coordinator to answer")
+            told.append(f.metrics()["protofleet_unclean_start_timestamp_seconds"])
+            made.say(ends)
+            f.wait_for_end(made)
+        f.coordinator(name="c")
+        f.wait_until(f.answers, "a coordinator to answer")
+        assert told[:3] == [0.0, 0.0, 0.0]
+        assert f.metrics()["protofleet_unclean_start_timestamp_seconds"] == told[3] > time.time() - 60
