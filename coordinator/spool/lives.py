@@ -1,8 +1,8 @@
 """Whether the life of a coordinator before this one ended in good order: by a signal, or with its run.
 
 Nobody is to be alarmed where an operator stops and starts it several times, for a backup or another method, but where
-it dies of itself. So each life leaves a mark beside all runs of its federation, as the last one may have been of another
-run, and takes it back only where it ends in order.
+it dies of itself. So each life leaves a mark beside all runs of its federation, as the last one may have been of
+another run, and takes it back only where it ends in order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class Life:
                 self._write(ended=True)
 
     def _write(self, ended: bool) -> None:
-        write_file(self._path, json.dumps({"ended": ended, "unclean_at": self.unclean_at}).encode(), PRIVATE)
+        write_file(
+            self._path,
+            json.dumps({"ended": ended, "unclean_at": self.unclean_at}, allow_nan=False).encode(),
+            PRIVATE,
+        )
 
 
 def _read(path: Path) -> tuple[bool, float]:

@@ -233,7 +233,11 @@ def test_the_method_changes_while_devices_stay_up(desk):
 
 def test_a_coordinator_is_restored_from_its_backup_on_an_empty_host(desk):
     backup, *rest = DAY_2["Restore a coordinator"]
+    began = desk.hub.sh("date +%s")
     desk.say(backup)
+    for role in ("broker", "coordinator"):
+        log = desk.hub.do("journalctl", "-u", f"protofleet-{role}", "--since", f"@{began}", "-o", "cat")
+        assert "Failed with result" not in log and "code=exited, status" not in log, log
     after = len(desk.rounds("second"))
     desk.wait(lambda: len(desk.rounds("second")) > after + 1)
     at = desk.rounds("second")[-1]["round"]

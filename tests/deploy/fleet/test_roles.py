@@ -18,7 +18,7 @@ from protofleet.deploy.fleet import commands
 from protofleet.deploy.fleet.checks import Workload, run_checks
 from protofleet.deploy.fleet.device.facts import KnownGood, Service
 from protofleet.deploy.fleet.device.roles import DEVICE, ROLES
-from protofleet.deploy.fleet.device.unit import unit_of
+from protofleet.deploy.fleet.device.unit import service_unit, unit_of
 from protofleet.deploy.fleet.plan import InstalledSettings, name_of, plan
 from protofleet.deploy.fleet.settings import (
     Fleet,
@@ -165,6 +165,23 @@ def test_a_board_of_a_new_fleet_serves_its_model_where_its_service_may_write(wri
     for wrong in (ModelSettings("/srv/my models"), ModelSettings("/srv/%h")):
         with pytest.raises(SettingsError, match=r"models.folder is '/srv/.*a path without spaces"):
             unit_of(jetson(), host, replace(settings, models=wrong), software)
+
+
+def test_a_service_that_its_manager_stops_has_not_failed_and_one_that_another_stops_comes_again(written):
+    """With what real processes end by a signal is in tests/hostile/test_signals.py."""
+    settings = boards_of(written)[0]
+    coordinator = service_unit(ROLES["coordinator"], jetson(), Host("127.0.0.10"))
+    devices = [
+        unit_of(jetson(), Host("127.0.0.11"), settings, software)
+        for software in (Software(), Software("container", image="board@sha256:" + "ab" * 32))
+    ]
+    for unit in devices:
+        assert {"SuccessExitStatus=143", "Restart=always"} <= set(
+            unit.splitlines()
+        ) and "KillSignal" not in unit
+    # It stays active after success, so what only looks like one must not be one.
+    assert {"RemainAfterExit=yes", "Restart=on-failure"} <= set(coordinator.splitlines())
+    assert {"KillSignal=SIGINT", "SuccessExitStatus=130"} <= set(coordinator.splitlines())
 
 
 def test_more_devices_are_added_and_the_rest_of_the_file_stays(written, capsys):
