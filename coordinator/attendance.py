@@ -48,15 +48,17 @@ class AttendanceLog:
         parts = [f"waiting for devices: {len(steady)} of {needed} are here ({key} is {needed})"]
         parts += [f"not here: {named(missing)}"] if missing else []
         parts += [f"unsteady, or refused in this round: {named(sorted(doubtful))}"] if doubtful else []
-        parts += (
-            [f"only {len(enrolled)} are enrolled: lower {key}, or enrol more"]
-            if len(enrolled) < needed
-            else []
-        )
+        parts += [self._unreachable(key, len(enrolled))] if len(enrolled) < needed else []
         log.info(
             "%s", "; ".join(parts),
             extra=fields(event="waiting", here=len(steady), needed=needed, missing=missing[:MOST_NAMED]),
         )  # fmt: skip
+
+    @staticmethod
+    def _unreachable(key: str, enrolled: int) -> str:
+        if not enrolled:
+            return "none is enrolled yet: it goes on as soon as they are"
+        return f"only {enrolled} {'is' if enrolled == 1 else 'are'} enrolled: lower {key}, or enrol more"
 
     def _needed(self, first: bool) -> tuple[int, str]:
         gather = self._policy.gather if first else 0

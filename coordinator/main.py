@@ -16,6 +16,7 @@ from protofleet.coordinator.run import Run
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.epochs import least_epoch, process_identity, save_epoch
+from protofleet.coordinator.spool.lives import Life
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
@@ -54,7 +55,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     epoch = spool.start_run(settings.name, plan.encode().decode(), clock, least)
     save_epoch(runs, settings.federation, epoch)
     inbox, heartbeats = BoundedInbox(), Heartbeats()
-    stopped = stop_on_signals(inbox.put)
+    stopped, life = stop_on_signals(inbox.put), Life(runs, settings.federation)
     on_progress(lambda: heartbeats.beat_if_working("work"))
     topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, keys)
 
@@ -77,7 +78,8 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         checks = health(context, heartbeats, folder)
         watched = watchdog(heartbeats, settings.watchdog_seconds)
         scrapes = Scrapes()
-        with observed(run, settings, folder, software, events, checks, scrapes) as finish, watched:
+        shown = observed(run, settings, folder, software, events, checks, scrapes, life.unclean_at)
+        with shown as finish, watched:
             wait_for_broker(inbox, settings.patience_seconds)
             spool.index.db.keep_waiting = unless(stopped, heartbeats)
             with spool.index.detect_takeover():
@@ -86,6 +88,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
             if not service.stopped:
                 transport.close()  # to the devices it has ended
                 scrapes.wait_for_last(stopped)
+        life.end(in_order=stopped() or not service.stopped)
         if run.diverged:
             raise DivergedError(f"the run has come to nothing: {run.diverged}")
         return service.stopped

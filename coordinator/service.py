@@ -70,9 +70,17 @@ class CoordinatorService:
             return True
         return UNKNOWN_SENDER in bans.ignored and bans.drops(self.link.rate_limiter.counted_as(name))
 
+    def _is_left(self, topic: str, retained: bool) -> bool:
+        """Whether the broker only keeps it of a device that is not enrolled any more: nobody knocks."""
+        place = self.link.topics.parse(topic)
+        kept = retained and place is not None and place.kind == "device_state"
+        return kept and self.link.device_of_topic(topic) not in self.link.keyring
+
     def _handle(self, item: Item, now: float) -> None:
         match item:
-            case Arrived(topic, frame) if not self.unwanted(topic):
+            case Arrived(topic, frame, retained) if not (
+                self.unwanted(topic) or self._is_left(topic, retained)
+            ):
                 with self.context.error_boundary.around(self.link.device_of_topic(topic)):
                     self._arrived(topic, frame, now)
             case Connected(max_packet):

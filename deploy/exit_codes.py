@@ -8,7 +8,7 @@ from typing import Final
 
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.spool.index import RunMismatchError
-from protofleet.deploy.errors import DIVERGED, FAILED, MISUSED, RunError
+from protofleet.deploy.errors import DIVERGED, FAILED, MISUSED, RunError, SignalledError
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.state.device import TakenOverError
 from protofleet.methods.plugins.authors import AuthorError
@@ -39,6 +39,8 @@ def exit_code(error: Exception) -> int | None:
     match error:
         case SettingsError() | KeyFileError() | RunMismatchError() | StatementError() | NewerFormatError():
             return MISUSED
+        case SignalledError():
+            return error.exit_code
         case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError() | TakenOverError():
             return FAILED
         case LauncherError() | AuthorError():

@@ -226,6 +226,7 @@ class Agent:
         self._hellos.received(message, received.epoch)
         if not isinstance(message, State):  # which is published to all devices
             self._context.coordinator_answered = True
+        self.run.heard(message)
         self._watchdog.heard(self.link.last_new_message_at)
         if received.run != self.run.name:
             self.tasks.change_run(received.run)

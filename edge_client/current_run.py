@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from protofleet.edge_client.trainer.job import Job
 from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.wire.messages import Message, RoundStatus, State, Task
 
 
 @dataclass
@@ -16,6 +17,7 @@ class CurrentRun:
     plan: Plan | None = None
     job: Job | None = None
     over: bool = False  # and no other has begun yet
+    gathering: bool = False  # its coordinator has said last that it waits for devices
     _welcomed_by: int = 0  # epoch of the coordinator that sent the last welcome
 
     def change(self, name: str) -> None:
@@ -24,6 +26,13 @@ class CurrentRun:
 
     def start(self, plan: Plan, job: Job) -> None:
         self.plan, self.job, self.over = plan, job, False
+
+    def heard(self, message: Message) -> None:
+        match message:
+            case State(online=True, now=RoundStatus() as status):
+                self.gathering = status.gathers
+            case Task():
+                self.gathering = False
 
     def drop_job(self) -> None:
         self.plan = self.job = None

@@ -88,6 +88,11 @@ class AgentView:
         return self._tasks.run.over
 
     @property
+    def gathering(self) -> bool:
+        """The coordinator waits for further devices before it asks any."""
+        return self._tasks.run.gathering
+
+    @property
     def paused(self) -> bool:
         """It takes no new work until it is told otherwise."""
         return self._tasks.hellos.backoff.paused

@@ -39,6 +39,7 @@ def observed(
     events: bool,
     checks: Mapping[str, Check] | None = None,
     scrapes: Scrapes | None = None,
+    unclean_at: float = 0.0,
 ) -> Iterator[Callable[[], None]]:
     """A run with its observers. What comes is called at its end: one that ends by itself leaves its summary."""
     view, disk = run.view, run.spool.disk
@@ -47,6 +48,7 @@ def observed(
     rounds = RoundsFile(file, disk, view.newest_round)
     require_newest(run.spool, rounds.last)
     metrics = Metrics(view)
+    metrics.progress.unclean_start.set(unclean_at)
     metrics.restore(map(record_of, rounds.records), ended_at)
     metrics.registry.register(HostMetrics(software, "coordinator", folder, settings.broker))
     lines = LogLines(view.plan.variant.reports, view.rounds_planned)

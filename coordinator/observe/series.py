@@ -45,6 +45,12 @@ class Progress:
             registry=r,
         )
         self.epoch = Gauge("protofleet_coordinator_epoch", "Grows with every start", registry=r)
+        self.unclean_start = Gauge(
+            "protofleet_unclean_start_timestamp_seconds",
+            "When a coordinator here was started last after one that had not ended in order (by a signal, or with "
+            "its run); 0: never",
+            registry=r,
+        )
         self.commit = Gauge(
             "protofleet_round_last_commit_timestamp_seconds",
             "When the last round ended; after a restart, when its line was written",

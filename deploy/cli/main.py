@@ -1,7 +1,8 @@
 """The `protofleet` command. A user's mistake is one line and an exit code.
 
 Exit codes: 0 done; 1 the run failed or was stopped; 2 the command or its settings cannot be used;
-4 the run has come to nothing (it has diverged, say): there is no state to continue from.
+4 the run has come to nothing (it has diverged, say): there is no state to continue from; 130, 143 a signal has ended a
+coordinator or a device in good order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from protofleet.deploy.errors import FAILED, MISUSED
+from protofleet.deploy.errors import BY_SIGNAL, FAILED, MISUSED
 
 if TYPE_CHECKING:
     import argparse
@@ -103,7 +104,8 @@ def log_error(problem: str, code: int) -> int:
     """Where all that is said are objects, the last word is one too."""
     from protofleet.runtime.logs import fields
 
-    logging.getLogger("protofleet").error("%s", problem, extra=fields(exit_code=code))
+    level = logging.ERROR if code < BY_SIGNAL else logging.INFO
+    logging.getLogger("protofleet").log(level, "%s", problem, extra=fields(exit_code=code))
     return code
 
 

@@ -41,7 +41,7 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.coordinator.main import run_coordinator
         from protofleet.coordinator.server.diverged import DivergedError
         from protofleet.deploy.cli.version import installed_version
-        from protofleet.deploy.errors import RunError
+        from protofleet.deploy.errors import ended_early
         from protofleet.deploy.fleet.device.coordinator_settings import load_settings
         from protofleet.deploy.local.start.misplaced import read_for
         from protofleet.edge_client.host.loaded_settings import refuse_downgrade
@@ -55,7 +55,7 @@ def coordinator(options: argparse.Namespace) -> int:
     folder = Path(settings.folder) / settings.name
     try:
         if problem := run_coordinator(settings, installed_version(), options.events):
-            raise RunError(problem)
+            raise ended_early(problem)
     except DivergedError:
         report_on(folder)
         raise
@@ -97,7 +97,7 @@ def add_device(commands: Subparsers) -> None:
 def device(options: argparse.Namespace) -> int:
     with held_interrupts():
         from protofleet.deploy.cli.version import installed_version
-        from protofleet.deploy.errors import RunError
+        from protofleet.deploy.errors import RunError, ended_early
         from protofleet.deploy.local.start.misplaced import read_for
         from protofleet.edge_client.group.main import run_devices
         from protofleet.edge_client.host.loaded_settings import load_settings
@@ -110,8 +110,10 @@ def device(options: argparse.Namespace) -> int:
     if len(loaded) == 1:
         (one,) = loaded
         if problem := run_device(one.settings, installed_version(), one.version):
-            raise RunError(problem)
+            raise ended_early(problem)
     elif ended := run_devices(loaded, installed_version(), options.ended):
+        if len(set(ended.values())) == 1 and len(ended) == len(loaded):
+            raise ended_early(next(iter(ended.values())))
         reasons = "; ".join(f"{name}: {why}" for name, why in ended.items())
         raise RunError(f"{len(ended)} of {len(loaded)} devices ended early: {reasons}")
     return 0

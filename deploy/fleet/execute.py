@@ -47,6 +47,9 @@ BUILD_SECONDS: Final = 1800.0
 SWITCH_SECONDS: Final = 900.0  # a whole release is read again, perhaps from an SD card
 SETTLE_SECONDS: Final = 150.0  # the host itself waits for two minutes
 POLL_SECONDS: Final = 0.5
+GATHERING_SECONDS: Final = (
+    10.0  # for which a run has to wait for further devices, until none waits for a round of it
+)
 REQUEST: Final = re.compile(
     r"-----BEGIN PROTOFLEET REQUEST-----.*?-----END PROTOFLEET REQUEST-----", re.DOTALL
 )
@@ -255,6 +258,7 @@ class Executor:
 
     def _soak(self, rounds: int, seconds: float) -> None:
         started_at, first = time.monotonic(), self.service_state()
+        asked_at = started_at
         while True:
             seen = self.service_state()
             if seen.service.pid != first.service.pid:
@@ -268,6 +272,10 @@ class Executor:
                     return
                 if status.idle and not (status.working or status.waiting):
                     self.report("the run is over, so no round was served")
+                    return
+                asked_at = asked_at if status.gathering else time.monotonic()
+                if time.monotonic() - asked_at > GATHERING_SECONDS:
+                    self.report("the run waits for more devices, so no round was served")
                     return
             if time.monotonic() - started_at > seconds:
                 if status is not None and status.working:

@@ -37,6 +37,7 @@ class Status:
     refused: int = 0
     idle: bool = False  # the run is over, and there has been no other yet
     draining: bool = False
+    gathering: bool = False  # the coordinator waits for further devices before it asks any
     over: str = ""  # why the process has ended, or in a process of many the device; empty while it runs
 
 
@@ -64,7 +65,8 @@ class StatusFile:
             connected=device.connected, heard=device.coordinator_answered, run=device.run,
             round=device.last_round, working=device.working, waiting=device.awaits_receipt,
             accepted=receipts.get("accepted", 0), refused=receipts.get("refused", 0) + receipts.get("late", 0),
-            idle=device.idle, draining=device.draining, over=error or (device.problem if device.finished else ""),
+            idle=device.idle, draining=device.draining, gathering=device.gathering,
+            over=error or (device.problem if device.finished else ""),
         )  # fmt: skip
 
     def write(self, device: AgentView, error: str = "") -> None:

@@ -21,6 +21,7 @@ class Connected:
 class Arrived:
     topic: str
     frame: bytes
+    retained: bool = False  # the broker has kept it for whoever subscribes: it was said before
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,8 +262,8 @@ class Mqtt:
     def _taken(self, packet: Packet) -> int:
         """The packet id that is to be acknowledged, or 0."""
         match packet:
-            case Message(topic, payload, packet_id):
-                self._arrived(topic, payload)
+            case Message(topic, payload, packet_id, retained):
+                self._arrived(topic, payload, retained)
                 return packet_id
             case Acknowledgement(packet_id, code):
                 self._acknowledged(packet_id, code)
@@ -375,12 +375,12 @@ class Mqtt:
         self._tell(Connected(max_packet, receive_max))
 
     @never_raises
-    def _arrived(self, topic: bytes, payload: bytes) -> None:
+    def _arrived(self, topic: bytes, payload: bytes, retained: bool) -> None:
         try:
             known = topic.decode()
         except UnicodeDecodeError:  # a broker may say anything, as often as it likes
             return
-        self._tell(Arrived(known, payload))
+        self._tell(Arrived(known, payload, retained))
 
     @never_raises
     def _acknowledged(self, packet_id: int, code: int) -> None:

@@ -10,6 +10,7 @@ PUBLISH: Final = 0x30
 PUBACK: Final = 0x40
 PINGREQ: Final = b"\xc0\x00"
 EXACTLY_ONCE: Final = 2
+RETAIN: Final = 1  # in the first byte
 
 
 class MalformedPacketError(ValueError):
@@ -23,6 +24,7 @@ class Message:
     topic: bytes
     payload: bytes
     packet_id: int  # to be acknowledged; 0 at QoS 0
+    retained: bool = False  # it was published before we subscribed, and kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +84,14 @@ def bounds_of(stream: memoryview, at: int) -> tuple[int, int] | None:
 def packet_of(stream: memoryview, at: int, start: int, stop: int) -> Packet:
     kind, qos = stream[at] & 0xF0, stream[at] >> 1 & 3
     if kind == PUBLISH and qos < EXACTLY_ONCE:
-        return message_of(stream[start:stop], qos)
+        return message_of(stream[start:stop], qos, bool(stream[at] & RETAIN))
     if kind == PUBACK and stop - start >= 2:
         (packet_id,) = struct.unpack_from("!H", stream, start)
         return Acknowledgement(packet_id, stream[start + 2] if stop - start > 2 else 0)
     return bytes(stream[at:stop])
 
 
-def message_of(body: memoryview, qos: int) -> Message:
+def message_of(body: memoryview, qos: int, retained: bool) -> Message:
     try:
         (length,) = struct.unpack_from("!H", body)
         at, packet_id = 2 + length, 0
@@ -101,7 +103,7 @@ def message_of(body: memoryview, qos: int) -> Message:
         properties = None
     if properties is None:
         raise MalformedPacketError(f"a PUBLISH of {len(body)} bytes that ends before its payload")
-    return Message(bytes(body[2 : 2 + length]), bytes(body[properties[1] :]), packet_id)
+    return Message(bytes(body[2 : 2 + length]), bytes(body[properties[1] :]), packet_id, retained)
 
 
 def publish(topic: bytes, frame: bytes, retain: bool, packet_id: int) -> tuple[bytes, bytes]:

@@ -187,6 +187,11 @@ class RoundStatus:
     # For whom, by the first four bytes of the SHA-256 of the name; None: for many.
     waits: tuple[bytes, ...] | None
 
+    @property
+    def gathers(self) -> bool:
+        """Whether no question is open, as devices are waited for."""
+        return not self.phase and self.waits is None
+
     def names(self, device: str) -> bool:
         return self.waits is None or short_name(device) in self.waits
 

@@ -51,7 +51,10 @@ def test_five_commands_lead_from_bare_hosts_to_the_first_round(desk):
     assert "4 hosts: 4 to be changed, 0 as they shall be, 0 cannot be deployed" in said[2]
     assert "4 hosts: 4 changed, 0 failed" in said[3]
     assert "answers" in said[4] and "board-2" in said[4]
-    desk.wait(lambda: [row for row in desk.rounds() if len(row["participants"]) == 2])
+    first = desk.wait(desk.rounds)[0]
+    assert first["participants"] == ["board-1", "board-2"], "the run begins with all boards"
+    log = desk.hub.do("journalctl", "-u", "protofleet-coordinator", "-o", "cat")
+    assert "is not for it" not in log, log
 
 
 def test_a_second_deployment_changes_nothing_and_nothing_private_is_open(desk):
@@ -154,7 +157,11 @@ def test_the_method_changes_while_devices_stay_up(desk):
 
 def test_a_coordinator_is_restored_from_its_backup_on_an_empty_host(desk):
     backup, *rest = DAY_2["Restore a coordinator"]
+    began = desk.hub.sh("date +%s")
     desk.say(backup)
+    for role in ("broker", "coordinator"):
+        log = desk.hub.do("journalctl", "-u", f"protofleet-{role}", "--since", f"@{began}", "-o", "cat")
+        assert "Failed with result" not in log and "code=exited, status" not in log, log
     after = len(desk.rounds("second"))
     desk.wait(lambda: len(desk.rounds("second")) > after + 1)
     at = desk.rounds("second")[-1]["round"]

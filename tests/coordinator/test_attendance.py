@@ -65,6 +65,22 @@ def test_a_number_that_the_fleet_cannot_reach_is_said_with_the_way_out(said):
     ]
 
 
+@pytest.mark.parametrize(
+    ("quorum", "enrolled", "words"),
+    [
+        (1, 0, "none is enrolled yet: it goes on as soon as they are"),
+        (3, 0, "none is enrolled yet: it goes on as soon as they are"),
+        (3, 1, "only 1 is enrolled: lower policy.quorum, or enrol more"),
+    ],
+)
+def test_a_number_is_to_be_lowered_only_where_a_lower_one_is_enough(said, quorum, enrolled, words):
+    log = AttendanceLog(Policy(quorum=quorum))
+    log.gathering(True, 0.0)
+    log.say_if_due(True, frozenset(), frozenset(), frozenset(sorted(FLEET)[:enrolled]), 0.0)
+    (line,) = said()
+    assert line.startswith(f"waiting for devices: 0 of {quorum} are here") and line.endswith(f"; {words}")
+
+
 def test_in_json_the_figures_have_keys_of_their_own(caplog):
     caplog.set_level(logging.INFO, logger="protofleet.coordinator")
     log = AttendanceLog(Policy(quorum=12))

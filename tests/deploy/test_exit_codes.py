@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 
-from protofleet.deploy.errors import FAILED
+from protofleet.deploy.errors import FAILED, ended_early
 from protofleet.deploy.exit_codes import exit_code, message
 
 
@@ -42,6 +42,23 @@ def test_a_full_disk_and_a_held_database_are_said_with_what_to_do(tmp_path, fail
         fail(tmp_path)
     assert exit_code(caught.value) == FAILED
     assert message(caught.value).startswith(begins) and message(caught.value).endswith(ends)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "said"),
+    [
+        ("signal: SIGTERM", 143, "ended in good order by SIGTERM"),
+        ("signal: SIGINT", 130, "ended in good order by SIGINT"),
+        ("signal: of another kind", FAILED, "signal: of another kind"),
+        (
+            "a later coordinator conducts this federation",
+            FAILED,
+            "a later coordinator conducts this federation",
+        ),
+    ],
+)
+def test_who_is_stopped_by_a_signal_has_not_failed(reason, code, said):
+    assert exit_code(ended_early(reason)) == code and message(ended_early(reason)) == said
 
 
 def test_a_bug_of_ours_has_no_exit_code():

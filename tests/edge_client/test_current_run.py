@@ -3,7 +3,10 @@
 import pytest
 
 from protofleet.edge_client.current_run import CurrentRun
+from protofleet.protocol.wire.messages import HERE, RoundStatus, State, Task
 from tests.edge_client.agent_parts import PLAN, FixedJob
+
+GATHERS = State(True, HERE, now=RoundStatus(1, "", 0, None))
 
 
 def following():
@@ -29,6 +32,23 @@ def test_a_forgotten_welcome_counts_again():
     run = following()
     run.forget_welcome()
     assert not run.was_welcomed_by("spring", 7) and run.welcomed(7)
+
+
+@pytest.mark.parametrize(
+    ("messages", "gathering"),
+    [
+        ([State(True)], False),
+        ([GATHERS], True),
+        ([GATHERS, State(True, HERE, now=RoundStatus(1, "", 0, ()))], False),
+        ([State(True, HERE, now=RoundStatus(1, "train", 0, None))], False),
+        ([GATHERS, Task(1, "train", 0)], False),
+    ],
+)  # fmt: skip
+def test_a_run_gathers_devices_until_it_asks_one_or_says_otherwise(messages, gathering):
+    run = following()
+    for message in messages:
+        run.heard(message)
+    assert run.gathering is gathering
 
 
 def test_another_run_has_no_plan_and_no_job_yet():

@@ -18,8 +18,8 @@ def test_a_device_that_is_told_to_end_while_it_trains_ends_in_good_order(tmp_pat
         device = f.device("one", status=str(status))
         f.wait_until(lambda: (found := read_status(status)) and found.working, "it to train")
         device.say(signal.SIGTERM)
-        assert f.wait_for_end(device) == 1, f.log_of(device)
-        assert f.log_of(device).splitlines()[-1] == "protofleet: signal: SIGTERM"
+        assert f.wait_for_end(device) == 128 + signal.SIGTERM, f.log_of(device)
+        assert f.log_of(device).splitlines()[-1] == "protofleet: ended in good order by SIGTERM"
 
 
 SAYS_WHEN_IT_TRAINS = """
@@ -45,8 +45,8 @@ def test_a_coordinator_that_is_told_to_end_while_it_trains_ends_in_good_order(tm
         f.raw("one")
         f.wait_until(trains.exists, "the anchors to be trained")
         coordinator.say(signal.SIGTERM)
-        assert f.wait_for_end(coordinator) == 1, f.log_of(coordinator)
-        assert f.log_of(coordinator).splitlines()[-1] == "protofleet: signal: SIGTERM"
+        assert f.wait_for_end(coordinator) == 128 + signal.SIGTERM, f.log_of(coordinator)
+        assert f.log_of(coordinator).splitlines()[-1] == "protofleet: ended in good order by SIGTERM"
 
 
 FAILS_WHEN_IT_TRAINS = """

@@ -1,4 +1,4 @@
-"""A device that is revoked in the middle of a phase: no coordinator waits for it, nor one that is started again."""
+"""A device that is revoked: no coordinator waits for it, nor one that starts again, and who knocks is told of."""
 
 import signal
 
@@ -25,3 +25,25 @@ def test_a_device_that_is_revoked_while_it_is_asked_is_out_of_the_phase_at_once(
                 f.log_of(process).count("two is not enrolled any more: there is no record of 'two' in ") <= 1
             )
         assert [line["participants"] for line in f.rounds()] == [["one"], ["one"]]
+
+
+def unknown_senders(f):
+    return f.metrics().get('protofleet_rejected_total{reason="unknown_sender"}', 0.0)
+
+
+def test_what_the_broker_keeps_of_a_revoked_device_is_no_knock_and_its_own_word_is_one(tmp_path):
+    """The rule of `UnknownSenders` asks this counter."""
+    with Federation(tmp_path, "one", "two", policy=AN_HOUR, rounds=1) as f:
+        first = f.coordinator()
+        two = f.raw("two")
+        f.wait_until(lambda: f.events("joined"), "two to be there")
+        first.say(signal.SIGTERM)
+        f.wait_for_end(first)
+        two.stop()
+        revoke(f.fleet.authority(), "two", "broken")
+        f.coordinator()
+        f.raw("one")  # is heard after what the broker has kept
+        f.wait_until(lambda: len(f.events("joined")) > 1, "one to be there")
+        assert unknown_senders(f) == 0
+        f.raw("two")
+        f.wait_until(lambda: unknown_senders(f) > 0, "a knock that is told of")

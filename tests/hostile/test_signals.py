@@ -62,9 +62,18 @@ def test_a_coordinator_ends_by_a_signal_at_any_instant_with_an_exit_code_and_no_
         for number in range(INSTANTS):
             code, said = struck(f, chance, number)
             assert not [word for word in CRASHES if word in said], said
-            assert code in (0, 1) or (code == BEFORE_ANYTHING and not said), (code, said)
-            if code == 1:
-                assert said.splitlines()[-1].startswith("protofleet: signal: SIG"), said
+            in_order, early = (
+                (128 + signal.SIGINT, 128 + signal.SIGTERM),
+                code == BEFORE_ANYTHING and not said,
+            )
+            assert code in (0, 1, *in_order) or early, (code, said)
+            if code in in_order:
+                assert (
+                    said.splitlines()[-1]
+                    == f"protofleet: ended in good order by {signal.Signals(code - 128).name}"
+                )
+            elif code == 1:  # an interrupt before there was anything to stop
+                assert said.splitlines()[-1] == "protofleet: stopped", said
 
 
 @pytest.mark.parametrize("party", ["coordinator", "device"])
@@ -74,8 +83,8 @@ def test_a_party_that_waits_for_its_broker_ends_in_good_order_by_a_signal(tmp_pa
         made = f.coordinator() if party == "coordinator" else f.device("one")
         wait_for_word(made, "nothing listens there", 30.0)
         made.say(signal.SIGTERM)
-        assert f.wait_for_end(made) == 1, f.log_of(made)
-        assert f.log_of(made).splitlines()[-1] == "protofleet: signal: SIGTERM"
+        assert f.wait_for_end(made) == 128 + signal.SIGTERM, f.log_of(made)
+        assert f.log_of(made).splitlines()[-1] == "protofleet: ended in good order by SIGTERM"
 
 
 def test_a_device_that_waits_for_its_broker_and_has_nothing_in_hand_is_drained_at_once(tmp_path):
@@ -85,3 +94,19 @@ def test_a_device_that_waits_for_its_broker_and_has_nothing_in_hand_is_drained_a
         wait_for_word(made, "nothing listens there", 30.0)
         made.say(signal.SIGUSR1)
         assert f.wait_for_end(made) == 0, f.log_of(made)
+
+
+def test_only_a_coordinator_that_ended_out_of_order_is_told_of_by_the_next_one(tmp_path):
+    """The rule of `CoordinatorRestarting` asks this gauge: a backup and another method stop it in order."""
+    with Federation(tmp_path, "one", policy=QUICK) as f:
+        told = []
+        for run, ends in (("a", "SIGTERM"), ("b", "SIGINT"), ("b", "SIGKILL"), ("c", "SIGTERM")):
+            made = f.coordinator(name=run)
+            f.wait_until(f.answers, "a coordinator to answer")
+            told.append(f.metrics()["protofleet_unclean_start_timestamp_seconds"])
+            made.say(signal.Signals[ends])
+            f.wait_for_end(made)
+        f.coordinator(name="c")
+        f.wait_until(f.answers, "a coordinator to answer")
+        assert told[:3] == [0.0, 0.0, 0.0]
+        assert f.metrics()["protofleet_unclean_start_timestamp_seconds"] == told[3] > time.time() - 60

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from protofleet.deploy.errors import BY_SIGNAL
 from protofleet.deploy.fleet.device.facts import Facts
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, Role
 from protofleet.deploy.fleet.settings import OPTION_PATTERN, Host, Software
@@ -69,6 +71,7 @@ RuntimeDirectory=protofleet
 RuntimeDirectoryMode=0755
 Environment=HOME=/var/lib/protofleet PYTHONDONTWRITEBYTECODE=1 PROTOFLEET_UNIT={mark}
 Restart=always
+SuccessExitStatus={by_sigterm}
 {backoff}TimeoutStartSec=10min
 TimeoutStopSec=30s
 WatchdogSec=60s
@@ -105,6 +108,7 @@ ExecStopPost=-/usr/bin/env rm -f /run/protofleet/status.json
 Environment=PROTOFLEET_UNIT={mark}
 Environment="PROTOFLEET_DOCKER={options}"
 Restart=always
+SuccessExitStatus={by_sigterm}
 {backoff}TimeoutStartSec=10min
 TimeoutStopSec=30s
 LogRateLimitIntervalSec=60s
@@ -116,7 +120,8 @@ WantedBy=multi-user.target
 
 
 # A run that is over leaves the service active, so that a deployment does not begin it anew. What settings or a
-# diverged run end with comes again however often it is started.
+# diverged run end with comes again however often it is started. The service manager stops it by a signal that nobody
+# else sends: if a SIGTERM of another counted as success, the service would stay active without a process.
 COORDINATOR_UNIT: Final = """\
 # Written by protofleet deploy; the next deployment replaces it.
 [Unit]
@@ -137,6 +142,8 @@ StateDirectoryMode=0700
 Environment=HOME={home} PYTHONDONTWRITEBYTECODE=1 PROTOFLEET_UNIT={mark}
 Restart=on-failure
 RestartPreventExitStatus=2 4
+KillSignal=SIGINT
+SuccessExitStatus={by_sigint}
 {backoff}TimeoutStopSec=90s
 OOMScoreAdjust=-100
 MemoryMax={memory}
@@ -179,6 +186,7 @@ def service_unit(role: Role, facts: Facts, host: Host) -> str:
     command = f"{role.top}/current/bin/protofleet {role.name} {role.settings} --enrolled {role.keys}"
     text = (BROKER_UNIT if role.name == BROKER else COORDINATOR_UNIT).format(
         user=role.user, home=role.home, label=role.label, etc=role.etc, command=command, mark="{mark}",
+        by_sigint=BY_SIGNAL + signal.SIGINT,
         backoff=_backoff(facts), hardened=SANDBOX.format(home="yes") + NO_GPU_SANDBOX, memory=_memory(facts, host),
     )  # fmt: skip
     return _marked(text)
@@ -210,6 +218,7 @@ def unit_of(facts: Facts, host: Host, settings: DeviceSettings, software: Softwa
         mark="{mark}",
         command=f"{DEVICE.top}/current/bin/protofleet device {DEVICE.settings} --enrolled {DEVICE.keys}",
         groups=f"SupplementaryGroups={' '.join(facts.groups)}\n" if gpu and facts.groups else "",
+        by_sigterm=BY_SIGNAL + signal.SIGTERM,
         backoff=_backoff(facts),
         memory=memory,
         hardened=hardened,

@@ -1,4 +1,4 @@
 """How a fleet begins: its file and its root, and whose host keys are believed.
 
-May import: deploy, deploy.enrol, deploy.fleet, protocol.*.
+May import: deploy, deploy.enrol, deploy.fleet, deploy.fleet.device, edge_client.data, protocol.*.
 """

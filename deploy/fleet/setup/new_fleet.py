@@ -13,26 +13,31 @@ from protofleet.deploy.enrol.authority import make_authority
 from protofleet.deploy.enrol.local_federation import YEARS
 from protofleet.deploy.enrol.register import REGISTER
 from protofleet.deploy.fleet.control_plane import open_root
-from protofleet.deploy.fleet.settings import Host, read_fleet
+from protofleet.deploy.fleet.device.roles import DEVICE
+from protofleet.deploy.fleet.settings import Fleet, Host, read_fleet
 from protofleet.deploy.fleet.targets import write_targets
+from protofleet.edge_client.data.catalog import find
 from protofleet.protocol.settings.reader import SettingsError, decode, write_toml
 from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
 
 FLEET_FILE: Final = "fleet.toml"
 BROKER: Final = "broker"
 ROOT: Final = "root"
-# What a first round needs: the bundled digits on every device, small enough for any board.
-DATA: Final[Mapping[str, Any]] = {
-    "source": "digits",
-    "domain": "mnist",
-    "samples": 600,
-    "test_samples": 200,
-    "size": 32,
-}
+# What a first round needs: bundled digits on every device, few enough for any board. No two devices have the same
+# ones: the domains come in turn, and those that share one have disjoint parts of it. As many parts as there are now
+# and some more, as all who share a domain must agree on their number and others are added later.
+DATA: Final[Mapping[str, Any]] = {"source": "digits", "samples": 600, "test_samples": 200, "size": 32}
+DOMAINS: Final = find("digits").domains
+LEAST_PARTS, MOST_PARTS = 4, 40  # the smallest domain has 1,438 digits
+# It goes on for days, and leaves room for `restore --from-round`.
 RUN: Final[Mapping[str, Any]] = {
-    "name": "first", "rounds": 1000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
+    "name": "first", "rounds": 100_000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
     "network": {"name": "cnn23"},
 }  # fmt: skip
+# Any device may have digits of any domain, so none of them is told apart by its name.
+SHARED: Final[Mapping[str, Any]] = {"domains": {domain: ["*"] for domain in DOMAINS}}
+# From the first board on, for the others to be built and installed: torch takes a while on a small board.
+PATIENCE_SECONDS: Final = 1800.0
 # A board is there to use what it learns.
 MODELS: Final[Mapping[str, Any]] = {"serve": "auto"}
 DEVICE_METRICS_PORT: Final = 9101
@@ -42,7 +47,10 @@ SECRETS: Final = (
 )
 # [USER@]ADDRESS[:PORT]; more colons than one are an IPv6 address, which takes brackets where a port follows.
 PLACE: Final = re.compile(r"(?:([^@]+)@)?(?:\[([^]@]+)\]|([^@:]+))(?::(\d+))?|(?:([^@]+)@)?([^@\[\]]+)")
-HEAD: Final = "# Written by protofleet init. Every setting: docs/deploy.md, docs/settings.md.\n"
+HEAD: Final = (
+    "# Written by protofleet init. Every setting: docs/deploy.md, docs/settings.md.\n"
+    "# Data of yours: [device.data], in place of the digits there and of each host's share of them.\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,9 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
         COORDINATOR: {**host_table(addresses.coordinator), "role": COORDINATOR},
         **{_device(name): host_table(address) for name, address in addresses.devices.items()},
     }
+    parts = parts_for(len(addresses.devices))
+    for number, name in enumerate(addresses.devices):
+        hosts[name]["device"] = {"data": own_digits(number, parts)}
     if not addresses.devices:
         raise SettingsError("no device is named; say --device NAME=USER@ADDRESS, once for each")
     broker = {"host": hosts[BROKER]["address"], "port": 8883}
@@ -71,10 +82,10 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
         "root": ROOT, "broker": BROKER, "known_hosts": "known_hosts",
         "software": {"dependencies": "index", **common.get("software", {})},
         "device": {
-            "compute": "auto", "metrics_port": DEVICE_METRICS_PORT, "broker": broker, "data": dict(DATA),
-            "models": dict(MODELS),
+            "compute": "auto", "metrics_port": DEVICE_METRICS_PORT, "broker": broker,
+            "data": {**DATA, "parts": parts}, "models": dict(MODELS),
         },
-        "coordinator": dict(RUN),
+        "coordinator": {**RUN, "policy": policy_for(len(addresses.devices)), "limits": dict(SHARED)},
         "hosts": {name: {**host, **common.get("host", {})} for name, host in hosts.items()},
     }  # fmt: skip
     for name, host in table["hosts"].items():
@@ -98,13 +109,18 @@ def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, A
     """Further hosts at the end of the file; the rest of it stays as its operator has it."""
     path = folder / FLEET_FILE
     fleet, text = read_fleet(path), path.read_text()
+    number = len(fleet.of_role(DEVICE.name))
     for name, address in devices.items():
         if name in fleet.hosts:
             way_out = f"`protofleet deploy apply {name} --replace` is for a new board of its name"
             raise SettingsError(f"{path} has a host {name} already; {way_out}")
         table = {**host_table(address), **common.get("host", {})}
+        if own := _digits_beside(fleet, number):
+            table["device"] = {"data": own}
+        number += 1
         decode(Host, table, f"hosts.{name}")
-        text += f"\n[hosts.{json.dumps(_device(name))}]\n{write_toml(table)}"
+        where = f"hosts.{json.dumps(_device(name))}"
+        text += f"\n[{where}]\n{write_toml(table, where)}"
     before = path.read_bytes()
     path.write_text(text)
     try:
@@ -113,6 +129,28 @@ def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, A
         path.write_bytes(before)
         raise
     return path
+
+
+def policy_for(devices: int) -> dict[str, Any]:
+    """The run begins with all of them, and half of them are enough where one does not come."""
+    return {"quorum": (devices + 1) // 2, "gather": devices, "patience_seconds": PATIENCE_SECONDS}
+
+
+def parts_for(devices: int) -> int:
+    """Into which each domain is divided."""
+    return min(MOST_PARTS, max(LEAST_PARTS, -(-devices // len(DOMAINS))))
+
+
+def own_digits(number: int, parts: int) -> dict[str, Any]:
+    """Of the device with this number, from 0: the next domain, and after all of them the next part of each."""
+    return {"domain": DOMAINS[number % len(DOMAINS)], "part": number // len(DOMAINS) % parts}
+
+
+def _digits_beside(fleet: Fleet, number: int) -> dict[str, Any]:
+    """For a further device, where the fleet still has the digits that we have dealt out."""
+    data = fleet.device.get("data", {})
+    dealt = data.get("source") == "digits" and "parts" in data and not {"domain", "part"} & data.keys()
+    return own_digits(number, data["parts"]) if dealt else {}
 
 
 def host_table(text: str) -> dict[str, Any]:

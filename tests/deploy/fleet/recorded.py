@@ -43,6 +43,7 @@ class RecordedBoard:
     facts: dict[str, str] = field(default_factory=lambda: dict(FIT))
     fails: Mapping[str, str] = field(default_factory=dict)  # step: what it says when it fails
     connected: bool = True
+    doing: Mapping[str, object] = field(default_factory=dict)  # what its status says otherwise
     commands: list[list[str]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     incoming: dict[str, bytes] = field(default_factory=dict)
@@ -149,7 +150,7 @@ class RecordedBoard:
         pid = int(self.facts.get("agent", "0")) + 1
         status = asdict(
             Status(pid, 1, 0, "0.1.0", self._version(), self.connected, self.connected, round=3, accepted=9)
-        )
+        ) | dict(self.doing)
         self.facts |= {
             "ActiveState": "active", "SubState": "running", "NRestarts": "0", "UnitFileState": "enabled",
             "agent": str(pid), "running": self.facts["release"], "status": json.dumps(status),

@@ -8,7 +8,7 @@ import pytest
 
 from protofleet.deploy.enrol.authority import Authority, make_authority
 from protofleet.deploy.enrol.local_federation import enrol
-from protofleet.deploy.fleet import commands
+from protofleet.deploy.fleet import commands, execute
 from protofleet.deploy.fleet.settings import Fleet, Host
 from protofleet.deploy.fleet.ssh import AS_ROOT, Result, Ssh
 from protofleet.protocol.settings.reader import SettingsError, write_toml
@@ -128,6 +128,16 @@ def test_a_plan_for_who_cannot_be_deployed_fails_and_names_them(desk, capsys):
     assert desk.deploy("plan") == [LOOK] and desk.code == 1
     *_, last = capsys.readouterr().out.splitlines()
     assert last == "1 host: 0 to be changed, 0 as they shall be, 1 cannot be deployed: board-1"
+
+
+def test_no_round_is_waited_for_in_a_run_that_waits_for_the_boards_that_come_next(desk, capsys, monkeypatch):
+    monkeypatch.setattr(execute, "GATHERING_SECONDS", 0.1)
+    path = desk.folder / "fleet.toml"
+    path.write_text(path.read_text().replace("[care]\n", "[care]\nsoak_seconds = 3.0\n"))
+    desk.board.doing = {"accepted": 0, "gathering": True}
+    desk.deploy("apply")
+    assert desk.code == 0 and ("soak", "done") in desk.logged()
+    assert "the run waits for more devices, so no round was served" in capsys.readouterr().out
 
 
 def test_what_says_nothing_is_reported_with_host_command_status_and_a_way_on(desk, capsys):

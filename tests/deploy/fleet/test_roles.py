@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from protofleet.coordinator.devices.domains import assign_domain
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.certificates import host_names
@@ -20,7 +21,7 @@ from protofleet.deploy.fleet import commands
 from protofleet.deploy.fleet.checks import Workload, run_checks
 from protofleet.deploy.fleet.device.facts import KnownGood, Service
 from protofleet.deploy.fleet.device.roles import DEVICE, ROLES
-from protofleet.deploy.fleet.device.unit import unit_of
+from protofleet.deploy.fleet.device.unit import service_unit, unit_of
 from protofleet.deploy.fleet.plan import InstalledSettings, name_of, plan
 from protofleet.deploy.fleet.settings import (
     Fleet,
@@ -32,6 +33,8 @@ from protofleet.deploy.fleet.settings import (
     read_fleet,
 )
 from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
+from protofleet.edge_client.data.catalog import find
+from protofleet.edge_client.data.shard import Shards
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.protocol.settings.reader import SettingsError, decode, tomllib
 from tests.deploy.fleet.boards import NOW, RELEASE, SETTINGS, UNIT, WANTED, deployed, jetson
@@ -94,6 +97,62 @@ def test_a_new_fleet_s_settings_fit_each_other(written):
     assert targets["coordinator"] == {"targets": ["127.0.0.10:9100"], "labels": {"job": "coordinator"}}
 
 
+def boards_of(folder):
+    fleet, federation = read_fleet(folder / "fleet.toml"), Authority(folder / "root").federation
+    return [device_settings(fleet, federation, name) for name in fleet.hosts if name.startswith("board")]
+
+
+def init_with(devices):
+    words = [
+        word for i in range(devices) for word in ("--device", f"board-{i}=10.0.{1 + i // 200}.{i % 200}")
+    ]
+    assert main([*INIT[:6], *words]) == 0
+
+
+def test_no_two_boards_of_a_new_fleet_learn_from_the_same_picture(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    init_with(2)
+    for number in range(2, 8):  # one after the other, as a fleet grows
+        assert main(["init", "fleet", "--device", f"board-{number}=10.0.1.{number}"]) == 0
+    data = [board.data for board in boards_of(tmp_path / "fleet")]
+    assert [own.domain for own in data] == [*find("digits").domains, "mnist", "optdigits"]
+    shards = Shards()
+    for one, other in ((data[0], data[6]), (data[1], data[7])):
+        first, second = (shards.load(own).train.x.flatten(1).tolist() for own in (one, other))
+        assert min(len(first), len(second)) >= 300
+        assert not set(map(tuple, first)) & set(map(tuple, second))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 30, 300])
+def test_a_new_fleet_begins_with_all_boards_and_goes_on_without_one(tmp_path, monkeypatch, devices):
+    monkeypatch.chdir(tmp_path)
+    init_with(devices)
+    own = coordinator_settings(read_fleet(tmp_path / "fleet/fleet.toml"), "protofleet")
+    assert own.policy.gather == devices and own.policy.quorum == -(-devices // 2)
+    assert own.rounds >= 100_000, "for days"
+    shares = [
+        (board.data.domain, board.data.part, board.data.parts) for board in boards_of(tmp_path / "fleet")
+    ]
+    assert len(set(shares)) == min(devices, 240)
+
+
+def test_no_board_of_a_new_fleet_is_said_to_be_of_a_domain_that_is_not_for_it(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    init_with(8)
+    limits, known = coordinator_settings(read_fleet(tmp_path / "fleet/fleet.toml"), "protofleet").limits, {}
+    for board in boards_of(tmp_path / "fleet"):
+        assign_domain(board.name, board.data.domain, known, limits.domains)
+    assert caplog.records == [] and set(known.values()) == set(find("digits").domains)
+
+
+def test_a_board_that_is_added_to_a_fleet_with_data_of_its_own_is_given_no_digits(written):
+    path = written / "fleet.toml"
+    text = path.read_text().replace('source = "digits"', 'source = "folder"\nroot = "/data"')
+    path.write_text(text)
+    assert main(["init", "fleet", "--device", "board-3=127.0.0.13"]) == 0
+    assert read_fleet(path).hosts["board-3"].device == {}
+
+
 def test_a_board_of_a_new_fleet_serves_its_model_where_its_service_may_write(written):
     settings = device_settings(
         read_fleet(written / "fleet.toml"), Authority(written / "root").federation, "board-1"
@@ -109,6 +168,23 @@ def test_a_board_of_a_new_fleet_serves_its_model_where_its_service_may_write(wri
     for wrong in (ModelSettings("/srv/my models"), ModelSettings("/srv/%h")):
         with pytest.raises(SettingsError, match=r"models.folder is '/srv/.*a path without spaces"):
             unit_of(jetson(), host, replace(settings, models=wrong), software)
+
+
+def test_a_service_that_its_manager_stops_has_not_failed_and_one_that_another_stops_comes_again(written):
+    """With what real processes end by a signal is in tests/hostile/test_signals.py."""
+    settings = boards_of(written)[0]
+    coordinator = service_unit(ROLES["coordinator"], jetson(), Host("127.0.0.10"))
+    devices = [
+        unit_of(jetson(), Host("127.0.0.11"), settings, software)
+        for software in (Software(), Software("container", image="board@sha256:" + "ab" * 32))
+    ]
+    for unit in devices:
+        assert {"SuccessExitStatus=143", "Restart=always"} <= set(
+            unit.splitlines()
+        ) and "KillSignal" not in unit
+    # It stays active after success, so what only looks like one must not be one.
+    assert {"RemainAfterExit=yes", "Restart=on-failure"} <= set(coordinator.splitlines())
+    assert {"KillSignal=SIGINT", "SuccessExitStatus=130"} <= set(coordinator.splitlines())
 
 
 def test_more_devices_are_added_and_the_rest_of_the_file_stays(written, capsys):

@@ -26,6 +26,7 @@ SINCE = 'protofleet_round_since_timestamp_seconds{instance="c"}'
 SESSION = 'protofleet_coordinator_connected{instance="c"}'
 PRESENT, QUORUM = 'protofleet_devices_present{instance="c"}', 'protofleet_quorum{instance="c"}'
 STARTED = 'protofleet_start_timestamp_seconds{job="coordinator", instance="c"}'
+UNCLEAN = 'protofleet_unclean_start_timestamp_seconds{job="coordinator", instance="c"}'
 BROKER_END = 'protofleet_broker_certificate_expiry_timestamp_seconds{instance="%s"}'
 INVITED = 'protofleet_round_invited{instance="c"}'
 FINISHED, DIVERGED = (f'protofleet_run_over{{instance="c", how="{how}"}}' for how in ("finished", "diverged"))
@@ -93,7 +94,11 @@ CASES = {
         {'protofleet_rejected_total{job="devices", reason="stale_epoch"}': "0x40 1x20", STARTED: "0x39 2340x20",
          RUN_INFO % ("a", "c"): "1x60", RUN_INFO % ("b", "e"): "1x60"}, 45,
     ),
-    "CoordinatorRestarting": ({STARTED: "0x3 240x3 480x3 720x20"}, {STARTED: "0x3 240x3 480x30"}, 14),
+    # Stopped in order, for a backup, a restore and another method, as often as it likes.
+    "CoordinatorRestarting": (
+        {UNCLEAN: "0x3 240x3 480x3 720x20"},
+        {UNCLEAN: "0x3 240x3 480x30", STARTED: "0x3 240x3 480x3 720x20"}, 14,
+    ),
     "RunDiverged": (
         {DIVERGED: "0x10 1 stale _x60", FINISHED: "0x11 stale _x60"},
         {DIVERGED: "0x11 stale _x60", FINISHED: "0x10 1 stale _x60"}, 60,

@@ -36,7 +36,7 @@ STREAM = [
     (puback(7), Acknowledgement(7, 0)),
     (b"\x40\x03\x80\x01\x97", Acknowledgement(0x8001, 0x97)),
     *((whole(b"t", frame, 40_000 + i), Message(b"t", frame, 40_000 + i)) for i, frame in enumerate(FRAMES)),
-    (with_property(b"t", b"frame"), Message(b"t", b"frame", 0)),
+    (with_property(b"t", b"frame"), Message(b"t", b"frame", 0, True)),
     (b"\x40\x04\x00\x02\x10\x00", Acknowledgement(2, 16)),
 ]
 
