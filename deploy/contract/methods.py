@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from protofleet.coordinator.observe.measured import names_of
 from protofleet.coordinator.round.events import Drop
+from protofleet.deploy.contract.halves import left_out
 from protofleet.deploy.contract.worlds import (
     POLICY,
+    ContractError,
     RunPolicy,
     Subject,
     final_state,
@@ -27,6 +30,7 @@ from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.plan import Network, Plan
 
+INTO_A_ROUND: Final = 0.5  # seconds, of the one that a device works
 ROUGH: Final = NetworkConditions(jitter=0.5, repeat=0.5)
 LOSSY: Final = NetworkConditions(jitter=0.3, loss=0.2)
 SHORT: Final = RunPolicy(
@@ -120,9 +124,11 @@ def crashed_coordinator_changes_nothing(
 ) -> None:
     broken = subject.simulation(folder)
     broken.clock.call_at(when, broken.boot_coordinator)
+    in_each_later_round(broken, broken.boot_coordinator)
     broken.run()
-    require(broken.service.finished and broken.boots == 2, "the run does not come to its end after a crash")
-    require_same(run, broken)
+    came_back = broken.boots == 2 + POLICY.rounds
+    require(broken.service.finished and came_back, "the run does not come to its end after a crash")
+    require_nothing_lost(subject, run, broken)
 
 
 def rebooted_device_changes_nothing(
@@ -136,9 +142,28 @@ def rebooted_device_changes_nothing(
         broken.clock.call_at(broken.clock.now + 1.0, lambda: broken.boot_device(device))
 
     broken.clock.call_at(when, reboot)
+    in_each_later_round(broken, reboot)
     broken.run()
     require(broken.service.finished, "the run does not come to its end after a reboot")
-    require_same(run, broken)
+    require_nothing_lost(subject, run, broken)
+
+
+def require_nothing_lost(subject: Subject, run: Simulation, broken: Simulation) -> None:
+    try:
+        require_same(run, broken)
+    except ContractError as error:
+        raise ContractError(f"{error}{left_out(subject)}") from error
+
+
+def in_each_later_round(run: Simulation, harm: Callable[[], None]) -> None:
+    """In the first one most of what a method learns is still what it began with, so that losing it changes no bit."""
+
+    def reached(number: int) -> bool:
+        return run.service.finished or run.service.run.machine.round >= number
+
+    for number in range(2, POLICY.rounds + 2):
+        run.run(until=partial(reached, number))
+        run.clock.call_at(run.clock.now + INTO_A_ROUND, harm)
 
 
 # What stops nobody.
