@@ -179,11 +179,12 @@ def data(options: argparse.Namespace) -> int:
     require_same_classes(participants)
     listing = Listing.of(options)
     tables: list[dict[str, Any]] = []
+    lines: list[tuple[str, str]] = []
     for participant in participants:
         called = f"classes: {listed(participant.names) or 'unknown'}"
         tables.append({"name": participant.name, "classes": list(participant.names)})
         if participant.data is None or participant.remote_location:
-            line = f"{participant.name:16} {participant.remote_location:12} {called}"
+            line = f"{participant.remote_location:12} {called}"
         else:
             shard = load_shard(participant.data, participant.plugins)
             counts = {
@@ -196,8 +197,9 @@ def data(options: argparse.Namespace) -> int:
             per_class = shard.counts().tolist()
             tables[-1] |= {"domain": shard.domain, **counts, "per_class": per_class}
             sizes = ", ".join(f"{part} {number}" for part, number in counts.items())
-            line = f"{participant.name:16} {shard.domain:12} {sizes}; per class {per_class}; {called}"
-        listing.line(line)
+            line = f"{shard.domain:12} {sizes}; per class {per_class}; {called}"
+        lines.append((participant.name, line))
+    listing.folded(lines)
     drawn = draw(tables, picture, listing) if picture is not None else {}
     listing.end({"data": tables, **drawn})
     return 0

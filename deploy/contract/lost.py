@@ -1,4 +1,4 @@
-"""What a half holds in memory and no longer holds after restore(state()), by attribute: words for a state that lost bits."""
+"""What a half has no longer after restore(state()), by attribute: words for a state that lost bits."""
 
 from __future__ import annotations
 
