@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+MOST_NAMED: Final = 3  # of those that are alike; of more the first and the last
+
+
+def fitted(line: str) -> str:
+    """Wrapped at a terminal, where it would be cut in the middle of a word; whole in a file or a pipe."""
+    if not sys.stdout.isatty():
+        return line
+    width = max(40, shutil.get_terminal_size().columns)
+    return textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def add_listing_options(command: argparse.ArgumentParser) -> None:
@@ -30,6 +43,15 @@ class Listing:
             print(f"protofleet: {text.strip()}", file=sys.stderr, flush=True)
         elif not self.quiet and not self.json:
             print(text, flush=True)
+
+    def folded(self, named: Sequence[tuple[str, str]]) -> None:
+        """(name, words) as lines: one for all that are alike, as wide as the terminal."""
+        alike: dict[str, list[str]] = {}
+        for name, words in named:
+            alike.setdefault(words, []).append(name)
+        for words, names in alike.items():
+            one = f"{names[0]} to {names[-1]} ({len(names)})" if len(names) > MOST_NAMED else ", ".join(names)
+            self.line(fitted(f"{one:16} {words}"))
 
     def end(self, found: Mapping[str, object]) -> None:
         if self.json:

@@ -6,6 +6,28 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from types import FrameType
+
+
+@contextlib.contextmanager
+def stopped_as_by_a_terminal() -> Iterator[None]:
+    """SIGTERM, which systemd, a batch system or `kill` send, does in the block what an interrupt does."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):  # a shell ignores interrupts for what it has put into the background
+            raise KeyboardInterrupt
+        handler(signal.SIGINT, frame)
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The broker that comes with `pip install 'protofleet[broker]'`, in a process of its own.
+"""The broker of the extra `broker` (`pip install iotcore`), in a process of its own.
 
 python -m protofleet.deploy.brokers.embedded CONFIG.toml
 """

@@ -24,6 +24,7 @@ from typing import Final
 
 from protofleet.deploy.brokers.mosquitto import CONF_FILE, PLAIN_SETTINGS, ListenerSettings, tls_settings
 from protofleet.deploy.brokers.ports import LOOPBACK, free_port
+from protofleet.deploy.extras import install_hint
 from protofleet.protocol.transport.address import (
     LARGEST_BLOCK,
     BrokerAddress,
@@ -39,7 +40,7 @@ START_ATTEMPTS: Final = 5  # another process may take a free port before the bro
 KINDS: Final = ("auto", "mosquitto", "embedded")
 SBIN_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # often not on a user's PATH
 INSTALL_HINT: Final = (
-    "install Mosquitto (apt-get install mosquitto) or the embedded one (pip install 'protofleet[broker]')"
+    f"install Mosquitto (apt-get install mosquitto) or the embedded one ({install_hint('broker')})"
 )
 
 # When the pipe on its standard input closes, however this process has ended, the shell ends the broker.

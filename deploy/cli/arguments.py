@@ -24,6 +24,7 @@ from protofleet.protocol.settings.bounds import (
 Subparsers = Any  # argparse keeps the type of its sub-parsers private
 
 EXPERIMENTS: Final = "experiments"
+VAST: Final = 1 << 53  # of a bound: who writes a word for a number has not met it
 MAX_DAYS: Final = 36_500.0  # a certificate's dates end with the year 9999
 
 
@@ -37,15 +38,15 @@ class BoundedNumber:
 
     def __call__(self, text: str) -> float:
         expected = {int: "a whole number", float: "a number"}[self.kind]
+        bound = f", {self.bound}"
         try:
             value = self.kind(text)
             if value in self.bound:
                 return value
         except (ValueError, OverflowError):
-            pass
-        raise argparse.ArgumentTypeError(
-            f"it is {text[:99]!r}, it must be {expected}, {self.bound}{self.hint}"
-        )
+            if self.bound.least <= -VAST and self.bound.most >= VAST:  # which is not what is wrong with it
+                bound = ""
+        raise argparse.ArgumentTypeError(f"it is {text[:99]!r}, it must be {expected}{bound}{self.hint}")
 
 
 def as_in_settings(hint: Any) -> BoundedNumber:

@@ -204,10 +204,12 @@ def data(options: argparse.Namespace) -> int:
     require_same_classes(participants)
     listing = Listing.of(options)
     tables: list[dict[str, Any]] = []
+    lines: list[tuple[str, str]] = []
     for participant in participants:
         line, table = held_by(participant)
-        listing.line(line)
+        lines.append((participant.name, line))
         tables.append(table)
+    listing.folded(lines)
     drawn = draw(tables, picture, listing) if picture is not None else {}
     listing.end({"data": tables, **drawn})
     return 0
@@ -225,7 +227,7 @@ def held_by(participant: Participant) -> tuple[str, dict[str, Any]]:
         names, where, counts = names or shard.names, shard.domain, counts_of(shard)
         sizes = ", ".join(f"{part} {counts[part]}" for part in ("train", "validation", "test"))
         words = f"{sizes}; per class {counts['per_class']}; "
-    line = f"{participant.name:16} {where:12} {words}classes: {listed(names) or 'unknown'}"
+    line = f"{where:12} {words}classes: {listed(names) or 'unknown'}"
     return line, {"name": participant.name, "classes": list(names), **counts}
 
 

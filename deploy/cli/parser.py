@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from protofleet.deploy.cli.deploy import add_deploy, add_doctor
 from protofleet.deploy.cli.enrol import add_enrol, add_keys
@@ -37,7 +37,13 @@ OPTION: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
 class Parser(argparse.ArgumentParser):
-    """A mistake is a SettingsError, one line. Parsers of sub-commands are of this class too."""
+    """A mistake is a SettingsError, one line. Parsers of sub-commands are of this class too.
+
+    An option is written whole: what is short for one today is short for two once there is another.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **{**named, "allow_abbrev": False})
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """What nobody knows is said by the sub-command that it was given to."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from protofleet.deploy.cli.arguments import SEEDS, SHARE, Subparsers, experiment_file
 from protofleet.deploy.cli.own.track import add_track_option
 from protofleet.deploy.listing import Listing, add_listing_options
-from protofleet.runtime.interrupts import held_interrupts
+from protofleet.runtime.interrupts import held_interrupts, stopped_as_by_a_terminal
 from protofleet.runtime.launcher import Launcher
 
 
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
     options.track = destinations(options.track)
     # Before anything that takes long to import, and before there is a second thread.
-    with start_launcher() or contextlib.nullcontext() as launcher:
+    with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         return run_with(launcher, options)
 
 
@@ -59,7 +59,12 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
         from protofleet.deploy.local.data_beside import data_beside
         from protofleet.deploy.local.data_check import require_data, require_public_images
         from protofleet.deploy.local.experiment import experiment_table, read_experiment
-        from protofleet.deploy.local.run import prepare_folder, run_experiment
+        from protofleet.deploy.local.run import (
+            giving_back,
+            prepare_folder,
+            require_broker,
+            run_experiment,
+        )
         from protofleet.protocol.settings.reader import SettingsError
 
     for path in options.experiments:
@@ -74,8 +79,10 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     agreed_names(experiment)  # before the folder of an earlier run is renamed
     require_data([experiment])
     require_public_images(experiment)
-    prepare_folder(experiment, options.runs, options.fresh, options.resume)
-    print(f"report: {run_experiment(experiment, options.runs, launcher, options.track)}")
+    require_broker(experiment)
+    earlier = prepare_folder(experiment, options.runs, options.fresh, options.resume)
+    with giving_back(earlier, options.runs / experiment.name):
+        print(f"report: {run_experiment(experiment, options.runs, launcher, options.track)}")
     return 0
 
 

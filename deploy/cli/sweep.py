@@ -8,7 +8,7 @@ from pathlib import Path
 
 from protofleet.deploy.cli.arguments import SEEDS, Subparsers, experiment_file
 from protofleet.deploy.cli.own.track import add_track_option
-from protofleet.runtime.interrupts import held_interrupts
+from protofleet.runtime.interrupts import held_interrupts, stopped_as_by_a_terminal
 from protofleet.runtime.launcher import Launcher
 
 
@@ -44,7 +44,7 @@ def sweep(options: argparse.Namespace) -> int:
 
     options.track = destinations(options.track)
     # Before anything that takes long to import, and before there is a second thread.
-    with start_launcher() or contextlib.nullcontext() as launcher:
+    with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         return sweep_with(launcher, options)
 
 

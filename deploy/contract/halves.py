@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from protofleet.deploy.contract.lost import lost
 from protofleet.deploy.contract.worlds import ContractError, Subject, require, shard
 from protofleet.methods.contract.base import Ask, ClientHalf, Member, Payload, Reply, ServerHalf
 from protofleet.methods.contract.cost import Sizes
@@ -24,6 +25,7 @@ STATISTICS: Final = (
     "num_batches_tracked",
 )  # of BatchNorm: no paper counts them
 CLASSES: Final = 3
+SERVER: Final = "the server half"
 EVERY_CLASS: Final = ((0, 1, 2), (0, 1), (2,))
 
 
@@ -47,8 +49,7 @@ class Expired(Mapping[str, Tensor]):
         return len(self.payload)
 
 
-def answer_of(client: ClientHalf, ask: Ask, number: int) -> Payload:
-    client.begin(number)
+def answer_of(client: ClientHalf, ask: Ask) -> Payload:
     client.receive(snapshot(ask.payload))
     payload = snapshot(client.run(Ask(ask.phase, snapshot(ask.payload))))
     problem = ask.problem_with(payload)
@@ -88,17 +89,25 @@ class Halves:
         }
         self.server = plan.server_half()
 
-    def round(self, number: int) -> Iterator[tuple[Ask, dict[str, Payload]]]:
-        """Each question and its answers."""
+    def all(self) -> dict[str, ClientHalf | ServerHalf]:
+        return {SERVER: self.server, **self.clients}
+
+    def begin(self, number: int) -> None:
         members = [
             Member(n, len(p.y), tuple(p.y.bincount(minlength=CLASSES).tolist()))
             for n, p in sorted(self.data.items())
         ]
         self.server.begin(number, members)
+        for client in self.clients.values():
+            client.begin(number)
+
+    def round(self, number: int) -> Iterator[tuple[Ask, dict[str, Payload]]]:
+        """Each question and its answers."""
+        self.begin(number)
         story, given = self.server.round(), list[Expired]()
         ask: Ask | None = next(story)
         while ask:
-            sent = {n: answer_of(client, ask, number) for n, client in sorted(self.clients.items())}
+            sent = {n: answer_of(client, ask) for n, client in sorted(self.clients.items())}
             yield ask, sent
             handed = {n: Expired(p) for n, p in sent.items()}
             given += handed.values()
@@ -165,24 +174,46 @@ def replies_are_not_kept(subject: Subject) -> None:
 
 
 def state_goes_round(subject: Subject) -> None:
-    """What a new half is given is what it then has, and its next answer has the same bits."""
+    """What a new half is given is what it then has, and its next round has the same bits."""
+    halves, again = two_rounds(subject)
+    for who, half in halves.all().items():
+        require_state(who, half.state(), again.all()[who].state())
+    for (_, one), (_, other) in zip(halves.round(3), again.round(3), strict=True):
+        for who, payload in one.items():
+            require_goes_on(subject, who, payload, other[who])
+    for who, half in halves.all().items():
+        require_goes_on(subject, who, half.state(), again.all()[who].state())
+
+
+def two_rounds(subject: Subject) -> tuple[Halves, Halves]:
+    """And new halves that were given their state: after one round much of it may still be what it began as."""
     plan = subject.plan()
-    halves = Halves(plan)
-    for _ in halves.round(1):
-        pass
-    again = Halves(plan)
-    again.server.restore(snapshot(halves.server.state()))
-    require_state("the server half", halves.server.state(), again.server.state())
-    for name, client in halves.clients.items():
-        again.clients[name].restore(snapshot(client.state()))
-        require_state(f"the half of {name}", client.state(), again.clients[name].state())
-    for (_, one), (_, other) in zip(halves.round(2), again.round(2), strict=True):
-        for name, payload in one.items():
-            same = all(torch.equal(value, other[name][key]) for key, value in payload.items())
-            require(
-                same,
-                f"{name} answers otherwise after restore(state()); something that it learns is not in state()",
-            )
+    halves, again = Halves(plan), Halves(plan)
+    for number in (1, 2):
+        for _ in halves.round(number):
+            pass
+    for who, half in halves.all().items():
+        again.all()[who].restore(snapshot(half.state()))
+    return halves, again
+
+
+def require_goes_on(subject: Subject, who: str, one: Payload, other: Payload) -> None:
+    wrong = [key for key, value in one.items() if key not in other or not torch.equal(value, other[key])]
+    if wrong:
+        words = left_out(subject) or "; something that it learns is not in state()"
+        raise ContractError(
+            f"{who} goes on otherwise after restore(state()): other {', '.join(wrong[:3])}{words}"
+        )
+
+
+def left_out(subject: Subject) -> str:
+    """Words to go on with, of a method that does not come back as it was; empty where nothing is seen to be lost."""
+    halves, again = two_rounds(subject)
+    halves.begin(3)
+    again.begin(3)  # which sets what is of a round and needs no saving
+    found = {who: lost(half, again.all()[who]) for who, half in halves.all().items()}
+    words = next((f"{names} of {who}" for who, names in found.items() if names), "")
+    return f"; state() leaves out {words}" if words else ""
 
 
 def require_state(who: str, one: Payload, other: Payload) -> None:

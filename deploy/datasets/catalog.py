@@ -57,6 +57,8 @@ SETS: Final[Mapping[str, DataSet]] = {
     SERIES: DataSet(SERIES_LICENCE, packaged=fetch_series),
 }
 
+OFFERED: Final = (DIGITS, *(name.replace("_", "-") for name in SETS))  # as the pages write them
+
 
 def named(text: str) -> str:
     """The source that is meant: CIFAR-10 is cifar10, Basic-Motions is basic_motions."""
@@ -68,6 +70,6 @@ def named(text: str) -> str:
     if name in SOURCES:
         raise SettingsError(
             f"--fetch is {text!r}, which nobody publishes with a checksum; {BY_HAND}. Can be fetched: "
-            + ", ".join((DIGITS, *SETS))
+            + ", ".join(OFFERED)
         )
-    raise SettingsError(f"--fetch is {text[:99]!r}; {there_are(name, (DIGITS, *SETS))}")
+    raise SettingsError(f"--fetch is {text[:99]!r}; {there_are(plain, OFFERED)}")

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import http.client
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -65,16 +66,16 @@ class Downloader:
                     raise disk_error(error, part) from None
                 problems.append(f"{address}: {words_of(error)}")
             except KeyboardInterrupt:
-                raise StoppedError(f"stopped; {kept(part)}") from None
+                raise StoppedError(f"stopped; {kept(part, target)}") from None
             else:
                 part.replace(target)
                 self.say(f"{file.name}: {human_bytes(target.stat().st_size)}, its checksum is right")
                 return target
-        raise RunError(f"{file.name} cannot be fetched ({'; '.join(problems)}); {kept(part)}")
+        raise RunError(f"{file.name} cannot be fetched ({'; '.join(problems)}); {kept(part, target)}")
 
     def _fetch_from(self, address: str, part: Path) -> None:
         """Until all of it is there; a broken connection is made again, and goes on where the last one ended."""
-        failed = 0
+        failed, at_first = 0, size_of(part)
         while True:
             before = size_of(part)
             try:
@@ -90,7 +91,7 @@ class Downloader:
                     raise
                 error = broken
             failed = 1 if size_of(part) > before else failed + 1
-            if failed >= TRIES:
+            if failed >= TRIES or (is_unknown(error) and size_of(part) == at_first):
                 raise error
             self.say(f"{address}: {words_of(error)}; {human_bytes(size_of(part))} are there, trying again")
             self.pause(2.0 ** (failed - 1))
@@ -180,11 +181,18 @@ def amount(total: int | None) -> str:
     return "of unknown length" if total is None else human_bytes(total)
 
 
-def kept(part: Path) -> str:
+def kept(part: Path, target: Path) -> str:
     size = size_of(part)
     if not size:
-        return "run the same command again, or put the file there by hand: docs/data.md"
+        return (
+            f"run the same command again, or put the file there by hand, as {target.absolute()}: docs/data.md"
+        )
     return f"{human_bytes(size)} of it are kept in {part}, and the same command goes on from there"
+
+
+def is_unknown(error: BaseException) -> bool:
+    """No address belongs to the name: mostly there is no network, and seconds later there is none either."""
+    return isinstance(error, urllib.error.URLError) and isinstance(error.reason, socket.gaierror)
 
 
 def words_of(error: BaseException) -> str:

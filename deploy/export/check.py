@@ -15,6 +15,7 @@ import torch
 
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.export.formats import FILES, INPUT, ONNX, SAFETENSORS
+from protofleet.deploy.extras import install_hint
 from protofleet.methods.nets.weights_file import read_weights
 from protofleet.methods.served.card import Card, sha256_of_tensors
 from protofleet.methods.served.served import Served
@@ -30,7 +31,7 @@ Scores = np.ndarray
 def require_check(formats: Sequence[str]) -> None:
     if ONNX in formats and importlib.util.find_spec("onnxruntime") is None:
         raise SettingsError(
-            "checking ONNX takes the package onnxruntime: pip install 'protofleet[export]'; or leave --check out"
+            f"checking ONNX takes the package onnxruntime: {install_hint('export')}; or leave --check out"
         )
 
 

@@ -16,6 +16,7 @@ from protofleet.deploy.export.formats import FILES, ONNX, PT2, SAFETENSORS, enco
 from protofleet.deploy.export.program import program_for
 from protofleet.deploy.export.source import Model, Wanted, find_model
 from protofleet.deploy.export.template import template_of
+from protofleet.deploy.extras import install_hint
 from protofleet.methods.served.card import Card, CardError
 from protofleet.methods.served.rebuild import words_of
 from protofleet.protocol.settings.reader import SettingsError
@@ -72,13 +73,12 @@ class Exported:
 
 
 def export_model(order: Order, say: Say) -> Exported:
+    model = find_model(order.run, order.wanted)  # where there is none, nothing else is said
     formats = _formats(order, say)
     if order.check:
         require_check(formats)
     place = order.place()
-    if order.run.is_dir():  # else there is no model, which is said first
-        require_place(place)
-    model = find_model(order.run, order.wanted)
+    require_place(place)
     say(_words(model.card))
     with new_folder(place) as folder:
         card = _write(model, formats, order.template, folder, order.software)
@@ -94,9 +94,7 @@ def _formats(order: Order, say: Say) -> tuple[str, ...]:
         return tuple(name for name in FILES if name in order.formats)
     if has_onnx():
         return (SAFETENSORS, ONNX)
-    say(
-        "without the packages onnx and onnxscript a .pt2 file is written instead: pip install 'protofleet[export]'"
-    )
+    say(f"without the packages onnx and onnxscript a .pt2 file is written instead: {install_hint('export')}")
     return (SAFETENSORS, PT2)
 
 

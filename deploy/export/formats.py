@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from protofleet.deploy.extras import install_hint
 from protofleet.methods.nets.weights_file import encoded_weights
 from protofleet.methods.served.card import Card
 from protofleet.methods.served.served import Served
@@ -34,7 +35,7 @@ def has_onnx() -> bool:
 def require_onnx() -> None:
     if not has_onnx():
         raise SettingsError(
-            "exporting ONNX takes the packages onnx and onnxscript: pip install 'protofleet[export]'"
+            f"exporting ONNX takes the packages onnx and onnxscript: {install_hint('export')}"
         )
 
 

@@ -13,7 +13,9 @@ from protofleet.deploy.images.image_ids import IDS_FILE
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m protofleet.deploy.images", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m protofleet.deploy.images", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("command", choices=("build", "sizes"))
     parser.add_argument(
         "targets", nargs="*", default=["edge", "coordinator", "demo"], metavar="IMAGE", help=" ".join(TARGETS)

@@ -33,7 +33,7 @@ from protofleet.deploy.local.experiment import (
     recorded,
 )
 from protofleet.deploy.local.processes import EXIT_SECONDS, IMPORTED, Processes, uses_cuda
-from protofleet.deploy.local.start.sole_use import alone, cannot_be_made
+from protofleet.deploy.local.start.sole_use import InUseError, alone, cannot_be_made, sole_use
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.deploy.trackers.destinations import Destination
 from protofleet.deploy.trackers.following import tracking
@@ -264,11 +264,22 @@ def read_lines(stream: IO[str], on_idle: Callable[[], None]) -> Iterator[str]:
             yield from lines
 
 
+def require_broker(experiment: Experiment) -> None:
+    """RunError where there is none to connect to: said before the folder of an earlier run is renamed."""
+    choice = experiment.broker
+    if choice.kind != "external":
+        find_broker(choice.kind)
+    elif problem := preflight(choice.address):
+        raise RunError(problem)
+
+
 @alone
 def prepare_folder(
     experiment: Experiment, runs: Path, fresh: bool, resume: bool = False, say: Callable[[str], None] = print
-) -> None:
-    """Continue an unfinished run with the same settings; rename the folder of any other earlier run of this name.
+) -> Path | None:
+    """Where the earlier run is now, if its folder was renamed.
+
+    Continue an unfinished run with the same settings; rename the folder of any other earlier run of this name.
 
     One with other settings that has ended a round is renamed with `fresh` alone: nobody loses what was learned.
 
@@ -283,19 +294,39 @@ def prepare_folder(
         )
     if not written.exists():
         make_folder(folder)
-        return
+        return None
     finished = (folder / "summary.json").exists()
     if not finished and not fresh:
         if same_settings(written, experiment):
             say(f"continuing the unfinished run in {folder}")
-            return
+            return None
         if has_ended_a_round(folder):
             raise SettingsError(
                 f"{folder} holds an unfinished run with other settings; --fresh renames its folder, "
                 f"--set name=... gives this one another name"
             )
-    say(f"the earlier run is now in {renamed(folder)}")
+    earlier = renamed(folder)
+    say(f"the earlier run is now in {earlier}")
     folder.mkdir(parents=True)
+    return earlier
+
+
+@contextlib.contextmanager
+def giving_back(earlier: Path | None, folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
+    """A start that fails before it has ended a round, and was not stopped, leaves the earlier run where it was."""
+    try:
+        yield
+    except Exception as error:
+        kept = isinstance(error, StoppedError | InUseError | DivergedError) or has_ended_a_round(folder)
+        if earlier is None or kept:
+            raise
+        with sole_use(folder):
+            failed = renamed(folder)
+            earlier.rename(folder)
+        say(f"the earlier run is in {folder} again, and what this start has left in {failed}")
+        if isinstance(error, RunError):  # it may name a file of its folder
+            raise RunError(str(error).replace(f"{folder}/", f"{failed}/")) from error
+        raise
 
 
 def make_folder(folder: Path) -> None:

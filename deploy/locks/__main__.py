@@ -57,7 +57,9 @@ HEADERS: Final = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m protofleet.deploy.locks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m protofleet.deploy.locks", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--folder", type=Path, default=Path(".venv") / "locks", help="where uv is installed")
     wheels = "with more builds to allow"
     parser.add_argument("--wheels", type=Path, action="append", default=[], metavar="DIR", help=wheels)

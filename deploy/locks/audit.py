@@ -32,7 +32,7 @@ NETWORK_ERRORS: Final = re.compile(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="make audit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make audit", description=__doc__, allow_abbrev=False)
     parser.add_argument("--service", choices=("osv", "pypi"), default="osv", help="whose database is asked")
     parser.add_argument("--folder", type=Path, default=Path(".venv") / "audit", help="where pip-audit is put")
     parser.add_argument("--scanner", help="a pip-audit that is here already")

@@ -20,7 +20,7 @@ from typing import Any
 from protofleet.coordinator.observe.curves import curve, with_mean
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.report.energy.amounts import joules_of
-from protofleet.deploy.report.finished_run import Rounds, read_run, require_keys
+from protofleet.deploy.report.finished_run import Rounds, read_run, require_finished, require_keys
 from protofleet.protocol.settings.reader import read_toml
 
 SEED_SUFFIX = re.compile(r"-s(eed)?-?\d+$")
@@ -157,9 +157,9 @@ def name_without_seed(name: str) -> str:
 
 def read_groups(folders: Sequence[Path], view: str = REPORTS) -> list[Group]:
     """Groups in the order in which their first folders are given."""
-    runs = [
-        read_comparable_run(folder) for folder in {folder.resolve(): folder for folder in folders}.values()
-    ]
+    once = list({folder.resolve(): folder for folder in folders}.values())
+    require_finished(once)
+    runs = [read_comparable_run(folder) for folder in once]
     views = sorted({name for run in runs for line in run.rounds for name in line["accuracy"]})
     if view != REPORTS and view not in views:
         raise RunError(f"no run has measured the view {view!r}; there are {', '.join([REPORTS, *views])}")
@@ -211,15 +211,20 @@ def accuracy_target(groups: Sequence[Group], baseline: str, share: float) -> Acc
     """None where no baseline is named and there is not exactly one group that runs FedAvg."""
     if not 0 < share <= 1:
         raise RunError(f"--share is {share:g}, it must be above 0 and at most 1")
-    baselines = [
-        g for g in groups if (g.name == name_without_seed(baseline) if baseline else g.method == "fedavg")
-    ]
+    baselines = candidates(groups, baseline)
     if baseline and not baselines:
         raise RunError(f"no group is called {baseline!r}; there are {', '.join(g.name for g in groups)}")
     accuracies = (
         [point.accuracy["mean"] for point in baselines[0].final_points()] if len(baselines) == 1 else []
     )
     return AccuracyTarget(share * fmean(accuracies), share, baselines[0]) if accuracies else None
+
+
+def candidates(groups: Sequence[Group], baseline: str = "") -> list[Group]:
+    """Of the name, or those that run FedAvg."""
+    return [
+        g for g in groups if (g.name == name_without_seed(baseline) if baseline else g.method == "fedavg")
+    ]
 
 
 def write(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from html import escape
 from statistics import fmean, stdev
 
 from protofleet.deploy.report.comparison import Group, Point
-from protofleet.deploy.report.comparison_tables import Table
+from protofleet.deploy.report.comparison_tables import Table, columns_of_words
 from protofleet.deploy.report.drawing.charts import Bar, Line, bar_chart, line_chart
 from protofleet.deploy.report.drawing.palette import INK, line_style
 from protofleet.deploy.report.energy.compared import is_measured, joules_picture
@@ -37,7 +37,7 @@ def comparison_page(groups: Sequence[Group], tables: Sequence[Table], title: str
 
 
 def table_section(found: Table) -> str:
-    html = table(found.title, found.head, found.rows, found.best)
+    html = table(found.title, found.head, found.rows, found.best, left=found.words)
     alike = " among runs with the same view" if "view" in found.head else ""
     note = f"{found.note} Bold: the best of its column{alike}." if found.best else found.note
     return section(found.title, html, note=note)
@@ -48,7 +48,9 @@ def settings_section(groups: Sequence[Group]) -> str:
     found = settings_difference(groups)
     if not found.rows:
         return ""
-    return section("What differs", table("Settings that differ", found.head, found.rows), note=found.note)
+    return section(
+        "What differs", table("Settings that differ", found.head, found.rows, words=True), note=found.note
+    )
 
 
 def curves_section(groups: Sequence[Group]) -> str:
@@ -160,4 +162,4 @@ def runs_section(groups: Sequence[Group]) -> str:
         for run in group.runs
     ]
     head = ["folder", "run", *RUN_COLUMNS]
-    return section("Runs", table("Folders of the runs", head, rows))
+    return section("Runs", table("Folders of the runs", head, rows, left=columns_of_words(rows)))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from protofleet.deploy.report.comparison import AccuracyTarget, Group, Point
+from protofleet.deploy.report.comparison import AccuracyTarget, Group, Point, candidates
 from protofleet.deploy.report.numbers import NONE, percent_points, plain_number
 from protofleet.protocol.link.meter import DOWN, UP, human_bytes
 
@@ -24,11 +24,17 @@ class Table:
     rows: Sequence[Sequence[str]]
     best: frozenset[tuple[int, int]] = frozenset()  # rows and columns of the best of a column
 
+    @property
+    def words(self) -> frozenset[int]:
+        """Columns that are read from the left: names, methods, views."""
+        return columns_of_words(self.rows)
+
     def text(self) -> str:
         widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
         lines = [
             "  ".join(
-                c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+                c.ljust(w) if i in self.words else c.rjust(w)
+                for i, (c, w) in enumerate(zip(row, widths, strict=True))
             )
             for row in (self.head, *self.rows)
         ]
@@ -39,13 +45,18 @@ class Table:
         return {"title": self.title, "note": self.note, "rows": rows}
 
     def markdown(self) -> str:
-        rule = ["---", *("---:" for _ in self.head[1:])]
+        rule = ["---" if i in self.words else "---:" for i in range(len(self.head))]
         rows = [
             [f"**{c}**" if (i, j) in self.best else c for j, c in enumerate(map(escaped, row))]
             for i, row in enumerate(self.rows)
         ]
         lines = ["| " + " | ".join(row) + " |" for row in (map(escaped, self.head), rule, *rows)]
         return "\n".join([f"### {self.title}", "", *lines, "", self.note]).rstrip() + "\n"
+
+
+def columns_of_words(rows: Sequence[Sequence[str]]) -> frozenset[int]:
+    """The first, and those in which a cell begins with a letter."""
+    return frozenset({0, *(i for row in rows for i, cell in enumerate(row) if cell[:1].isalpha())})
 
 
 def escaped(cell: str) -> str:
@@ -147,11 +158,18 @@ def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: f
     note = (
         f"To {share:.0%}: until mean test accuracy first reaches {target.description}; {NONE}: never."
         if target
-        else "There is no baseline: name one with --baseline, or compare with one group that runs fedavg."
+        else no_baseline(groups)
     )
     bold = best_cells(sizes, 1, human_bytes, highest=False)
     bold |= best_cells(rounds, 5, plain_number, highest=False)
     return Table("Bytes of a whole run", note, head, rows, bold)
+
+
+def no_baseline(groups: Sequence[Group]) -> str:
+    names = [group.name for group in candidates(groups)]
+    if len(names) > 1:
+        return f"There is no baseline: {len(names)} groups run fedavg, {', '.join(names)}; name one with --baseline."
+    return "There is no baseline: name one with --baseline, or compare with one group that runs fedavg."
 
 
 def best_cells(

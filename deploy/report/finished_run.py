@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from protofleet.coordinator.observe.rounds_file import copy_of, finite, whole_lines
 from protofleet.coordinator.observe.summary_file import read_summary
 from protofleet.deploy.errors import RunError
 from protofleet.protocol.storage.store import DamagedError
 
+SUMMARY: Final = "summary.json"
 Rounds = Sequence[Mapping[str, Any]]
 
 
@@ -24,9 +26,8 @@ class FinishedRun:
 
 
 def read_run(folder: Path) -> FinishedRun:
-    path = folder / "summary.json"
-    if not path.exists():
-        raise RunError(f"{folder} holds no finished run: there is no {path.name} in it")
+    require_finished([folder])
+    path = folder / SUMMARY
     try:
         summary = finite(read_summary(path))
     except DamagedError as error:
@@ -43,6 +44,31 @@ def read_run(folder: Path) -> FinishedRun:
     lines |= {number: copies[number] for number in restored}
     faults = describe_faults(path, damaged, restored, lost)
     return FinishedRun(folder, [lines[number] for number in sorted(lines)], summary, faults)
+
+
+def require_finished(folders: Sequence[Path]) -> None:
+    """RunError that names all that are not, and the way out."""
+    unfinished = [folder for folder in folders if not (folder / SUMMARY).exists()]
+    if not unfinished:
+        return
+    earlier = [path for folder in unfinished for path in earlier_runs(folder)]
+    one = len(unfinished) == 1
+    words = f"{', '.join(map(str, unfinished))} {'holds' if one else 'hold'} no finished run: "
+    words += f"there is no {SUMMARY} in {'it' if one else 'them'}"
+    if earlier:
+        words += f"; earlier runs are in {', '.join(map(str, earlier))}"
+    if len(folders) > 1:
+        others = len(folders) - len(unfinished)
+        words += f"; finish {'it' if one else 'them'} first" + (
+            f", or name the other {others} alone" * (others > 0)
+        )
+    raise RunError(words)
+
+
+def earlier_runs(folder: Path) -> list[Path]:
+    """Finished ones of this name, whose folder a later start has renamed."""
+    renamed = folder.parent.glob(f"{glob.escape(folder.name)}.*") if folder.name else ()
+    return sorted(path for path in renamed if path.suffix[1:].isdigit() and (path / SUMMARY).exists())
 
 
 def require_keys(folder: Path, summary: Mapping[str, Any], required: Sequence[str]) -> None:

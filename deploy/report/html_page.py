@@ -15,6 +15,9 @@ from typing import Final
 HEADING: Final = re.compile(r'<h2 id="([^"]+)">(.*?)</h2>')
 FEWEST_LINKS: Final = 3  # sections that are worth a list of them
 
+HASH: Final = re.compile(r"\b[0-9a-f]{64}\b")  # SHA-256
+HASH_DIGITS: Final = 12
+
 
 def page(title: str, content: str, width: str = "") -> str:
     style = (Path(__file__).parent / "report.css").read_text()
@@ -48,11 +51,16 @@ def table(
     rows: Sequence[Sequence[str]],
     best: Collection[tuple[int, int]] = (),
     words: bool = False,
+    left: Collection[int] = (),
 ) -> str:
-    """The first cell of a row is its head. `best`: rows and columns in bold. `words`: no table of numbers."""
-    top = "".join(f'<th scope="col">{escape(h)}</th>' for h in head)
+    """The first cell of a row is its head. `best`: rows and columns in bold. `words`: no table of numbers.
+
+    `left`: columns of words in a table of numbers.
+    """
+    kinds = [' class="word"' if j in left else "" for j in range(len(head))]
+    top = "".join(f'<th scope="col"{kind}>{escape(h)}</th>' for kind, h in zip(kinds, head, strict=True))
     body = "".join(
-        "<tr>" + "".join(_cell(text, j == 0, (i, j) in best) for j, text in enumerate(row)) + "</tr>"
+        "<tr>" + "".join(_cell(text, j, (i, j) in best, kinds[j]) for j, text in enumerate(row)) + "</tr>"
         for i, row in enumerate(rows)
     )
     kind = ' class="words"' if words else ""
@@ -63,9 +71,15 @@ def table(
     return scrolling(caption, html)
 
 
-def _cell(text: str, head: bool, best: bool) -> str:
-    content = f"<strong>{escape(text)}</strong>" if best else escape(text)
-    return f'<th scope="row">{content}</th>' if head else f"<td>{content}</td>"
+def _cell(text: str, column: int, best: bool, kind: str) -> str:
+    content = HASH.sub(_short, escape(text))
+    content = f"<strong>{content}</strong>" if best else content
+    return f"<td{kind}>{content}</td>" if column else f'<th scope="row">{content}</th>'
+
+
+def _short(found: re.Match[str]) -> str:
+    """A hash is for telling two apart: whole, it pushes all other columns out of sight."""
+    return f'<span title="{found[0]}">{found[0][:HASH_DIGITS]}…</span>'
 
 
 def scrolling(label: str, html: str) -> str:

@@ -55,11 +55,12 @@ def latex_table(table: Table) -> str:
     ]
     label = re.sub(r"[^a-z0-9]+", "-", table.title.lower()).strip("-")
     note = [rf"\par\smallskip\footnotesize {latex_text(table.note)}"] if table.note else []
+    columns = "".join("l" if i in table.words else "r" for i in range(len(table.head)))
     head = latex_row(list(map(latex_text, table.head)))
     return "\n".join([
         r"\begin{table}", r"\centering", rf"\caption{{{latex_text(table.title)}}}", rf"\label{{tab:{label}}}",
         r"\setlength{\tabcolsep}{4pt}", r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        rf"\begin{{tabular}}{{l{'r' * (len(table.head) - 1)}}}", r"\toprule", head,
+        rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head,
         r"\midrule", *map(latex_row, rows), r"\bottomrule", r"\end{tabular}}", *note, r"\end{table}",
     ])  # fmt: skip
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from protofleet.deploy.extras import install_hint
 from protofleet.deploy.trackers.tracker import Tracker
 from protofleet.methods.plugins.errors import PlugInError
 from protofleet.methods.plugins.packages import Packaged, digest_of, installed
@@ -66,9 +67,7 @@ def destination(text: str) -> Destination:
         )
     package = KINDS[name].package if name in KINDS else ""
     if package and importlib.util.find_spec(package) is None:
-        raise SettingsError(
-            f"tracking with {name} takes the package {package}: pip install 'protofleet[{name}]'"
-        )
+        raise SettingsError(f"tracking with {name} takes the package {package}: {install_hint(name)}")
     return Destination(name, place)
 
 

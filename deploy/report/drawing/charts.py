@@ -92,7 +92,8 @@ def line_picture(
         drawn += [polyline(axes, line) for line in series]
         height = axes.height(x_label)
         if beside:
-            ends = [(axes.y(y), axes.x(x), key) for key, (x, y) in keyed.items()]
+            # Behind the longest: beside a shorter one's own end its name would lie on the others.
+            ends = [(axes.y(y), axes.x(last), key) for key, (_, y) in keyed.items()]
             return Drawing("".join(drawn) + end_labels(ends, canvas), height)
         legend, height = keys_below(list(keyed), height, canvas)
         return Drawing("".join(drawn) + legend, height)

@@ -11,7 +11,11 @@ from protofleet.deploy.report.html_page import section
 
 PREFIX: Final = "margin."
 MEAN: Final = "margin.mean"
-NOTE: Final = "Distance from each class's anchor to its nearest other anchor: thin lines are classes."
+MOST_NAMED: Final = 12  # classes: more names than that are no help
+NOTE: Final = (
+    "Distance from each class's anchor to its nearest other anchor: the thick line is their mean, the others are "
+    "classes."
+)
 
 
 def anchor_margins_section(run: FinishedRun) -> str:
@@ -23,7 +27,7 @@ def anchor_margins_section(run: FinishedRun) -> str:
     for i, name in enumerate(names):
         data, (colour, dash) = [(r, f[name]) for r, f in found if name in f], line_style(i)
         label = f"class {name.removeprefix(PREFIX)}"
-        series.append(Line(label, data, colour, labelled=False, dash=dash))
+        series.append(Line(label, data, colour, labelled=len(names) <= MOST_NAMED, dash=dash))
     series.append(Line("mean", [(r, f[MEAN]) for r, f in found], INK, bold=True))
     values = [value for line in series for _, value in line.points]
     places = 2 if max(values) - min(values) > 0.1 else 4

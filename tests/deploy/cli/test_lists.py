@@ -9,6 +9,7 @@ import torch
 from protofleet import methods
 from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.cli.main import main
+from protofleet.deploy.listing import Listing
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.nets import catalog as nets
 from tests.support.small_experiment import TWO
@@ -59,6 +60,24 @@ def test_data_are_said_as_json(tmp_path, capsys):
     assert one["train"] + one["validation"] == 20 and len(one["per_class"]) == 10
 
 
+def test_devices_that_hold_alike_are_one_line_which_fits_a_terminal(capsys, monkeypatch):
+    alike = [(f"pi-{i}", "optdigits train 54, classes: 0, 1, 2, 3, 4") for i in range(1, 101)]
+    Listing().folded(
+        [*alike, ("odd", "mnist train 7, classes: 0, 1"), ("even", "mnist train 7, classes: 0, 1")]
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "pi-1 to pi-100 (100) optdigits train 54, classes: 0, 1, 2, 3, 4",
+        "odd, even        mnist train 7, classes: 0, 1",
+    ]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "44")
+    Listing().folded(alike)
+    assert capsys.readouterr().out.splitlines() == [
+        "pi-1 to pi-100 (100) optdigits train 54,",
+        "    classes: 0, 1, 2, 3, 4",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -70,6 +89,12 @@ def test_data_are_said_as_json(tmp_path, capsys):
         (["run", "FILE", "--set", "metod.name=x"], "metod is not a setting; did you mean method?"),
         (["run", "FILE", "--set", "data.domain=optdigit"], "did you mean optdigits? there are mnist"),
         (["methods", "fedlas"], "no method 'fedlas'; did you mean fedlsa? there are adcol"),
+        (
+            ["run", "FILE", "--resum"],
+            "--resum is no option; did you mean --resume? there are --fresh, --help",
+        ),
+        (["run", "FILE", "--seeds", "a"], "it is 'a', it must be a whole number; a file goes before --seeds"),
+        (["data", "--fetch", "basic_motion"], "did you mean basic-motions? there are digits, mnist"),
         (["rnu"], "COMMAND is 'rnu'; did you mean run? there are run, sweep"),
         (["run", "FILE", "--set", "method.name=fedavgg"], "did you mean fedavg? there are adcol"),
         (["run", "FILE", "--set", "network.name=cnn_bm"], "did you mean cnn_bn? there are cnn1d, cnn23"),

@@ -43,7 +43,7 @@ MISTAKES = {
     "report afile": "afile holds no finished run",
     "report folder": "there is no summary.json in it",
     "report garbled": "summary.json cannot be read",
-    "compare none afile": "none holds no finished run",
+    "compare none afile": "none, afile hold no finished run",
     "compare folder --share 2": "it must be a number, above 0 and at most 1",
     "sweep exp.toml": "has no [grid]",
     "sweep exp.toml --grid method.lr": "not of the form table.key=value,value",

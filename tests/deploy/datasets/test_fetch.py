@@ -169,6 +169,24 @@ def test_without_a_network_it_is_tried_a_few_times_and_then_said(said, tmp_path)
     assert said.waited == [1.0, 2.0, 4.0]
 
 
+def test_where_no_name_is_found_each_mirror_is_asked_once_and_the_place_by_hand_is_named(
+    said, tmp_path, monkeypatch
+):
+    """The resolver of a machine without a network, as Python tells of it."""
+
+    def unknown(*where, **more):
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    mirrors = ("http://one.invalid/data.bin", "http://two.invalid/data.bin")
+    with pytest.raises(RunError) as error:
+        said.downloader.fetch(RemoteFile("data.bin", mirrors, md5(CONTENT)), tmp_path)
+    assert said == [] and said.waited == []
+    words = str(error.value)
+    assert all(f"{one}: [Errno -3] Temporary failure" in words for one in mirrors)
+    assert words.endswith(f"put the file there by hand, as {tmp_path / 'data.bin'}: docs/data.md")
+
+
 def test_an_interrupt_keeps_what_is_there_and_says_so(publisher, tmp_path):
     def interrupted(seconds):
         raise KeyboardInterrupt

@@ -14,10 +14,12 @@ import torch
 from PIL import Image
 
 from protofleet.coordinator.spool.spool import Spool
+from protofleet.deploy import extras
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.export import check, export, formats, program
 from protofleet.deploy.export.source import Wanted, find_model
+from protofleet.deploy.extras import EXTRAS
 from protofleet.methods.nets.weights_file import read_weights
 from protofleet.methods.served.card import read_card
 from protofleet.methods.served.rebuild import rebuild
@@ -126,7 +128,7 @@ def test_anybody_runs_the_short_program_without_protofleet(runs, tmp_path, capsy
 def test_the_page_s_example_works_line_by_line(runs, tmp_path, monkeypatch):
     page = (ROOT / "docs" / "your-model.md").read_text()
     install_it, _, export_it, use_it = re.search(r"```sh long\n(.*?)```", page, re.DOTALL)[1].splitlines()
-    assert install_it == "pip install 'protofleet[export]'"
+    assert install_it == f"pip install {' '.join(EXTRAS['export'])}"
     shutil.copytree(runs / "all", tmp_path / "runs" / "demo")
     monkeypatch.chdir(tmp_path)
     assert export_it.startswith("protofleet export runs/demo --best")
@@ -266,12 +268,32 @@ def test_without_its_packages_onnx_is_refused_in_a_line_and_is_no_default(
 ):
     monkeypatch.setattr(formats, "has_onnx", lambda: False)
     monkeypatch.setattr(export, "has_onnx", lambda: False)
-    words = "exporting ONNX takes the packages onnx and onnxscript: pip install 'protofleet[export]'"
+    monkeypatch.setattr(extras, "missing", lambda extra: ["onnx", "onnxscript"])
+    words = "exporting ONNX takes the packages onnx and onnxscript: pip install onnx onnxscript"
     assert said(capsys, runs / "all", "--format", "onnx", code=2) == words
     assert said(capsys, runs / "all", "--template", code=2) == words
     exported(runs / "all", "--out", tmp_path / "m")
     assert (tmp_path / "m" / "model.pt2").exists() and not (tmp_path / "m" / "model.onnx").exists()
     assert "a .pt2 file is written instead" in capsys.readouterr().out
+
+
+def test_hints_name_the_packages_of_every_extra():
+    """No index has protofleet, so `pip install 'protofleet[export]'` is no way out."""
+    told = read_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]
+    told.pop("dev")
+    assert {
+        name: tuple(re.match(r"[\w-]+", one)[0] for one in lines) for name, lines in told.items()
+    } == EXTRAS
+    hints = [path for path in ROOT.glob("deploy/**/*.py") if "pip install 'protofleet[" in path.read_text()]
+    assert [path.name for path in hints] == ["extras.py"], "whose own comment says why not"
+
+
+def test_where_there_is_no_run_nothing_is_said_of_packages(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(export, "has_onnx", lambda: False)
+    for words in ([], ["--format", "onnx", "--check"]):
+        assert main(["export", str(tmp_path / "nope"), *words]) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and "nope" in err and "onnx" not in err
 
 
 def test_all_that_the_page_s_commands_need_is_in_the_extra_that_it_names(runs, capsys, monkeypatch):
@@ -283,6 +305,6 @@ def test_all_that_the_page_s_commands_need_is_in_the_extra_that_it_names(runs, c
         check.importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else name
     )
     assert said(capsys, runs / "all", "--format", "onnx", "--check", code=2) == (
-        "checking ONNX takes the package onnxruntime: pip install 'protofleet[export]'; or leave --check out"
+        "checking ONNX takes the package onnxruntime: pip install onnxruntime; or leave --check out"
     )
     assert not (runs / "all" / "models").exists()

@@ -57,8 +57,12 @@ STAGES = {
 }
 
 
+# As systemd, a batch system or `kill` end it.
+TERMINATED = dict.fromkeys(("it starts the broker", "it has ended a round"), signal.SIGTERM)
+
+
 @pytest.mark.parametrize("stage", STAGES)
-def test_control_c_at_any_stage_is_one_line_and_leaves_no_process(place, stage):
+def test_control_c_or_a_sigterm_at_any_stage_is_one_line_and_leaves_no_process(place, stage):
     run = start(place, held := HeldRun(place / "held", 10))
     family = set[int]()
 
@@ -69,7 +73,7 @@ def test_control_c_at_any_stage_is_one_line_and_leaves_no_process(place, stage):
     # Before, Python itself says where it was interrupted.
     assert wait_until(lambda: b"_multiarray" in Path(f"/proc/{run.pid}/maps").read_bytes(), 60)
     assert wait_until(reached, 60)
-    run.send_signal(signal.SIGINT)
+    run.send_signal(TERMINATED.get(stage, signal.SIGINT))
     held.let_go()
     out, err = run.communicate(timeout=40)
     family.update(descendants(run.pid))

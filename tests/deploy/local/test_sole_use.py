@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 from protofleet.deploy.cli.main import main
+from protofleet.deploy.errors import RunError, StoppedError
 from protofleet.deploy.local import batch
 from protofleet.deploy.local.experiment import read_experiment
-from protofleet.deploy.local.run import prepare_folder
+from protofleet.deploy.local.run import giving_back, prepare_folder
 from protofleet.deploy.local.start.sole_use import InUseError, sole_use
 from protofleet.protocol.settings.reader import SettingsError
 from tests.deploy.local.test_run import ROOT, lines, place, protofleet, start, wait_for_rounds
@@ -116,6 +118,49 @@ def test_a_run_that_has_ended_a_round_is_not_put_aside_by_itself(file, tmp_path,
         (tmp_path / "two" / name).write_text("torn")
     with pytest.raises(SettingsError, match="holds an unfinished run with other settings"):
         prepare_folder(read_experiment(file, []), tmp_path, fresh=False)
+
+
+def finished(runs):
+    """An earlier run, of other settings."""
+    (runs / "two").mkdir(parents=True)
+    (runs / "two" / "experiment.toml").write_text("rounds = 99\n")
+    (runs / "two" / "summary.json").write_text("{}")
+
+
+def test_a_broker_that_nobody_reaches_is_said_before_an_earlier_run_is_renamed(file, tmp_path, capsys):
+    finished(tmp_path / "runs")
+    with socket.socket() as closed:  # bound, and nobody listens
+        closed.bind(("127.0.0.1", 0))
+        address = f"broker.address.port={closed.getsockname()[1]}"
+        words = ["--set", "broker.kind=external", "--set", address, "--runs", str(tmp_path / "runs")]
+        assert main(["run", str(file), *words]) == 1
+        assert main(["run", str(file), *words, "--seeds", "1"]) == 1
+    out, err = capsys.readouterr()
+    assert "refused" in err and "the earlier run is now" not in out
+    assert [path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()] == ["two"]
+    assert (tmp_path / "runs" / "two" / "summary.json").exists()
+
+
+def test_a_start_that_came_to_nothing_gives_the_earlier_run_its_folder_back(file, tmp_path, capsys):
+    finished(tmp_path)
+    folder = tmp_path / "two"
+    earlier = prepare_folder(read_experiment(file, []), tmp_path, fresh=False)
+    with pytest.raises(RunError, match=r"see \S+/two\.2/logs"), giving_back(earlier, folder):
+        raise RunError(f"see {folder}/logs")
+    assert (folder / "summary.json").exists() and not earlier.exists()
+    assert f"the earlier run is in {folder} again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", ["it was stopped", "it has ended a round"])
+def test_a_start_that_can_go_on_keeps_its_folder(file, tmp_path, how):
+    finished(tmp_path)
+    earlier = prepare_folder(read_experiment(file, []), tmp_path, fresh=False)
+    error = StoppedError("stopped") if how == "it was stopped" else RunError("a device failed")
+    if how == "it has ended a round":
+        (tmp_path / "two" / "rounds.jsonl").write_text("{}\n")
+    with pytest.raises(RunError), giving_back(earlier, tmp_path / "two"):
+        raise error
+    assert (earlier / "summary.json").exists() and not (tmp_path / "two" / "summary.json").exists()
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from protofleet.deploy.report.comparison_tables import mean_and_deviation, table
 from protofleet.deploy.report.drawing.axes import Axes
 from protofleet.deploy.report.drawing.canvas import WIDE, Key, end_labels
 from protofleet.deploy.report.drawing.charts import Line, line_chart
+from protofleet.deploy.report.latex import latex_table
 from protofleet.protocol.link.meter import human_bytes
 from tests.deploy.report.pictures import pictures_of
 
@@ -262,6 +263,13 @@ def test_an_unfinished_or_broken_run_is_one_clear_line(runs, tmp_path):
         write(tmp_path / "afile" / "page.html", "")
     with pytest.raises(RunError, match="holds no finished run"):
         read_groups([*runs, tmp_path])
+    put_aside = finished(tmp_path / "early.2", "early", [0.1, 0.2])
+    with pytest.raises(RunError) as error:
+        read_groups([tmp_path / "early", *runs, tmp_path / "late"])
+    assert str(error.value) == (
+        f"{tmp_path}/early, {tmp_path}/late hold no finished run: there is no summary.json in them; "
+        f"earlier runs are in {put_aside}; finish them first, or name the other {len(runs)} alone"
+    )
     for content, words in (("{", "cannot be read"), ("[]", "no summary"), ("{}", "has no 'name'")):
         (runs[0] / "summary.json").write_text(content)
         with pytest.raises(RunError, match=words):
@@ -293,6 +301,42 @@ def test_markdown_is_a_table_for_github(runs):
         rows = [line for line in text.splitlines() if line.startswith("|")]
         assert len(rows) == len(groups) + 2 and len({row.count("|") for row in rows}) == 1
         assert set(rows[1]) <= set("|-: ") and text.startswith("### ") and shown.note in text
+
+
+def test_columns_of_words_are_read_from_the_left_in_every_form(runs):
+    groups = read_groups(runs)
+    shown = tables(groups, None, 0.9)[0]
+    assert shown.head[:4] == ["run", "method", "view", "seeds"]
+    assert "| --- | --- | --- | ---: |" in shown.markdown()
+    assert r"\begin{tabular}{lllrrrr}" in latex_table(shown)
+    html = page_of(runs)
+    assert '<th scope="col" class="word">view</th><th scope="col">seeds</th>' in html
+    assert '<td class="word">global</td><td>3</td>' in html
+
+
+def test_a_hash_among_settings_is_short_and_whole_in_its_title(runs, tmp_path):
+    one, other = "a1" * 32, "b2" * 32
+    for name, digest in (("one", one), ("other", other)):
+        finished(tmp_path / name, name, [0.1, 0.2], settings=f'plugins.method = "{digest}"')
+    html = page_of([tmp_path / "one", tmp_path / "other"])
+    assert f'<td><span title="{one}">a1a1a1a1a1a1…</span></td>' in html and f">{other}" not in html
+
+
+def test_without_a_baseline_the_groups_that_run_fedavg_are_named(runs, tmp_path):
+    two = [finished(tmp_path / name, name, [0.1, 0.2]) for name in ("one", "two")]
+    (*_, shown) = tables(read_groups(two), None, 0.9)
+    assert shown.note == "There is no baseline: 2 groups run fedavg, one, two; name one with --baseline."
+    none = [finished(tmp_path / "none", "none", [0.1, 0.2], method="fedproto")]
+    (*_, shown) = tables(read_groups(none), None, 0.9)
+    assert "or compare with one group that runs fedavg" in shown.note
+
+
+def test_names_of_shorter_lines_stand_behind_the_longest(runs):
+    """Beside their own ends they would lie on the others."""
+    lines = [Line("long", [(1, 0.1), (20, 0.9)], "#000"), Line("short", [(1, 0.1), (5, 0.5)], "#111")]
+    (picture,) = pictures_of(line_chart(lines, str, "x", "y"))
+    places = {node.text: node.get("x") for node in picture.iter() if node.tag.endswith("text")}
+    assert places["short 0.5"] == places["long 0.9"]
 
 
 def page_of(runs):

@@ -1,0 +1,55 @@
+"""What a half has no longer after restore(state()), by attribute: words for a state that lost bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+MOST: Final = 3  # that are named
+
+
+def lost(one: object, again: object) -> str:
+    """`self.velocity`, or empty: a cache may differ and lose nothing, so this is asked only where bits do."""
+    found = [name for name, value in vars(one).items() if not same(value, vars(again).get(name))]
+    telling = [name for name in found if name != "model"] or found  # what is lost shows in the model too
+    return ", ".join(f"self.{name}" for name in telling[:MOST])
+
+
+def same(one: object, other: object) -> bool:
+    """True also of what cannot be compared: functions, data sets, open files."""
+    a, b = list(leaves(one)), list(leaves(other))
+    return len(a) == len(b) and all(
+        key == also and alike(value, again) for (key, value), (also, again) in zip(a, b, strict=True)
+    )
+
+
+def alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def leaves(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Tensors, numbers and words, wherever they lie."""
+    if isinstance(value, torch.Tensor | int | float | str | bytes):
+        yield path, value
+    elif isinstance(value, torch.Generator):
+        yield path, value.get_state()
+    else:
+        for key, part in parts(value):
+            yield from leaves(part, f"{path}/{key}")
+
+
+def parts(value: object) -> Iterator[tuple[object, object]]:
+    if isinstance(value, nn.Module):
+        yield from value.state_dict().items()
+    elif isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, Sequence | set | frozenset):
+        yield from enumerate(value if isinstance(value, Sequence) else sorted(value, key=repr))
+    elif is_dataclass(value):
+        yield from ((f.name, getattr(value, f.name)) for f in fields(value))

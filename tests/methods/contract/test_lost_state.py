@@ -1,0 +1,55 @@
+"""A state that is not saved is found by the contract, by its name, also where losing it harms no first round."""
+
+import re
+
+import pytest
+
+from protofleet.deploy.contract import methods as checks
+from protofleet.deploy.contract.halves import state_goes_round
+from protofleet.deploy.contract.worlds import ContractError, Subject
+from protofleet.deploy.local.own_plugins import own_plugins
+from tests.support.plug_ins import block
+from tests.support.small_federation import simulation
+
+KEEPS = block("tutorial-researcher.md", "fedavgm.py")
+LOSES = re.sub(r"    def (state|restore)\(", r"    def other_\1(", KEEPS)
+DEVICE = """
+class Client(fedavg.Client):
+    def receive(self, payload: Payload) -> None:
+        super().receive(payload)
+        self.pulled = getattr(self, "pulled", 0) + (self.number > 1)
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p.mul_(1 - 0.01 * self.pulled)
+
+
+METHOD = Method("""
+FORGETS = KEEPS.replace("\nMETHOD = Method(", DEVICE).replace("fedavg.Client, cost", "Client, cost")
+
+
+def subject(folder, text):
+    path = folder / "fedavgm.py"
+    path.write_text(text)
+    found = own_plugins([str(path)], {})
+    made = Subject("fedavgm", found.hashes[0], allowed=found.allowed())
+    return made, simulation(folder / "unbroken", made.method, plugin=made.plugin, plugins=made.allowed).run()
+
+
+def test_a_state_that_is_saved_is_lost_in_no_round(tmp_path):
+    keeps, unbroken = subject(tmp_path, KEEPS)
+    state_goes_round(keeps)
+    checks.crashed_coordinator_changes_nothing(keeps, unbroken, tmp_path / "broken")
+
+
+def test_a_servers_velocity_that_is_not_saved_is_named_by_both_checks(tmp_path):
+    loses, unbroken = subject(tmp_path, LOSES)
+    with pytest.raises(ContractError, match=r"state\(\) leaves out self\.velocity of the server half"):
+        state_goes_round(loses)
+    with pytest.raises(ContractError, match=r"other bits .* leaves out self\.velocity of the server half"):
+        checks.crashed_coordinator_changes_nothing(loses, unbroken, tmp_path / "broken")
+
+
+def test_what_a_device_learns_after_its_first_round_is_missed_when_it_reboots(tmp_path):
+    forgets, unbroken = subject(tmp_path, FORGETS)
+    with pytest.raises(ContractError, match=r"leaves out self\.pulled of device-"):
+        checks.rebooted_device_changes_nothing(forgets, unbroken, tmp_path / "broken")
