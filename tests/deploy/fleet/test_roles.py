@@ -570,7 +570,7 @@ MISTAKES = {
     "no method 'fedagv'; did you mean fedavg?": ('"fedavg"', '"fedagv"'),
     "coordinator.network": ('"cnn23"', '"cnn32"'),
     "device (board-1).threads": ("[device]\n", '[device]\nthreads = "two"\n'),
-    "device (board-2).foo": ("[hosts.board-2]\n", "[hosts.board-2]\ndevice = { foo = 1 }\n"),
+    "device (board-2).foo": ("[hosts.board-2.device]\n", "[hosts.board-2.device]\nfoo = 1\n"),
     "device.federation of board-1": ("[device]\n", '[device]\nfederation = "other"\n'),
     "broker.port": ("port = 8883", "port = 0"),
     "data: source is 'digit'": ('"digits"', '"digit"'),
@@ -578,7 +578,7 @@ MISTAKES = {
     "care.canary": ("[coordinator]\n", "[care]\ncanary = 0\n[coordinator]\n"),
     "mosquitto.foo": ("[coordinator]\n", "[mosquitto]\nfoo = 0\n[coordinator]\n"),
     "set metrics_host": ('address = "127.0.0.11"', 'address = "board-1"'),
-    "device.broker.password": ("port = 8883", 'port = 8883\npassword = "x"'),
+    "broker.password": ("port = 8883", 'port = 8883\npassword = "x"'),
     "nowhere.py": ("[coordinator]\n", '[coordinator]\nplugins = { files = ["nowhere.py"] }\n'),
     "is not TOML": ("[coordinator]\n", "[coordinator\n"),
 }
