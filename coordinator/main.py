@@ -90,7 +90,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
                 scrapes.wait_for_last(stopped)
         life.end(in_order=stopped() or not service.stopped)
         if run.diverged:
-            raise DivergedError(f"the run has diverged: {run.diverged}")
+            raise DivergedError(f"the run has come to nothing: {run.diverged}")
         return service.stopped
     finally:
         transport.close()

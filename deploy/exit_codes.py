@@ -11,6 +11,7 @@ from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.deploy.errors import DIVERGED, FAILED, MISUSED, RunError, SignalledError
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.state.device import TakenOverError
+from protofleet.methods.plugins.authors import AuthorError
 from protofleet.protocol.security.keyfiles import KeyFileError
 from protofleet.protocol.security.statements import StatementError
 from protofleet.protocol.settings.reader import SettingsError
@@ -42,7 +43,7 @@ def exit_code(error: Exception) -> int | None:
             return error.exit_code
         case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError() | TakenOverError():
             return FAILED
-        case LauncherError():
+        case LauncherError() | AuthorError():
             return FAILED
         case DivergedError():
             return DIVERGED

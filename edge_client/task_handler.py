@@ -20,6 +20,8 @@ from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.edge_client.trainer.job import Job
 from protofleet.edge_client.work_queue import Question, WorkQueue
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.plugins.authors import AuthorError
+from protofleet.methods.plugins.errors import PlugInError
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import is_full
 from protofleet.protocol.storage.store import DamagedError
@@ -93,7 +95,7 @@ class TaskHandler:
         if not self.queue.busy:
             self._begin_plan(plan)
 
-    def _refuse_plan(self, error: ValueError) -> None:
+    def _refuse_plan(self, error: Exception) -> None:
         self._link.send(Bye(f"{DisconnectReason.CANNOT_FOLLOW.value}: {error}"))
         self._context.end(f"this device cannot follow the run's plan: {error}")
 
@@ -181,7 +183,7 @@ class TaskHandler:
     def _drop_result(self, result: object) -> None:
         """Another run, or plan, has come in the meantime, and is begun now."""
         if isinstance(result, Exception):
-            expected = isinstance(result, TrainerDiedError | ValueError) or is_full(result)
+            expected = isinstance(result, TrainerDiedError | AuthorError | ValueError) or is_full(result)
             if isinstance(result, DamagedError) or not expected:
                 raise result
             log.warning("in work for another run: %s", result)
@@ -195,6 +197,8 @@ class TaskHandler:
             self._back_off(error)
         elif is_full(error):
             self.disk_space.ran_out(str(error))
+        elif isinstance(error, AuthorError | PlugInError):
+            self._refuse_plan(error)  # it would raise again at the same line
         else:
             raise error
         self.queue.done()

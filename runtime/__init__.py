@@ -1,4 +1,4 @@
 """What both programs run on: event loop, health, metrics page, credentials, log lines, processes that they start.
 
-May import: protocol.*.
+May import: methods.plugins, protocol.*.
 """

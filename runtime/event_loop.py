@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Connected, Disconnected, Done, Item, Stop
 from protofleet.protocol.wire.reasons import DisconnectReason
+from protofleet.runtime.faults import as_authors
 from protofleet.runtime.health import Heartbeats
 
 log = logging.getLogger("protofleet")
@@ -46,6 +47,10 @@ class Worker(Protocol):
     """Where long work goes. `then` is called on the owner's thread with the result, or with the error."""
 
     def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None: ...
+
+
+class EndedWorkError(RuntimeError):
+    """Something in the work has tried to end the process, and none of a plug-in's lines."""
 
 
 class WorkThread:
@@ -89,9 +94,20 @@ class ThreadWorker:
         result: T | Exception
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - it is raised again by `then`, on the owner's thread
-            result = error
+        except BaseException as error:  # noqa: BLE001 - it is raised again by `then`, on the owner's thread
+            result = as_exception(error)
         self._inbox.put(Done(partial(then, result)))
+
+
+def as_exception(error: BaseException) -> Exception:
+    """What a thread's owner is given: a SystemExit would end the thread, and nobody would hear of it. Its author is
+    given the traceback in the log, and the others the one line of it."""
+    if (found := as_authors(error)) is not None:
+        log.error("%s", found, exc_info=error)
+        return found
+    if isinstance(error, Exception):
+        return error
+    return EndedWorkError(f"the work was ended by {type(error).__name__}: {error}")
 
 
 def wait_for_broker(

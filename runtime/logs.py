@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, TextIO
 
+from protofleet.methods.plugins.authors import authors_frame, code_of
 from protofleet.protocol.wire.printable import printable
 
 LONGEST: Final = 4096  # letters of one message
@@ -91,7 +92,8 @@ def log_uncaught_errors() -> None:
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     logging.getLogger("protofleet").critical(
-        "ended by an error of ours%s: %s: %s",
+        "ended by an error%s%s: %s: %s",
+        "" if authors_frame(trace) else " of ours",
         place_of(trace),
         kind.__name__,
         error,
@@ -106,7 +108,10 @@ def is_of_a_library(file: Path) -> bool:
 
 
 def place_of(trace: TracebackType | None) -> str:
-    """Where it came up in our own files, a method's or whose else: the last frame that is of no library."""
+    """Where it came up: in a plug-in's file, with its line of code; else in our own files, a method's or whose else,
+    the last frame that is of no library."""
+    if (authors := authors_frame(trace)) is not None:
+        return f" in {authors.filename}:{authors.lineno} ({authors.name}: {code_of(authors)})"
     frames = [frame for frame in traceback.extract_tb(trace) if not is_of_a_library(Path(frame.filename))]
     own = [f for f in frames if Path(f.filename).parent.name == METHODS] or frames
     return f" in {own[-1].filename}:{own[-1].lineno} ({own[-1].name})" if own else ""

@@ -37,6 +37,7 @@ ONLY_HERE = {
     # A plug-in, of bytes whose hash its party's owner allows: what is run is what was hashed.
     "methods/plugins/file.py": {"exec", "compile"},
     "deploy/cli/main.py": {"exec"},  # no text at all, for what Python keeps in mind of the last one
+    "tests/deploy/export/test_predict_program.py": {"runpy.run_path"},  # a program that the test has exported
     "tests/support/source.py": {"exec"},  # a program that stands in the test that starts it
     "tests/support/forks.py": {"exec"},  # likewise
 }

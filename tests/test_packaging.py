@@ -26,7 +26,7 @@ FOLDERS = tuple(PROJECT["package-dir"].values())
 # Our own processes are started by `command`; these start other programs, or another interpreter than this one.
 OTHERS = {
     "runtime/children.py": 3,
-    "deploy/datasets/digits_packages.py": 1,  # tells uv for which interpreter to fetch
+    "deploy/datasets/carriers.py": 1,  # tells uv for which interpreter to fetch
     "deploy/fleet/commands.py": 1,  # tells a shell script which interpreter has our program
     "deploy/images/install_on_vendor_torch.py": 3,  # stands alone in an image that is being built
 }

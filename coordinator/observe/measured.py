@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
 from protofleet.coordinator.devices.limits import MAX_MEASURED
-from protofleet.coordinator.observe.record import ByView
+from protofleet.coordinator.observe.record import MEAN, ByView
 
 SAMPLES: Final = "samples.test"
 JOULES: Final = {"train": "joules.train", "send": "joules.send"}  # phase of a device's work -> metric
@@ -53,7 +53,7 @@ def own_figures(found: Mapping[str, ByView]) -> dict[str, float]:
     for name, views in found.items():
         for view, domains in views.items():
             figures |= {f"{name}.{view}.{domain}": value for domain, value in domains.items()}
-            figures[f"{name}.{view}.mean"] = sum(domains.values()) / len(domains)
+            figures[f"{name}.{view}.{MEAN}"] = sum(domains.values()) / len(domains)
     return figures
 
 

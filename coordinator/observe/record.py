@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Within
 from protofleet.protocol.settings.reader import SettingsError, decode
@@ -16,6 +16,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode
 ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
 ByDevice = dict[str, dict[str, float]]
 ByView = dict[str, dict[str, float]]  # view -> domain -> value
+MEAN: Final = "mean"  # over domains, in the place of one
 
 
 @dataclass

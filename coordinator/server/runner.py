@@ -15,7 +15,9 @@ from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.methods.contract.base import Ask, Member, ServerHalf
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods.contract.given import tensors_of
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.plugins.authors import AuthorError
 from protofleet.protocol.wire.messages import Arrays, Manifest
 from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Rejected
@@ -59,7 +61,7 @@ class ServerRunner:
         return self._stepper.server
 
     def state(self) -> Arrays:
-        return to_numpy(self.server.state())
+        return to_numpy(tensors_of(self.server.state(), self.server.state))
 
     def restore(self) -> None:
         """Back to the last save."""
@@ -78,7 +80,7 @@ class ServerRunner:
         """
         try:
             return self._step(advance, members, answers, block)
-        except (Rejected, RunMismatchError):  # of what is on the disk
+        except (Rejected, RunMismatchError, AuthorError):  # of what is on the disk; or whatever is answered
             raise
         except Exception as error:
             nobody_has_answered = advance.round == 1 and advance.phase is None

@@ -15,6 +15,7 @@ from protofleet.coordinator.spool.spool import Accepted
 from protofleet.methods.contract.base import Ask, Member, Reply, Round, ServerHalf, seeded
 from protofleet.methods.contract.bridge import LazyPayload
 from protofleet.methods.contract.confusion import confusion_wants
+from protofleet.methods.contract.given import ask_of, first_ask, round_of
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.wants import TensorSpec
 
@@ -41,18 +42,17 @@ class Stepper:
     def begin(self, number: int, members: Sequence[Member]) -> Ask:
         self._excluded, self.aside = set(), {}
         self.server.begin(number, members)
-        self._round = self._evaluation(self.server) if number > self._rounds else self.server.round()
-        return next(self._round)
+        self._round = self._evaluation(self.server) if number > self._rounds else round_of(self.server)
+        return first_ask(self.server, self._round)
 
     def send(self, answers: Mapping[str, Accepted]) -> Ask | None:
         """None: the round is over."""
         assert self._round is not None, "a round is stepped before it began"
         self._put_aside({device: answers[device] for device in sorted(answers.keys() - self._excluded)})
         used = self.used(answers)
+        replies = [Reply(d, answers[d].examples, self._arrays(answers[d])) for d in sorted(used)]
         try:
-            return self._round.send(
-                [Reply(d, answers[d].examples, self._arrays(answers[d])) for d in sorted(used)]
-            )
+            return ask_of(self.server, self._round.send(replies))
         except StopIteration:
             self._round = None
             return None

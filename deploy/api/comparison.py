@@ -19,11 +19,12 @@ from protofleet.deploy.report.comparison import (
     read_groups,
     write,
 )
-from protofleet.deploy.report.comparison_files import as_csv, as_latex
+from protofleet.deploy.report.comparison_csv import as_csv
 from protofleet.deploy.report.comparison_page import comparison_page
 from protofleet.deploy.report.comparison_tables import Table, tables
 from protofleet.deploy.report.energy.compared import energy_tables
 from protofleet.deploy.report.html_page import table as html_table
+from protofleet.deploy.report.latex import as_latex
 from protofleet.protocol.link.meter import DOWN, UP
 
 
@@ -85,7 +86,7 @@ class Comparison:
         return written(path, "\n".join(table.markdown() for table in self.tables))
 
     def to_latex(self, path: str | Path | None = None) -> str:
-        """The tables, for a paper that says \\usepackage{booktabs}."""
+        """The tables, for a paper that says \\usepackage{booktabs,graphicx}."""
         return written(path, as_latex(self.tables))
 
     def to_csv(self, path: str | Path | None = None) -> str:

@@ -14,7 +14,8 @@ from torch import Tensor
 from protofleet.deploy.api.errors import public_errors
 from protofleet.deploy.export.formats import FILES, SAFETENSORS
 from protofleet.deploy.export.source import Wanted, find_model
-from protofleet.edge_client.data.images.image_files import ImageFiles
+from protofleet.deploy.local.own_plugins import own_plugins
+from protofleet.edge_client.data.images.image_files import named_pictures
 from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
 from protofleet.methods.served.card import Card, CardError, read_card
 from protofleet.methods.served.rebuild import rebuild
@@ -98,18 +99,21 @@ class Model:
         """In the model's size and number of channels, as a device reads its own."""
         if self.card.input.kind != "image":
             raise SettingsError(f"the model takes a {self.card.input.kind} and no pictures; give it an array")
-        files, every = ImageFiles(list(paths), np.zeros(len(paths), np.int64)), np.arange(len(paths))
         with public_errors():
-            return torch.from_numpy(files.samples(every, InputShape(self.card.input.shape)).copy())
+            return torch.from_numpy(named_pictures(paths, InputShape(self.card.input.shape)).copy())
 
 
-def load_model(folder: str | Path, device: str | None = None, which: Which = "best") -> Model:
+def load_model(
+    folder: str | Path, device: str | None = None, which: Which = "best", plugins: Sequence[str | Path] = ()
+) -> Model:
     """Of a run, an export, or what a board serves (then `device` and `which` have been chosen already).
 
-    `device` is whose own model of a run it shall be; `which` is "best", by validation, or "last".
+    `device` is whose own model of a run it shall be; `which` is "best", by validation, or "last". `plugins` are
+    files with the method or network of your own that the model was made with; a run has kept its.
     """
     place = Path(folder)
     with public_errors():
+        own_plugins([str(path) for path in plugins])
         if which not in ("best", "last"):
             raise SettingsError(f"which is {which!r}, it must be 'best' or 'last'")
         if (single := folder_of_one(place)) is None:

@@ -14,7 +14,7 @@ from protofleet.deploy.api.results import Result
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.data_check import require_data, require_public_images
 from protofleet.deploy.local.run import prepare_folder, run_experiment
-from protofleet.deploy.trackers.destinations import destination
+from protofleet.deploy.trackers.destinations import destinations
 from protofleet.deploy.trackers.following import tracking
 
 log = logging.getLogger("protofleet")
@@ -40,7 +40,7 @@ def run(
     """
     folder = Path(runs).absolute()
     with public_errors():
-        trackers = [destination(one) for one in dict.fromkeys([track] if isinstance(track, str) else track)]
+        trackers = destinations([track] if isinstance(track, str) else track)
         settings = experiment_from(experiment, seed)
         agreed_names(settings)
         require_data([settings])

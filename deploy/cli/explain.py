@@ -43,7 +43,7 @@ def settings_of(name: str) -> dict[str, Any]:
 def known_method(name: str) -> tuple[Method, str]:
     """And what its file begins with. Its file may be one of its user's own, or of a package."""
     if name.endswith(".py"):
-        return of_plugin(Path(name).stem, own_plugins([name], {}).hashes[0])
+        return of_plugin(Path(name).stem, own_plugins([name]).hashes[0])
     if name not in names() and (packaged := installed("method").get(name)) is not None:
         return of_plugin(name, packaged.sha256)
     try:

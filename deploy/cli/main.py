@@ -1,8 +1,8 @@
 """The `protofleet` command. A user's mistake is one line and an exit code.
 
 Exit codes: 0 done; 1 the run failed or was stopped; 2 the command or its settings cannot be used;
-4 the run has diverged: there is no state to continue from; 130, 143 a signal has ended a coordinator or a device in
-good order.
+4 the run has come to nothing (it has diverged, say): there is no state to continue from;
+130, 143 a signal has ended a coordinator or a device in good order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         form: Form = getattr(options, "log", "text")
         set_up_logging(sys.stderr, logging.DEBUG if options.verbose else logging.INFO, form)
         say = log_error if form == "json" else print_error
-        code: int = options.command(options)
+        code = perform(options)
         if sys.stdout is not None:  # closed by whoever started us
             sys.stdout.flush()  # what cannot be written any more is said below, and not while the interpreter ends
     except KeyboardInterrupt:
@@ -53,12 +53,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except SettingsError as error:
         return say(str(error), MISUSED)
-    except Exception as error:
+    except Exception as problem:
         from protofleet.deploy.exit_codes import exit_code, message
+        from protofleet.runtime.faults import as_authors
 
-        if (exit_status := exit_code(error)) is None:
+        found = as_authors(problem) or problem
+        if (exit_status := exit_code(found)) is None:
             raise  # a bug of ours keeps its traceback
-        return say(message(error), exit_status)
+        return say(message(found), exit_status)
+    return code
+
+
+def perform(options: argparse.Namespace) -> int:
+    """What its command comes to. A plug-in that says SystemExit has not done the command's work."""
+    try:
+        code: int = options.command(options)
+    except SystemExit as leaving:
+        from protofleet.runtime.faults import as_authors
+
+        raise as_authors(leaving) or leaving from None
     return code
 
 

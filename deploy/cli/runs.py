@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import SEEDS, SHARE, Subparsers, experiment_file
-from protofleet.deploy.cli.own.track import TO
+from protofleet.deploy.cli.own.track import add_track_option
 from protofleet.deploy.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts
 from protofleet.runtime.launcher import Launcher
@@ -38,18 +38,15 @@ def add_run(commands: Subparsers) -> None:
         default=[],
         help="run each file once for each seed, as <name>-s<seed>",
     )
-    command.add_argument(
-        "--track", action="append", default=[], metavar="TRACKER",
-        help=f"each round goes to {TO} as it ends; may be said more than once",
-    )  # fmt: skip
+    add_track_option(command)
     command.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
     from protofleet.deploy.local.processes import start_launcher
-    from protofleet.deploy.trackers.destinations import destination
+    from protofleet.deploy.trackers.destinations import destinations
 
-    options.track = list(dict.fromkeys(map(destination, options.track)))
+    options.track = destinations(options.track)
     # Before anything that takes long to import, and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher:
         return run_with(launcher, options)
@@ -157,10 +154,11 @@ def add_compare(commands: Subparsers) -> None:
 
 def compare(options: argparse.Namespace) -> int:
     from protofleet.deploy.report.comparison import accuracy_target, read_groups, write
-    from protofleet.deploy.report.comparison_files import as_csv, as_latex
+    from protofleet.deploy.report.comparison_csv import as_csv
     from protofleet.deploy.report.comparison_page import comparison_page
     from protofleet.deploy.report.comparison_tables import as_object, tables
     from protofleet.deploy.report.energy.compared import energy_tables
+    from protofleet.deploy.report.latex import as_latex
 
     groups = read_groups(options.folders, options.view)
     target = accuracy_target(groups, options.baseline, options.share)

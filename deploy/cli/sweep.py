@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import SEEDS, Subparsers, experiment_file
+from protofleet.deploy.cli.own.track import add_track_option
 from protofleet.runtime.interrupts import held_interrupts
 from protofleet.runtime.launcher import Launcher
 
@@ -33,12 +34,15 @@ def add_sweep(commands: Subparsers) -> None:
     )
     command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
     command.add_argument("--fresh", action="store_true", help="run again what has finished")
+    add_track_option(command)
     command.set_defaults(command=sweep)
 
 
 def sweep(options: argparse.Namespace) -> int:
     from protofleet.deploy.local.processes import start_launcher
+    from protofleet.deploy.trackers.destinations import destinations
 
+    options.track = destinations(options.track)
     # Before anything that takes long to import, and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher:
         return sweep_with(launcher, options)
@@ -57,7 +61,7 @@ def sweep_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     print(
         f"trials: {len(grid.trials)} (points {len(grid.points)}, seeds of each {len(grid.points[0].trials)})"
     )
-    code = Batch(options.runs, options.fresh, launcher).run_all(grid.trials)
+    code = Batch(options.runs, options.fresh, launcher, options.track).run_all(grid.trials)
     trials = read_trials(grid, options.runs, choose)
     print("\n".join(["", trials.table().text(), "", *trials.lines()]))
     print(f"page: {write_trials(trials, options.runs)}")

@@ -12,16 +12,18 @@ from typing import TypeAlias
 
 import torch
 
-from protofleet.deploy.contract import data, halves, methods, networks
+from protofleet.deploy.contract import data, halves, methods, metrics, networks
 from protofleet.deploy.contract.worlds import ContractError, Subject, require, shard
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shard
+from protofleet.methods.contract.own_metrics import Metric
 from protofleet.methods.contract.plan import Network
 from protofleet.methods.nets.catalog import recipe_of
 from protofleet.methods.plugins.allowed import PlugIns
-from protofleet.methods.plugins.errors import PlugInError, place_of, reason_of
+from protofleet.methods.plugins.authors import AuthorError, words_of
+from protofleet.methods.plugins.errors import PlugInError, reason_of
 
 Check: TypeAlias = Callable[[], object]
 
@@ -71,6 +73,7 @@ def of_method(bench: Bench) -> Mapping[str, Check]:
         "measures what it says": bench.of_the_run(m.measures_its_own_views),
         "tells of all its networks": bench.of_the_run(m.tells_all_its_networks),
         "predicts by its rule": bench.of_the_run(m.predicts_by_its_rule),
+        "export works": bench.beside_it(m.exports_each_way),
         "repeats and order change no bit": bench.beside_it(m.repeats_change_nothing),
         "lost frames change no bit": bench.beside_it(m.lost_frames_change_nothing),
         "a crashed coordinator ends with the same bits": bench.beside_it(
@@ -137,6 +140,14 @@ def of_data(settings: DataSettings, allowed: PlugIns, folder: Path) -> Mapping[s
     }
 
 
+def of_metrics(found: Mapping[str, Metric]) -> Mapping[str, Check]:
+    return {
+        f"{name}: {what}": partial(check, function)
+        for name, function in found.items()
+        for what, check in metrics.CHECKS.items()
+    }
+
+
 def outcomes(checks: Mapping[str, Check], path: str) -> Iterator[Outcome]:
     """`path` is the author's own file: where one of its lines raised, it is named."""
     torch.set_num_threads(1)  # several wait for each other longer than one takes for networks of this size
@@ -149,13 +160,12 @@ def outcomes(checks: Mapping[str, Check], path: str) -> Iterator[Outcome]:
 def problem_of(check: Check, path: str) -> str:
     try:
         check()
-    except (ContractError, DataError, PlugInError) as error:
+    except (AuthorError, ContractError, DataError, PlugInError) as error:
         return str(error)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever the author's code raises is what has to be said
-        place = place_of(error, lambda name: name == path)
-        return f"{place or path}: {reason_of(error)}"
+        return words_of(error) or f"{path}: {reason_of(error)}"
     return ""
 
 
@@ -163,4 +173,14 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="protofleet-check-")
 
 
-__all__ = ["Bench", "Outcome", "of_data", "of_method", "of_network", "outcomes", "require", "scratch"]
+__all__ = [
+    "Bench",
+    "Outcome",
+    "of_data",
+    "of_method",
+    "of_metrics",
+    "of_network",
+    "outcomes",
+    "require",
+    "scratch",
+]

@@ -14,11 +14,13 @@ from protofleet.coordinator.observe.measured import names_of
 from protofleet.coordinator.round.events import Drop
 from protofleet.deploy.contract.worlds import (
     POLICY,
+    ContractError,
     RunPolicy,
     Subject,
     final_state,
     policy_with,
     require,
+    require_finished,
     require_same,
     shard,
 )
@@ -26,6 +28,10 @@ from protofleet.deploy.simulation.federation import Simulation
 from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.served.card import CardError
+from protofleet.methods.served.kept import Kept, Origin, pieces_of_kept, read_kept
+from protofleet.methods.served.rebuild import rebuild
+from protofleet.methods.served.served import rules_of
 
 ROUGH: Final = NetworkConditions(jitter=0.5, repeat=0.5)
 LOSSY: Final = NetworkConditions(jitter=0.3, loss=0.2)
@@ -44,7 +50,7 @@ SPOILT: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 
 
 def learns(subject: Subject, run: Simulation) -> None:
-    require(run.service.finished, "the run does not come to its end")
+    require_finished(run, "the run does not come to its end")
     require(run.service.run.machine.round == POLICY.rounds + 2, "the run has another number of rounds")
     view = run.service.run.plan.variant.reports
     found = [agent.state.saved.answers[-1].metrics for agent in run.agents.values()]
@@ -97,6 +103,37 @@ def predicts_by_its_rule(subject: Subject, run: Simulation) -> None:
         )
 
 
+def exports_each_way(subject: Subject, run: Simulation, folder: Path) -> None:
+    """As a device keeps its model, and `protofleet export` makes it again of that file alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = run.service.run.plan
+    names = tuple(str(label) for label in range(plan.classes))
+    for half in halves_of(run):
+        half.model.eval()
+        path, origin = folder / f"{half.device}.safetensors", Origin(plan, half.device, plan.network, names)
+        path.write_bytes(b"".join(pieces_of_kept(half, origin, plan.rounds, None, {})))
+        kept = read_kept(path)
+        for way in kept.ways:
+            require_same_scores(half, kept, way)
+
+
+def require_same_scores(half: ClientHalf, kept: Kept, way: str) -> None:
+    rule, samples = rules_of(half)[way], kept.card.input.drawn(5)
+    try:
+        again = rebuild(*kept.model(way))
+    except CardError as error:
+        raise ContractError(
+            f"{type(rule).__name__}, its rule {way!r}, cannot be exported: {error}; take one of parts/rules.py"
+        ) from error
+    with torch.no_grad():
+        wanted = half.scores(again.scaling(samples), rule)
+        found = again(samples)
+    require(
+        torch.allclose(found, wanted, rtol=1e-4, atol=1e-5),
+        f"exported, its rule {way!r} gives other scores: {found[0].tolist()}, and {wanted[0].tolist()} here",
+    )
+
+
 def halves_of(run: Simulation) -> list[ClientHalf]:
     return [agent.run.job.half for agent in run.agents.values() if agent.run.job]  # type: ignore[attr-defined]
 
@@ -111,7 +148,7 @@ def repeats_change_nothing(subject: Subject, run: Simulation, folder: Path) -> N
 def lost_frames_change_nothing(subject: Subject, run: Simulation, folder: Path, seed: int = 0) -> None:
     patient = policy_with(patience_seconds=3000.0, grace_seconds=1000.0)
     lossy = subject.simulation(folder, LOSSY, seed, patient).run()
-    require(lossy.service.finished, "the run does not come to its end where frames are lost")
+    require_finished(lossy, "the run does not come to its end where frames are lost")
     require_same(run, lossy)
 
 
@@ -121,7 +158,8 @@ def crashed_coordinator_changes_nothing(
     broken = subject.simulation(folder)
     broken.clock.call_at(when, broken.boot_coordinator)
     broken.run()
-    require(broken.service.finished and broken.boots == 2, "the run does not come to its end after a crash")
+    require_finished(broken, "the run does not come to its end after a crash")
+    require(broken.boots == 2, "the coordinator has not come back")
     require_same(run, broken)
 
 
@@ -137,7 +175,7 @@ def rebooted_device_changes_nothing(
 
     broken.clock.call_at(when, reboot)
     broken.run()
-    require(broken.service.finished, "the run does not come to its end after a reboot")
+    require_finished(broken, "the run does not come to its end after a reboot")
     require_same(run, broken)
 
 
@@ -170,7 +208,7 @@ def bad_device_stops_nobody(subject: Subject, folder: Path, fault: str) -> None:
         return {k: SPOILT[fault](v) if v.is_floating_point() else v for k, v in answer.items()}
 
     run = subject.simulation(folder, policy=TWO_OF_THREE, build=Changed(spoil)).run()
-    require(run.service.finished, f"a device whose answers are of {fault} stops the run")
+    require_finished(run, f"a device whose answers are of {fault} stops the run")
     state = final_state(run)
     finite = all(v.isfinite().all() for name, v in state.items() if name.startswith("server"))
     require(finite, f"a device whose answers are of {fault} makes the server's state no number")
@@ -225,7 +263,7 @@ class Refusals:
 
 
 def require_numbers(run: Simulation) -> None:
-    require(run.service.finished, "the run does not come to its end")
+    require_finished(run, "the run does not come to its end")
     wrong = [name for name, value in final_state(run).items() if not value.isfinite().all()]
     require(not wrong, f"{', '.join(wrong[:3])} is no number")
     for agent in run.agents.values():

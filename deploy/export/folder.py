@@ -12,7 +12,7 @@ from typing import Final
 
 from protofleet.deploy.errors import RunError
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.protocol.storage.disk import sync
+from protofleet.protocol.storage.disk import is_full, sync
 
 CARD: Final = "card.json"  # an earlier export has one, and may be replaced
 NEW, OLD = ".new", ".old"
@@ -20,25 +20,23 @@ MODE: Final = 0o777  # before the umask, as of any folder
 
 
 def require_place(place: Path) -> None:
-    """Before anything that takes long."""
+    """Before anything that takes long. Nothing is made here: the export may yet be refused."""
     if place.is_symlink() or (place.exists() and not place.is_dir()):
         raise SettingsError(f"{place} is there and is no folder; name another one with --out")
     if place.is_dir() and any(place.iterdir()) and not (place / CARD).is_file():
         raise SettingsError(f"{place} is there, and holds no earlier export; name another folder with --out")
-    parent = place.parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{parent} cannot be made: {error.strerror}; name another folder with --out") from None
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise RunError(f"{parent} cannot be written to by this user; name another folder with --out")
+    there = next(folder for folder in place.absolute().parents if os.path.lexists(folder))
+    if not there.is_dir():
+        raise RunError(f"{place.parent} cannot be made: {there} is no folder; name another folder with --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(f"{there} cannot be written to by this user; name another folder with --out")
 
 
 @contextlib.contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
     """One to fill, which takes the place of an earlier export where nothing fails."""
-    _sweep(place)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=NEW, dir=place.parent))
+    made = [folder for folder in place.parents if not folder.exists()]  # innermost first
+    fresh = _fresh_beside(place)
     try:
         yield fresh
         for file in fresh.iterdir():
@@ -49,7 +47,21 @@ def new_folder(place: Path) -> Iterator[Path]:
         sync(place.parent)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another export may have put its own there
+            for folder in made:
+                folder.rmdir()
         raise
+
+
+def _fresh_beside(place: Path) -> Path:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(place)
+        return Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=NEW, dir=place.parent))
+    except OSError as error:
+        if is_full(error):
+            raise
+        raise RunError(f"{place} cannot be made: {error.strerror}; name another folder with --out") from None
 
 
 def _put(fresh: Path, place: Path) -> None:

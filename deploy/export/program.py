@@ -8,20 +8,46 @@ from protofleet.deploy.export.formats import FILES, INPUT, ONNX, PT2, TORCHSCRIP
 from protofleet.methods.served.card import Card
 
 PICTURE: Final = """\
-x = np.asarray(Image.open(sys.argv[1]).convert("{mode}").resize(({width}, {height})), np.float32)
-x = x.reshape({height}, {width}, {channels}).transpose(2, 0, 1)[None]
+    x = np.asarray(Image.open(path).convert("{mode}").resize(({width}, {height})), np.float32)
+    x = x.reshape({height}, {width}, {channels}).transpose(2, 0, 1)[None]
 """
 ARRAY: Final = """\
-x = np.load(sys.argv[1]).astype(np.float32).reshape(1, {shape})  # as it is stored, a .npy file
+    x = np.load(path).astype(np.float32)[None]  # as it is stored, a .npy file
+    if x.shape != (1, {shape}):
+        raise ValueError(f"its shape is {{list(x.shape[1:])}}, and the model takes [{shape}]")
 """
 BY_ONNX: Final = """\
-scores = onnxruntime.InferenceSession(here / "{file}").run(None, {{"{name}": x}})[0]
+    scores = onnxruntime.InferenceSession(here / "{file}").run(None, {{"{name}": x}})[0]
 """
 BY_PT2: Final = """\
-scores = torch.export.load(here / "{file}").module()(torch.from_numpy(x.copy()))
+    scores = torch.export.load(here / "{file}").module()(torch.from_numpy(x.copy()))
 """
 BY_TORCHSCRIPT: Final = """\
-scores = torch.jit.load(here / "{file}")(torch.from_numpy(x.copy()))
+    scores = torch.jit.load(here / "{file}")(torch.from_numpy(x.copy()))
+"""
+ANSWER: Final = """\
+    return json.load(open(here / "card.json"))["classes"][int(scores.argmax())]
+"""
+# A mistake is one line and exit code 2, as of `protofleet predict`.
+MAIN: Final = """\
+
+
+def main():
+    if len(sys.argv) != 2:
+        return "say python predict.py {what}"
+    if not pathlib.Path(sys.argv[1]).is_file():
+        return f"there is no file {{sys.argv[1]}}"
+    try:
+        print(predict(sys.argv[1]))
+    except ImportError as error:
+        return f"{{error}}: pip install {packages}"
+    except Exception as error:
+        return f"{{sys.argv[1]}}: {{str(error).partition(chr(10))[0]}}"
+
+
+if __name__ == "__main__" and (problem := main()):
+    print("predict.py:", problem, file=sys.stderr)
+    sys.exit(2)
 """
 IMPORTS: Final = {ONNX: "onnxruntime", PT2: "torch", TORCHSCRIPT: "torch"}
 RUNS: Final = {ONNX: BY_ONNX, PT2: BY_PT2, TORCHSCRIPT: BY_TORCHSCRIPT}
@@ -35,18 +61,27 @@ def program_for(card: Card, formats: tuple[str, ...]) -> str:
     form = next((name for name in (ONNX, PT2, TORCHSCRIPT) if name in formats), None)
     if form is None:
         return NOTHING_TO_RUN
-    shape, picture = card.input.shape, card.input.kind == "image" and card.input.shape[0] in (1, 3)
-    packages = ", ".join(["numpy", *(["pillow"] if picture else []), IMPORTS[form]])
+    picture = card.input.kind == "image" and card.input.shape[0] in (1, 3)
+    packages = ["numpy", *(["pillow"] if picture else []), IMPORTS[form]]
     what = "PICTURE" if picture else "SAMPLE.npy"
-    head = f"# python predict.py {what}: the name of its class. It takes {packages}.\n"
-    imports = ["import json, pathlib, sys", "import numpy as np", f"import {IMPORTS[form]}"]
-    imports += ["from PIL import Image"] if picture else []
-    lines = [*imports, "", "here = pathlib.Path(__file__).parent"]
-    if picture:
-        mode = "RGB" if shape[0] == 3 else "L"
-        read = PICTURE.format(mode=mode, channels=shape[0], height=shape[1], width=shape[2])
-    else:
-        read = ARRAY.format(shape=", ".join(map(str, shape)))
-    run = RUNS[form].format(file=FILES[form], name=INPUT)
-    answer = 'print(json.load(open(here / "card.json"))["classes"][int(scores.argmax())])\n'
-    return head + "\n".join(lines) + "\n" + read + run + answer
+    return "".join(
+        [
+            f"# python predict.py {what}: the name of its class. It takes {', '.join(packages)}.\n",
+            "import json, pathlib, sys\n\nhere = pathlib.Path(__file__).parent\n\n\n",
+            "def predict(path):\n",
+            f"    import numpy as np, {IMPORTS[form]}\n",
+            "    from PIL import Image\n\n" if picture else "\n",
+            _read(card, picture),
+            RUNS[form].format(file=FILES[form], name=INPUT),
+            ANSWER,
+            MAIN.format(what=what, packages=" ".join(packages)),
+        ]
+    )
+
+
+def _read(card: Card, picture: bool) -> str:
+    shape = card.input.shape
+    if not picture:
+        return ARRAY.format(shape=", ".join(map(str, shape)))
+    mode = "RGB" if shape[0] == 3 else "L"
+    return PICTURE.format(mode=mode, channels=shape[0], height=shape[1], width=shape[2])

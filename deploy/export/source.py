@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from protofleet.coordinator.models.saved import SPOOL, SavedRun, read_saved_run
+from protofleet.coordinator.models.saved import SavedRun, read_saved_run
 from protofleet.coordinator.observe.curves import with_mean
 from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.deploy.errors import RunError
+from protofleet.deploy.export.kept_plugins import plugins_of_run
+from protofleet.deploy.export.mistaken import is_device, is_run, no_run
 from protofleet.edge_client.trainer.kept_models import BEST, LAST, kept_file
 from protofleet.methods.contract.bridge import to_torch
 from protofleet.methods.contract.overview import NoSamples
@@ -50,36 +52,31 @@ class Model:
 def find_model(folder: Path, wanted: Wanted) -> Model:
     """In the folder of a run, of a coordinator or of a device. RunError where there is none."""
     try:
-        if (folder / kept_file(Path(), LAST)).exists() and not _is_run(folder):
+        if is_device(folder) and not is_run(folder):
             return _device_s_own(folder, folder, wanted, "")
         run = _saved_run(folder)
+        plan = read_plan(
+            run.plan, plugins_of_run(folder)
+        )  # its plug-ins are loaded, for whatever is made of it
         if wanted.device is None:
-            return _of_all(folder, run, wanted)
+            return _of_all(folder, run, plan, wanted)
         return _device_s_own(folder, _folder_of_device(folder, wanted.device), wanted, run.name)
     except (CardError, DamagedError, LookupError) as error:
         raise RunError(str(error).strip('"')) from None
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "coordinator" / SPOOL).exists() or (folder / SPOOL).exists()
 
 
 def _saved_run(folder: Path) -> SavedRun:
     """`folder` may be the coordinator's own too."""
     found = read_saved_run(folder / "coordinator") or read_saved_run(folder)
     if found is None:
-        raise RunError(
-            f"{folder} holds no run: there is no coordinator/{SPOOL} in it, and no device's kept model; name a "
-            "folder such as runs/demo"
-        )
+        raise RunError(no_run(folder))
     return found
 
 
 # The model of all.
 
 
-def _of_all(folder: Path, run: SavedRun, wanted: Wanted) -> Model:
-    plan = read_plan(run.plan)
+def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> Model:
     if plan.variant.reports == "personal":
         raise SettingsError(
             f"the models of {plan.method} are its devices' own; say whose with --device: {_devices_in(folder)}"
@@ -154,7 +151,9 @@ def _numbers(classes: int) -> tuple[str, ...]:
 def _folder_of_device(folder: Path, device: str) -> Path:
     found = folder / "devices" / device
     if device in ("", ".", "..") or "/" in device or not found.is_dir():
-        raise RunError(f"{device} took no part in {folder}; {_devices_in(folder, device)}")
+        raise RunError(
+            f"{device or 'a device without a name'} took no part in {folder}; {_devices_in(folder, device)}"
+        )
     return found
 
 

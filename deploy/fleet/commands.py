@@ -183,7 +183,8 @@ def status(d: Deployment, o: Options) -> int:
         )
         code = code if healthy else FAILED
         listing.line(ROW_FORMAT.format(*cells), wrong=not healthy)
-        found[name] = {"healthy": healthy, "problem": "", **status_object(cells)}
+        serves = {link: asdict(version) for link, version in facts.installed.models.items()}
+        found[name] = {"healthy": healthy, "problem": "", **status_object(cells), "models": serves}
     listing.end({"hosts": found})
     return code
 

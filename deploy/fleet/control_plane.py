@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cryptography import x509
 
@@ -31,6 +31,7 @@ from protofleet.deploy.enrol.lifecycle import (
 from protofleet.deploy.enrol.local_federation import enrol
 from protofleet.deploy.enrol.request import MAX_HOSTS, REQUEST
 from protofleet.deploy.errors import RunError
+from protofleet.deploy.fleet.device import shipped_template
 from protofleet.deploy.fleet.device.facts import Facts
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES, Role
 from protofleet.deploy.fleet.device.scripts import Place
@@ -45,6 +46,7 @@ from protofleet.deploy.fleet.settings import (
     coordinator_settings,
     device_settings,
     plugin_files,
+    template_files,
 )
 from protofleet.deploy.fleet.software import INSTALL_FILE, Release, Releases, file_digest
 from protofleet.deploy.fleet.targets import targets_text
@@ -106,12 +108,14 @@ class ControlPlane:
         return ROLES[self.fleet.hosts[name].role]
 
     def place(self, name: str) -> Place:
-        role, endpoint = self.role(name), ""
+        role, endpoint, models = self.role(name), "", ""
         if role.name == COORDINATOR:
             endpoint = self.coordinator_settings().endpoint().url("/health")
         elif role.name == BROKER:
             endpoint = str(broker_port(self.fleet))
-        return Place(role, self.fleet.software_of(name).python, endpoint)
+        elif (settings := self.settings(name)).models is not None and settings.models.serves:
+            models = str(settings.models.folder_in(Path(settings.folder)))
+        return Place(role, self.fleet.software_of(name).python, endpoint, models)
 
     def release(self, name: str) -> Release:
         return self._releases.of(name)
@@ -132,17 +136,22 @@ class ControlPlane:
                 settings: object = self.coordinator_settings()
             case _:
                 settings = self.settings(name)
-        files = plugin_files(self.fleet, name)
-        if not files:
-            return write_toml(encode(settings))
+        return write_toml(self._there(name, encode(settings)))
+
+    def _there(self, name: str, table: dict[str, Any]) -> dict[str, Any]:
+        """Settings with the places that shipped files have on the host."""
+        plugins, template = plugin_files(self.fleet, name), template_files(self.fleet, name)
+        if not (plugins or template):
+            return table
         shipped = f"{self.role(name).top}/wheels/{self.release(name).name}"
-        return write_toml(at_the_host(encode(settings), files, shipped))
+        return shipped_template.at_the_host(at_the_host(table, plugins, shipped), shipped)
 
     def target(self, name: str, facts: Facts) -> Target:
         role, text, root = self.role(name), self.text(name), Path(self.fleet.root)
         host = self.fleet.hosts[name]
         if role == DEVICE:
-            unit = unit_of(facts, host, self.settings(name), self.fleet.software_of(name))
+            there = decode(DeviceSettings, self._there(name, encode(self.settings(name))), f"device ({name})")
+            unit = unit_of(facts, host, there, self.fleet.software_of(name))
         else:
             unit = service_unit(role, facts, host)
         release = self.release(name)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.brokers.mosquitto import ListenerSettings, tls_settings
 from protofleet.deploy.enrol.local_federation import tls_files
+from protofleet.deploy.fleet.device import shipped_template
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES
 from protofleet.deploy.fleet.device.shipped_plugins import files_in, with_hashes
 from protofleet.edge_client.config import DeviceSettings
@@ -246,7 +247,7 @@ def read_fleet(path: Path) -> Fleet:
         fleet, root=str(base / fleet.root), broker=broker, log=str(base / fleet.log),
         known_hosts=str(base.absolute() / fleet.known_hosts) if fleet.known_hosts else "",
         hosts={name: _from(base, host) for name, host in fleet.hosts.items()},
-        device=seen_from(fleet.device, base), coordinator=seen_from(fleet.coordinator, base),
+        device=_device_from(base, fleet.device), coordinator=seen_from(fleet.coordinator, base),
         software=decode(Software, _with_paths(base, encode(fleet.software))),
     )  # fmt: skip
 
@@ -254,8 +255,12 @@ def read_fleet(path: Path) -> Fleet:
 def _from(base: Path, host: Host) -> Host:
     key = str(base.absolute() / host.key) if host.key else ""
     return replace(
-        host, key=key, software=_with_paths(base, host.software), device=seen_from(host.device, base)
+        host, key=key, software=_with_paths(base, host.software), device=_device_from(base, host.device)
     )
+
+
+def _device_from(base: Path, table: dict[str, Any]) -> dict[str, Any]:
+    return shipped_template.seen_from(seen_from(table, base), base)
 
 
 def _with_paths(base: Path, software: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,6 +273,14 @@ def plugin_files(fleet: Fleet, name: str) -> tuple[str, ...]:
     if host.role == COORDINATOR:
         return files_in(fleet.coordinator)
     return files_in(merge(fleet.device, host.device)) if host.role == DEVICE.name else ()
+
+
+def template_files(fleet: Fleet, name: str) -> tuple[str, ...]:
+    """That are shipped to this host."""
+    host = fleet.hosts[name]
+    return (
+        shipped_template.template_files(merge(fleet.device, host.device)) if host.role == DEVICE.name else ()
+    )
 
 
 def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:

@@ -16,9 +16,10 @@ from typing import Final
 
 from protofleet.deploy.checkout import ROOT, build_folder, copy_sources, is_checkout, source_files
 from protofleet.deploy.errors import RunError
+from protofleet.deploy.fleet.device import shipped_template
 from protofleet.deploy.fleet.device.roles import HOST_PACKAGES, ROLES
 from protofleet.deploy.fleet.device.shipped_plugins import put_beside_wheels
-from protofleet.deploy.fleet.settings import Fleet, Software, plugin_files
+from protofleet.deploy.fleet.settings import Fleet, Software, plugin_files, template_files
 from protofleet.deploy.installed import installed_wheel
 from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, read_lock, read_wheel, with_wheels, write_lock
 from protofleet.protocol.settings.reader import SettingsError
@@ -54,27 +55,33 @@ class Releases:
 
     def __init__(self, fleet: Fleet, folder: Path) -> None:
         self._fleet, self._folder, self._lock = fleet, folder, threading.Lock()
-        self._made: dict[tuple[Software, tuple[str, ...], bool], Release] = {}
+        self._made: dict[tuple[Software, tuple[str, ...], tuple[str, ...], bool], Release] = {}
 
     def of(self, name: str) -> Release:
         if not ROLES[self._fleet.hosts[name].role].runs_our_release:
             return Release(HOST_PACKAGES, self._folder, "of the host's packages")
         software, plugins = self._fleet.software_of(name), plugin_files(self._fleet, name)
-        wanted = (software, plugins, self._fleet.reads_bundled_data(name))
+        template = template_files(self._fleet, name)
+        wanted = (software, plugins, template, self._fleet.reads_bundled_data(name))
         with self._lock:
             if wanted not in self._made:
                 folder = self._folder / str(len(self._made))
-                self._made[wanted] = make_release(software, folder, plugins, bundled=wanted[2])
+                self._made[wanted] = make_release(software, folder, plugins, template, bundled=wanted[3])
             return self._made[wanted]
 
 
 def make_release(
-    software: Software, folder: Path, plugins: Sequence[str] = (), bundled: bool = False
+    software: Software,
+    folder: Path,
+    plugins: Sequence[str] = (),
+    template: tuple[str, ...] = (),
+    bundled: bool = False,
 ) -> Release:
-    """`plugins` are files that lie beside what is installed; a release is named by their bytes too. `bundled`: with
-    the packages that the bundled data lie in, where packages come from an index."""
+    """`plugins` and `template` are files that lie beside what is installed; a release is named by their bytes too.
+    `bundled`: with the packages that the bundled data lie in, where packages come from an index."""
+    shipped_template.put_beside_wheels(template, folder)
     put_beside_wheels(plugins, folder)
-    digests = tuple(content_digest(folder / Path(one).name) for one in plugins)
+    digests = tuple(content_digest(folder / Path(one).name) for one in (*plugins, *template))
     if software.kind == "container":
         made = make_image(software, folder)
         if digests:
@@ -120,10 +127,10 @@ def make_wheels(software: Software, folder: Path, locks: Sequence[str] = LOCKS) 
             [software.python, software.dependencies, *(f"{p.name} {content_digest(p)}" for p in files)]
         ).encode()
     ).hexdigest()[:NAME_DIGITS]
-    size = sum(p.stat().st_size for p in files)
-    return Release(
-        name, folder, f"{len(files)} files, {size / 1e6:.1f} MB", software.python, software.dependencies
-    )
+    description = f"{len(files)} files, {sum(p.stat().st_size for p in files) / 1e6:.1f} MB"
+    if software.dependencies == "index":
+        description += "; torch and the others are fetched there, which takes minutes"
+    return Release(name, folder, description, software.python, software.dependencies)
 
 
 def write_locks(given: list[Path], folder: Path, locks: Sequence[str]) -> None:

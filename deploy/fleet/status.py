@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from protofleet.deploy.fleet.device.facts import Facts
+from protofleet.deploy.fleet.device.facts import Facts, ServedVersion
 from protofleet.deploy.fleet.device.roles import DEVICE
 from protofleet.deploy.fleet.plan import Desired, has_ended, is_healthy, is_known_good
 from protofleet.protocol.security.records import day
 
-ROW_FORMAT = "{:16} {:12} {:18} {:28} {:>5} {:>8} {:>7}  {}"
+ROW_FORMAT = "{:16} {:12} {:18} {:28} {:>5} {:>8} {:>7}  {:32}  {}"
 # What a host is at, for people; docs/glossary.md says what each means.
 OVER, ANSWERS = "its run is over", "answers"
 CUT_OFF, UNHEARD = "not connected to the broker", "no coordinator has answered"
 WORKING, UNCONFIRMED, IDLE = "working", "waits for a receipt", "waits for work"
 NOW: Final = (OVER, ANSWERS, CUT_OFF, UNHEARD, WORKING, UNCONFIRMED, IDLE, "revoked")
 
-TITLES = ("host", "service", "release", "now", "round", "accepted", "hottest", "good since")
+TITLES = ("host", "service", "release", "now", "round", "accepted", "hottest", "serves", "good since")
 
 
 def status_title() -> str:
@@ -53,6 +54,17 @@ def status_cells(
     cells = (
         name, service.active or "not installed", (here.release or "-") + ("" if wanted_here else " *"), now,
         alive.round if alive else "-", alive.accepted if alive else "-", f"{heat:.0f} C" if heat is not None else "-",
+        _served(here.models),
         day(here.good.at) if here.good else "never" + (" (* is not what the file says)" if not wanted_here else ""),
     )  # fmt: skip
     return cells, is_healthy(facts) and wanted_here and not revoked
+
+
+def _served(models: Mapping[str, ServedVersion]) -> str:
+    """v000017 pinned, champion v000012"""
+    if (current := models.get("current")) is None:
+        return "-"
+    same = [link for link in ("champion", "pinned") if models.get(link) == current]
+    champion = models.get("champion", current)
+    other = "" if champion == current else f", champion {champion.version}"
+    return " ".join([current.version, *same]) + other

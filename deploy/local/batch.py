@@ -16,6 +16,7 @@ from protofleet.deploy.local.experiment import Experiment, read_experiment
 from protofleet.deploy.local.run import prepare_folder, run_experiment, same_settings
 from protofleet.deploy.local.start.sole_use import InUseError, require_free, require_writable
 from protofleet.deploy.trackers.destinations import Destination
+from protofleet.deploy.trackers.following import tracking
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.runtime.launcher import Launcher
@@ -66,6 +67,8 @@ class Batch:
     def run_one(self, experiment: Experiment) -> None:
         if not self.fresh and is_finished(experiment, self.runs):
             result = outcome(experiment, self.runs)
+            with tracking(self.track, self.runs / experiment.name):
+                pass  # what is not there yet of a run that is over
             print(f"it has ended already: {result}")
             if result != "finished":
                 self.failed[experiment.name] = f"{result}; --fresh runs it again"

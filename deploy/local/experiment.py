@@ -29,7 +29,7 @@ from protofleet.methods.contract.own_metrics import OwnMetrics
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import DRAWN, PublicSet
 from protofleet.methods.nets import catalog as nets
-from protofleet.methods.plugins.paths import seen_from
+from protofleet.methods.plugins.paths import IN_SETTINGS, seen_from
 from protofleet.protocol.settings.bounds import Classes, OptionalPort, Rounds, Seed, Within
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
 from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
@@ -197,7 +197,7 @@ class Experiment:
             "metrics": [metrics.name] if metrics.name and not metrics.file else [],
             "data": [self.data.source] if self.data.is_plugin and not self.data.file else [],
         }
-        found = own_plugins(files, wanted)
+        found = own_plugins(files, wanted, IN_SETTINGS)
         for path, source in found.sources.items():
             if (pinned := self.plugins.get(Path(path).name, source.sha256)) != source.sha256:
                 raise ValueError(

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.deploy.local.start.trial_load import demand_end
 from protofleet.methods.plugins import file, packages
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.methods.plugins.file import Source
-from protofleet.methods.plugins.paths import TABLES
+from protofleet.methods.plugins.paths import placed
 from protofleet.protocol.storage.disk import Disk
 
+NO_NAMES: Final[Mapping[str, Sequence[str]]] = {}
 FOLDER: Final = "plugins"  # in that of a run
 
 
@@ -37,19 +39,13 @@ class OwnPlugIns:
 
     def kept(self, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Settings with the files that the run in this folder keeps, in place of those that were named."""
-        paths = self._kept_in(folder)
+        return placed(table, {name: str(path) for name, path in self._kept_in(folder).items()})
 
-        def changed(value: Any) -> Any:
-            if isinstance(value, str):
-                return str(paths.get(value, value))
-            return [changed(one) for one in value] if isinstance(value, list) else value
-
-        return {
-            key: {k: changed(v) if k in ("file", "files") else v for k, v in value.items()}
-            if key in (*TABLES, "plugins") and isinstance(value, Mapping)
-            else value
-            for key, value in table.items()
-        }
+    def as_named(self, text: str, folder: Path) -> str:
+        """Words of the run in this folder, with the files of their author in the place of its copies."""
+        for name, path in self._kept_in(folder).items():
+            text = text.replace(str(path), name)
+        return text
 
     def keep(self, folder: Path) -> None:
         """The very bytes that were hashed."""
@@ -65,9 +61,14 @@ class OwnPlugIns:
         }
 
 
-def own_plugins(files: Sequence[str], names: Mapping[str, Sequence[str]]) -> OwnPlugIns:
-    """`files` are run; of `names`, kind -> names that are not ours, those are taken that a package has."""
-    sources = {path: file.from_file(Path(path), allowed=None)[0] for path in dict.fromkeys(files) if path}
+def own_plugins(
+    files: Sequence[str], names: Mapping[str, Sequence[str]] = NO_NAMES, seen: str = ""
+) -> OwnPlugIns:
+    """`files` are run; of `names`, kind -> names that are not ours, those are taken that a package has.
+
+    `seen` is what is said of a file in settings that is not there.
+    """
+    sources = {path: _loaded(Path(path), seen) for path in dict.fromkeys(files) if path}
     found = [
         packaged.sha256
         for kind, wanted in names.items()
@@ -75,3 +76,9 @@ def own_plugins(files: Sequence[str], names: Mapping[str, Sequence[str]]) -> Own
         if (packaged := packages.installed(kind).get(name)) is not None
     ]
     return OwnPlugIns(sources, tuple(found))
+
+
+def _loaded(path: Path, seen: str) -> Source:
+    """Run here once it has been run to its end in a process that nobody needs."""
+    demand_end(file.read(path, seen))
+    return file.from_file(path, allowed=None, seen=seen)[0]

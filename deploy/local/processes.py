@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +52,11 @@ def uses_cuda(compute: str) -> bool:
 class Processes:
     """Each runs in a session of its own, so that Ctrl-C reaches only their parent, which stops them."""
 
-    def __init__(self, folder: Path, starter: Starter) -> None:
-        self.folder, self._starter = folder, starter
+    def __init__(
+        self, folder: Path, starter: Starter, reworded: Callable[[str], str] = lambda text: text
+    ) -> None:
+        """`reworded` is what this machine's user is told in place of a child's words."""
+        self.folder, self._starter, self.reworded = folder, starter, reworded
         self._logs = folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._children: dict[str, Child] = {}
@@ -89,7 +93,7 @@ class Processes:
         """Why a child has exited, by the last line of its log; on a full disk the log may be empty."""
         if problem := self.disk_problem() or self._starter.problem or self._starters[name].problem:
             return problem
-        return self._last_line(name).removeprefix("protofleet: ") or "its log is empty"
+        return self.reworded(self._last_line(name).removeprefix("protofleet: ")) or "its log is empty"
 
     def disk_problem(self) -> str:
         paused = any(self._last_line(name).endswith(PAUSED) for name in self._children)

@@ -8,6 +8,7 @@ import os
 import selectors
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -96,7 +97,8 @@ def run_processes(experiment: Experiment, runs: Path, starter: Starter, display:
         groups = experiment.device_groups(available_cores(), on_gpu=computes_on_gpu(experiment.compute))
         write_settings(experiment, broker, runs, names, slots_of(folder, len(groups)))
         loads = starter_of_devices(starter, experiment.shards, len(groups))
-        with loads as device_starter, Processes(folder, starter) as processes:
+        own = partial(experiment.own_plugins.as_named, folder=folder.absolute())
+        with loads as device_starter, Processes(folder, starter, own) as processes:
             devices = DeviceProcesses.of(groups, processes, device_starter)
             try:
                 watch(experiment, processes, devices, BrokerWatch(broker.own, progress.print), progress)
@@ -228,7 +230,7 @@ def watch(
             check_quorum(experiment, processes, devices)
 
     for line in read_lines(coordinator.stdout, on_idle):
-        progress.handle_line(line)
+        progress.handle_line(processes.reworded(line))
     if (code := coordinator.wait(EXIT_SECONDS)) == DIVERGED:
         raise DivergedError(processes.reason("coordinator"))
     if code != 0:

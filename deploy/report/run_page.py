@@ -18,6 +18,7 @@ from protofleet.deploy.report.sections.bytes import bytes_section
 from protofleet.deploy.report.sections.confusion import confusion_section
 from protofleet.deploy.report.sections.environment import environment_section, settings_section
 from protofleet.deploy.report.sections.features import feature_sections
+from protofleet.deploy.report.sections.own_metrics import own_metrics_section
 from protofleet.deploy.report.sections.participation import participation_section
 from protofleet.deploy.report.sections.small_tests import few_test_images
 from protofleet.protocol.link.meter import human_bytes
@@ -38,6 +39,7 @@ REQUIRED_KEYS = (
 SECTIONS: Final[Sequence[Callable[[FinishedRun], str]]] = (
     accuracy_section,
     loss_section,
+    own_metrics_section,
     confusion_section,
     bytes_section,
     energy_section,
@@ -79,7 +81,10 @@ def small_test_notice(run: FinishedRun) -> str:
 def outcome_notice(summary: Mapping[str, Any]) -> str:
     """In red where the run has not finished well; summaries of earlier versions do not say."""
     text = summary.get("ended", "finished")
-    return "" if text == "finished" else f'<p class="danger">This run has {escape(text)}.</p>'
+    if text == "finished":
+        return ""
+    words = text.replace("diverged: ", "come to nothing: ", 1)
+    return f'<p class="danger">This run has {escape(words)}.</p>'
 
 
 def security_notice(summary: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A run's numbers to TensorBoard or MLflow, out of its rounds.jsonl: its parties import nothing of them.
+"""A run's numbers to TensorBoard, MLflow or a package's tracker, from rounds.jsonl: its parties import none of them.
 
-May import: coordinator.observe, deploy, deploy.report, protocol.*.
+May import: coordinator.observe, deploy, deploy.report, methods.plugins, protocol.*.
 """

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.deploy.report.flat_names import round_numbers
-from protofleet.deploy.trackers.destinations import Destination
+from protofleet.deploy.trackers.destinations import Destination, without_credentials
 from protofleet.deploy.trackers.rounds_tail import RoundsTail
 from protofleet.deploy.trackers.run_folder import REPORT, ROUNDS, ending_of, is_over, last_round, settings_of
-from protofleet.deploy.trackers.tracked_file import TrackedFile
+from protofleet.deploy.trackers.tracked_file import TakenError, TrackedFile
 from protofleet.deploy.trackers.tracker import Start, Tracker
 from protofleet.protocol.wire.printable import printable
 
@@ -64,15 +64,23 @@ class Follower(threading.Thread):
     def run(self) -> None:
         try:
             self._follow()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is wrong with it, the run goes on
+        except TakenError:
             self.failed = True
-            words = printable(str(error).strip().partition("\n")[0][:LONGEST_WORDS])
+            self._say(f"{self.destination} is left to another command, which brings {self._run} there now")
+        except BaseException as error:  # noqa: BLE001 - whatever is wrong with it, the run goes on
+            self.failed = True
+            words = printable(without_credentials(str(error).strip().partition("\n")[0])[:LONGEST_WORDS])
             self._say(
                 f"{self.destination} is left out from round {self.next_round} on ({type(error).__name__}: {words}); "
                 f"protofleet track {self._run} --to {self.destination} goes on there"
             )
 
     def _follow(self) -> None:
+        with self._book.sole_use(str(self.destination)):
+            self._progress = self._book.of(str(self.destination))  # another may have written until now
+            self._bring()
+
+    def _bring(self) -> None:
         if self._progress.ended and is_over(self._run):
             return
         tracker = self.destination.open(self._run)
@@ -82,8 +90,11 @@ class Follower(threading.Thread):
             if self._ours or is_over(self._run):
                 tracker.end(ending_of(self._run))
                 self._note(ended=is_over(self._run))
-        finally:
-            tracker.close()
+        except BaseException:
+            with contextlib.suppress(Exception):  # what was wrong first is said
+                tracker.close()
+            raise
+        tracker.close()
 
     def _begin(self, tracker: Tracker) -> None:
         known = self._progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,11 +16,27 @@ from protofleet.protocol.settings.reader import SettingsError, read_toml, write_
 ROUNDS: Final = "rounds.jsonl"
 SUMMARY: Final = "summary.json"
 EXPERIMENT: Final = "experiment.toml"
+TRIALS: Final = "trials.json"  # of a sweep, in runs/sweeps/NAME
 REPORT: Final = "report.html"
 FILES: Final = (REPORT, ROUNDS, SUMMARY)
 SECRETS: Final = frozenset({"username", "password"})  # of a broker
 # What a service's run, which has no experiment.toml, says of itself when it is over.
 OF_A_SUMMARY: Final = {"method": "method.name", "network": "network.name", "rounds": "rounds", "seed": "seed"}
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """Of a sweep's folder its trials, as far as they have begun; else the folder itself, whatever it is."""
+    try:
+        trials = json.loads((folder / TRIALS).read_bytes())["trials"]
+        names = [str(name) for trial in trials for name in trial["runs"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return [folder]
+    begun = [run for name in names if ((run := folder.absolute().parents[1] / name) / ROUNDS).exists()]
+    if not begun:
+        raise SettingsError(
+            f"{folder} is a sweep's, and none of its runs lies in {folder.absolute().parents[1]}"
+        )
+    return begun
 
 
 def require_run(run: Path, *, may_begin: bool) -> None:

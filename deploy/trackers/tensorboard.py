@@ -6,6 +6,7 @@ down, is left out by TensorBoard.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -21,11 +22,13 @@ FOLDER: Final = "tensorboard"  # in the run's own folder: `tensorboard --logdir 
 class TensorBoard:
     def __init__(self, folder: Path) -> None:
         self._folder, self._last, self._settings = folder, 0, False
+        self._open = contextlib.ExitStack()
 
     def begin(self, run: Start) -> Begun:
         is_there = any(self._folder.glob("events.out.tfevents.*"))
         first = run.next_round if run.known_as and is_there else 1
         self._writer = SummaryWriter(str(self._folder), purge_step=first if first > 1 else 0)
+        self._open.callback(self._writer.close)
         self._last = first - 1
         if first == 1:
             self._write_settings(run.settings)
@@ -45,7 +48,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, self._last)
 
     def close(self) -> None:
-        self._writer.close()
+        self._open.close()
 
     def _write_settings(self, settings: Mapping[str, str]) -> None:
         if settings:

@@ -1,12 +1,14 @@
 """RUN/tracked.json: how far each tracker has got, so that whoever goes on begins behind it.
 
-Two commands may follow one run into different trackers: whoever changes the file holds its folder.
+Two commands may follow one run into different trackers: whoever changes the file holds its folder. Into one tracker
+only one may: each number would stand there twice.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -27,6 +29,10 @@ class Progress:
     ended: bool = False
 
 
+class TakenError(Exception):
+    """Another process brings the run there."""
+
+
 class TrackedFile:
     """A broken one is nothing: the trackers are then written anew."""
 
@@ -41,6 +47,17 @@ class TrackedFile:
             found = {**self._read(), destination: progress}
             table = {name: asdict(one) for name, one in found.items()}
             Disk().replace(self._path, (json.dumps(table, indent=1) + "\n").encode(), durable=False)
+
+    @contextlib.contextmanager
+    def sole_use(self, destination: str) -> Iterator[None]:
+        """TakenError where somebody else has it. The kernel releases it when a process ends, however it ends."""
+        digest = hashlib.sha256(destination.encode(errors="surrogateescape")).hexdigest()[:12]
+        with (self._run / f".tracked-{digest}.lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TakenError from None
+            yield
 
     def _read(self) -> dict[str, Progress]:
         try:

@@ -62,7 +62,7 @@ class OwnSplits:
 def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
     """PlugInError names the file, and its line where its code raises."""
     number = plugins.hash_of("data", settings.source, settings.file, settings.is_ours)
-    load = find("data", settings.source, number)
+    load = loader(settings.source, number)
     where = file_of(load) or settings.file or settings.source
     request = DataRequest(
         Path(settings.root).expanduser(), settings.domain or settings.source, settings.part, settings.parts,
@@ -74,6 +74,11 @@ def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
             f"{where}: DATA gives {type(found).__name__}, it must give Data(train, test, classes)"
         )
     return Checked(where, found, settings).splits()
+
+
+def loader(name: str, sha256: str) -> Callable[[DataRequest], object]:
+    """DATA of a plug-in that this process has taken."""
+    return find("data", name, sha256, Callable)  # type: ignore[no-any-return]
 
 
 def files_of(load: Callable[..., object], path: str) -> set[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.protocol.settings.bounds import Within
-from protofleet.protocol.settings.input_shape import InputShape
+from protofleet.protocol.settings.input_shape import AS_IT_IS, PIXEL_SCALE, InputShape
 from protofleet.protocol.settings.reader import demand_within
 
 Values = NDArray[Any]  # uint8: pixels; float32: anything else
@@ -50,6 +50,6 @@ class Scale:
 
 
 # One scale for all domains, 0..255 to -1..1.
-PIXELS: Final = Scale((127.5,), (127.5,))
-AS_IT_IS: Final = Scale()
+PIXELS: Final = Scale(*PIXEL_SCALE)
+UNSCALED: Final = Scale(*AS_IT_IS)
 LEVELS: Final = (2 * np.arange(256) - 255).astype(np.float32) / np.float32(255)  # PIXELS, to the last bit

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from protofleet.edge_client.data.catalog import SOURCES, find
-from protofleet.edge_client.data.scaling import AS_IT_IS, PIXELS, Scale
+from protofleet.edge_client.data.scaling import PIXELS, UNSCALED, Scale
 from protofleet.edge_client.data.shares import SPLITS
 from protofleet.methods.plugins.packages import installed
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, LARGEST_FACTOR, Channels, Pixels, Seed, Within
@@ -77,9 +77,9 @@ class DataSettings:
         if self.scale is not None:
             return self.scale
         if self.is_plugin:
-            return AS_IT_IS
+            return UNSCALED
         source = find(self.source)
-        return source.scale or (PIXELS if source.ranks == (3,) else AS_IT_IS)
+        return source.scale or (PIXELS if source.ranks == (3,) else UNSCALED)
 
     def check_shape(self) -> None:
         """ValueError where its source cannot give what it asks for. An experiment of several sources has settings

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofleet.edge_client.data.images.image_files import ImageFiles
+from protofleet.edge_client.data.images.image_files import named_pictures
 from protofleet.edge_client.serving.publisher import ONNX, WEIGHTS
 from protofleet.edge_client.serving.versions import CARD
 from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
@@ -50,8 +50,7 @@ class Predictor:
 
     def _picture(self, path: Path) -> NDArray[np.float32]:
         """As a device's data are read: in the model's size and number of channels, 0 to 255."""
-        first = np.zeros(1, np.int64)
-        pixels = ImageFiles([path], first).samples(first, InputShape(self.card.input.shape))
+        pixels = named_pictures([path], InputShape(self.card.input.shape))
         found: NDArray[np.float32] = pixels.astype(np.float32)
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import resource
 import signal
 import socket
@@ -19,12 +20,15 @@ from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.edge_client.trainer.pipe import ClosedError, receive, send
 from protofleet.methods.contract.plan import read_plan
 from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.methods.plugins.authors import AuthorError
 from protofleet.methods.plugins.errors import PlugInError
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.wire.messages import Arrays
 from protofleet.runtime.allocator import keep_blocks_at_work
-from protofleet.runtime.faults import NO_MEMORY
+from protofleet.runtime.faults import as_authors, is_want_of_memory
 from protofleet.runtime.logs import log_uncaught_errors, set_up_logging
+
+log = logging.getLogger("protofleet.device")
 
 PR_SET_PDEATHSIG: Final = 1
 
@@ -68,17 +72,20 @@ class JobServer:
             self._do(message, arrays)
         except ClosedError:
             raise
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not any(text in str(error).lower() for text in NO_MEMORY):
-                send(self._connection, {"raised": traceback.format_exc()})
-            else:
-                reason = " ".join(str(error).split())[:200] or "a Python object found no room"
-                send(self._connection, {"no_memory": reason})
-        except ValueError as error:
-            unfit = message["do"] == "build"
-            send(self._connection, {"unfit": str(error)} if unfit else {"raised": traceback.format_exc()})
-        except Exception:  # noqa: BLE001 - the agent raises it again
-            send(self._connection, {"raised": traceback.format_exc()})
+        except BaseException as error:  # noqa: BLE001 - the agent raises it again
+            send(self._connection, self._words_of(error, message))
+
+    def _words_of(self, error: BaseException, message: dict[str, Any]) -> dict[str, str]:
+        match as_authors(error) or error:
+            case AuthorError() | PlugInError() as found if message["do"] != "build":
+                log.error("%s", found, exc_info=error)
+                return {"plug_in": str(found)}
+            case MemoryError() | RuntimeError() if is_want_of_memory(error):
+                reason = " ".join(str(error).split())[:200]
+                return {"no_memory": reason or "a Python object found no room"}
+            case AuthorError() | ValueError() as found if message["do"] == "build":
+                return {"unfit": str(found)}
+        return {"raised": "".join(traceback.format_exception(error))}
 
     def _do(self, message: dict[str, Any], arrays: Arrays) -> None:
         match message["do"]:

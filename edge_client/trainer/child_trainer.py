@@ -25,6 +25,7 @@ from protofleet.edge_client.trainer.errors import TrainerDiedError, TrainingErro
 from protofleet.edge_client.trainer.job import Metrics
 from protofleet.edge_client.trainer.pipe import ClosedError, receive, send
 from protofleet.methods.contract.plan import Plan
+from protofleet.methods.plugins.authors import AuthorError
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.wire.messages import NOTHING, Arrays
 from protofleet.protocol.wire.reasons import DisconnectReason
@@ -153,6 +154,8 @@ class ChildTrainer:
             case {"no_memory": str(reason)}:
                 self.stop()
                 raise TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, reason)
+            case {"plug_in": str(reason)}:
+                raise AuthorError(reason)
             case {"raised": str(reason)}:
                 raise TrainingError(reason)
         return message, arrays

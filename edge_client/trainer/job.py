@@ -19,6 +19,7 @@ from protofleet.edge_client.trainer.deadline import NEVER, Deadline
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
 from protofleet.methods.contract.confusion import CONFUSION, MOST_CLASSES
+from protofleet.methods.contract.given import tensors_of
 from protofleet.methods.contract.own_metrics import Metric
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import torch_device_of
@@ -122,7 +123,7 @@ class LocalJob:
         return answer, metrics
 
     def state(self) -> Arrays:
-        return to_numpy(self.half.state())
+        return to_numpy(tensors_of(self.half.state(), self.half.state))
 
     def restore(self, state: Arrays) -> None:
         self.half.restore(LazyPayload(state, unshared=True))
@@ -160,7 +161,7 @@ def work(
     if ask.phase == TRAIN and reports == GLOBAL:
         metrics = evaluate(half, data, GLOBAL, metrics=own)
         models.publish(GLOBAL, half, number - 1, metrics)
-    payload = half.run(ask)
+    payload = tensors_of(half.run(ask), half.run)
     if ask.phase == TRAIN:
         metrics |= evaluate(half, data, PERSONAL, metrics=own)
         models.publish(PERSONAL, half, number, metrics)

@@ -9,7 +9,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
@@ -206,6 +206,24 @@ class Method:
     variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings
 
     VIEWS: ClassVar[tuple[str, ...]] = ("global", "personal")
+
+    def __post_init__(self) -> None:
+        """An author who has mixed something up reads it where it stands, and not in the middle of a run."""
+        if not (isinstance(self.Hyper, type) and is_dataclass(self.Hyper)):
+            raise TypeError(f"Method(Hyper=...) is {self.Hyper!r}, it must be a dataclass, as LocalHyper is")
+        halves: Mapping[str, tuple[type, type]] = {
+            "Server": (self.Server, ServerHalf), "Client": (self.Client, ClientHalf)
+        }  # fmt: skip
+        for name, (half, base) in halves.items():
+            if not (isinstance(half, type) and issubclass(half, base)):
+                raise TypeError(f"Method({name}=...) is {half!r}, it must be a class of {base.__name__}")
+            if lacking := ", ".join(f"{call}()" for call in sorted(getattr(half, "__abstractmethods__", ()))):
+                raise TypeError(f"{half.__name__} lacks {lacking}, which a {base.__name__} has to have")
+        if self.reports not in self.VIEWS:
+            raise ValueError(f"Method(reports={self.reports!r}), it must be one of {', '.join(self.VIEWS)}")
+        for name, call in {"cost": self.cost, "variant": self.variant}.items():
+            if not (call is None or callable(call)):
+                raise TypeError(f"Method({name}={call!r}), it must be a function")
 
     @property
     def mixed_networks(self) -> bool:

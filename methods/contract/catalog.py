@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 
 from protofleet import methods
 from protofleet.methods.contract.base import Method
-from protofleet.methods.plugins.found import demand_type, find
+from protofleet.methods.plugins.found import find
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.suggest import there_are
 
@@ -24,9 +24,7 @@ def names() -> list[str]:
 def load(name: str, plugin: str = "") -> Method:
     """Read from the disk once: a device asks for its method at every hello."""
     if plugin:
-        found = find("method", name, plugin)
-        demand_type(found, Method, "method", name)
-        return found  # type: ignore[no-any-return]
+        return find("method", name, plugin, Method)  # type: ignore[no-any-return]
     if name not in names():
         raise LookupError(f"no method {name!r}; {there_are(name, names())}")
     try:

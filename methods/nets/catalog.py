@@ -18,7 +18,7 @@ from protofleet.methods.nets.perceptron import SMALLEST as SMALLEST_PERCEPTRON
 from protofleet.methods.nets.perceptron import perceptron
 from protofleet.methods.nets.resnet10 import SMALLEST as SMALLEST_RESNET10
 from protofleet.methods.nets.resnet10 import resnet10
-from protofleet.methods.plugins.found import demand_type, find
+from protofleet.methods.plugins.found import find
 from protofleet.protocol.settings.input_shape import FORMS, KINDS, InputShape
 from protofleet.protocol.settings.suggest import there_are
 
@@ -124,9 +124,7 @@ def build(
 
 def recipe_of(name: str, plugin: str = "") -> Recipe:
     if plugin:
-        found = find("network", name, plugin)
-        demand_type(found, Recipe, "network", name)
-        return found  # type: ignore[no-any-return]
+        return find("network", name, plugin, Recipe)  # type: ignore[no-any-return]
     if name not in RECIPES:
         raise LookupError(f"no network {name!r}; {there_are(name, names())}")
     return RECIPES[name]

@@ -12,6 +12,7 @@ from typing import Final
 from protofleet.methods.plugins import file, packages
 from protofleet.methods.plugins.errors import PlugInError
 from protofleet.methods.plugins.file import Source
+from protofleet.methods.plugins.paths import IN_SETTINGS
 
 SHA256: Final = re.compile("[0-9a-f]{64}")
 # What a plan names by a hash; data are a device's own affair.
@@ -41,11 +42,11 @@ class PlugIns:
                     f"{path} would be called {name}, as protofleet's own {kind}; give it a name of its own: "
                     f'{kind}.name = "my-{name}"'
                 )
-            return file.from_file(Path(path), self.allow)[0].sha256
+            return file.from_file(Path(path), self.allow, IN_SETTINGS)[0].sha256
         if ours:
             return ""
         if (own := next((one for one in self.files if Path(one).stem == name), "")) != "":
-            return file.from_file(Path(own), self.allow)[0].sha256
+            return file.from_file(Path(own), self.allow, IN_SETTINGS)[0].sha256
         if (packaged := packages.installed(kind).get(name)) is None:
             return ""
         if packaged.sha256 not in self.allow:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import linecache
 import os
 import stat
 import sys
@@ -32,13 +33,13 @@ class Source:
     sha256: str
 
 
-def read(path: Path) -> Source:
+def read(path: Path, seen: str = "") -> Source:
+    """`seen`: from where a whole path may have been made, in words for who has named it."""
     try:
         text = _bytes_of(path)
     except FileNotFoundError:
-        raise PlugInError(
-            f"{path}: there is no such file; a path in a TOML is seen from the folder of that TOML"
-        ) from None
+        hint = seen if path.is_absolute() else f"it was looked for in {Path.cwd()}"
+        raise PlugInError(f"{path}: there is no such file{hint and f'; {hint}'}") from None
     except IsADirectoryError:
         raise PlugInError(f"{path} is a folder; a plug-in is one file of Python") from None
     except OSError as error:
@@ -57,9 +58,9 @@ def _bytes_of(path: Path) -> bytes:
         return file.read(LARGEST + 1)
 
 
-def from_file(path: Path, allowed: Collection[str] | None) -> tuple[Source, ModuleType]:
+def from_file(path: Path, allowed: Collection[str] | None, seen: str = "") -> tuple[Source, ModuleType]:
     """`allowed` None: the person at this machine has named the file."""
-    source = read(path)
+    source = read(path, seen)
     if allowed is not None and source.sha256 not in allowed:
         raise PlugInError(
             f"{path} has SHA-256 {source.sha256}, which is not allowed here; its owner can put it into "
@@ -78,6 +79,7 @@ def module_of(source: Source) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(source.path)
     sys.modules[name] = module  # before it runs: dataclasses look their module up
+    _remember_lines(source)
     try:
         guarded(lambda: _run(source, module), str(source.path), {str(source.path)})
     except BaseException:
@@ -88,6 +90,12 @@ def module_of(source: Source) -> ModuleType:
 
 def _run(source: Source, module: ModuleType) -> None:
     exec(compile(source.text, str(source.path), "exec", dont_inherit=True), module.__dict__)
+
+
+def _remember_lines(source: Source) -> None:
+    """For tracebacks: they show the line that was run, whatever the file says by then."""
+    path, lines = str(source.path), source.text.decode(errors="replace").splitlines(keepends=True)
+    linecache.cache[path] = (len(source.text), None, lines, path)
 
 
 def loaded(sha256: str) -> ModuleType | None:

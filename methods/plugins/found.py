@@ -19,6 +19,9 @@ SAYS: Final[Mapping[str, str]] = {
 }
 
 
+LONGEST: Final = 60  # letters of a value that is none of them
+
+
 def object_of(kind: str, module: ModuleType) -> Any:
     """METHOD, NETWORK, DATA or METRICS of a file."""
     says = SAYS[kind]
@@ -28,17 +31,26 @@ def object_of(kind: str, module: ModuleType) -> Any:
     return getattr(module, name)
 
 
-def find(kind: str, name: str, sha256: str) -> Any:
-    """What this process has taken: a file that it has run, or an installed package whose files have this hash."""
+def find(kind: str, name: str, sha256: str, wanted: Any) -> Any:
+    """What this process has taken: a file that it has run, or an installed package whose files have this hash.
+    `wanted` is the type that it has to be of."""
     if (module := file.loaded(sha256)) is not None:
-        return object_of(kind, module)
-    packaged = packages.installed(kind).get(name)
-    if packaged is not None and packaged.sha256 == sha256:
-        return packaged.load()
-    raise PlugInError(f"the {kind} {name} is a plug-in with SHA-256 {sha256}, which is not loaded here")
+        found, where = object_of(kind, module), Path(file_of(module)).name
+    elif (packaged := packages.installed(kind).get(name)) is not None and packaged.sha256 == sha256:
+        found, where = packaged.load(), str(packaged)
+    else:
+        raise PlugInError(f"the {kind} {name} is a plug-in with SHA-256 {sha256}, which is not loaded here")
+    demand_type(found, wanted, kind, where)
+    return found
 
 
-def demand_type(found: object, wanted: type, kind: str, where: str) -> None:
+def demand_type(found: object, wanted: Any, kind: str, where: str) -> None:
     if not isinstance(found, wanted):
         says = SAYS[kind]
-        raise PlugInError(f"{where}: {says.partition(' ')[0]} is {type(found).__name__}; say {says}")
+        raise PlugInError(f"{where}: {says.partition(' ')[0]} is {_described(found)}; say {says}")
+
+
+def _described(found: object) -> str:
+    if isinstance(found, type):
+        return f"the class {found.__name__}"
+    return f"{type(found).__name__} ({repr(found)[:LONGEST]})"

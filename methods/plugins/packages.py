@@ -57,6 +57,14 @@ def installed(kind: str) -> dict[str, Packaged]:
     return {one.name: one for one in sorted(found, key=lambda one: one.package, reverse=True)}
 
 
+def modules() -> frozenset[str]:
+    """The first names of modules that have plug-ins in them."""
+    found = {
+        entry.module.partition(".")[0] for group in GROUPS.values() for entry in entry_points(group=group)
+    }
+    return frozenset(found - {"protofleet"})
+
+
 def clashes(kind: str, ours: list[str]) -> list[str]:
     """A line for each name that we have too: ours is used."""
     return [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 # Tables of settings whose `file` is a plug-in.
 TABLES: Final = ("method", "network", "mutual", "data", "metrics")
+# For who named a file that is not there in settings. A path that is not whole comes from a command, or a program.
+IN_SETTINGS: Final = "a path in a TOML is seen from the folder of that TOML"
 
 
 def seen_from(table: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -19,6 +22,22 @@ def seen_from(table: dict[str, Any], folder: Path) -> dict[str, Any]:
         whole = [_whole(folder, one) if isinstance(one, str) else one for one in files]
         changed["plugins"] = {**own, "files": whole}
     return changed
+
+
+def placed(table: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+    """The same settings with those files at other places, wherever a table names them."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, str):
+            return places.get(value, value)
+        return [changed(one) for one in value] if isinstance(value, list) else value
+
+    return {
+        key: {k: changed(v) if k in ("file", "files") else v for k, v in value.items()}
+        if key in (*TABLES, "plugins") and isinstance(value, Mapping)
+        else value
+        for key, value in table.items()
+    }
 
 
 def _whole(folder: Path, path: str) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.nets.weights_file import NAMES
+from protofleet.methods.plugins.errors import PlugInError
 from protofleet.methods.served.scaling import Input
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 
@@ -93,6 +94,9 @@ def plan_of(card: Card) -> Plan:
     """CardError where this version has not what the model's run was made of."""
     try:
         return decode(Plan, card.plan, "card.plan")
+    except PlugInError as error:
+        way_out = "name its file: predict --plugin FILE, or load_model(..., plugins=[FILE])"
+        raise CardError(f"{error}; {way_out}") from None
     except (SettingsError, LookupError) as error:
         raise CardError(str(error)) from None
 

@@ -27,6 +27,7 @@ from protofleet.methods.served.rebuild import described
 from protofleet.methods.served.scaling import Scale, input_of
 from protofleet.methods.served.served import PREDICT, as_exported, rules_of, tensors_of
 from protofleet.protocol.settings.reader import encode
+from protofleet.protocol.settings.suggest import there_are
 
 ABOUT: Final = "protofleet"  # the key of the metadata
 
@@ -53,7 +54,7 @@ class Kept:
     def model(self, way: str = PREDICT) -> tuple[Card, dict[str, Tensor]]:
         """CardError for a way that is not there, and where the file is damaged."""
         if way not in self.ways:
-            raise CardError(f"there is no way {way!r} to predict; there is {', '.join(self.ways)}")
+            raise CardError(f"there is no way {way!r} to predict; {there_are(way, self.ways)}")
         try:
             stored, said = read_weights(self.path), self.ways[way]
             tensors = {name: stored[place] for name, place in said["tensors"].items()}

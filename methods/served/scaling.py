@@ -11,15 +11,13 @@ from torch import Tensor, nn
 
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.bounds import Within
+from protofleet.protocol.settings.input_shape import AS_IT_IS, MOST_NUMBERS, PIXEL_SCALE
 
 KINDS: Final = {1: "vector", 2: "series", 3: "image"}  # by the number of axes: [F], [C, T], [C, H, W]
 PIXELS: Final = (0.0, 255.0)
 Scale: TypeAlias = tuple[
     tuple[float, ...], tuple[float, ...]
 ]  # (x - offset) / by, each for all or for each channel
-PIXEL_SCALE: Final[Scale] = ((127.5,), (127.5,))
-AS_IT_IS: Final[Scale] = ((0.0,), (1.0,))
-LARGEST_SAMPLE: Final = 1 << 24  # numbers
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,8 @@ class Input:
     def __post_init__(self) -> None:
         if len(self.shape) not in KINDS:
             raise ValueError(f"shape is {list(self.shape)}, it must have 1 to 3 axes")
-        if not 0 < math.prod(self.shape) <= LARGEST_SAMPLE:
-            raise ValueError(f"shape is {list(self.shape)}, it must have 1 to {LARGEST_SAMPLE:,} numbers")
+        if not 0 < math.prod(self.shape) <= MOST_NUMBERS:
+            raise ValueError(f"shape is {list(self.shape)}, it must have 1 to {MOST_NUMBERS:,} numbers")
         if not len(self.low) == len(self.high) or len(self.low) not in (1, self.shape[0]):
             raise ValueError(f"low and high must have 1 number each, or {self.shape[0]}")
         if not all(

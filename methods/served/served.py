@@ -11,6 +11,7 @@ from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.nets.base import Encoder
 from protofleet.methods.parts.rules import Classifier, Nearest, Rule
 from protofleet.methods.served.scaling import Input, Scaling
+from protofleet.protocol.settings.suggest import there_are
 
 PREDICT = "predict"  # the way of a half's `rule`; the others are named by its `other_rules`
 
@@ -54,7 +55,7 @@ def ways_of(half: ClientHalf) -> list[str]:
 def served(half: ClientHalf, of: Input, way: str = PREDICT) -> Served:
     """A copy on the CPU: what the half learns from now on is no part of it. LookupError for an unknown way."""
     if way not in ways_of(half):
-        raise LookupError(f"there is no way {way!r} to predict; there is {', '.join(ways_of(half))}")
+        raise LookupError(f"there is no way {way!r} to predict; {there_are(way, ways_of(half))}")
     rule = half.rule() if way == PREDICT else half.other_rules()[way]
     encoder, rule = deepcopy((half.encoder(rule), rule))
     return Served(of, encoder, as_exported(rule)).cpu()

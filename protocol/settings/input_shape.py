@@ -17,6 +17,9 @@ USUAL_SIDE: Final = 32
 USUAL_CHANNELS: Final = 3
 PIXEL_CHANNELS: Final = (1, 3)  # of what the older settings can say
 PIXEL_SIDES: Final = range(8, 513)
+# (offset, by) of (x - offset) / by, for all channels alike: 0..255 become -1..1, and all else stays as it is.
+PIXEL_SCALE: Final = ((127.5,), (127.5,))
+AS_IT_IS: Final = ((0.0,), (1.0,))
 
 Axis = Annotated[int, Within(1, 65_536)]
 Axes: TypeAlias = tuple[Axis, ...]  # (): square images, as size and channels say

@@ -72,12 +72,10 @@ class Bench:
         self.engine.run("rmi", "-f", name)
         return archive
 
-    def start(self, *more: str, known: bool = True, image: str = "") -> FakeDevice:
+    def start(self, *more: str, known: bool = True, image: str = "", from_vendor: bool = True) -> FakeDevice:
         name = f"pf-{uuid.uuid4().hex[:10]}"
-        vendor = vendored()
-        self.engine.docker(
-            "run", "-d", "--name", name, *FLAGS, "-v", f"{vendor}:/opt/vendor:ro", *more, image or self.image
-        )
+        vendor = ("-v", f"{vendored()}:/opt/vendor:ro") if from_vendor else ()
+        self.engine.docker("run", "-d", "--name", name, *FLAGS, *vendor, *more, image or self.image)
         self._names.append(name)
         device = FakeDevice(self.engine, name)
         if known:

@@ -3,89 +3,13 @@
 The tests go on one with what the other has left, as an operator does.
 """
 
-import json
-import os
-import re
-import shlex
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 
+from tests.containers.desk import Desk, commands_of
 from tests.containers.devices import Bench
 from tests.containers.engine import NoEngine
 
-ROOT = Path(__file__).parents[2]
-PROGRAMS = Path(sys.executable).parent
-RUNS = "/var/lib/protofleet-coordinator/runs"
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
-
-
-def commands_of(page):
-    """The shell lines of a page, by the section that they stand in."""
-    text = (ROOT / "docs" / page).read_text()
-    found = {}
-    for section in re.split(r"^#+ ", text, flags=re.MULTILINE)[1:]:
-        title = section.splitlines()[0]
-        blocks = re.findall(r"^```sh long\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-        found[title] = [line for block in blocks for line in block.splitlines() if line.strip()]
-    return found
-
-
-class Desk:
-    """An operator's machine: it says the lines of the pages, with the addresses of real hosts, and confirms."""
-
-    def __init__(self, folder, bench):
-        self.folder, self.bench, self.hosts = folder, bench, {}
-
-    def say(self, line, check=True):
-        for shown, host in self.hosts.items():
-            line = re.sub(rf"{re.escape(shown)}\b", host.address, line)
-        words = shlex.split(line, comments=True)
-        if words[0] == "make":
-            done_by = f"{PROGRAMS.parent}"
-            words[1:1] = ["-s", "-f", str(ROOT / "Makefile"), f"VENV={done_by}", "-o", f"{done_by}/.run"]
-        if words[0] == "ssh":
-            return self.hosts_by_address[words[1].removeprefix("root@")].sh(shlex.join(words[2:]))
-        if "init" in words:
-            options = f"--dependencies system --key {self.bench.key}"
-            words = [*words[:-1], f"{words[-1]} {options}"] if words[0] == "make" else words + options.split()
-        began, (operator, terminal) = time.monotonic(), os.openpty()
-        with os.fdopen(operator, "w") as typed:
-            typed.write("y\n" * 20)
-            typed.flush()
-            done = subprocess.run(
-                words, cwd=self.folder, stdin=terminal, capture_output=True, text=True, timeout=900,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"},
-            )  # fmt: skip
-            os.close(terminal)
-        sys.__stderr__.write(f"\n{time.monotonic() - began:6.1f} s  {line}\n")
-        assert "Traceback" not in done.stderr, done.stderr
-        assert not check or done.returncode == 0, (
-            f"{line} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-        )
-        return done.stdout + done.stderr
-
-    def rounds(self, run="first"):
-        text = self.hub.sh(f"cat {RUNS}/{run}/rounds.jsonl 2>/dev/null || true")
-        return [row for row in map(json.loads, text.splitlines()) if row["kind"] == "training"]
-
-    @property
-    def hosts_by_address(self):
-        return {host.address: host for host in self.hosts.values()}
-
-    @property
-    def hub(self):
-        return self.hosts["10.0.0.10"]
-
-    def wait(self, what, seconds=120.0):
-        deadline = time.monotonic() + seconds
-        while not (found := what()):
-            assert time.monotonic() < deadline, f"not within {seconds} s"
-            time.sleep(0.2)
-        return found
 
 
 @pytest.fixture(scope="module")

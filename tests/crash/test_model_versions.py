@@ -10,6 +10,7 @@ from protofleet.edge_client.serving.versions import ModelVersions, Version
 from protofleet.protocol.storage.disk import Disk
 from tests.crash.platter import Platter
 from tests.crash.world import CountedDisk, Killed, Points
+from tests.rooms import ROOT
 
 PLAN = "ab" * 32
 FATES = ("killed", "unplugged", "torn", "torn otherwise")
@@ -28,7 +29,9 @@ def wrote(versions, number, waits=False):
     card, files = files_of(number, waits)
 
     def fill(folder):
-        for name, content in files.items():
+        for name, content in files.items():  # with a death in the middle of each
+            (folder / name).write_bytes(content[: len(content) // 2])
+            versions.disk.before_step("write", folder / name)
             (folder / name).write_bytes(content)
 
     fresh = Version(
@@ -112,7 +115,16 @@ def ended(versions):
 def test_current_always_names_a_whole_version_wherever_a_board_dies(tmp_path, first):
     """At each point in one of four ways, and in slow runs in the other three."""
     points, whole = life(tmp_path / "unbroken", tmp_path / "shelf")
-    assert {words.split()[0] for words in points.passed} == {"make", "sync", "rename", "point", "remove"}
+    assert {words.split()[0] for words in points.passed} == {
+        "make",
+        "write",
+        "sync",
+        "rename",
+        "point",
+        "remove",
+    }
+    page = (ROOT / "docs" / "serving.md").read_text()
+    assert f"the tests try each of the {len(points.passed)} steps" in page
     served_from = (
         points.passed.index("point unbroken/models/current") + 3
     )  # its name is synced one step later

@@ -15,7 +15,7 @@ from protofleet.edge_client.trainer.job import LocalJob, work
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.plan import Network
 from tests.support.run_policy import RunPolicy
-from tests.support.small_federation import CLASSES, Part, plan, shard, simulation
+from tests.support.small_federation import CLASSES, TensorSamples, plan, shard, simulation
 
 
 def half_of(method, i=0):
@@ -60,7 +60,7 @@ def test_the_last_evaluation_measures_what_the_method_reports_after_a_last_fit()
 def test_few_samples_pass_the_network_at_once_and_its_measures_are_those_of_larger_passes(samples):
     half, data = half_of("singleset")
     more = replace(
-        data, test=Part(*(torch.cat([part] * 20)[:samples] for part in (data.test.x, data.test.y)))
+        data, test=TensorSamples(*(torch.cat([part] * 20)[:samples] for part in (data.test.x, data.test.y)))
     )
     blocks = list(zip(more.test.x.split(256), more.test.y.split(256), strict=True))
     with torch.no_grad():
@@ -68,7 +68,9 @@ def test_few_samples_pass_the_network_at_once_and_its_measures_are_those_of_larg
     score, sizes = half.scores, []
     half.scores = lambda x, rule: (sizes.append(len(x)), score(x, rule))[1]
     found = evaluate(
-        half, replace(more, validation=Part(*(part[:0] for part in (data.test.x, data.test.y)))), "own"
+        half,
+        replace(more, validation=TensorSamples(*(part[:0] for part in (data.test.x, data.test.y)))),
+        "own",
     )
     assert found["loss.test.own"] == pytest.approx(sum(losses) / samples, rel=1e-6)
     assert sum(sizes) == samples and max(sizes) < 128 and min(sizes) >= min(64, samples)

@@ -61,7 +61,7 @@ def test_a_server_half_that_raises_on_all_answers_ends_the_run_as_diverged(tmp_p
             f.raw(name)
         assert f.wait_for_end(coordinator) == 4, f.last_words()
         last = f.log_of(coordinator).splitlines()[-1]
-        assert last.startswith("protofleet: the run has diverged: ") and "ZeroDivisionError" in last
+        assert last.startswith("protofleet: the run has come to nothing: ") and "ZeroDivisionError" in last
         assert json.loads((f.run / "summary.json").read_text())["ended"].startswith("diverged: ")
 
 

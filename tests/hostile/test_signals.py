@@ -33,7 +33,7 @@ def strike(process, chance):
     """One signal, or two so close that the second meets the handler of the first."""
     process.say(signal.SIGTERM)
     if chance.random() < 0.3:
-        time.sleep(chance.choice([0.0, 0.001, 0.02]))
+        time.sleep(chance.choice([0.0, 0.001, 0.02]))  # by chance: into the first one's handler, or after it
         process.say(chance.choice([signal.SIGTERM, signal.SIGINT]))
 
 
@@ -45,7 +45,7 @@ def struck(f, chance, number):
     made = f.coordinator(name=f"trains-{number}" if trains else "run", method=TRAINS if trains else PLAIN)
     word = "" if broker == "gone" else chance.choice(LIVED_TO[:2] if trains else LIVED_TO)
     wait_for_word(made, word)
-    time.sleep(chance.choice([0.0, chance.uniform(0.0, 0.05), chance.uniform(0.0, 0.8)]))
+    time.sleep(chance.choice([0.0, chance.uniform(0.0, 0.05), chance.uniform(0.0, 0.8)]))  # any instant
     if broker == "goes":
         f.broker.stop()
     strike(made, chance)

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from protofleet.deploy.contract.worlds import QUIET, SMALL, Part
+from protofleet.deploy.contract.worlds import QUIET, SMALL
+from protofleet.edge_client.data.shard import TensorSamples
 from protofleet.edge_client.limits import HalfBuilder, Limits
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.cost import Sizes
@@ -23,7 +24,7 @@ def samples(shape, seed, count=24):
     patterns = torch.randn(CLASSES, *shape, generator=torch.Generator().manual_seed(7))
     y = torch.arange(count) % CLASSES
     noise = torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
-    return Part(patterns[y] + 0.3 * noise, y)
+    return TensorSamples(patterns[y] + 0.3 * noise, y)
 
 
 def plan_of(method, shape, network):
@@ -72,7 +73,7 @@ def test_a_device_judges_the_memory_of_public_samples_by_the_shape_of_the_run():
     """A long series is no small image: 64 samples of 2^20 numbers are 256 MB."""
     shape = (16, 1 << 16)
     plan = Plan("fcclplus", CLASSES, 1, network=Network("cnn1d"), shape=shape, public=PublicSet(samples=64))
-    part = Part(torch.zeros(3, *shape), torch.arange(3))
+    part = TensorSamples(torch.zeros(3, *shape), torch.arange(3))
     with pytest.raises(SettingsError, match=r"takes 268,.* bytes of memory, over this device's limits"):
         HalfBuilder(Limits(memory_bytes=100 << 20), part, "a", None, torch.device("cpu")).build(plan)
     assert 4 * 64 * math.prod(shape) == 256 << 20
@@ -94,7 +95,7 @@ def test_a_device_judges_the_memory_of_public_samples_by_the_shape_of_the_run():
 def test_a_device_whose_samples_are_of_another_shape_refuses_the_plan_with_both(network, own, told):
     """Also where both have as many numbers, which a perceptron would take for the same."""
     plan = Plan("fedavg", CLASSES, 1, network=Network(network), shape=(4, 16))
-    part = Part(torch.zeros(3, *own), torch.arange(3))
+    part = TensorSamples(torch.zeros(3, *own), torch.arange(3))
     with pytest.raises(SettingsError, match=told):
         HalfBuilder(Limits(), part, "a", None, torch.device("cpu")).build(plan)
 

@@ -15,21 +15,20 @@ from protofleet.deploy.contract.worlds import (
     POLICY,
     QUIET,
     SIZE,
-    Part,
     RunPolicy,
-    Shard,
     final_state,
     part,
     plan,
     shard,
-)
+)  # fmt: skip
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.edge_client.data.shard import Shard, TensorSamples
 
 __all__ = [
-    "CLASSES", "NAMES", "POLICY", "QUIET", "SIZE", "Part", "Shard", "assert_same", "final_state", "in_blocks",
-    "once_each", "part", "plan", "replace_coordinator", "replace_coordinator_in_the_repeated_round", "shard",
-    "simulation",
+    "CLASSES", "NAMES", "POLICY", "QUIET", "SIZE", "Shard", "TensorSamples", "assert_same", "final_state",
+    "in_blocks", "once_each", "part", "plan", "replace_coordinator", "replace_coordinator_in_the_repeated_round",
+    "shard", "simulation",
 ]  # fmt: skip
 torch.set_num_threads(1)  # tests run side by side
 

@@ -1,4 +1,4 @@
-"""`protofleet check FILE`: whether a method, a network or data of one's own hold what every one has to hold."""
+"""`protofleet check FILE`: whether a method, a network, data or metrics of one's own hold what all have to hold."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from protofleet.deploy.contract.checks import Check
     from protofleet.methods.plugins.allowed import PlugIns
 
-KINDS = ("method", "network", "data")
+KINDS = ("method", "network", "data", "metrics")
 
 
 def add_check(commands: Subparsers) -> None:
     command = commands.add_parser(
         "check",
-        help="run the contract suite on a method, a network or data of your own; exit code 1: a check fails",
+        help="run the contract suite on a method, a network, data or metrics of your own; exit code 1: a check fails",
     )
-    command.add_argument("file", type=Path, help="of Python, with METHOD, NETWORK or DATA in it")
+    command.add_argument("file", type=Path, help="of Python, with METHOD, NETWORK, DATA or METRICS in it")
     kind = command.add_mutually_exclusive_group()
     kind.add_argument("--method", nargs="?", const="", metavar="NAME", help="look at METHOD, called NAME")
     kind.add_argument("--network", action="store_true", help="look at NETWORK")
     kind.add_argument("--data", action="store_true", help="look at DATA")
+    kind.add_argument("--metrics", action="store_true", help="look at METRICS")
     command.add_argument("--root", default="", metavar="DIR", help="data.root for DATA")
     command.add_argument(
         "--size", type=SIDE, default=32, metavar="N", help="data.size for DATA (default: 32)"
@@ -60,8 +61,10 @@ def check(options: argparse.Namespace) -> int:
     from protofleet.methods.plugins.file import module_of
 
     path, listing = str(options.file), Listing.of(options)
-    found = own_plugins([path], {})
+    found = own_plugins([path])
     kinds = chosen(options, vars(module_of(found.sources[path])))
+    for kind in kinds:
+        demand(kind, options.file.stem, found.hashes[0])
     failed, rows = 0, list[dict[str, Any]]()
     with scratch() as folder, unsaid():
         for kind in kinds:
@@ -95,17 +98,36 @@ def chosen(options: argparse.Namespace, names: dict[str, object]) -> list[str]:
         raise SettingsError(f"{options.file.name} has no {SAYS[missing[0]]}")
     if not (wished or there):
         raise SettingsError(
-            f"{options.file.name} has no METHOD, no NETWORK and no DATA; docs/plug-ins.md shows each"
+            f"{options.file.name} has no METHOD, no NETWORK, no DATA and no METRICS; docs/plug-ins.md shows each"
         )
     return wished or there
+
+
+def demand(kind: str, name: str, sha256: str) -> None:
+    """Said once, and not by each check: what is no method cannot learn either."""
+    from protofleet.edge_client.data.own import loader
+    from protofleet.methods.contract.catalog import load
+    from protofleet.methods.contract.own_metrics import metrics_of
+    from protofleet.methods.nets.catalog import recipe_of
+
+    match kind:
+        case "method":
+            load(name, sha256)
+        case "network":
+            recipe_of(name, sha256)
+        case "data":
+            loader(name, sha256)
+        case "metrics":
+            metrics_of(sha256)
 
 
 def checks_of(
     kind: str, options: argparse.Namespace, sha256: str, allowed: PlugIns, folder: Path
 ) -> Mapping[str, Check]:
-    from protofleet.deploy.contract.checks import Bench, of_data, of_method, of_network
+    from protofleet.deploy.contract.checks import Bench, of_data, of_method, of_metrics, of_network
     from protofleet.deploy.contract.worlds import Subject
     from protofleet.edge_client.data.settings import DataSettings
+    from protofleet.methods.contract.own_metrics import metrics_of
     from protofleet.methods.contract.plan import Network
     from protofleet.protocol.settings.reader import decode
 
@@ -115,5 +137,7 @@ def checks_of(
         return of_method(Bench(subject, folder / "method"))
     if kind == "network":
         return of_network(Network(stem, plugin=sha256), allowed, folder / "network")
+    if kind == "metrics":
+        return of_metrics(metrics_of(sha256))
     table = {"file": path, "root": options.root, "size": options.size, "channels": options.channels}
     return of_data(decode(DataSettings, table, "data"), allowed, folder / "data")

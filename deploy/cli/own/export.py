@@ -24,7 +24,7 @@ def add_export(commands: Subparsers) -> None:
         "--way", default="predict", metavar="NAME", help="another way to predict that the method measures"
     )
     command.add_argument(
-        "--format", nargs="+", choices=FORMATS, metavar="FORMAT",
+        "--format", nargs="+", type=_format, choices=FORMATS, metavar="FORMAT",
         help=f"of {', '.join(FORMATS)}; default: safetensors, and onnx where its packages are, else pt2",
     )  # fmt: skip
     command.add_argument(
@@ -38,6 +38,18 @@ def add_export(commands: Subparsers) -> None:
     )
     add_listing_options(command)
     command.set_defaults(command=export)
+
+
+def _format(text: str) -> str:
+    if "," in text:
+        raise argparse.ArgumentTypeError(
+            f"it is {text[:99]!r}; put spaces between names: {text.replace(',', ' ')[:99]}"
+        )
+    if "/" in text or (text.lower() not in FORMATS and Path(text).exists()):
+        raise argparse.ArgumentTypeError(
+            f"it is {text[:99]!r}, which is no format; the run goes before --format, which takes all that follows it"
+        )
+    return text.lower()
 
 
 def export(options: argparse.Namespace) -> int:

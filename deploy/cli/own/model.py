@@ -51,17 +51,26 @@ def _version(text: str) -> int:
     return int(found[1])
 
 
-def versions_in(folder: Path | None) -> ModelVersions:
-    """SettingsError where there are none."""
+def found_versions(folder: Path | None) -> ModelVersions | None:
     from protofleet.edge_client.serving.versions import ModelVersions
-    from protofleet.protocol.settings.reader import SettingsError
 
-    given = LOOKED_IN if folder is None else (folder,)
-    for place in given:
+    for place in LOOKED_IN if folder is None else (folder,):
         for versions in (ModelVersions(place / "models"), ModelVersions(place)):
             if versions.whole() or versions.named("current"):
                 return versions
-    looked = ", ".join(map(str, given))
+    return None
+
+
+def versions_in(folder: Path | None) -> ModelVersions:
+    """SettingsError where there are none."""
+    from protofleet.deploy.export.mistaken import no_versions
+    from protofleet.protocol.settings.reader import SettingsError
+
+    if (found := found_versions(folder)) is not None:
+        return found
+    if folder is not None:
+        raise SettingsError(no_versions(folder))
+    looked = ", ".join(map(str, LOOKED_IN))
     raise SettingsError(
         f"there is no version of a model in {looked}: name the folder of a device that has [models] in its settings "
         "and has been in a round since, and be a user who may read it"

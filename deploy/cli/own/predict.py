@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protofleet.deploy.cli.arguments import Subparsers
-from protofleet.deploy.cli.own.model import versions_in
+from protofleet.deploy.cli.own.model import LOOKED_IN, found_versions
 from protofleet.deploy.errors import FAILED
 from protofleet.runtime.interrupts import held_interrupts
 
@@ -39,6 +39,10 @@ def add_predict(commands: Subparsers) -> None:
         "--onnx", action="store_true", help="run model.onnx, which takes the package onnxruntime"
     )
     command.add_argument(
+        "--plugin", type=Path, action="append", default=[], metavar="FILE",
+        help="a method or network of your own that the model was made with; --onnx needs none",
+    )  # fmt: skip
+    command.add_argument(
         "--json",
         action="store_true",
         help="one object, and nothing else on standard output; of --watch one a line",
@@ -52,9 +56,16 @@ def predict(options: argparse.Namespace) -> int:
     if bool(options.image) == bool(options.watch):
         raise SettingsError("name pictures, or say --watch FOLDER")
     if options.watch and not options.watch.is_dir():
-        raise SettingsError(f"there is no folder {options.watch} to watch")
+        wrong = f"{options.watch} is a file, and --watch takes a folder; name the picture without --watch"
+        raise SettingsError(
+            wrong if options.watch.exists() else f"there is no folder {options.watch} to watch"
+        )
     with held_interrupts():
         from protofleet.edge_client.serving import predictor  # noqa: F401 - torch, and all that takes its time
+    if options.plugin:
+        from protofleet.deploy.local.own_plugins import own_plugins
+
+        own_plugins(list(map(str, options.plugin)))
     chosen = ChosenModel(options.model, options.onnx)
     return watch(options, chosen) if options.watch else predict_all(options, chosen)
 
@@ -79,16 +90,27 @@ class ChosenModel:
         from protofleet.edge_client.serving.versions import CARD
         from protofleet.protocol.settings.reader import SettingsError
 
-        if self._folder is not None:
-            if not self._folder.is_dir():
-                raise SettingsError(f"there is no folder {self._folder}")
-            resolved = self._folder.resolve()
-            if (resolved / CARD).is_file():
-                return resolved
-        current = versions_in(self._folder).named("current")
-        if current is None:
-            raise SettingsError(f"nothing is served in {self._folder}: it has no link current")
+        if self._folder is not None and (self._folder / CARD).is_file():
+            return self._folder.resolve()
+        versions = found_versions(self._folder)
+        if versions is None:
+            raise SettingsError(self._nothing_there())
+        if (current := versions.named("current")) is None:
+            raise SettingsError(
+                f"nothing is served in {versions.folder}: it has no link current; name a version in it with --model"
+            )
         return current.folder.resolve()
+
+    def _nothing_there(self) -> str:
+        from protofleet.deploy.export.mistaken import no_model
+
+        if self._folder is not None:
+            return no_model(self._folder)
+        looked = ", ".join(map(str, LOOKED_IN))
+        return (
+            f"there is no version of a model in {looked}, where it is sought without --model; say --model DIR, a "
+            "folder that `protofleet export` has written, or that of a device that serves its models"
+        )
 
 
 def predict_all(options: argparse.Namespace, chosen: ChosenModel) -> int:

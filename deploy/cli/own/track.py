@@ -1,4 +1,4 @@
-"""`protofleet track`: a run's numbers to TensorBoard or MLflow, while it runs elsewhere or afterwards."""
+"""`protofleet track`: a run's numbers to a tracker, while it runs elsewhere or afterwards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Final
 from protofleet.deploy.cli.arguments import Subparsers
 from protofleet.deploy.errors import FAILED, StoppedError
 
-TO: Final = "tensorboard[=FOLDER] or mlflow[=URI]"
+TO: Final = "tensorboard[=FOLDER], mlflow[=URI] or a package's"
+
+
+def add_track_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--track", action="append", default=[], metavar="TRACKER",
+        help=f"each round goes to {TO} as it ends; may be said more than once",
+    )  # fmt: skip
 
 
 def add_track(commands: Subparsers) -> None:
@@ -17,7 +24,9 @@ def add_track(commands: Subparsers) -> None:
         "track",
         help="a run's numbers to TensorBoard or MLflow: of a run that is over, goes on, or is a service's",
     )
-    command.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="for example runs/demo")
+    command.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="for example runs/demo, or a sweep's folder"
+    )
     command.add_argument(
         "--to", action="append", required=True, metavar="TRACKER", help=f"{TO}; may be said more than once"
     )
@@ -28,19 +37,20 @@ def add_track(commands: Subparsers) -> None:
 
 
 def track(options: argparse.Namespace) -> int:
-    from protofleet.deploy.trackers.destinations import destination
+    from protofleet.deploy.trackers.destinations import destinations
     from protofleet.deploy.trackers.following import follow
-    from protofleet.deploy.trackers.run_folder import require_run
+    from protofleet.deploy.trackers.run_folder import require_run, runs_of
     from protofleet.protocol.settings.reader import SettingsError
 
-    destinations = list(dict.fromkeys(map(destination, options.to)))
-    if options.follow and len(options.runs) * len(destinations) > 1:
+    places = destinations(options.to)
+    runs = [run for folder in options.runs for run in runs_of(folder)]
+    if options.follow and len(runs) * len(places) > 1:
         raise SettingsError("--follow follows one run into one tracker; start a command for each")
-    for run in options.runs:
+    for run in runs:
         require_run(run, may_begin=options.follow)
     failed = False
-    for run in options.runs:
-        for one in destinations:
+    for run in runs:
+        for one in places:
             try:
                 follower = follow(one, run, to_the_end=options.follow)
             except KeyboardInterrupt:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.security.statements import StatementError, from_armour
 from protofleet.protocol.settings.reader import SettingsError
+
+MODEL: Final = re.compile(r"(current|champion|pinned) (v\d{6,9}) (\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,14 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """Of the model that a device serves."""
+
+    version: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Installed:
     user: bool = False
     pinned: str = ""  # SHA-256 of the roots whose signatures the device accepts
@@ -56,6 +68,7 @@ class Installed:
     service: Service = field(default_factory=Service)
     status: Status | None = None
     answers: str = ""  # of a service that writes no status: ok, or what is wrong
+    models: Mapping[str, ServedVersion] = field(default_factory=dict)  # by link: current, champion, pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +165,14 @@ def _installed(values: Mapping[str, list[str]], one: Mapping[str, str]) -> Insta
         coordinator=one.get("coordinator", ""), lists=one.get("lists", ""), revoked=one.get("revoked", ""),
         targets=one.get("targets", ""), answers=one.get("answers", ""), good=_good(one.get("good", "")),
         previous=_good(one.get("previous", "")), service=service, status=_status(one.get("status", "")),
+        models=dict(filter(None, map(_served, values["model"]))),
     )  # fmt: skip
+
+
+def _served(text: str) -> tuple[str, ServedVersion] | None:
+    """The device's own user may have written anything there."""
+    found = MODEL.fullmatch(text)
+    return (found[1], ServedVersion(found[2], int(found[3]))) if found else None
 
 
 def _probe(one: Mapping[str, str]) -> Probe | None:

@@ -77,6 +77,11 @@ case $role in
     say revoked "$(sha256_as_user $keys/current/revoked)"
     say targets "$(sha256 /etc/prometheus/protofleet/targets.json)" ;;
 esac
+# Of the versions that a device serves: what a link names, and the round on its card.
+[ -n "$models" ] && for link in current champion pinned; do
+  version=$(as_user timeout 5 readlink "$models/$link") || continue
+  say model "$link $version $(as_user timeout 5 sed -n 's/^ "round": \([0-9]*\),\{0,1\}$/\1/p' "$models/$version/card.json" 2>/dev/null | head -c 20)"
+done
 status=$(read_as_user $shown/status.json)
 if has systemctl && [ -e "$unit" ]; then
   for key in ActiveState SubState NRestarts UnitFileState; do

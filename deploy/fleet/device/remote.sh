@@ -13,7 +13,13 @@ fail() { echo "$*" >&2; exit 1; }
 try() { # problem, command ...: where it fails, the problem and its error line, or its last line
     problem=$1
     shift
-    output=$("$@" 2>&1) || fail "$problem: $(printf '%s\n' "$output" | { grep -m 1 '^ERROR' || printf '%s\n' "$output" | grep . | tail -n 1; })"
+    output=$("$@" 2>&1) || fail "$problem: $(printf '%s\n' "$output" | { grep -m 1 '^ERROR' || printf '%s\n' "$output" | grep . | tail -n 1; })$(unreachable "$output")"
+}
+# A pip that cannot reach an index ends with "no such version"; why is in its last warning before.
+unreachable() { # what it said
+    why=$(printf '%s\n' "$1" | sed -n "s/.*Retry(total=0,.* after connection broken by '\(.*\)': .*/\1/p" | tail -n 1 |
+        sed "s/.*object at 0x[0-9a-f]*>: //; s/^[A-Za-z(0-9, ]*[\"']//; s/[\"'])*\$//")
+    [ -z "$why" ] || printf '; an index cannot be reached: %s; a mirror, a proxy, a certificate are named in /etc/pip.conf there' "$why"
 }
 as_user() { # user command ...: inherits nothing from root, neither the lock nor the rest of this script
     name_of_user=$1
@@ -110,12 +116,12 @@ from_wheels() {
 }
 
 build() { # release python dependencies
-    release=$top/releases/$1 wheels=$top/wheels/$1 python=$2 own=''
+    release=$top/releases/$1 wheels=$top/wheels/$1 python=$2 own='' what="was shipped"
     [ ! -e "$release/.complete" ] || return 0
     case $3 in
         system) own=--system-site-packages install=from_wheels ;;
         shipped) install=from_wheels ;;
-        index) install=from_index ;;
+        index) install=from_index what="the locks name" ;;
         *) fail "no such way to get dependencies: $3" ;;
     esac
     verify_release "$1" "$2" "$3"
@@ -124,7 +130,7 @@ build() { # release python dependencies
     # shellcheck disable=SC2086
     try "python cannot make an environment" as_builder "$2" -m venv --without-pip $own "$release"
     pip=$(find_pip "$release")
-    try "pip cannot install what was shipped" "$install" "$3"
+    try "pip cannot install what $what" "$install" "$3"
     chown -hR root:root "$release"
     chmod -R a-st,u=rwX,go=rX "$release"
     try "the release does not run on this device" as_device "$1" python -c "$probe" self

@@ -55,13 +55,14 @@ class Role:
     def service(self) -> str:
         return f"protofleet-{self.name}.service"
 
-    def script_head(self, python: str, endpoint: str) -> str:
-        """What `facts.sh` and `remote.sh` begin with. `endpoint`: where the service is asked how it is."""
+    def script_head(self, python: str, endpoint: str, models: str) -> str:
+        """What `facts.sh` and `remote.sh` begin with. `endpoint`: where the service is asked how it is; `models`:
+        where a device keeps the versions that it serves."""
         values = {
             "role": self.name, "top": self.top, "etc": self.etc, "home": self.home, "shown": self.shown,
             "keys": str(self.keys), "settings": self.settings, "user": self.user, "name": self.service,
             "unit": f"/etc/systemd/system/{self.service}", "python": python,
-            "endpoint": endpoint,
+            "endpoint": endpoint, "models": models,
         }  # fmt: skip
         return "".join(f"{key}={shlex.quote(value)}\n" for key, value in values.items())
 

@@ -25,6 +25,7 @@ class Place:
     role: Role = DEVICE
     python: str = "python3"
     endpoint: str = ""  # where the service is asked how it is; of a device its status file says it
+    models: str = ""  # folder of the versions that a device serves; empty: it serves none
 
     @property
     def steps(self) -> str:
@@ -37,4 +38,4 @@ class Place:
 
     @property
     def _head(self) -> str:
-        return self.role.script_head(self.python, self.endpoint) + ANSWERS_SCRIPT
+        return self.role.script_head(self.python, self.endpoint, self.models) + ANSWERS_SCRIPT

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.methods.plugins import file
-from protofleet.methods.plugins.paths import TABLES
+from protofleet.methods.plugins.paths import IN_SETTINGS, placed
 from protofleet.protocol.settings.reader import SettingsError
 
 
@@ -30,31 +30,19 @@ def with_hashes(table: Mapping[str, Any]) -> dict[str, Any]:
     if not files:
         return dict(table)
     own = table["plugins"]
-    allow = [*own.get("allow", []), *(file.read(Path(one)).sha256 for one in files)]
+    allow = [*own.get("allow", []), *(file.read(Path(one), IN_SETTINGS).sha256 for one in files)]
     return {**table, "plugins": {**own, "allow": list(dict.fromkeys(allow))}}
 
 
 def at_the_host(table: Mapping[str, Any], files: Sequence[str], folder: str) -> dict[str, Any]:
     """With the places that shipped files have there."""
-    places = {one: f"{folder}/{Path(one).name}" for one in files}
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, str):
-            return places.get(value, value)
-        return [changed(one) for one in value] if isinstance(value, list) else value
-
-    return {
-        key: {k: changed(v) if k in ("file", "files") else v for k, v in value.items()}
-        if key in (*TABLES, "plugins") and isinstance(value, Mapping)
-        else value
-        for key, value in table.items()
-    }
+    return placed(table, {one: f"{folder}/{Path(one).name}" for one in files})
 
 
 def put_beside_wheels(files: Sequence[str], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for one in files:
-        source = file.read(Path(one))
+        source = file.read(Path(one), IN_SETTINGS)
         if (folder / source.path.name).exists():
             raise SettingsError(f"{one} has the name of a file that is shipped already; rename it")
         (folder / source.path.name).write_bytes(source.text)

@@ -256,9 +256,11 @@ def _docker_options(facts: Facts, settings: DeviceSettings, memory: int, gpu: bo
         yield f"--volume {settings.data.root}:{settings.data.root}:ro"
     if outside := _models_outside(settings):
         yield f"--volume {outside}:{outside}"
-    if settings.models is not None and settings.models.template:
-        template = _plain(settings.models.template, "models.template")
-        yield f"--volume {template}:{template}:ro"
+    template = settings.models.template if settings.models is not None else ""
+    if template and not template.startswith(
+        f"{DEVICE.top}/wheels/"
+    ):  # where it was shipped it is seen already
+        yield f"--volume {_plain(template, 'models.template')}:{template}:ro"
     if gpu:
         yield "--runtime nvidia" if facts.l4t else "--gpus all"
         yield from (f"--group-add {group}" for group in facts.groups)

@@ -166,7 +166,7 @@ class Progress:
             case "went_back":
                 return f"back to round {event['round']}, without the answer of {event['device']}: {event['reason']}"
             case "diverged":
-                return f"the run has diverged: {event['reason']}"
+                return f"the run has come to nothing: {event['reason']}"
             case "round":
                 done = f"{p.stage} took {event['seconds']:.1f} s"
                 mean = f", mean accuracy {p.mean_accuracy:.1%}" if p.mean_accuracy is not None else ""

@@ -23,12 +23,13 @@ WAY_OUT: Final = "replace it, or take it out of the data"
 class ImageFiles:
     paths: Sequence[Path]
     labels: Labels
+    way_out: str = WAY_OUT
 
     def samples(self, chosen: Indices, shape: InputShape) -> Values:
         height, width = shape.spatial
         out = np.empty((len(chosen), height, width, 3), np.uint8)
         for i, number in enumerate(chosen.tolist()):
-            out[i] = _picture(self.paths[number], height, width)
+            out[i] = _picture(self.paths[number], height, width, self.way_out)
         return channels_first(out, shape.channels)
 
 
@@ -58,12 +59,21 @@ def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], ImageFil
     return classes, ImageFiles([path for group in paths for path in group], labels)
 
 
-def _picture(path: Path, height: int, width: int) -> Pixels:
+def named_pictures(paths: Sequence[Path], shape: InputShape) -> Values:
+    """Of pictures that somebody names one by one, to predict them. DataError for one that cannot be read."""
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"there is no picture {path.absolute()}; is its name right?")
+    files = ImageFiles(paths, np.zeros(len(paths), np.int64), "name a picture, such as a PNG or a JPEG")
+    return files.samples(np.arange(len(paths)), shape)
+
+
+def _picture(path: Path, height: int, width: int, way_out: str) -> Pixels:
     from PIL import Image
 
     try:
-        with reading(path, WAY_OUT), Image.open(path) as image:
+        with reading(path, way_out), Image.open(path) as image:
             return np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR))
     # Pillow raises a SyntaxError for some broken PNGs.
     except (SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read ({error}); {WAY_OUT}") from error
+        raise DataError(f"{path} cannot be read ({error}); {way_out}") from error

@@ -6,7 +6,6 @@ to it for a while; what cannot be used is told once, with its reason, and looked
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import logging
@@ -38,7 +37,7 @@ UNFINISHED: Final = (".part", ".tmp", ".crdownload", "~")  # ends of names under
 
 log = logging.getLogger("protofleet.device")
 
-Signature = tuple[int, int, int]
+Signature = tuple[int, ...]
 
 
 class UnusableError(Exception):
@@ -69,7 +68,7 @@ class Inbox:
     samples: InboxSamples  # where those that were read are kept
     clock: Callable[[], float] = time.time
     _seen: dict[Path, tuple[Signature, Entry | None]] = field(default_factory=dict)
-    _told: set[Path] = field(default_factory=set)  # folders of no class of the run
+    _told: set[Path] = field(default_factory=set)  # of what a line has been written, until it is otherwise
 
     def look(self) -> Listing:
         """What is there now. A file that was taken and is gone is gone from here too."""
@@ -77,7 +76,7 @@ class Inbox:
         fresh, seen = 0, dict[Path, tuple[Signature, Entry | None]]()
         for path, label in self._files():
             if len(seen) >= MOST_FILES:
-                self._skip(path, f"there are more than {MOST_FILES:,} files; take some away")
+                self._tell(self.folder / "*", f"there are more than {MOST_FILES:,} files; take some away")
                 break
             if (known := self._known(path)) is None:
                 continue
@@ -85,7 +84,12 @@ class Inbox:
             if before is None and fresh >= MOST_AT_ONCE:
                 continue
             fresh += before is None
-            entry = before[1] if before else self._read(path, label, signature)
+            try:
+                entry = before[1] if before else self._read(path, label)
+            except OSError as error:  # of our own disk, and not the file's fault: it is read again
+                self._tell(self.samples.folder, f"{_said(path)} waits: it cannot be kept ({error.strerror})")
+                fresh = MOST_AT_ONCE
+                continue
             seen[path] = (signature, entry)
             if entry and found.setdefault(entry.sha256, entry).label != entry.label and not before:
                 self._skip(path, "the same file is in the folder of another class")
@@ -94,19 +98,33 @@ class Inbox:
 
     def _files(self) -> Iterator[tuple[Path, int]]:
         number = {name: label for label, name in enumerate(self.names)}
-        for folder in _entries(self.folder):
-            if folder.name.startswith(".") or not folder.is_dir():
+        for folder in self._entries(self.folder):
+            if folder.name.startswith(".") or not _is_folder(folder):
                 continue
             (name,) = normalized((folder.name,))
             if name not in number:
-                if folder not in self._told:
-                    self._told.add(folder)
-                    classes = listed(self.names)
-                    log.warning("inbox: %s is no class of this run (%s); skipped", _said(folder), classes)
+                self._tell(folder, f"{_said(folder)} is no class of this run ({listed(self.names)}); skipped")
                 continue
-            for path in _entries(folder):
+            for path in self._entries(folder):
                 if not path.name.startswith(".") and not path.name.lower().endswith(UNFINISHED):
                     yield path, number[name]
+
+    def _entries(self, folder: Path) -> list[Path]:
+        try:
+            found = sorted(folder.iterdir())
+        except OSError as error:
+            self._tell(
+                folder, f"{_said(folder)} cannot be read ({error.strerror}); its samples count as gone"
+            )
+            return []
+        self._told.discard(folder)
+        return found
+
+    def _tell(self, of: Path, words: str) -> None:
+        """Once."""
+        if of not in self._told:
+            self._told.add(of)
+            log.warning("inbox: %s", words)
 
     def _known(self, path: Path) -> tuple[Signature, tuple[Signature, Entry | None] | None] | None:
         """What the file is now, and what was made of it if it is the same as before; None: not yet, or no more."""
@@ -114,27 +132,32 @@ class Inbox:
             found = path.lstat()
         except OSError:
             return None
-        signature = (found.st_ino, found.st_mtime_ns, found.st_size)
+        # With the time of its last change of owner or mode too: what could not be read may be readable now.
+        signature = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
         before = self._seen.get(path)
         if before is not None and before[0] == signature:
             return signature, before
         age = self.clock() - found.st_mtime
         return None if 0 <= age < SETTLE_SECONDS else (signature, None)
 
-    def _read(self, path: Path, label: int, signature: Signature) -> Entry | None:
+    def _read(self, path: Path, label: int) -> Entry | None:
+        """OSError where its sample cannot be kept."""
         try:
             content = _content(path)
             sha256 = hashlib.sha256(content).digest()
-            if not self.samples.has(sha256):
-                self.samples.keep(sha256, sample_in(content, path.suffix.lower(), self.shape))
+            values = None if self.samples.has(sha256) else sample_in(content, path.suffix.lower(), self.shape)
+        except FileNotFoundError:  # it has just gone
+            return None
         except UnusableError as error:
             self._skip(path, str(error))
+            return None
         except OSError as error:
-            if path.exists():
-                self._skip(path, f"it cannot be read ({error.strerror})")
-        else:
-            return Entry(sha256, label)
-        return None
+            self._skip(path, f"it cannot be read ({error.strerror})")
+            return None
+        if values is not None:
+            self.samples.keep(sha256, values)
+            self._told.discard(self.samples.folder)
+        return Entry(sha256, label)
 
     def _skip(self, path: Path, reason: str) -> None:
         log.warning("inbox: %s is skipped: %s", _said(path), reason)
@@ -144,16 +167,19 @@ def _said(path: Path) -> str:
     return printable(f"{path.parent.name}/{path.name}")[:200]
 
 
-def _entries(folder: Path) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return sorted(folder.iterdir())
-    return []
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # nobody may look
+        return True
 
 
 def _content(path: Path) -> bytes:
     """Of a plain file: a link may lead anywhere, and a pipe never ends."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise UnusableError(f"it is no plain file, or cannot be read ({error.strerror})") from None
     with os.fdopen(handle, "rb") as file:
@@ -166,7 +192,7 @@ def _content(path: Path) -> bytes:
 
 
 def sample_in(content: bytes, suffix: str, shape: InputShape) -> Values:
-    """[*shape], uint8 of a picture, float32 of an array. UnusableError where it is neither."""
+    """[*shape], uint8 of a picture's pixels, float32 of other numbers. UnusableError where it is neither."""
     if suffix == ARRAYS:
         return _array(content, shape)
     if shape.rank == 3 and suffix in SUFFIXES:
@@ -180,6 +206,11 @@ def _array(content: bytes, shape: InputShape) -> Values:
         values = np.load(io.BytesIO(content), allow_pickle=False)
     except Exception as error:  # noqa: BLE001 - NumPy raises whatever its parser of headers does
         raise UnusableError(f"it is no NumPy array ({_first_line(error)})") from None
+    if isinstance(values, np.ndarray) and shape.rank == 3 and values.dtype == np.uint8:
+        if values.shape == (*shape.spatial, shape.channels):  # as cameras and NumPy have them
+            values = values.transpose(2, 0, 1)
+        if values.shape == shape.axes:
+            return np.ascontiguousarray(values)
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu" or values.shape != shape.axes:
         found = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else "no array"
         raise UnusableError(f"it has {found}, and this run learns from {shape}")

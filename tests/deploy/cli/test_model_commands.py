@@ -122,7 +122,7 @@ def test_a_broken_picture_is_one_line_and_the_others_are_predicted(board, capsys
     assert code == 1 and len(out.splitlines()) == 1
     first, second = err.splitlines()
     assert first.startswith(f"protofleet: {board}/broken.png cannot be read (")
-    assert second.startswith(f"protofleet: there is no file {board}/gone.png")
+    assert second == f"protofleet: there is no picture {board}/gone.png; is its name right?"
 
 
 def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):

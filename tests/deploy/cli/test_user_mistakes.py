@@ -75,7 +75,7 @@ MISTAKES = {
         "devices.clients.optdigits is 900, and the samples of optdigits are too few for so many: client 539 of 900 "
         "would have 1 training sample, and it takes 2; the largest devices.clients.optdigits that works is 719"
     ),
-    "run exp.toml --set data.source=mnist --set data.root=nowhere --set devices={count=2}": "0/nowhere (mnist)",
+    "run exp.toml --set data.source=mnist --set data.root=nowhere --set devices={count=2}": "/nowhere (mnist)",
     "run exp.toml --seeds 1 2 --runs afile": "afile cannot be made: Not a directory; --runs names another folder",
     "device exp.toml --enrolled none": "is not signed",
     "fleet folder": "must hold a folder for each device",

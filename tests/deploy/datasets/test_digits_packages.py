@@ -8,6 +8,7 @@ import pytest
 
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.datasets import digits_packages
+from protofleet.deploy.datasets.carriers import installer
 from protofleet.deploy.datasets.digits_packages import fetch_package, fetch_packages, needed
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.locks.lockfile import LockedPackage, read_wheel
@@ -102,7 +103,7 @@ def test_a_python_without_pip_and_uv_is_told_how_to_get_one(monkeypatch, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(RunError, match="python -m ensurepip"):
-        digits_packages.installer()
+        installer()
     (tmp_path / "uv").write_text("#!/bin/sh\n")
     (tmp_path / "uv").chmod(0o755)
-    assert digits_packages.installer()[:3] == [str(tmp_path / "uv"), "pip", "install"]
+    assert installer()[:3] == [str(tmp_path / "uv"), "pip", "install"]

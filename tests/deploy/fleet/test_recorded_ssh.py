@@ -236,6 +236,27 @@ def test_status_looks_once_at_each_device(deployed, capsys):
     assert line.split()[:3] == ["board-1", "active", deployed.release] and "waits for work" in line
 
 
+def test_status_says_which_version_of_its_model_each_device_serves(deployed, capsys):
+    def told(*lines):
+        deployed.board.facts["model"] = "\n".join(lines)
+        deployed.deploy("status")
+        text = capsys.readouterr().out.splitlines()[1]
+        deployed.deploy("status", json=True)
+        return text, json.loads(capsys.readouterr().out)["hosts"]["board-1"]
+
+    text, found = told()
+    assert " -  " in text and found["models"] == {} and found["serves"] is None
+    text, found = told("current v000017 16", "champion v000012 11", "pinned v000017 16")
+    assert "v000017 pinned, champion v000012" in text
+    assert found["serves"] == "v000017 pinned, champion v000012"
+    assert found["models"]["current"] == found["models"]["pinned"] == {"version": "v000017", "round": 16}
+    assert found["models"]["champion"] == {"version": "v000012", "round": 11}
+    text, _ = told("current v000003 2", "champion v000003 2")
+    assert "v000003 champion " in text
+    text, found = told("current ../../etc/shadow 16", "pinned v000017 \x1b[2J", "other v000001 1")
+    assert found["models"] == {}, "a device's user may write what it likes"
+
+
 @pytest.mark.parametrize("step", ["plan", "status", "doctor"])
 def test_what_is_listed_of_a_fleet_is_one_object_or_nothing_but_what_is_wrong(deployed, capsys, step):
     deployed.deploy(step, json=True)

@@ -15,7 +15,7 @@ for open in /proc/self/fd/*; do readlink "$open"; done >/var/lib/protofleet/open
 exit 0
 """
 VICTIM = "/etc/victim"  # of root, as is all in it
-NAMES = ("request", "tls.crt", "roots", "coordinator.record", "root.key", "status.json")
+NAMES = ("request", "tls.crt", "roots", "coordinator.record", "root.key", "status.json", "card.json")
 ALL = " ".join(NAMES)
 HOME, KEYS, SHOWN = "/var/lib/protofleet", "/var/lib/protofleet/keys", "/run/protofleet"
 LINKS = {
@@ -25,6 +25,7 @@ LINKS = {
     "pending keys": f"mkdir -p {KEYS}; ln -s {VICTIM} {KEYS}/pending",
     "the request": f"mkdir -p {KEYS}/pending; ln -s {VICTIM}/request {KEYS}/pending/request",
     "the status": f"ln -s {VICTIM}/status.json {SHOWN}/status.json",
+    "a version of the model": f"mkdir -p {HOME}/state/models; ln -s {VICTIM} {HOME}/state/models/current",
     "single files": f"mkdir -p {KEYS}/current; for n in {ALL}; do ln -s {VICTIM}/$n {KEYS}/current/$n; done",
 }
 STEPS = {
@@ -40,7 +41,7 @@ STEPS = {
 def facts_script():
     from protofleet.deploy.fleet.device.scripts import Place
 
-    return Place().facts
+    return Place(models=f"{HOME}/state/models").facts
 
 
 @pytest.fixture

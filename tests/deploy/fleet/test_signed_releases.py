@@ -75,9 +75,9 @@ def our_wheel(folder):
     return str(folder)
 
 
-def control_of(folder, wheels, name="root"):
+def control_of(folder, wheels, name="root", dependencies="system"):
     make_authority(folder / name, "lab", 10)
-    software = Software(dependencies="system", wheels=wheels, python="/usr/bin/python3")
+    software = Software(dependencies=dependencies, wheels=wheels, python="/usr/bin/python3")
     device = {"broker": {"host": "broker.example"}, "data": {"source": "digits"}}
     fleet = Fleet(str(folder / name), {"board-1": Host("board.example")}, software=software, device=device)
     return ControlPlane(fleet, Releases(fleet, folder / f"releases-{name}"), lambda name, fingerprint: True)
@@ -270,3 +270,20 @@ def test_signatures_are_judged_as_by_cryptography():
         assert not verify.signed(public[:7] + bytes([public[7] ^ 4]) + public[8:], good, message)
         again = good[:32] + (int.from_bytes(good[32:], "little") + verify.ORDER).to_bytes(32, "little")
         assert not verify.signed(public, again, message), "a second form of the same signature"
+
+
+@pytest.mark.slow
+def test_a_board_that_reaches_no_index_is_told_so_and_why(tmp_path, board, monkeypatch):
+    """And not that there is no such version, which is all that pip ends with."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)  # this machine's, which finds them
+    control = control_of(tmp_path, our_wheel(tmp_path / "wheels"), dependencies="index")
+    mirror = "[global]\nindex-url = http://127.0.0.1:9/simple\nretries = 1\n"
+    board.run("sh", "-c", "rm -rf /etc/xdg/pip; cat >/etc/pip.conf", stdin=mirror)
+    executor = executor_of(control, board)
+    for step in (Prepare(), Ship(control.release("board-1").name, "")):
+        executor.execute(step, jetson())
+    with pytest.raises(StepError) as told:
+        executor.execute(Build(control.release("board-1").name), jetson())
+    assert "pip cannot install what the locks name: ERROR: " in str(told.value)
+    assert "an index cannot be reached: Failed to establish a new connection: [Errno 111]" in str(told.value)

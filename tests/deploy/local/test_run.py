@@ -118,13 +118,13 @@ def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place)
     options = ("small.toml", *(part for change in wild for part in ("--set", change)))
     done = protofleet("run", *options, cwd=place)
     assert done.returncode == 4, done.stderr + done.stdout
-    assert done.stderr.splitlines()[-1].startswith("protofleet: the run has diverged: ")
+    assert done.stderr.splitlines()[-1].startswith("protofleet: the run has come to nothing: ")
     assert "lower method.lr" in done.stderr
     assert "Traceback" not in done.stderr
     run = place / "runs" / "small"
-    assert "This run has diverged: " in (run / "report.html").read_text()
+    assert "This run has come to nothing: " in (run / "report.html").read_text()
     again = protofleet("run", *options, "--seeds", "0", cwd=place)
-    assert again.returncode == 1 and "failed: small-s0: the run has diverged: " in again.stdout
+    assert again.returncode == 1 and "failed: small-s0: the run has come to nothing: " in again.stdout
     once_more = protofleet("run", *options, "--seeds", "0", cwd=place)
     assert "it has ended already: diverged: " in once_more.stdout and once_more.returncode == 1
 

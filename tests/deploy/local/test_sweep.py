@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from protofleet.coordinator.observe.summary_file import write_summary
@@ -398,3 +400,31 @@ def test_seeds_that_an_earlier_version_has_run_are_of_the_same_point(file, tmp_p
     assert len(written.read_text().splitlines()) == len(lines) - 1
     (trial,) = read_trials(grid, tmp_path, "validation").trials
     assert trial.is_whole and len(trial.group.runs) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_methods_are_swept_over_series_and_their_runs_compared_and_reported(tmp_path, capsys):
+    dice, y = np.random.default_rng(0), np.array(["idle", "walk"] * 40)
+    x = dice.normal(0, 0.3, (80, 3, 16)) + np.where(y == "walk", 1.0, 0.0)[:, None, None] * np.sin(
+        np.arange(16)
+    )
+    (tmp_path / "watch").mkdir()
+    np.savez(tmp_path / "watch" / "data.npz", x=x.astype(np.float32), y=y)
+    (tmp_path / "watch.toml").write_text(
+        'name = "watch"\nrounds = 1\nclasses = 2\nmethod = { name = "fedproto" }\nnetwork = { name = "cnn1d" }\n'
+        'data = { source = "arrays", root = "watch", shape = [3, 16], validation = 0.2 }\ndevices = { count = 2 }\n'
+    )
+    done = protofleet(
+        "sweep", "watch.toml", "--grid", "method.name=fedavg,fedproto", cwd=tmp_path, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = [str(tmp_path / "runs" / f"watch-name-{name}-s1") for name in ("fedavg", "fedproto")]
+    files = [tmp_path / "both.html", tmp_path / "both.tex"]
+    assert main(["compare", *runs, "--html", str(files[0]), "--latex", str(files[1])]) == 0
+    for name in ("watch-name-fedavg", "watch-name-fedproto"):
+        assert name in files[0].read_text() and name in files[1].read_text()
+    for run in runs:
+        assert main(["report", run]) == 0 and (Path(run) / "report.html").stat().st_size > 10_000
+    said = capsys.readouterr().out
+    assert "images" not in done.stdout + said, "these are series"

@@ -11,9 +11,9 @@ from statistics import mean, stdev
 import pytest
 
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.report.comparison_files import latex_table
 from protofleet.deploy.report.comparison_tables import Table
-from protofleet.deploy.report.numbers import percent_points
+from protofleet.deploy.report.latex import as_latex, latex_table, latex_text
+from protofleet.deploy.report.numbers import NONE, percent_points
 from tests.deploy.report.test_compare import runs
 
 __all__ = ["runs"]  # a fixture
@@ -59,7 +59,9 @@ class Page(HTMLParser):
 
 
 def plain(cell):
-    text = cell.replace(r"$\pm$", "±").replace(r"\textgreater{}", ">")
+    if cell == "--":
+        return NONE
+    text = cell.replace(r"\,$\pm$\,", " ± ").replace(r"$\pm$", "±").replace(r"\textgreater{}", ">")
     return re.sub(r"\\([%&#_$])", r"\1", text)
 
 
@@ -116,18 +118,54 @@ def test_latex_takes_no_name_for_a_command():
     assert text.count(r"\begin{") == text.count(r"\end{") == 2
 
 
-def test_a_table_of_odd_names_compiles(tmp_path):
+@pytest.mark.parametrize(("name", "latex"), [
+    ("Zürich", r'Z\"{u}rich'), ("Zu\u0308rich", r'Z\"{u}rich'), ("\u0142\u00f3d\u017a", r"\l{}\'{o}d\'{z}"),
+    ("na\u00efve", r'na\"{\i}ve'), ("\u03b1-run \u0394", r"$\alpha$-run $\Delta$"), ("a--b", "a-{}-b"),
+    ("a\u2013b", r"a\textendash{}b"), ("it''s", "it'{}'s"), ("\u2265 5", r"$\geq$ 5"),
+    ("\u6f22\u5b57", r"\texttt{U+6F22}\texttt{U+5B57}"), ("\U0001f680", r"\texttt{U+1F680}"),
+    ("a\tb\x07", r"a b\texttt{U+0007}"),
+])  # fmt: skip
+def test_a_letter_that_no_engine_is_sure_to_have_is_written_in_others(name, latex):
+    assert latex_text(name) == latex
+
+
+@pytest.fixture
+def compiled(tmp_path):
     latex = next(
         (found for name in ("pdflatex", "lualatex", "tectonic") if (found := shutil.which(name))), None
     )
     if latex is None:
         pytest.skip("there is no LaTeX here; what it would be given is checked above")
+
+    def log_of(tables):
+        page = rf"\documentclass{{article}}\usepackage{{booktabs,graphicx}}\begin{{document}}{tables}\end{{document}}"
+        (tmp_path / "page.tex").write_text(page)
+        options = (
+            []
+            if latex.endswith("tectonic")
+            else ["-halt-on-error", "-file-line-error", "-interaction=nonstopmode"]
+        )
+        done = subprocess.run(
+            [latex, *options, "page.tex"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0 and (tmp_path / "page.pdf").exists(), done.stdout
+        return done.stdout
+
+    return log_of
+
+
+def test_tables_of_odd_names_and_of_many_domains_compile_and_stay_on_the_page(compiled):
     odd = ["[a_b&c", "100%", "{x}$y#", "\\input", "~^", "<|>", "*", "ü ± 1"]
-    table = latex_table(Table("Odd_names", "50 %", ["run", *["h_1"] * 7], [odd, odd], frozenset({(0, 1)})))
-    page = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{table}\end{{document}}"
-    (tmp_path / "page.tex").write_text(page)
-    options = [] if latex.endswith("tectonic") else ["-halt-on-error", "-interaction=nonstopmode"]
-    done = subprocess.run(
-        [latex, *options, "page.tex"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0 and (tmp_path / "page.pdf").exists(), done.stdout
+    latin = "".join(map(chr, range(0x20, 0x2000)))
+    unlikely = [latin[i : i + 12] for i in range(0, len(latin), 12)][:40] + [
+        "\u6f22\u5b57",
+        "\U0001f680",
+        "a\u0301",
+    ]
+    log = compiled(as_latex([
+        Table("Odd_names", "50 %", ["run", *["h_1"] * 7], [odd, odd], frozenset({(0, 1)})),
+        Table("Letters, %", "\u03b1 & \u2265", ["run", "mean"], [[name, NONE] for name in unlikely]),
+        Table("Wide", "", ["run", *["mnist"] * 12], [["digits-fedproto-lr-0.05", *["77.0 ± 1.0"] * 12]]),
+    ]))  # fmt: skip
+    wide = [line for line in log.splitlines() if line.startswith("Overfull \\hbox")]
+    assert not wide and "Missing character" not in log, log

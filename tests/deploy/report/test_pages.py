@@ -140,7 +140,10 @@ def test_every_picture_is_drawn_for_two_widths_with_a_title_and_a_description(ht
 
 
 def test_every_curve_is_a_table_as_well(report, comparison):
-    names = ("accuracy by domain over rounds", "loss by domain over rounds", "bytes up by kind and round")
+    names = (
+        *(f"{measure} by domain over rounds" for measure in ("accuracy", "loss", "macro_f1")),
+        "bytes up by kind and round",
+    )
     for html, titles in (
         (report, names),
         (comparison, ("mean accuracy over rounds", "mean accuracy over bytes")),

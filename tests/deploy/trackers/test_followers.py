@@ -133,6 +133,49 @@ def test_a_tracker_that_raises_is_one_line_and_the_others_go_on(run, recorder, m
     assert f"protofleet track {run} --to broken" in line
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt("mine"), SystemExit(3), RecursionError("deep")])
+def test_whatever_a_tracker_raises_is_one_line_also_where_it_cannot_be_closed(
+    run, recorder, monkeypatch, error
+):
+    def fail(start=None):
+        raise error if start else ValueError("cannot be closed")
+
+    monkeypatch.setattr(recorder, "begin", fail)
+    monkeypatch.setattr(recorder, "close", fail)
+    whole_run(run, WHOLE)
+    said = []
+    with tracking([TO], run, said.append):
+        pass
+    (line,) = said
+    assert f"({type(error).__name__}: {error})" in line
+
+
+def test_an_error_that_quotes_an_address_shows_nobody_how_it_is_opened(run, recorder, monkeypatch):
+    def fail(start):
+        raise ConnectionError("no answer from http://me:pw@host:5000/api and sqlite:///a@b")
+
+    monkeypatch.setattr(recorder, "begin", fail)
+    said = []
+    with tracking([TO], run, said.append):
+        pass
+    assert (
+        "pw" not in said[0]
+        and "(ConnectionError: no answer from http://host:5000/api and sqlite:///a@b)" in said[0]
+    )
+
+
+def test_two_commands_never_bring_one_run_to_one_tracker_at_once(run, recorder):
+    write_lines(run, [1])
+    said = []
+    with TrackedFile(run).sole_use("recorder"):
+        assert follow(TO, run, said.append, to_the_end=False).failed
+    assert (
+        said == [f"recorder is left to another command, which brings {run} there now"] and not recorder.began
+    )
+    assert not follow(TO, run, said.append, to_the_end=False).failed
+    assert list(recorder.rounds) == [1]
+
+
 def test_a_run_waits_for_no_tracker_that_hangs(run, recorder, monkeypatch):
     hangs = threading.Event()
     monkeypatch.setattr("protofleet.deploy.trackers.following.PATIENCE_SECONDS", 0.2)
@@ -223,6 +266,7 @@ def test_a_services_run_without_an_experiment_says_its_settings_at_its_end(run):
 @pytest.mark.parametrize(("text", "words"), [
     ("tensorbord", "did you mean tensorboard? there are mlflow, tensorboard"),
     ("mlflow=", "names no place"),
+    ("mlflow=localhost:5000", "a server is mlflow=http://HOST:PORT, and a database mlflow=sqlite:///FILE"),
 ])  # fmt: skip
 def test_a_tracker_that_is_none_is_one_line(text, words):
     with pytest.raises(SettingsError) as error:

@@ -16,7 +16,7 @@ from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.nets.base import initialised_from
 from protofleet.methods.parts.local import LocalHyper, train
 from tests.edge_client.gpu.simulated import MiB, SimulatedGpu
-from tests.support.small_federation import Part, Shard, simulation
+from tests.support.small_federation import Shard, TensorSamples, simulation
 
 pytestmark = [
     pytest.mark.gpu,
@@ -142,7 +142,7 @@ def test_layers_that_draw_draw_the_same_for_the_same_question(gpu):
             model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(), nn.Linear(32, 3)).to(PLACE)
         draw = torch.Generator().manual_seed(2)
         x, y = torch.randn(24, 8, generator=draw), torch.arange(24) % 3
-        data = Part(x.to(PLACE), y.to(PLACE))
+        data = TensorSamples(x.to(PLACE), y.to(PLACE))
 
         def objective(x, y):
             return F.cross_entropy(model(x), y)
@@ -170,5 +170,7 @@ def jobs(shared, name, data, stays):
 
 
 def on_gpu(data):
-    parts = (Part(part.x.to(PLACE), part.y.to(PLACE)) for part in (data.train, data.validation, data.test))
+    parts = (
+        TensorSamples(part.x.to(PLACE), part.y.to(PLACE)) for part in (data.train, data.validation, data.test)
+    )
     return Shard(data.domain, data.classes, *parts)

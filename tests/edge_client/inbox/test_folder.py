@@ -1,5 +1,6 @@
 """What a device takes out of its inbox, and what it leaves there with a reason."""
 
+import errno
 import logging
 import os
 import time
@@ -148,3 +149,80 @@ def test_a_look_takes_so_many_new_files_and_the_next_one_the_others(tmp_path, mo
     for i in range(7):
         picture(inbox.folder / "cat" / f"{i}.png", i)
     assert [len(inbox.look()) for _ in range(4)] == [3, 6, 7, 7]
+
+
+def test_an_array_of_bytes_is_pixels_as_a_picture_is_with_channels_first_or_last(tmp_path, caplog):
+    """Taken for float numbers they would enter the network as 0 to 255, beside pictures of -1 to 1."""
+    inbox = inbox_at(tmp_path, shape=(3, 4, 5))
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8)
+    Image.fromarray(pixels).save(inbox.folder / "cat" / "a.png")
+    np.save(inbox.folder / "cat" / "b.npy", pixels)
+    np.save(inbox.folder / "dog" / "c.npy", pixels.transpose(2, 0, 1))
+    kept = [inbox.samples.load(entry.sha256) for entry in inbox.look()]
+    assert len(kept) == 3 and all(one.dtype == np.uint8 for one in kept) and lines(caplog) == []
+    assert all(np.array_equal(one, pixels.transpose(2, 0, 1)) for one in kept)
+
+
+class FullDisk(Disk):
+    full = True
+
+    def replace(self, target, data, mode=None, durable=True):
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        super().replace(target, data, mode, durable)
+
+
+def test_what_finds_no_room_waits_and_is_taken_when_there_is_some(tmp_path, caplog):
+    inbox = inbox_at(tmp_path)
+    disk = FullDisk(durable=False)
+    inbox.samples = InboxSamples(tmp_path / "kept", inbox.shape, disk)
+    for i in range(3):
+        picture(inbox.folder / "cat" / f"{i}.png", i)
+    assert inbox.look() == inbox.look() == ()
+    assert lines(caplog) == ["inbox: cat/0.png waits: it cannot be kept (No space left on device)"], "once"
+    disk.full = False
+    assert len(inbox.look()) == 3
+
+
+def test_a_file_that_becomes_readable_is_looked_at_again(tmp_path, caplog, monkeypatch):
+    """As when its owner or mode is changed: that moves neither its time nor its size."""
+    inbox = inbox_at(tmp_path)
+    path = picture(inbox.folder / "cat" / "a.png", 1)
+    denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def refuse(path, flags):
+        raise denied
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module.os, "open", refuse)
+        assert inbox.look() == () and "or cannot be read (Permission denied)" in lines(caplog)[0]
+    path.chmod(0o600)
+    assert len(inbox.look()) == 1
+
+
+def test_an_inbox_that_goes_away_is_said_once_and_found_again(tmp_path, caplog):
+    inbox = inbox_at(tmp_path)
+    picture(inbox.folder / "cat" / "a.png", 1)
+    assert len(inbox.look()) == 1
+    inbox.folder.rename(tmp_path / "away")
+    assert inbox.look() == inbox.look() == ()
+    (line,) = lines(caplog)
+    assert line.endswith("inbox cannot be read (No such file or directory); its samples count as gone")
+    (tmp_path / "away").rename(inbox.folder)
+    assert len(inbox.look()) == 1 and len(lines(caplog)) == 1
+
+
+def test_too_many_files_are_said_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(folder_module, "MOST_FILES", 2)
+    inbox = inbox_at(tmp_path)
+    for i in range(3):
+        picture(inbox.folder / "cat" / f"{i}.png", i)
+    assert len(inbox.look()) == len(inbox.look()) == 2
+    assert lines(caplog) == ["inbox: there are more than 2 files; take some away"]
+
+
+def test_a_time_that_lies_ahead_of_the_clock_holds_no_file_back(tmp_path, caplog):
+    """A board without a clock of its own wakes up in 1970."""
+    inbox = inbox_at(tmp_path, now=lambda: 100.0)
+    picture(inbox.folder / "cat" / "a.png", 1)
+    assert len(inbox.look()) == 1 and lines(caplog) == []

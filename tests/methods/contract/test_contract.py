@@ -68,6 +68,10 @@ def test_what_it_predicts_is_what_its_rule_gives(unbroken):
     checks.predicts_by_its_rule(Subject(unbroken[0]), unbroken[1])
 
 
+def test_what_a_device_keeps_of_it_is_exported_each_way_with_its_scores(unbroken, tmp_path):
+    checks.exports_each_way(Subject(unbroken[0]), unbroken[1], tmp_path)
+
+
 @every_run
 def test_repeats_and_reordering_change_nothing_but_time(unbroken, tmp_path):
     checks.repeats_change_nothing(Subject(unbroken[0]), unbroken[1], tmp_path)

@@ -10,7 +10,7 @@ from protofleet.methods.contract.plan import Network, Plan, methods_for_mixed_ne
 from protofleet.methods.nets import catalog as nets
 from tests.support.few_methods import of_each_shape
 from tests.support.run_policy import RunPolicy
-from tests.support.small_federation import CLASSES, Part, Shard
+from tests.support.small_federation import CLASSES, Shard, TensorSamples
 
 SIZE, FEATURES = 16, 32
 FLEET = {
@@ -24,7 +24,7 @@ HTFE8 = ("cnn4", "googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50"
 
 def part(n, seed):
     g = torch.Generator().manual_seed(seed)
-    return Part(torch.randn(n, 3, SIZE, SIZE, generator=g), torch.arange(n) % CLASSES)
+    return TensorSamples(torch.randn(n, 3, SIZE, SIZE, generator=g), torch.arange(n) % CLASSES)
 
 
 def shard(i):

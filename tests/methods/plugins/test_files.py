@@ -3,13 +3,16 @@
 import hashlib
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from protofleet.methods.plugins import file
+from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.methods.plugins.errors import PlugInError
 from protofleet.methods.plugins.file import from_file
 from protofleet.methods.plugins.found import demand_type, find, object_of
+from protofleet.methods.plugins.paths import IN_SETTINGS
 from tests.support.plug_ins import sha256
 
 BROKEN = {
@@ -48,8 +51,10 @@ def test_a_file_without_its_constant_says_which_one(tmp_path):
     _, module = from_file(path, None)
     with pytest.raises(PlugInError, match=r"^fednova.py has no METHOD = Method\(...\)$"):
         object_of("method", module)
-    with pytest.raises(PlugInError, match="METHOD is int; say METHOD = Method"):
+    with pytest.raises(PlugInError, match=r"^fednova.py: METHOD is int \(1\); say METHOD = Method"):
         demand_type(1, str, "method", "fednova.py")
+    with pytest.raises(PlugInError, match=r"^fednova.py: METHOD is the class Path; say METHOD = Method"):
+        demand_type(Path, str, "method", "fednova.py")
 
 
 def test_no_file_a_folder_a_pipe_and_a_very_large_one_are_refused_at_once(tmp_path):
@@ -64,6 +69,19 @@ def test_no_file_a_folder_a_pipe_and_a_very_large_one_are_refused_at_once(tmp_pa
     for name, word in words.items():
         with pytest.raises(PlugInError, match=word):
             from_file(tmp_path / name, None)
+
+
+def test_a_file_that_is_not_there_is_said_to_be_missing_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        PlugInError, match=f"^none.py: there is no such file; it was looked for in {tmp_path}$"
+    ):
+        from_file(Path("none.py"), None, IN_SETTINGS)
+    whole = tmp_path / "none.py"
+    with pytest.raises(PlugInError, match=f"^{whole}: there is no such file$"):
+        from_file(whole, None)
+    with pytest.raises(PlugInError, match=f"{whole}: there is no such file; {IN_SETTINGS}$"):
+        PlugIns().hash_of("method", "none", str(whole), ours=False)
 
 
 def test_a_hash_that_is_not_allowed_runs_nothing(tmp_path):
@@ -117,4 +135,4 @@ def test_what_no_process_has_loaded_is_not_found_by_its_hash():
     with pytest.raises(
         PlugInError, match="the method ghost is a plug-in with SHA-256 f{64}, which is not loaded"
     ):
-        find("method", "ghost", "f" * 64)
+        find("method", "ghost", "f" * 64, object)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.local.experiment import read_experiment
@@ -20,6 +21,13 @@ import sys
 sys.modules["pytest"] = None
 from protofleet.deploy.cli.main import main
 sys.exit(main(sys.argv[1:]))
+"""
+PREDICT = """
+import sys
+from protofleet.deploy.cli.main import main
+picture, model, *files = sys.argv[1:]
+for more in ([], [word for file in files for word in ("--plugin", file)]):
+    print("code", main(["predict", picture, "--model", model, *more]))
 """
 PAGE = (DOCS / "plug-ins.md").read_text()
 FILES = {name: block("plug-ins.md", name) for name in ("mynet", "blobs", "f1")}
@@ -60,7 +68,7 @@ def test_the_pages_experiment_is_one_and_its_plan_has_hashes_alone(place, monkey
     [
         ("fednova", "x = undefined\n", r"fednova.py:1: NameError: name 'undefined' is not defined"),
         ("fednova", "METHD = 1\n", r"fednova.py has no METHOD = Method\(...\)"),
-        ("mynet", "NETWORK = 1\n", r"mynet: NETWORK is int; say NETWORK = network\(...\)"),
+        ("mynet", "NETWORK = 1\n", r"mynet.py: NETWORK is int \(1\); say NETWORK = network\(...\)"),
         ("f1", "METRICS = {'loss': print}\n", r"f1.py: METRICS has 'loss'; a name is small letters"),
     ],
 )
@@ -96,6 +104,17 @@ def test_data_of_ones_own_are_told_of_like_all_others(place, capsys):
     )
 
 
+def predicts_with_its_plug_ins_alone(place, model):
+    """In a process that has loaded none."""
+    Image.new("RGB", (8, 8), (220, 220, 220)).save(place / "x.png")
+    words = [str(place / "x.png"), str(model), str(place / "fednova.py"), str(place / "mynet.py")]
+    done = subprocess.run(
+        [sys.executable, "-c", PREDICT, *words], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.count("code 2\n") == 1 and "light" in done.stdout.split("code 2")[1], done.stdout
+    assert "fednova is a plug-in" in done.stderr and "name its file: predict --plugin FILE" in done.stderr
+
+
 @pytest.mark.slow
 def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_path):
     """One folder of runs for all of it."""
@@ -124,6 +143,9 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
     (place / "fednova.py").write_text(FILES["fednova"])
     assert "continuing the unfinished run" in said("run", "mine.toml", "--resume")
     said("report", "runs/mine")
+    assert "macro_f1 by domain over rounds" in (folder / "report.html").read_text()
+    assert main(["export", str(folder), "--format", "safetensors"]) == 0
+    predicts_with_its_plug_ins_alone(tmp_path, folder / "models" / "last")
     seeds = said("run", "mine.toml", "--seeds", "1", "2", "--set", "devices.processes=1", "--set", "rounds=1")
     assert "2 of 2 runs are finished" in seeds
     assert "fednova" in said("compare", "runs/mine-s1", "runs/mine-s2")
@@ -136,7 +158,7 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
 @pytest.mark.slow
 def test_the_contract_holds_for_the_pages_plug_ins_without_pytest(tmp_path):
     place, environment = written(tmp_path), {**os.environ, "PYTHONPATH": str(ROOT)}
-    for name, checks in {"fednova": 21, "mynet": 9, "blobs": 5}.items():
+    for name, checks in {"fednova": 22, "mynet": 9, "blobs": 5, "f1": 5}.items():
         words = ["check", f"{name}.py", "--json", *(["--size", "8"] if name == "blobs" else [])]
         command = [sys.executable, "-c", WITHOUT_PYTEST, *words]
         done = subprocess.run(
@@ -163,9 +185,42 @@ def test_what_does_not_hold_is_named_with_the_line_that_raised(tmp_path, change,
 
     path = tmp_path / "fednova.py"
     path.write_text(FILES["fednova"].replace(*change))
-    found = own_plugins([str(path)], {})
+    found = own_plugins([str(path)])
     bench = checks.Bench(Subject("fednova", found.hashes[0], allowed=found.allowed()), tmp_path)
     every = checks.of_method(bench)
     wanted = {name: every[name] for name in ("cost is what crosses",)}
     (outcome,) = checks.outcomes(wanted, str(path))
     assert outcome.holds == (not words) and re.search(words, outcome.problem), outcome.problem
+
+
+RULE = """class Doubled(torch.nn.Module):
+    def __init__(self, head):
+        super().__init__()
+        self.head = head
+    def forward(self, z):
+        return 2 * self.head(z)
+
+
+class Client(fedavg.Client):
+    def rule(self):
+        return Doubled(self.model.head)
+
+"""
+
+
+def test_a_rule_that_cannot_be_exported_is_said_by_the_check(tmp_path):
+    """It learns, and predicts by its rule; `protofleet export` would fail."""
+    from protofleet.deploy.contract import checks
+    from protofleet.deploy.contract.worlds import Subject
+    from protofleet.deploy.local.own_plugins import own_plugins
+
+    path = tmp_path / "doubled.py"
+    path.write_text(FILES["fednova"].replace("class Client(fedavg.Client):\n", RULE))
+    found = own_plugins([str(path)])
+    every = checks.of_method(
+        checks.Bench(Subject("doubled", found.hashes[0], allowed=found.allowed()), tmp_path)
+    )
+    wanted = {name: every[name] for name in ("learns", "predicts by its rule", "export works")}
+    learns, predicts, exported = checks.outcomes(wanted, str(path))
+    assert learns.holds and predicts.holds
+    assert "Doubled, its rule 'predict', cannot be exported: " in exported.problem

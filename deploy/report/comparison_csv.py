@@ -1,26 +1,17 @@
-"""A comparison for other programs: a line a run for spreadsheets and data frames, and the tables for LaTeX."""
+"""A comparison for spreadsheets and data frames: a line a run."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 from protofleet.deploy.report.comparison import AccuracyTarget, Group, Run, best_by_validation
-from protofleet.deploy.report.comparison_tables import Table
 from protofleet.deploy.report.flat_names import Numbers, by_way_and_kind, named, part
 
 OF_A_RUN: Final = ("experiment", "run", "folder", "method", "view", "network", "seed", "rounds")
 TARGET: Final = "to_target"
-
-PREAMBLE: Final = "% The preamble needs \\usepackage{booktabs}; bold is the best of its column."
-LATEX: Final = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "±": r"$\pm$", "[": "{[}", "*": "{*}",  # as \\[ and \\* are commands
-}  # fmt: skip
 
 
 def as_csv(groups: Sequence[Group], target: AccuracyTarget | None) -> str:
@@ -62,30 +53,3 @@ def numbers_of(group: Group, run: Run, target: AccuracyTarget | None) -> Numbers
         found |= {f"{TARGET}/bytes": reached.bytes, f"{TARGET}/rounds": reached.rounds}
         found |= {f"{TARGET}/joules": reached.joules} if run.summary.get("energy") else {}
     return found
-
-
-def as_latex(tables: Sequence[Table]) -> str:
-    return "\n\n".join([PREAMBLE, *map(latex_table, tables)]) + "\n"
-
-
-def latex_table(table: Table) -> str:
-    rows = [
-        [rf"\textbf{{{cell}}}" if (i, j) in table.best else cell for j, cell in enumerate(map(escaped, row))]
-        for i, row in enumerate(table.rows)
-    ]
-    label = re.sub(r"[^a-z0-9]+", "-", table.title.lower()).strip("-")
-    note = [rf"\par\smallskip\footnotesize {escaped(table.note)}"] if table.note else []
-    head = latex_row(list(map(escaped, table.head)))
-    return "\n".join([
-        r"\begin{table}", r"\centering", rf"\caption{{{escaped(table.title)}}}", rf"\label{{tab:{label}}}",
-        rf"\begin{{tabular}}{{l{'r' * (len(table.head) - 1)}}}", r"\toprule", head,
-        r"\midrule", *map(latex_row, rows), r"\bottomrule", r"\end{tabular}", *note, r"\end{table}",
-    ])  # fmt: skip
-
-
-def latex_row(cells: Sequence[str]) -> str:
-    return rf"{' & '.join(cells)} \\"
-
-
-def escaped(text: str) -> str:
-    return "".join(LATEX.get(mark, mark) for mark in " ".join(text.split()))

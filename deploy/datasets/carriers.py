@@ -1,0 +1,41 @@
+"""Packages that carry data: an installer gets one by its hash and alone, into a folder that goes again."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from protofleet.deploy.errors import RunError
+from protofleet.deploy.locks.lockfile import LockedPackage, write_lock
+from protofleet.runtime import children
+
+
+def install(name: str, locked: list[LockedPackage], target: Path) -> None:
+    """By the hashes that are known. What was downloaded before is in the installer's own cache."""
+    with tempfile.TemporaryDirectory() as made:
+        lock = Path(made) / "data.txt"
+        lock.write_text(write_lock(locked, name))
+        options = ["--require-hashes", "--only-binary", ":all:", "--no-deps", "-q", "--target", str(target)]
+        done = subprocess.run([*installer(), *options, "-r", str(lock)], capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or ["it says nothing"]
+        raise RunError(
+            f"{name} cannot be fetched: {said[-1][:300]}; run the same command again, or install it where this "
+            f"Python finds it: pip install --no-deps {name}=={locked[-1].version}"
+        )
+
+
+def installer() -> list[str]:
+    """This Python's pip; where it has none, as with uvx and in some images, uv."""
+    if importlib.util.find_spec("pip") is not None:
+        return [*children.command("pip"), "install", "--disable-pip-version-check"]
+    for words in (shutil.which("uv"), Path.home() / ".local" / "bin" / "uv"):
+        if words and Path(words).is_file():
+            return [str(words), "pip", "install", "--python", sys.executable]
+    raise RunError(
+        "these data are fetched with pip or uv, and neither is there: python -m ensurepip gives this Python its pip"
+    )

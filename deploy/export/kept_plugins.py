@@ -1,0 +1,23 @@
+"""The plug-ins that a run keeps in its folder: an export runs them again, as `protofleet run --resume` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.protocol.settings.reader import decode, read_toml
+
+SETTINGS: Final = "coordinator.toml"
+FOLDER: Final = "plugins"
+
+
+def plugins_of_run(folder: Path) -> PlugIns:
+    """Those that its coordinator allowed, from the run's own copies: the folder may have been moved."""
+    path = folder / SETTINGS
+    said = read_toml(path).get("plugins") if path.exists() else None
+    if not isinstance(said, dict):
+        return PlugIns()
+    allowed = decode(PlugIns, said, f"{path}: plugins")
+    copies = sorted(map(str, (folder / FOLDER).glob("*/*.py")))
+    return PlugIns((*copies, *allowed.files), allowed.allow)

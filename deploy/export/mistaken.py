@@ -1,0 +1,102 @@
+"""What a folder is that was named where a run, a model or a device's versions were meant; what to name instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from protofleet.coordinator.models.saved import SPOOL
+from protofleet.edge_client.trainer.kept_models import LAST, kept_file
+from protofleet.protocol.settings.suggest import there_are
+
+CARD: Final = "card.json"
+CURRENT: Final = "current"
+SHOWN: Final = 5  # of the folders that were probably meant
+RUN: Final = "name a folder such as runs/demo"
+
+
+def is_run(folder: Path) -> bool:
+    """Or its coordinator's folder."""
+    return (folder / "coordinator" / SPOOL).exists() or (folder / SPOOL).exists()
+
+
+def is_device(folder: Path) -> bool:
+    return kept_file(folder, LAST).exists()
+
+
+def no_run(folder: Path) -> str:
+    """Why there is nothing to export from."""
+    if wrong := _no_folder(folder, "a run's folder"):
+        return wrong
+    if (folder / CARD).is_file():
+        return f"{folder} is a model already (it has a {CARD}); other files of it are made of the run that it is from"
+    if served := _served(folder):
+        return (
+            f"{folder} is of a device that serves its models: {served / CURRENT} is one, as files; for others name "
+            "the run, or a device's folder with kept models in it"
+        )
+    if inside := _inside(folder, lambda one: is_run(one) or is_device(one)):
+        return f"{folder} is no run, and holds some: name one of them, {inside}"
+    return f"{folder} holds no run: there is no coordinator/{SPOOL} in it, and no device's kept model; {RUN}"
+
+
+def no_model(folder: Path) -> str:
+    """Why there is nothing to predict with."""
+    if wrong := _no_folder(folder, "the folder of a model, such as an export's or a device's"):
+        return wrong
+    if is_run(folder) or is_device(folder):
+        made = next(iter(sorted((folder / "models").glob(f"*/{CARD}"))), None)
+        if made is not None:
+            return f"{folder} is no model, and one of it has been exported: say --model {made.parent}"
+        return f"{folder} is no model yet: `protofleet export {folder}` makes one, {folder}/models/last, for --model"
+    return _no_versions_in(folder) + "; or name what `protofleet export` has written"
+
+
+def no_versions(folder: Path) -> str:
+    """Why there are no versions to list, pin or roll back."""
+    if wrong := _no_folder(folder, "the folder of a device that serves its models"):
+        return wrong
+    if (folder / CARD).is_file():
+        return (
+            f"{folder} is one model; name the folder of a device, with versions of it and the link {CURRENT}"
+        )
+    return _no_versions_in(folder)
+
+
+def _no_versions_in(folder: Path) -> str:
+    if inside := _inside(folder, lambda one: _served(one) is not None):
+        return f"there is no version of a model in {folder} itself: name one of {inside}"
+    return (
+        f"there is no version of a model in {folder}: name the folder of a device that has [models] in its settings "
+        "and has been in a round since, and be a user who may read it"
+    )
+
+
+def _no_folder(path: Path, wanted: str) -> str:
+    if path.is_dir():
+        return ""
+    if path.exists():
+        return f"{path} is a file; name {wanted}"
+    beside = sorted(one.name for one in _folders(path.parent))
+    return f"there is no folder {path}" + (
+        f"; {there_are(path.name, beside[:SHOWN])}" if beside else f"; name {wanted}"
+    )
+
+
+def _served(folder: Path) -> Path | None:
+    return next((one for one in (folder, folder / "models") if (one / CURRENT / CARD).is_file()), None)
+
+
+def _inside(folder: Path, fits: Callable[[Path], bool]) -> str:
+    """Folders that fit, one or two floors down: of `runs`, or of a run's `devices`."""
+    upper = list(_folders(folder))
+    found = [one for one in upper if fits(one)] or [one for up in upper for one in _folders(up) if fits(one)]
+    return ", ".join(map(str, sorted(found)[:SHOWN])) + (" ..." if len(found) > SHOWN else "")
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    try:
+        yield from (one for one in folder.iterdir() if one.is_dir() and one.name[0] != ".")
+    except OSError:  # it is not there, or this user may not look into it
+        return

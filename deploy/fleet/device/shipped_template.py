@@ -1,0 +1,64 @@
+"""The ONNX template of a fleet's boards: a folder of the operator's machine, shipped beside the wheels.
+
+A folder that is not here, of which the whole path is named, lies on the boards already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.protocol.settings.reader import SettingsError
+
+CARD, ONNX = "card.json", "model.onnx"
+WAY_OUT: Final = "`protofleet export RUN --template --out DIR` writes one"
+
+
+def seen_from(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """The same settings, of a device, with the template's whole path. `base` is the folder of the fleet's file."""
+    models = table.get("models")
+    named = models.get("template") if isinstance(models, Mapping) else None
+    if not isinstance(named, str) or not named:
+        return dict(table)
+    whole = base.absolute() / Path(named).expanduser()
+    if not Path(named).expanduser().is_absolute() and not whole.is_dir():
+        raise SettingsError(f"device.models.template is {named!r}, and there is no folder {whole}; {WAY_OUT}")
+    return {**table, "models": {**table["models"], "template": str(whole)}}
+
+
+def template_files(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """To be shipped. SettingsError where they are no template, or not whole."""
+    models = table.get("models")
+    named = models.get("template") if isinstance(models, Mapping) else None
+    if not isinstance(named, str) or not named or not Path(named).is_dir():
+        return ()
+    folder, wrong = Path(named), ""
+    try:
+        card, content = json.loads((folder / CARD).read_bytes()), (folder / ONNX).read_bytes()
+        if not card.get("offsets"):
+            wrong = f"its {CARD} says no offsets, as that of an export without --template"
+        elif card["files"][ONNX] != hashlib.sha256(content).hexdigest():
+            wrong = f"its {ONNX} is not the one that its {CARD} is of"
+    except OSError as error:
+        wrong = f"{error.filename}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        wrong = f"its {CARD} is no card of an export"
+    if wrong:
+        raise SettingsError(f"device.models.template is {named}, which is no template: {wrong}; {WAY_OUT}")
+    return str(folder / CARD), str(folder / ONNX)
+
+
+def at_the_host(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """With the place that a shipped template has there."""
+    if not template_files(table):
+        return dict(table)
+    return {**table, "models": {**table["models"], "template": folder}}
+
+
+def put_beside_wheels(files: tuple[str, ...], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in files:
+        (folder / Path(one).name).write_bytes(Path(one).read_bytes())

@@ -1,0 +1,55 @@
+"""A plug-in that ends its process while it is loaded, found in a process that nobody needs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import NoReturn
+
+from protofleet.methods.plugins import file
+from protofleet.methods.plugins.errors import PlugInError
+from protofleet.methods.plugins.file import Source
+from protofleet.runtime.launcher import CAN_FORK
+
+
+def demand_end(source: Source) -> None:
+    """PlugInError where running it ends the process, as `os._exit` does and a crash in C.
+
+    Not where this process cannot be forked, as that of a notebook. What a file raises is for the process that needs
+    it.
+    """
+    if file.loaded(source.sha256) is not None or not CAN_FORK or threading.active_count() > 1:
+        return
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        _load_and_tell(source, writer)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as told:
+        came_back = told.read() != b""
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if not came_back:
+        raise PlugInError(
+            f"{source.path} ended the process that loaded it, {_how(code)}; let it raise an error instead"
+        )
+
+
+def _load_and_tell(source: Source, writer: int) -> NoReturn:
+    """In the child, which comes back to no caller and says nothing."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)  # others that its parent had are not here
+        file.module_of(source)
+    finally:
+        os.write(writer, b"\n")
+        os._exit(0)
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"by signal {signal.Signals(-code).name}"
+    return f"with exit code {code} and without an error, as os._exit does"

@@ -1,0 +1,74 @@
+"""The report's section on what a run of one's own metrics has measured: each over rounds, by domain and as a mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from protofleet.coordinator.observe.record import MEAN
+from protofleet.deploy.report.drawing.charts import Line, line_chart
+from protofleet.deploy.report.drawing.palette import INK, line_style
+from protofleet.deploy.report.finished_run import FinishedRun
+from protofleet.deploy.report.html_page import section, table
+from protofleet.deploy.report.numbers import NONE, three_places
+from protofleet.deploy.report.sections.accuracy import ROUNDS_NOTE, VIEWS
+
+# A metric of one's own, the model that was measured with the rule that it predicted by, and the domain. Other figures
+# are a method's, and have no mean.
+FIGURE: Final = re.compile(r"([a-z][a-z0-9_]*)\.((?:global|personal)(?:-[^.]+)?)\.(.+)")
+
+Points = dict[str, list[tuple[float, float]]]  # domain, or the mean -> by rounds of training
+
+
+def own_metrics_section(run: FinishedRun) -> str:
+    found = measured(run)
+    if not found:
+        return ""
+    view = run.summary["reports"]
+    pictures = [picture(name, views[view]) for name, views in found.items() if view in views]
+    note = f"Shown: {VIEWS[view]}. {ROUNDS_NOTE}"
+    return section("Metrics of your own", *pictures, metrics_table(found, view), note=note)
+
+
+def measured(run: FinishedRun) -> dict[str, dict[str, Points]]:
+    """Metric -> view -> its points."""
+    found: dict[str, dict[str, Points]] = {}
+    for line in run.rounds:
+        figures = line.get("figures", {})
+        for key, value in figures.items():
+            named = FIGURE.fullmatch(key)
+            if named and f"{named[1]}.{named[2]}.{MEAN}" in figures:
+                name, view, domain = named.groups()
+                points = found.setdefault(name, {}).setdefault(view, {})
+                points.setdefault(domain, []).append((round_of(line, view), value))
+    return found
+
+
+def round_of(line: Mapping[str, float], view: str) -> float:
+    """A global model is measured at the beginning of a round, a device's own at its end."""
+    return line["round"] - (1 if view.startswith("global") else 0)
+
+
+def picture(name: str, points: Points) -> str:
+    domains = sorted(points.keys() - {MEAN})
+    lines = []
+    for i, domain in enumerate(domains):
+        colour, dash = line_style(i)
+        lines.append(Line(domain, points[domain], colour, dash=dash))
+    lines.append(Line(MEAN, points[MEAN], INK, bold=True))
+    chart = line_chart(lines, three_places, "rounds of training", f"{name} by domain over rounds")
+    return f"<h3>{name}</h3>{chart}"
+
+
+def metrics_table(found: Mapping[str, Mapping[str, Points]], reported: str) -> str:
+    """The mean over domains, of every view."""
+    rows = []
+    for name, views in found.items():
+        for view, points in sorted(views.items()):
+            values = [value for _, value in points[MEAN]]
+            ends = [values[0], values[-1], min(values), max(values)]
+            shown = view + (" (reported)" if view == reported else "")
+            rows.append([name, shown, *map(three_places, ends)])
+    heads = ["metric", "model", "start", "last round", "lowest", "highest"]
+    return table("Means over domains", heads, rows or [[NONE] * len(heads)])

@@ -1,0 +1,137 @@
+"""A device's copies of its models, killed or without room at each step: whole files or none, and training goes on."""
+
+import logging
+
+from protofleet.edge_client.serving.publisher import ModelPublisher
+from protofleet.edge_client.serving.publisher import Origin as Publisher
+from protofleet.edge_client.serving.settings import ModelSettings
+from protofleet.edge_client.trainer.job import GLOBAL, PERSONAL
+from protofleet.edge_client.trainer.kept_models import BEST, LAST, KeptModels, kept_file
+from protofleet.methods.nets.weights_file import read_weights
+from protofleet.methods.served.card import read_card
+from protofleet.methods.served.kept import Origin, read_kept
+from protofleet.methods.served.rebuild import rebuild
+from protofleet.protocol.storage.disk import Disk
+from tests.crash.platter import Platter
+from tests.crash.world import CountedDisk, Killed, Points
+from tests.methods.served.trained import device_0, plan_of
+
+ROUNDS = [(1, 0.2), (2, 0.7), (3, 0.4), (4, 0.9)]  # each with its accuracy on validation samples
+PLAN = plan_of("fedavg")
+
+
+def kept_models(folder, disk):
+    return KeptModels(folder, Origin(PLAN, "device-0", PLAN.network, ("a", "b", "c")), disk)
+
+
+def publish(kept, number, validation, kind=PERSONAL):
+    measured = {f"accuracy.validation.{kind}": validation}
+    kept.publish(kind, device_0("fedavg"), number, measured)
+
+
+def whole_rounds(folder):
+    """Of what is there under a whole name: CardError where a file is not what was written."""
+    found = {}
+    for chosen in (LAST, BEST):
+        if (path := kept_file(folder, chosen)).exists():
+            kept = read_kept(path)
+            kept.model()
+            found[chosen] = kept.card.round
+    return found
+
+
+def life(folder, shelf, deadly=frozenset()):
+    """All rounds, each again where the device died in it, by the next process."""
+    points, platter, rounds = Points(deadly), Platter(folder, shelf), list(ROUNDS)
+    folder.mkdir(exist_ok=True)
+    kept = kept_models(folder, CountedDisk(points, platter))
+    while rounds:
+        try:
+            publish(kept, *rounds[0])
+            rounds.pop(0)
+        except Killed:
+            points.dead, points.deaths = False, points.deaths + 1
+            assert set(whole_rounds(folder).values()) <= {number for number, _ in ROUNDS}
+            kept = kept_models(folder, CountedDisk(points, platter))
+    return points
+
+
+def test_wherever_a_device_is_killed_its_kept_models_are_whole_and_the_choice_is_the_same(tmp_path):
+    points = life(tmp_path / "unbroken", tmp_path / "shelf")
+    wanted = whole_rounds(tmp_path / "unbroken")
+    assert wanted == {LAST: 4, BEST: 4} and len(points.passed) == 9
+    for point in range(1, len(points.passed) + 1):
+        folder = tmp_path / str(point)
+        died = life(folder, tmp_path / f"{point}.shelf", frozenset({point}))
+        assert died.deaths == 1 and whole_rounds(folder) == wanted, points.passed[point - 1]
+        assert sorted(path.name for path in (folder / "kept").iterdir()) == [
+            f"{BEST}.safetensors",
+            f"{LAST}.safetensors",
+        ]
+
+
+class Full(Disk):
+    """From a step on there is no room; until it is made."""
+
+    def __init__(self, left):
+        super().__init__(durable=False)
+        self.left, self.refused = left, 0
+
+    def before_step(self, step, what):
+        self.left -= 1
+        if self.left < 0 and step != "remove":
+            self.refused += 1
+            raise OSError(28, "No space left on device", str(what))
+
+
+def publish_all(kept, kind=PERSONAL, rounds=ROUNDS):
+    for number, validation in rounds:
+        publish(kept, number, validation, kind)  # whatever it raises would end the training
+
+
+def steps_of(play):
+    disk = Full(1 << 30)
+    play(disk)
+    assert not disk.refused
+    return (1 << 30) - disk.left
+
+
+def test_a_disk_that_is_full_at_any_step_costs_kept_models_and_never_the_training(tmp_path, caplog):
+    caplog.set_level(logging.CRITICAL)
+    (tmp_path / "unbroken").mkdir()
+    steps = steps_of(lambda disk: publish_all(kept_models(tmp_path / "unbroken", disk)))
+    assert steps == 9
+    for left in range(steps):
+        folder, disk = tmp_path / str(left), Full(left)
+        folder.mkdir()
+        publish_all(kept := kept_models(folder, disk))
+        assert disk.refused
+        whole_rounds(folder)
+        disk.left = 1 << 30
+        publish(kept, 5, 0.95)
+        assert whole_rounds(folder) == {LAST: 5, BEST: 5}
+
+
+def test_a_disk_that_is_full_at_any_step_costs_versions_and_never_the_training(tmp_path, caplog):
+    caplog.set_level(logging.CRITICAL)
+
+    def served(folder, disk):
+        publisher = ModelPublisher(ModelSettings(keep=1), folder, Publisher("owl", None), disk)
+        return publisher, publisher.of(PLAN, ("a", "b", "c"))
+
+    few = ROUNDS[:2]
+    steps = steps_of(lambda disk: publish_all(served(tmp_path / "unbroken", disk)[1], GLOBAL, few))
+    assert steps > 20
+    for left in range(steps):
+        disk = Full(left)
+        publisher, models = served(tmp_path / str(left), disk)
+        publish_all(models, GLOBAL, few)
+        assert bool(disk.refused) == bool(publisher.take_unwritten())  # what only removes needs no room
+        for version in publisher.versions.whole():
+            rebuild(
+                read_card((version.folder / "card.json").read_bytes()),
+                read_weights(version.folder / "model.safetensors"),
+            )
+        disk.left = 1 << 30
+        publish(models, 5, 0.95, GLOBAL)
+        assert publisher.versions.named("current").round == publisher.versions.named("champion").round == 5

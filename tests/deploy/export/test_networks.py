@@ -1,0 +1,80 @@
+"""The bundled networks but the deepest, in every form: another process, without protofleet, gets the same answers."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from protofleet.deploy.export.check import MOST_DIFFERENCE, difference, same_labels
+from protofleet.deploy.export.formats import FILES, encoded
+from protofleet.methods.contract.overview import NoSamples
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.nets.catalog import RECIPES
+from protofleet.methods.nets.weights_file import read_weights
+from protofleet.methods.served.rebuild import rebuild
+from protofleet.methods.served.scaling import input_of
+from protofleet.methods.served.served import served
+from tests.deploy.export.test_every_rule import ANSWER
+from tests.methods.served.trained import card_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # most of it is one fixture
+SHAPES = {1: lambda least: (least,), 2: lambda least: (6, least), 3: lambda least: (3, least, least)}
+RUN = ("onnx", "pt2", "torchscript")
+# They take up to a minute each as ONNX: by hand, with `protofleet export --check`.
+DEEP = {"resnet34", "resnet50", "resnet101", "resnet152", "googlenet", "mobilenet_v2"}
+NETWORKS = sorted(RECIPES.keys() - DEEP)
+
+
+def network_model(name):
+    """Of the smallest samples that it takes, of a few classes."""
+    recipe = RECIPES[name]
+    shape = SHAPES[max(recipe.ranks)](max(8, recipe.smallest))  # as settings allow
+    made = {"size": shape[1]} if len(shape) == 3 else {"shape": shape}
+    plan = Plan("fedavg", 3, rounds=1, network=Network(name), **made)
+    half = plan.client_half(NoSamples(), "")
+    with torch.no_grad():  # statistics of a batch norm that are not those of a fresh one
+        half.model.train()
+        half.model(input_of(plan).drawn(8) / 255)
+        half.model.eval()
+    model = served(half, input_of(plan))
+    return model, card_of(plan, model, "predict")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("networks")
+
+
+@pytest.fixture(scope="module")
+def answers(folder):
+    """By file, the scores of its model and those of the file."""
+    wanted = {}
+    for name in NETWORKS:
+        model, card = network_model(name)
+        x = card.input.drawn(7, seed=3)
+        np.save(folder / f"{name}.npy", x.numpy())
+        (folder / f"{name}.safetensors").write_bytes(encoded("safetensors", model, card))
+        again = rebuild(card, read_weights(folder / f"{name}.safetensors"))
+        with torch.no_grad():
+            scores = model(x).numpy()
+            assert np.array_equal(again(x).numpy(), scores), name
+        for form in RUN:
+            file = f"{name}.{FILES[form]}"
+            (folder / file).write_bytes(encoded(form, model, card))
+            wanted[file] = scores
+    subprocess.run([sys.executable, "-I", "-c", ANSWER, str(folder)], check=True, timeout=300)
+    return {file: (scores, np.load(folder / f"{file}.scores.npz")) for file, scores in wanted.items()}
+
+
+def test_labels_are_equal_and_scores_within_a_hundred_thousandth_of_the_largest(answers):
+    assert len(answers) == len(NETWORKS) * len(RUN) and RECIPES.keys() > DEEP
+    worst = {file: difference(found["seven"], wanted) for file, (wanted, found) in answers.items()}
+    assert {file: value for file, value in worst.items() if value > MOST_DIFFERENCE} == {}
+    assert all(same_labels(found["seven"], wanted) for wanted, found in answers.values())
+
+
+def test_one_sample_alone_is_taken_for_the_same(answers):
+    for file, (wanted, found) in answers.items():
+        assert difference(found["one"], wanted[:1]) <= MOST_DIFFERENCE, file

@@ -1,0 +1,83 @@
+"""predict.py of an export: a few lines to read, and each mistake of whoever runs it is one line with exit code 2."""
+
+import re
+import runpy
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protofleet.deploy.export.formats import FILES, encoded
+from protofleet.deploy.export.program import program_for
+from protofleet.methods.served.scaling import Input
+from tests.methods.served.trained import model_of
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A folder with a model of small pictures; and one whose program takes a series, without a model."""
+    folder = tmp_path_factory.mktemp("exported")
+    model, card = model_of("fedavg", "predict")
+    for name, given in (("pictures", card), ("series", replace(card, input=Input((6, 16))))):
+        (folder / name).mkdir()
+        (folder / name / "predict.py").write_text(program_for(given, ("torchscript",)))
+        (folder / name / "card.json").write_text(given.text())
+    (folder / "pictures" / FILES["torchscript"]).write_bytes(encoded("torchscript", model, card))
+    Image.new("RGB", (20, 9)).save(folder / "wide.png")
+    (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n half")
+    (folder / "words.txt").write_text("no picture")
+    np.save(folder / "turned.npy", np.zeros((16, 6)))
+    return folder
+
+
+def said(capsys, monkeypatch, program, *arguments):
+    monkeypatch.setattr(sys, "argv", ["predict.py", *map(str, arguments)])
+    try:
+        runpy.run_path(str(program / "predict.py"), run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_it_prints_a_class_s_name(exported, capsys, monkeypatch):
+    code, out, err = said(capsys, monkeypatch, exported / "pictures", exported / "wide.png")
+    assert (code, err) == (0, "") and re.fullmatch(r"[0-2]\n", out)
+
+
+MISTAKES = [
+    ("pictures", (), "say python predict.py PICTURE"),
+    ("series", (), "say python predict.py SAMPLE.npy"),
+    ("pictures", ("wide.png", "wide.png"), "say python predict.py PICTURE"),
+    ("pictures", ("gone.png",), r"there is no file \S+gone.png"),
+    ("pictures", (".",), r"there is no file \S+"),
+    ("pictures", ("words.txt",), r"\S+words.txt: cannot identify image file .*"),
+    ("pictures", ("broken.png",), r"\S+broken.png: .+"),
+    ("series", ("words.txt",), r"\S+words.txt: .+"),
+    ("series", ("turned.npy",), r"\S+turned.npy: its shape is \[16, 6\], and the model takes \[6, 16\]"),
+]
+
+
+@pytest.mark.parametrize("program, files, words", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(exported, capsys, monkeypatch, program, files, words):
+    code, out, err = said(capsys, monkeypatch, exported / program, *(exported / file for file in files))
+    assert (code, out) == (2, "") and re.fullmatch(f"predict.py: {words}\n", err), err
+
+
+@pytest.mark.parametrize("package", ["torch", "numpy", "PIL"])
+def test_a_missing_package_is_named_with_what_installs_it(exported, capsys, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    code, _, err = said(capsys, monkeypatch, exported / "pictures", exported / "wide.png")
+    assert code == 2 and err.startswith("predict.py: ") and err.count("\n") == 1
+    assert package in err and err.endswith("pip install numpy pillow torch\n")
+
+
+def test_what_people_begin_with_is_a_function_of_a_few_lines(exported):
+    for program in ("pictures", "series"):
+        text = (exported / program / "predict.py").read_text()
+        (core,) = re.findall(r"^def predict\(path\):\n((?:    .*\n|\n)+?)\n\n", text, re.MULTILINE)
+        assert len([line for line in core.splitlines() if line.strip() and "import" not in line]) <= 5
+        assert len(text.splitlines()) <= 40 and "protofleet" not in text

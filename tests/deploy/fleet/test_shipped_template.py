@@ -1,0 +1,109 @@
+"""The ONNX template of a fleet's boards: shipped with the release, under its manifest, and named by settings."""
+
+import hashlib
+import json
+
+import pytest
+import tomllib
+
+from protofleet.deploy.enrol.authority import make_authority
+from protofleet.deploy.fleet.control_plane import ControlPlane
+from protofleet.deploy.fleet.manifest import files_of
+from protofleet.deploy.fleet.settings import read_fleet
+from protofleet.deploy.fleet.software import Releases
+from protofleet.protocol.settings.reader import SettingsError
+from tests.deploy.fleet.boards import jetson
+from tests.deploy.fleet.test_signed_releases import our_wheel
+
+FLEET = """
+root = "root"
+[software]
+{software}
+[device]
+broker = {{ host = "broker.example" }}
+data = {{ source = "digits" }}
+models = {{ template = "{template}" }}
+[hosts.board-1]
+address = "board.example"
+[hosts.coordinator]
+address = "coordinator.example"
+role = "coordinator"
+software = {{ kind = "venv", image = "", wheels = "wheels", dependencies = "system" }}
+[coordinator]
+name = "spring"
+rounds = 3
+classes = 10
+metrics_host = "10.0.0.1"
+"""
+WHEELS = 'wheels = "wheels"\ndependencies = "system"'
+IMAGE = f'kind = "container"\nimage = "example/protofleet@sha256:{"a" * 64}"'
+
+
+@pytest.fixture
+def place(tmp_path):
+    make_authority(tmp_path / "root", "lab", 10)
+    our_wheel(tmp_path / "wheels")
+    write_template(tmp_path / "template", b"a graph")
+    return tmp_path
+
+
+def write_template(folder, graph, **card):
+    folder.mkdir(exist_ok=True)
+    (folder / "model.onnx").write_bytes(graph)
+    said = {"offsets": {"w": {}}, "files": {"model.onnx": hashlib.sha256(graph).hexdigest()}} | card
+    (folder / "card.json").write_text(json.dumps(said))
+
+
+def control(place, template="template", software=WHEELS):
+    (place / "fleet.toml").write_text(FLEET.format(template=template, software=software))
+    fleet = read_fleet(place / "fleet.toml")
+    made = place / f"releases-{len(list(place.iterdir()))}"
+    return ControlPlane(fleet, Releases(fleet, made), lambda name, fingerprint: True)
+
+
+def test_it_lies_beside_the_wheels_and_settings_name_it_there(place):
+    made = control(place)
+    release, listed = made.release("board-1"), files_of(made.release_folder("board-1"))
+    assert listed["model.onnx"] == hashlib.sha256(b"a graph").hexdigest() and "card.json" in listed
+    models = tomllib.loads(made.text("board-1"))["models"]
+    assert models["template"] == f"/opt/protofleet/wheels/{release.name}"
+    assert "model.onnx" not in files_of(made.release_folder("coordinator"))
+    assert str(place) not in made.text("board-1")
+
+
+def test_another_template_is_another_release_with_other_settings(place):
+    one = control(place).target("board-1", jetson()).desired
+    write_template(place / "template", b"another graph")
+    other = control(place).target("board-1", jetson()).desired
+    assert one.release != other.release and one.settings != other.settings
+
+
+@pytest.mark.parametrize("template, mounted", [("template", False), ("/etc/protofleet/mine", True)])
+def test_a_container_sees_it_once_wherever_it_lies(place, template, mounted):
+    made = control(place, template, IMAGE)
+    unit = made.target("board-1", jetson()).unit
+    there = tomllib.loads(made.text("board-1"))["models"]["template"]
+    assert (f"--volume {there}:{there}:ro" in unit) == mounted and str(place) not in unit
+    assert there == template or there.startswith("/opt/protofleet/wheels/")
+
+
+def test_one_that_lies_on_the_boards_already_is_left_there(place):
+    made = control(place, "/etc/protofleet/mine")
+    assert tomllib.loads(made.text("board-1"))["models"]["template"] == "/etc/protofleet/mine"
+    assert "model.onnx" not in files_of(made.release_folder("board-1"))
+
+
+def test_what_is_no_template_is_refused_before_anything_is_shipped(place):
+    with pytest.raises(SettingsError, match="there is no folder .*/gone; `protofleet export RUN --template"):
+        control(place, "gone")
+    for change, words in (
+        ({"offsets": {}}, "says no offsets, as that of an export without --template"),
+        ({"files": {"model.onnx": "00"}}, "its model.onnx is not the one that its card.json is of"),
+        ({"files": 3}, "its card.json is no card of an export"),
+    ):
+        write_template(place / "template", b"a graph", **change)
+        with pytest.raises(SettingsError, match=words):
+            control(place).text("board-1")
+    (place / "template" / "model.onnx").unlink()
+    with pytest.raises(SettingsError, match="model.onnx: No such file"):
+        control(place).text("board-1")
