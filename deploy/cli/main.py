@@ -1,8 +1,8 @@
 """The `protofleet` command. A user's mistake is one line and an exit code.
 
 Exit codes: 0 done; 1 the run failed or was stopped; 2 the command or its settings cannot be used;
-4 the run has come to nothing (it has diverged, say): there is no state to continue from; 130, 143 a signal has ended
-a coordinator or a device in good order.
+4 the run has come to nothing (it has diverged, say): there is no state to continue from;
+130, 143 a signal has ended a coordinator or a device in good order.
 """
 
 from __future__ import annotations
