@@ -73,12 +73,13 @@ class Exported:
 
 
 def export_model(order: Order, say: Say) -> Exported:
-    model = find_model(order.run, order.wanted)  # where there is none, nothing else is said
+    place = order.place()
+    if order.run.is_dir():  # else there is no model, which is said first
+        require_place(place)
+    model = find_model(order.run, order.wanted)  # where there is none, nothing is said of formats
     formats = _formats(order, say)
     if order.check:
         require_check(formats)
-    place = order.place()
-    require_place(place)
     say(_words(model.card))
     with new_folder(place) as folder:
         card = _write(model, formats, order.template, folder, order.software)
