@@ -7,6 +7,8 @@ LOCKED := $(PIP) install --require-hashes --only-binary=:all: --no-deps
 OURS   := $(PIP) install --no-deps --no-build-isolation --no-index -e .
 HASHED ?= yes
 JOBS   ?= 2
+# Of the longer tests, which wait for processes and time-outs as well: one more than a small machine has cores.
+LONG_JOBS ?= 3
 INPUTS ?= 1000000
 SEEDS  ?= 2000
 MINUTES ?= 2
@@ -35,7 +37,7 @@ test: $(VENV)/.dev mosquitto ## what every change must pass, in six minutes: eac
 	@$(PYTEST) -m 'not slow and not containers' $(ARGS)
 
 test-all: $(VENV)/.all mosquitto ## that, and all that takes longer: processes, harm, wheels, browsers, Prometheus
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) -n $(LONG_JOBS) $(ARGS)
 
 up: $(VENV)/.run up-arguments images ## the stack in containers: broker, coordinator, DEVICES=6, Prometheus, Grafana; FRESH=1 begins anew
 	@$(STACK) up $(if $(DEVICES),--devices $(DEVICES)) $(if $(FRESH),--fresh) --experiment $(EXPERIMENT) $(ARGS)
