@@ -75,7 +75,8 @@ def test_devices_with_the_same_names_are_listed_with_them(tmp_path, capsys):
     files = [device(tmp_path, "a", PETS), device(tmp_path, "b", PETS)]
     assert main(["data", *files, coordinator(tmp_path, more='class_names = ["cat", "dog", "owl"]')]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and lines[0].startswith("a, b ") and all(line.endswith("classes: cat, dog, owl") for line in lines)
+    assert len(lines) == 2 and lines[0].startswith("a, b ")
+    assert all(line.endswith("classes: cat, dog, owl") for line in lines)
 
 
 def test_the_first_difference_between_two_devices_is_said_with_both_lists(tmp_path, capsys):
