@@ -20,11 +20,11 @@ from protofleet.edge_client.trainer.job import SECONDS_WAITED, LocalJob
 from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.bridge import to_numpy
-from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.reasons import DisconnectReason
 from tests.edge_client.gpu.simulated import GpuProcess
+from tests.support.few_methods import SHAPES
 from tests.support.small_federation import once_each, simulation
 
 
@@ -79,9 +79,11 @@ def alone(tmp_path_factory):
     return once_each(lambda method: simulation(tmp_path_factory.mktemp(method), method).run())
 
 
-# What leaves comes back from its state each time, with every method; what stays is the job's affair.
+# What leaves comes back from its state each time; what stays is the job's affair. One method of each shape, and those
+# with networks of their own: `make gpu` runs every method, where there is a GPU.
+OWN_NETWORKS = ("singleset", "adcol", "fcclplus", "fedgen", "fedkd", "fedsr", "fml", "rucr")
 STAY = ("singleset", "fedavg", "fedpall", "rucr")
-CASES = [("leaves", name) for name in names()] + [("stays", name) for name in STAY]
+CASES = [("leaves", name) for name in (*SHAPES, *OWN_NETWORKS)] + [("stays", name) for name in STAY]
 
 
 @pytest.mark.parametrize(
