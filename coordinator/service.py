@@ -72,8 +72,10 @@ class CoordinatorService:
 
     def _is_left(self, topic: str, retained: bool) -> bool:
         """Whether the broker only keeps it of a device that is not enrolled any more: nobody knocks."""
+        if not retained:  # as nearly all that arrives
+            return False
         place = self.link.topics.parse(topic)
-        kept = retained and place is not None and place.kind == "device_state"
+        kept = place is not None and place.kind == "device_state"
         return kept and self.link.device_of_topic(topic) not in self.link.keyring
 
     def _handle(self, item: Item, now: float) -> None:

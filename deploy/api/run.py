@@ -13,7 +13,7 @@ from protofleet.deploy.api.experiments import experiment_from
 from protofleet.deploy.api.results import Result
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.data_check import require_data, require_public_images
-from protofleet.deploy.local.run import giving_back, prepare_folder, require_broker, run_experiment
+from protofleet.deploy.local.run import ready, run_experiment
 from protofleet.deploy.trackers.destinations import destinations
 from protofleet.deploy.trackers.following import tracking
 
@@ -46,9 +46,7 @@ def run(
         require_data([settings])
         require_public_images(settings)
         display = display_for(progress, settings.rounds, settings.reports)
-        require_broker(settings)
-        earlier = prepare_folder(settings, folder, fresh, say=lambda words: log.info("%s", words))
-        kept = giving_back(earlier, folder / settings.name, say=lambda words: log.info("%s", words))
-        with kept, tracking(trackers, folder / settings.name, say=lambda words: log.warning("%s", words)):
+        begun = ready(settings, folder, fresh, say=lambda words: log.info("%s", words))
+        with begun, tracking(trackers, folder / settings.name, say=lambda words: log.warning("%s", words)):
             run_experiment(settings, folder, display=display)
     return Result(folder / settings.name)

@@ -59,12 +59,7 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
         from protofleet.deploy.local.data_beside import data_beside
         from protofleet.deploy.local.data_check import require_data, require_public_images
         from protofleet.deploy.local.experiment import experiment_table, read_experiment
-        from protofleet.deploy.local.run import (
-            giving_back,
-            prepare_folder,
-            require_broker,
-            run_experiment,
-        )
+        from protofleet.deploy.local.run import ready, run_experiment
         from protofleet.protocol.settings.reader import SettingsError
 
     for path in options.experiments:
@@ -79,9 +74,7 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     agreed_names(experiment)  # before the folder of an earlier run is renamed
     require_data([experiment])
     require_public_images(experiment)
-    require_broker(experiment)
-    earlier = prepare_folder(experiment, options.runs, options.fresh, options.resume)
-    with giving_back(earlier, options.runs / experiment.name):
+    with ready(experiment, options.runs, options.fresh, options.resume):
         print(f"report: {run_experiment(experiment, options.runs, launcher, options.track)}")
     return 0
 

@@ -13,13 +13,7 @@ from protofleet.deploy.errors import RunError, StoppedError
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.data_check import require_data
 from protofleet.deploy.local.experiment import Experiment, read_experiment
-from protofleet.deploy.local.run import (
-    giving_back,
-    prepare_folder,
-    require_broker,
-    run_experiment,
-    same_settings,
-)
+from protofleet.deploy.local.run import ready, run_experiment, same_settings
 from protofleet.deploy.local.start.sole_use import InUseError, require_free, require_writable
 from protofleet.deploy.trackers.destinations import Destination
 from protofleet.deploy.trackers.following import tracking
@@ -80,9 +74,7 @@ class Batch:
                 self.failed[experiment.name] = f"{result}; --fresh runs it again"
             return
         try:
-            require_broker(experiment)
-            earlier = prepare_folder(experiment, self.runs, self.fresh)
-            with giving_back(earlier, self.runs / experiment.name):
+            with ready(experiment, self.runs, self.fresh):
                 run_experiment(experiment, self.runs, self.launcher, self.track)
         except (StoppedError, InUseError):  # another command is at these runs: it will do the others too
             raise

@@ -329,6 +329,17 @@ def giving_back(earlier: Path | None, folder: Path, say: Callable[[str], None] =
         raise
 
 
+@contextlib.contextmanager
+def ready(
+    experiment: Experiment, runs: Path, fresh: bool, resume: bool = False, say: Callable[[str], None] = print
+) -> Iterator[None]:
+    """For the block to run it: a broker and a folder are there. If it cannot start, an earlier run has that again."""
+    require_broker(experiment)
+    earlier = prepare_folder(experiment, runs, fresh, resume, say)
+    with giving_back(earlier, runs / experiment.name, say):
+        yield
+
+
 def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
