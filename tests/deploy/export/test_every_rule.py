@@ -1,20 +1,17 @@
 """Every rule, exported: another process, without protofleet, gets the same answers."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
-import numpy as np
 import onnxruntime
 import pytest
 import torch
 
 from protofleet.deploy.export.check import MOST_DIFFERENCE, difference, same_labels
-from protofleet.deploy.export.formats import FILES, encoded
 from protofleet.deploy.export.template import template_of
 from protofleet.methods.served.card import CardError
 from protofleet.methods.served.served import served
 from protofleet.methods.served.template import fill
+from tests.deploy.export.answered import answers_of
 from tests.methods.served.trained import each_way, learned, model_of, plan_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # most of it is one fixture
@@ -23,23 +20,6 @@ GRAPHS = [
     ("fedavg", "predict"), ("fedlsa", "predict"), ("fedlsa", "anchor"), ("fedproto", "predict"), ("fedhp", "predict"),
     ("fedplcc", "prototype"), ("fedsr", "predict"), ("fednh", "predict"), ("fedpall", "predict"),
 ]  # fmt: skip
-ANSWER = """
-import json, pathlib, sys
-sys.modules["protofleet"] = None
-import numpy as np, onnxruntime, torch
-folder = pathlib.Path(sys.argv[1])
-for path in sorted(folder.glob("*.npy")):
-    x = np.load(path)
-    for file in sorted(folder.glob(path.stem + ".model.*")):
-        if file.suffix == ".onnx":
-            net = onnxruntime.InferenceSession(file)
-            found = [net.run(None, {"samples": one})[0] for one in (x, x[:1])]
-        else:
-            load = torch.jit.load(file) if file.suffix == ".pt" else torch.export.load(file).module()
-            with torch.no_grad():
-                found = [load(torch.from_numpy(one)).numpy() for one in (x, x[:1].copy())]
-        np.savez(folder / (file.name + ".scores.npz"), seven=found[0], one=found[1])
-"""
 
 
 def cases():
@@ -55,19 +35,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers(folder):
-    """By file, the scores of its model and those of the file."""
-    wanted = {}
-    for name, model, card, forms in cases():
-        x = card.input.drawn(7, seed=3)
-        np.save(folder / f"{name}.npy", x.numpy())
-        with torch.no_grad():
-            scores = model(x).numpy()
-        for form in forms:
-            file = f"{name}.{FILES[form]}"
-            (folder / file).write_bytes(encoded(form, model, card))
-            wanted[file] = scores
-    subprocess.run([sys.executable, "-I", "-c", ANSWER, str(folder)], check=True, timeout=200)
-    return {file: (scores, np.load(folder / f"{file}.scores.npz")) for file, scores in wanted.items()}
+    return answers_of(cases(), folder, 200)
 
 
 def test_labels_are_equal_and_scores_within_a_hundred_thousandth_of_the_largest(answers):

@@ -1,14 +1,11 @@
 """The bundled networks but the deepest, in every form: another process, without protofleet, gets the same answers."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 
 from protofleet.deploy.export.check import MOST_DIFFERENCE, difference, same_labels
-from protofleet.deploy.export.formats import FILES, encoded
+from protofleet.deploy.export.formats import encoded
 from protofleet.methods.contract.overview import NoSamples
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.nets.catalog import RECIPES
@@ -16,7 +13,7 @@ from protofleet.methods.nets.weights_file import read_weights
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.scaling import input_of
 from protofleet.methods.served.served import served
-from tests.deploy.export.test_every_rule import ANSWER
+from tests.deploy.export.answered import answers_of
 from tests.methods.served.trained import card_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # most of it is one fixture
@@ -42,6 +39,20 @@ def network_model(name):
     return model, card_of(plan, model, "predict")
 
 
+def cases(folder):
+    for name in NETWORKS:
+        model, card = network_model(name)
+        rebuilds_to_the_bit(folder / f"{name}.safetensors", model, card)
+        yield name, model, card, RUN
+
+
+def rebuilds_to_the_bit(file, model, card):
+    file.write_bytes(encoded("safetensors", model, card))
+    x, again = card.input.drawn(7, seed=3), rebuild(card, read_weights(file))
+    with torch.no_grad():
+        assert np.array_equal(again(x).numpy(), model(x).numpy()), file.name
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("networks")
@@ -49,23 +60,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers(folder):
-    """By file, the scores of its model and those of the file."""
-    wanted = {}
-    for name in NETWORKS:
-        model, card = network_model(name)
-        x = card.input.drawn(7, seed=3)
-        np.save(folder / f"{name}.npy", x.numpy())
-        (folder / f"{name}.safetensors").write_bytes(encoded("safetensors", model, card))
-        again = rebuild(card, read_weights(folder / f"{name}.safetensors"))
-        with torch.no_grad():
-            scores = model(x).numpy()
-            assert np.array_equal(again(x).numpy(), scores), name
-        for form in RUN:
-            file = f"{name}.{FILES[form]}"
-            (folder / file).write_bytes(encoded(form, model, card))
-            wanted[file] = scores
-    subprocess.run([sys.executable, "-I", "-c", ANSWER, str(folder)], check=True, timeout=300)
-    return {file: (scores, np.load(folder / f"{file}.scores.npz")) for file, scores in wanted.items()}
+    return answers_of(cases(folder), folder, 300)
 
 
 def test_labels_are_equal_and_scores_within_a_hundred_thousandth_of_the_largest(answers):
