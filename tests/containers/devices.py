@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 from tests.containers.engine import Engine, NoEngine
 
@@ -93,6 +97,20 @@ class Bench:
             self.engine.run("rm", "-f", "-v", name)
         for image in (f"{self.image}-docker", f"{self.image}-hub", self.image):
             self.engine.run("rmi", "-f", image)
+
+
+@contextlib.contextmanager
+def bench_on(engine: Engine, folder: Path) -> Iterator[Bench]:
+    """Closed at the end. Where its devices cannot start the tests are skipped, and say why."""
+    bench = None
+    try:
+        bench = Bench(engine, folder)
+        yield bench
+    except NoEngine as error:
+        pytest.skip(str(error))
+    finally:
+        if bench is not None:
+            bench.close()
 
 
 class FakeDevice:

@@ -6,17 +6,14 @@ The tests go on one with what the other has left, as an operator does.
 import pytest
 
 from tests.containers.desk import Desk, commands_of
-from tests.containers.devices import Bench
-from tests.containers.engine import NoEngine
+from tests.containers.devices import bench_on
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
 def desk(engine, tmp_path_factory):
-    bench = None
-    try:
-        bench = Bench(engine, tmp_path_factory.mktemp("bench"))
+    with bench_on(engine, tmp_path_factory.mktemp("bench")) as bench:
         made = Desk(tmp_path_factory.mktemp("desk"), bench)
         made.hosts["10.0.0.10"] = bench.start(image=bench.with_mosquitto(), known=False)
         for address in ("10.0.0.11", "10.0.0.12"):
@@ -24,11 +21,6 @@ def desk(engine, tmp_path_factory):
         for host in made.hosts.values():
             host.booted()
         yield made
-    except NoEngine as error:
-        pytest.skip(str(error))
-    finally:
-        if bench is not None:
-            bench.close()
 
 
 def pid_of(host, role):

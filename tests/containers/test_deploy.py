@@ -11,8 +11,7 @@ import pytest
 
 from protofleet.deploy.fleet.settings import Software
 from protofleet.deploy.fleet.software import make_release
-from tests.containers.devices import NESTED, Bench
-from tests.containers.engine import NoEngine
+from tests.containers.devices import NESTED, bench_on
 from tests.containers.rig import Rig
 
 STEPS = ["prepare", "ship", "build", "enrol", "configure", "switch", "start", "health", "soak", "record"]
@@ -22,13 +21,9 @@ UNIT = "protofleet-device.service"
 
 @pytest.fixture(scope="module")
 def bench(engine, tmp_path_factory):
-    try:
-        made = Bench(engine, tmp_path_factory.mktemp("bench"))
+    with bench_on(engine, tmp_path_factory.mktemp("bench")) as made:
         made.start().booted()
-    except NoEngine as error:
-        pytest.skip(str(error))
-    yield made
-    made.close()
+        yield made
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import pytest
 
 from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, normalized_name, read_lock
 from tests.containers.desk import Desk, commands_of
-from tests.containers.devices import Bench
-from tests.containers.engine import NoEngine
+from tests.containers.devices import bench_on
 from tests.containers.pip_settings import mounted_pip_settings
 
 DAY_0 = [line for section in commands_of("day-0.md").values() for line in section]
@@ -20,9 +19,8 @@ pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600
 
 @pytest.fixture(scope="module")
 def desk(engine, tmp_path_factory):
-    bench, folder = None, tmp_path_factory.mktemp("desk")
-    try:
-        bench = Bench(engine, tmp_path_factory.mktemp("bench"))
+    folder = tmp_path_factory.mktemp("desk")
+    with bench_on(engine, tmp_path_factory.mktemp("bench")) as bench:
         made = Desk(folder, bench, dependencies="index")
         made.pip = mounted_pip_settings(folder)
         hub = {"image": bench.with_mosquitto()}
@@ -31,11 +29,6 @@ def desk(engine, tmp_path_factory):
         if problem := index_problem(made.hub):
             pytest.skip(problem)
         yield made
-    except NoEngine as error:
-        pytest.skip(str(error))
-    finally:
-        if bench is not None:
-            bench.close()
 
 
 def index_problem(host):
