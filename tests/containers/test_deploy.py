@@ -228,7 +228,9 @@ def test_a_device_can_be_drained_started_again_and_revoked(rig):
     assert "its keys are destroyed" in said
     assert show(second, "ActiveState") == "inactive" and second.sh("ls /var/lib/protofleet") == "state"
     assert "revoked" in fleet.cli("enrol", "list", "--root", "root").stdout
-    done = fleet.deploy("apply", "board-1", "--yes").stdout
+    refused = fleet.deploy("apply", "board-1", "--yes", check=False)
+    assert refused.returncode == 1 and "say --replace to bring it back with new keys" in refused.stderr
+    done = fleet.deploy("apply", "board-1", "--yes", "--replace").stdout
     assert "the broker accepts the name again" in done
     assert "enrol: it has no keys yet" in done and "1 changed, 0 failed" in done, "new keys bring it back"
 
