@@ -164,7 +164,16 @@ def device_data(name: str, data: Data) -> Shard:
     train, validation, test = (
         TensorSamples(*pair) for pair in (splits.train, splits.validation, splits.test)
     )
-    return Shard(data.domain or name, splits.classes, train, validation, test, splits.names, splits.scale)
+    return Shard(
+        data.domain or name,
+        splits.classes,
+        train,
+        validation,
+        test,
+        splits.names,
+        splits.scale,
+        splits.pixels,
+    )
 
 
 class Federation:

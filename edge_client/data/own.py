@@ -58,7 +58,12 @@ class OwnSplits:
     train: tuple[Tensor, Tensor]
     validation: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
-    scale: Scale  # how these were made of what was given
+    pixels: bool  # whether it was such that was given
+
+    @property
+    def scale(self) -> Scale:
+        """How these were made of it."""
+        return PIXELS if self.pixels else UNSCALED
 
 
 def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
@@ -113,9 +118,9 @@ class Checked:
                 f"{settings.part} of {settings.parts}; it takes {MIN_TRAINING_SAMPLES} and 1"
             )
         domain = settings.domain or found.domain or settings.source
-        return OwnSplits(domain, names, classes, train, validation, test, self._scale())
+        return OwnSplits(domain, names, classes, train, validation, test, self._are_pixels())
 
-    def _scale(self) -> Scale:
+    def _are_pixels(self) -> bool:
         """Once the pairs were found to be such."""
         pairs = {"train": self.found.train, "test": self.found.test, "validation": self.found.validation}
         pixels = {
@@ -128,7 +133,7 @@ class Checked:
             raise PlugInError(
                 f"{self.where}: some of Data are pixels and some are not ({are}); give all as the same"
             )
-        return PIXELS if pixels["train"] else UNSCALED
+        return pixels["train"]
 
     def _pair(self, split: str, pair: Pairs, classes: int) -> tuple[Tensor, Tensor]:
         what = f"{self.where}: Data.{split}"

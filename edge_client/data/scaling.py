@@ -19,6 +19,9 @@ from protofleet.protocol.settings.reader import demand_within
 Values = NDArray[Any]  # uint8: pixels; float32: anything else
 
 LARGEST: Final = 1e9
+FAR: Final = (
+    100.0  # times the largest of a device's own numbers: what else comes is no sample of the same kind
+)
 Offset = Annotated[float, Within(-LARGEST, LARGEST)]
 Divisor = Annotated[float, Within(1e-9, LARGEST)]
 
@@ -53,3 +56,26 @@ class Scale:
 PIXELS: Final = Scale(*PIXEL_SCALE)
 UNSCALED: Final = Scale(*AS_IT_IS)
 LEVELS: Final = (2 * np.arange(256) - 255).astype(np.float32) / np.float32(255)  # PIXELS, to the last bit
+
+
+@dataclass(frozen=True)
+class SampleKind:
+    """What a device's own samples are, and so what others must be that it learns from beside them."""
+
+    pixels: bool
+    scale: Scale = UNSCALED
+    largest: float = LARGEST  # of them, once scaled
+
+    def problem_with(self, values: Values) -> str:
+        """Of one sample, as it is stored."""
+        if (values.dtype == np.uint8) != self.pixels:
+            if self.pixels:
+                return "it has numbers that are no uint8, and this device learns from pixels; save 0 to 255 as uint8"
+            return "it has pixels (uint8), and this device learns from other numbers; save it as float32"
+        if self.pixels:
+            return ""
+        found = float(np.abs(self.scale.applied(values[None])).max())
+        if found <= FAR * self.largest:
+            return ""
+        own = f"{FAR:g} times the {self.largest:.3g} of the device's own samples"
+        return f"it has {found:.3g} once scaled, over {own}"

@@ -27,7 +27,7 @@ from protofleet.edge_client.data.domain import (
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.own import own_splits
 from protofleet.edge_client.data.sampling import stratified, without
-from protofleet.edge_client.data.scaling import LEVELS, PIXELS, UNSCALED, Scale, Values
+from protofleet.edge_client.data.scaling import LEVELS, PIXELS, UNSCALED, SampleKind, Scale, Values
 from protofleet.edge_client.data.settings import MIN_TRAINING_SAMPLES, DataSettings
 from protofleet.edge_client.data.shares import SPLITS, Share, Subsampler
 from protofleet.edge_client.data.stable_random import StableRandom
@@ -56,6 +56,11 @@ class Shard:
     test: TensorSamples
     names: Names = ()  # of its classes; empty: unknown
     scale: Scale = UNSCALED  # of x: how it was made of the numbers as they are stored
+    pixels: bool = False  # and whether these are such
+
+    @property
+    def kind(self) -> SampleKind:
+        return SampleKind(self.pixels, self.scale, float(self.train.x.abs().max()))
 
     def counts(self) -> Tensor:
         """int64 [classes]: training samples of each class."""
@@ -87,12 +92,20 @@ class Shards:
         train, validation = _split_off(settings.validation, train, StableRandom(*own, "validation"))
         _check_sizes(train, test, settings, domain)
         mixed = StableRandom(*own, "order").permutation(len(train.labels))
-        shape, scale = settings.input_shape, _scale_of(domain, settings)
+        shape, pixels = settings.input_shape, _are_pixels(domain, settings)
+        scale = PIXELS if pixels else settings.scaling
         training = _to_tensors(select(train, mixed), shape, scale)
         held_out = _to_tensors(validation, shape, scale)
         tested = self._test_tensors(settings, test)
         return Shard(
-            domain.name, len(domain.classes), training, held_out, tested, _comparable(domain.classes), scale
+            domain.name,
+            len(domain.classes),
+            training,
+            held_out,
+            tested,
+            _comparable(domain.classes),
+            scale,
+            pixels,
         )
 
     def share_lengths(self, settings: DataSettings) -> list[tuple[int, int]]:
@@ -159,10 +172,10 @@ def _of_plugin(settings: DataSettings, plugins: PlugIns) -> Shard:
     found = own_splits(settings, plugins)
     train, validation, test = (TensorSamples(*pair) for pair in (found.train, found.validation, found.test))
     names = _comparable(found.names)
-    return Shard(found.domain, found.classes, train, validation, test, names, found.scale)
+    return Shard(found.domain, found.classes, train, validation, test, names, found.scale, found.pixels)
 
 
-def _scale_of(domain: Domain, settings: DataSettings) -> Scale:
+def _are_pixels(domain: Domain, settings: DataSettings) -> bool:
     """Some sources have pixels or other numbers, as it comes; what they have is seen when it is there."""
     kinds = {part.samples(NO_INDICES, settings.input_shape).dtype for part in (domain.train, domain.test)}
     if len(kinds) > 1:
@@ -171,13 +184,13 @@ def _scale_of(domain: Domain, settings: DataSettings) -> Scale:
             "for the other; give both as the same"
         )
     if kinds != {np.dtype(np.uint8)}:
-        return settings.scaling
+        return False
     if settings.scale is not None:
         raise DataError(
             f"data.scale is set, and {domain.name} of {settings.source} has pixels (uint8), which become -1 to 1; "
             "leave it out"
         )
-    return PIXELS
+    return True
 
 
 def _divided(domain: Domain, settings: DataSettings) -> tuple[Collection, Collection]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from protofleet.edge_client.data.inbox.listing import Inbox, Listing, counts_of, held_out
 from protofleet.edge_client.data.inbox.shard import as_arrays, as_listing, samples_of
+from protofleet.edge_client.data.scaling import SampleKind
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import TensorSamples
 from protofleet.edge_client.evaluate import Splits
@@ -33,9 +34,16 @@ LEAD_SECONDS: Final = 1.0  # of a hello, before a round that counts on what it s
 log = logging.getLogger("protofleet.device")
 
 
+class Own(Splits, Protocol):
+    """A device's own data, of which it is known what the samples are."""
+
+    @property
+    def kind(self) -> SampleKind: ...
+
+
 class Trainer(Protocol):
     @property
-    def data(self) -> Splits: ...
+    def data(self) -> Own: ...
     def learn_from(self, listing: Arrays) -> None: ...
     def start(self, plan: Plan) -> Job: ...
 
@@ -214,5 +222,5 @@ def growing_data(trainer: Trainer, settings: DataSettings, state: DeviceState) -
             "name them in data.classes"
         )
     samples = samples_of(settings, state.folder, state.disk)
-    inbox = Inbox(folder, trainer.data.names, settings.input_shape, samples)
+    inbox = Inbox(folder, trainer.data.names, settings.input_shape, samples, trainer.data.kind)
     return GrowingData(trainer, inbox, settings, state)

@@ -22,7 +22,7 @@ from protofleet.methods.contract.plan import read_plan
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.methods.plugins.authors import AuthorError
 from protofleet.methods.plugins.errors import PlugInError
-from protofleet.protocol.settings.reader import decode
+from protofleet.protocol.settings.reader import decode, encode
 from protofleet.protocol.wire.messages import Arrays
 from protofleet.runtime.allocator import keep_blocks_at_work
 from protofleet.runtime.faults import as_authors, is_want_of_memory
@@ -64,7 +64,9 @@ class JobServer:
 
     def describe_data(self) -> None:
         data = self._trainer.data
-        description = {"domain": data.domain, "classes": data.classes, "names": data.names}
+        description = {
+            "domain": data.domain, "classes": data.classes, "names": data.names, "kind": encode(data.kind),
+        }  # fmt: skip
         send(self._connection, description, {"labels": data.train.y.cpu().numpy()})
 
     def answer(self, message: dict[str, Any], arrays: Arrays) -> None:

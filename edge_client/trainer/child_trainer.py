@@ -19,14 +19,14 @@ import torch
 
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.scaling import SampleKind
 from protofleet.edge_client.data.shard import TensorSamples
-from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.trainer.errors import TrainerDiedError, TrainingError
 from protofleet.edge_client.trainer.job import Metrics
 from protofleet.edge_client.trainer.pipe import ClosedError, receive, send
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
-from protofleet.protocol.settings.reader import encode
+from protofleet.protocol.settings.reader import decode, encode
 from protofleet.protocol.wire.messages import NOTHING, Arrays
 from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime import children
@@ -47,7 +47,8 @@ class Labels:
     train: TensorSamples
     validation: TensorSamples
     test: TensorSamples
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...]
+    kind: SampleKind  # of the samples
 
 
 class ChildTrainer:
@@ -95,7 +96,7 @@ class ChildTrainer:
     def restore(self, state: Arrays) -> None:
         self._request({"do": "restore"}, state)
 
-    def _start_process(self) -> Splits:
+    def _start_process(self) -> Labels:
         ours, theirs = socket.socketpair()
         with theirs:
             command = children.command("protofleet.edge_client.trainer.child_process", str(theirs.fileno()))
@@ -107,7 +108,8 @@ class ChildTrainer:
         if self._listing is not None:
             self._request({"do": "learn_from"}, self._listing)
         part = TensorSamples(torch.empty(0), torch.from_numpy(arrays["labels"].copy()))
-        return Labels(message["domain"], message["classes"], part, part, part, tuple(message["names"]))
+        kind = decode(SampleKind, message["kind"])
+        return Labels(message["domain"], message["classes"], part, part, part, tuple(message["names"]), kind)
 
     def learn_from(self, listing: Arrays) -> None:
         """Jobs that start from now on have the samples of this list of the device's inbox too."""

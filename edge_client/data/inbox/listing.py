@@ -22,7 +22,7 @@ import numpy as np
 from protofleet.edge_client.data.images.image_files import SUFFIXES
 from protofleet.edge_client.data.images.resize import channels_first
 from protofleet.edge_client.data.inbox.samples import InboxSamples
-from protofleet.edge_client.data.scaling import Values
+from protofleet.edge_client.data.scaling import SampleKind, Values
 from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.wire.class_names import Names, listed, normalized
 from protofleet.protocol.wire.printable import printable
@@ -66,6 +66,7 @@ class Inbox:
     names: Names  # of the run's classes
     shape: InputShape
     samples: InboxSamples  # where those that were read are kept
+    kind: SampleKind  # what they must be
     clock: Callable[[], float] = time.time
     _seen: dict[Path, tuple[Signature, Entry | None]] = field(default_factory=dict)
     _told: set[Path] = field(default_factory=set)  # of what a line has been written, until it is otherwise
@@ -145,7 +146,7 @@ class Inbox:
         try:
             content = _content(path)
             sha256 = hashlib.sha256(content).digest()
-            values = None if self.samples.has(sha256) else sample_in(content, path.suffix.lower(), self.shape)
+            values = None if self.samples.has(sha256) else self._sample_in(content, path.suffix.lower())
         except FileNotFoundError:  # it has just gone
             return None
         except UnusableError as error:
@@ -158,6 +159,12 @@ class Inbox:
             self.samples.keep(sha256, values)
             self._told.discard(self.samples.folder)
         return Entry(sha256, label)
+
+    def _sample_in(self, content: bytes, suffix: str) -> Values:
+        values = sample_in(content, suffix, self.shape)
+        if problem := self.kind.problem_with(values):
+            raise UnusableError(problem)
+        return values
 
     def _skip(self, path: Path, reason: str) -> None:
         log.warning("inbox: %s is skipped: %s", _said(path), reason)

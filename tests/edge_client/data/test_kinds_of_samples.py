@@ -117,7 +117,9 @@ def test_samples_of_an_inbox_that_are_otherwise_than_the_data_are_left_out_and_s
     grown = joined(base, tuple(listing), samples, settings)
     assert len(grown.train.y) == len(base.train.y) + 1 and grown.scale == base.scale
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("1 samples of the inbox are other numbers, and the device's own data are pixels")
+    assert line.startswith(
+        f"the inbox's sample {listing[1].sha256.hex()[:12]} is left out: it has numbers that are no"
+    )
 
 
 def test_pictures_come_in_any_height_and_width(tmp_path):

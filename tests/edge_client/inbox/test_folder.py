@@ -12,6 +12,7 @@ from PIL import Image
 from protofleet.edge_client.data.inbox import listing as folder_module
 from protofleet.edge_client.data.inbox.listing import Entry, Inbox, held_out
 from protofleet.edge_client.data.inbox.samples import InboxSamples
+from protofleet.edge_client.data.scaling import SampleKind
 from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.storage.disk import Disk
 
@@ -24,7 +25,8 @@ def inbox_at(tmp_path, shape=(3, 8, 8), now=lambda: time.time() + LATER):
     for name in NAMES:
         (folder / name).mkdir(parents=True, exist_ok=True)
     shape = InputShape(shape)
-    return Inbox(folder, NAMES, shape, InboxSamples(tmp_path / "kept", shape, Disk(durable=False)), now)
+    samples = InboxSamples(tmp_path / "kept", shape, Disk(durable=False))
+    return Inbox(folder, NAMES, shape, samples, SampleKind(shape.rank == 3, largest=3.0), now)
 
 
 def picture(path, shade):
@@ -116,6 +118,22 @@ def test_series_come_as_arrays(tmp_path, caplog):
     (entry,) = inbox.look()
     assert np.array_equal(inbox.samples.load(entry.sha256), x.astype(np.float32))
     assert "cat/b.png is skipped: .png is not a .npy file" in lines(caplog)[0]
+
+
+def test_numbers_that_are_none_of_the_devices_kind_are_no_samples(tmp_path, caplog):
+    """One of them made a run diverge, and the words blamed the learning rate."""
+    series, pictures = inbox_at(tmp_path / "a", shape=(6, 128)), inbox_at(tmp_path / "b")
+    np.save(series.folder / "cat" / "a.npy", np.full((6, 128), 1e30))
+    np.save(series.folder / "cat" / "b.npy", np.full((6, 128), 299.0))
+    np.save(pictures.folder / "cat" / "c.npy", np.full((3, 8, 8), 255, np.int64))
+    np.save(pictures.folder / "cat" / "d.npy", np.full((3, 8, 8), 255, np.uint8))
+    assert len(series.look()) == len(pictures.look()) == 1
+    far, other = lines(caplog)
+    assert "cat/a.npy is skipped: it has 1e+30 once scaled, over 100 times the 3 of the device's own" in far
+    assert (
+        "cat/c.npy is skipped: it has numbers that are no uint8" in other
+        and "save 0 to 255 as uint8" in other
+    )
 
 
 def test_a_sample_that_was_read_stays_until_nothing_needs_it_and_a_damaged_one_is_read_again(tmp_path):
