@@ -80,7 +80,7 @@ class MLflow:
         return str(self._client.create_experiment(EXPERIMENT, artifact_location=self._artifacts))
 
     def write(self, rounds: Sequence[tuple[int, Numbers]]) -> None:
-        """Whole rounds in a call, as many as it takes: a server that is killed between two has a round or lacks it."""
+        """Whole rounds in a call, as many as it takes: one that is killed between two has a round or lacks it."""
         self._log_settings(self._of_run)
         now, call = int(time.time() * 1000), list[Any]()
         for number, numbers in rounds:
