@@ -536,7 +536,9 @@ def test_an_older_root_is_one_line_where_one_only_looks(copied, capsys, step):
     kept = copied.folder / "fleet/broker/current/revoked"
     kept.unlink(missing_ok=True)
     copied.deploy(step, "coordinator")
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "older than what the hosts hold" in line)
+    (line,) = (
+        line for line in capsys.readouterr().out.splitlines() if "older than what the hosts hold" in line
+    )
     assert f"coordinator holds {copied.versions[1]} (20" in line and "docs/day-2.md, Lose the root" in line
     assert copied.code == 1
     copied.deploy(step, "coordinator", json=True)
@@ -549,7 +551,9 @@ def test_an_older_root_is_one_line_where_one_only_looks(copied, capsys, step):
 def test_a_coordinator_is_not_rolled_back_and_no_host_is_asked_for_it(desk):
     desk.deploy("apply")
     asked = {name: list(board.lines) for name, board in desk.boards.items()}
-    with pytest.raises(SettingsError, match="coordinator is no device, .*: change the fleet's file back and dep"):
+    with pytest.raises(
+        SettingsError, match="coordinator is no device, .*: change the fleet's file back and dep"
+    ):
         desk.deploy("rollback", "coordinator")
     assert {name: board.lines for name, board in desk.boards.items()} == asked
 
