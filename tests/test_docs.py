@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.spool.epochs import epoch_file
+from protofleet.coordinator.spool.lives import life_file
 from protofleet.deploy.fleet.settings import Fleet
 from protofleet.deploy.fleet.status import NOW, TITLES, status_object
 from protofleet.deploy.local.experiment import Experiment
@@ -95,3 +97,9 @@ def test_the_keys_of_deploy_status_for_programs_are_documented():
     page = (ROOT / "docs/day-2.md").read_text()
     keys = {"healthy", "problem", *status_object(("-",) * len(TITLES))}
     assert not {key for key in keys if f"`{key}`" not in page}
+
+
+@pytest.mark.parametrize("file", [epoch_file, life_file])
+def test_what_a_coordinator_keeps_beside_all_its_runs_is_named(file):
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    assert f"`{file(Path('<runs>'), '<federation>')}`" in page

@@ -18,6 +18,7 @@ from protofleet.deploy.local.own_plugins import own_plugins
 from protofleet.edge_client.data.images.image_files import named_pictures
 from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
 from protofleet.methods.served.card import Card, CardError, read_card
+from protofleet.methods.served.card_file import CARD
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.served import Served
 from protofleet.protocol.settings.input_shape import InputShape
@@ -26,7 +27,6 @@ from protofleet.protocol.settings.reader import SettingsError
 BATCH: Final = 256  # samples that pass the network at once
 WEIGHTS: Final = FILES[SAFETENSORS]
 
-CARD: Final = "card.json"
 Which: TypeAlias = Literal["best", "last"]
 Inputs: TypeAlias = "Tensor | NDArray[Any] | str | Path | Sequence[str | Path]"
 

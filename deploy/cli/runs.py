@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import SEEDS, SHARE, Subparsers, experiment_file
-from protofleet.deploy.cli.own.track import add_track_option
+from protofleet.deploy.cli.own.track import add_track_option, tracked_places
 from protofleet.deploy.listing import Listing, add_listing_options
 from protofleet.runtime.interrupts import held_interrupts, stopped_as_by_a_terminal
 from protofleet.runtime.launcher import Launcher
@@ -44,9 +44,8 @@ def add_run(commands: Subparsers) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from protofleet.deploy.local.processes import start_launcher
-    from protofleet.deploy.trackers.destinations import destinations
 
-    options.track = destinations(options.track)
+    options.track = tracked_places(options.track)
     # Before anything that takes long to import, and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         return run_with(launcher, options)

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import SEEDS, Subparsers, experiment_file
-from protofleet.deploy.cli.own.track import add_track_option
+from protofleet.deploy.cli.own.track import add_track_option, tracked_places
 from protofleet.runtime.interrupts import held_interrupts, stopped_as_by_a_terminal
 from protofleet.runtime.launcher import Launcher
 
@@ -40,9 +40,8 @@ def add_sweep(commands: Subparsers) -> None:
 
 def sweep(options: argparse.Namespace) -> int:
     from protofleet.deploy.local.processes import start_launcher
-    from protofleet.deploy.trackers.destinations import destinations
 
-    options.track = destinations(options.track)
+    options.track = tracked_places(options.track)
     # Before anything that takes long to import, and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         return sweep_with(launcher, options)

@@ -18,10 +18,11 @@ from protofleet.deploy.export.source import Model, Wanted, find_model
 from protofleet.deploy.export.template import template_of
 from protofleet.deploy.extras import install_hint
 from protofleet.methods.served.card import Card, CardError
+from protofleet.methods.served.card_file import CARD
 from protofleet.methods.served.rebuild import words_of
 from protofleet.protocol.settings.reader import SettingsError
 
-CARD, PROGRAM = "card.json", "predict.py"
+PROGRAM: Final = "predict.py"
 DEFAULT_OUT: Final = "models"
 SUFFIXES: Final = frozenset(Path(name).suffix for name in FILES.values())
 

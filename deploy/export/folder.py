@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.errors import RunError
+from protofleet.methods.served.card_file import CARD
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import is_full, sync
 
-CARD: Final = "card.json"  # an earlier export has one, and may be replaced
 NEW, OLD = ".new", ".old"
 MODE: Final = 0o777  # before the umask, as of any folder
 
@@ -23,6 +23,7 @@ def require_place(place: Path) -> None:
     """Before anything that takes long. Nothing is made here: the export may yet be refused."""
     if place.is_symlink() or (place.exists() and not place.is_dir()):
         raise SettingsError(f"{place} is there and is no folder; name another one with --out")
+    # An earlier export has a card, and may be replaced.
     if place.is_dir() and any(place.iterdir()) and not (place / CARD).is_file():
         raise SettingsError(f"{place} is there, and holds no earlier export; name another folder with --out")
     there = next(folder for folder in place.absolute().parents if os.path.lexists(folder))

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.methods.plugins.paths import KEPT
 from protofleet.protocol.settings.reader import decode, read_toml
 
 SETTINGS: Final = "coordinator.toml"
-FOLDER: Final = "plugins"
 
 
 def plugins_of_run(folder: Path) -> PlugIns:
@@ -19,5 +19,5 @@ def plugins_of_run(folder: Path) -> PlugIns:
     if not isinstance(said, dict):
         return PlugIns()
     allowed = decode(PlugIns, said, f"{path}: plugins")
-    copies = sorted(map(str, (folder / FOLDER).glob("*/*.py")))
+    copies = sorted(map(str, (folder / KEPT).glob("*/*.py")))
     return PlugIns((*copies, *allowed.files), allowed.allow)

@@ -8,9 +8,9 @@ from typing import Final
 
 from protofleet.coordinator.models.saved import SPOOL
 from protofleet.edge_client.trainer.kept_models import LAST, kept_file
+from protofleet.methods.served.card_file import CARD
 from protofleet.protocol.settings.suggest import there_are
 
-CARD: Final = "card.json"
 CURRENT: Final = "current"
 SHOWN: Final = 5  # of the folders that were probably meant
 RUN: Final = "name a folder such as runs/demo"

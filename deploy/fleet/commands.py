@@ -188,7 +188,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def status(d: Deployment, o: Options) -> int:
-    code, listing, found = OK, Listing.of(o), dict[str, Any]()
+    code, listing, found, looked = OK, Listing.of(o), dict[str, Any](), dict[str, Facts]()
     listing.line(status_title())
     for name, facts in d.run_on_each(lambda ssh: _facts(d, ssh)):
         if isinstance(facts, RunError):
@@ -196,7 +196,7 @@ def status(d: Deployment, o: Options) -> int:
             listing.line(f"{name:16} {facts}", wrong=True)
             found[name] = {"healthy": False, "problem": str(facts)}
             continue
-        control = d.rollout.control
+        control, looked[name] = d.rollout.control, facts
         cells, healthy = status_cells(
             name, facts, control.target(name, facts).desired, control.revocation(name)
         )
@@ -204,22 +204,32 @@ def status(d: Deployment, o: Options) -> int:
         listing.line(ROW_FORMAT.format(*cells), wrong=not healthy)
         serves = {link: asdict(version) for link, version in facts.installed.models.items()}
         found[name] = {"healthy": healthy, "problem": "", **status_object(cells), "models": serves}
-    listing.end({"hosts": found})
-    return code
+    older = _older_root(d, looked, listing)
+    listing.end({"hosts": found, "root": older})
+    return FAILED if older else code
+
+
+def _older_root(d: Deployment, looked: Mapping[str, Facts], listing: Listing) -> str:
+    """The line that `apply` refuses with, as far as those who have been looked at know; or ""."""
+    if problem := d.rollout.control.older_root(looked):
+        listing.line(problem, wrong=True)
+    return problem
 
 
 def doctor(d: Deployment, o: Options) -> int:
-    code, listing, found = OK, Listing.of(o), dict[str, Any]()
-    for name, checks in d.run_on_each(lambda ssh: _check(d, ssh)):
-        if isinstance(checks, RunError):
-            checks = [Check("ssh", "FAIL", str(checks), "nothing else can be checked until ssh works")]
+    code, listing, found, looked = OK, Listing.of(o), dict[str, Any](), dict[str, Facts]()
+    for name, checked in d.run_on_each(lambda ssh: _check(d, ssh)):
+        if isinstance(checked, RunError):
+            checks = [Check("ssh", "FAIL", str(checked), "nothing else can be checked until ssh works")]
         else:
+            looked[name], checks = checked
             checks = [Check("ssh", "PASS", "it accepts our key, and its host key is the known one"), *checks]
         listing.line(f"{name}:", wrong=failed(checks, o.strict))
         code = max(code, print_checks(checks, o.strict, listing))
         found[name] = [asdict(check) for check in checks]
-    listing.end({"hosts": found})
-    return code
+    older = _older_root(d, looked, listing)
+    listing.end({"hosts": found, "root": older})
+    return FAILED if older else code
 
 
 def _facts(d: Deployment, ssh: Ssh, *how: str) -> Facts:
@@ -230,7 +240,7 @@ def _run_step(d: Deployment, ssh: Ssh, *words: str, seconds: float = 60.0) -> Re
     return ssh.run(d.rollout.control.place(ssh.name).steps, *words, seconds=seconds)
 
 
-def _check(d: Deployment, ssh: Ssh) -> list[Check]:
+def _check(d: Deployment, ssh: Ssh) -> tuple[Facts, list[Check]]:
     control = d.rollout.control
     role = control.role(ssh.name).name
     if role == BROKER:  # it does not connect to itself
@@ -240,7 +250,7 @@ def _check(d: Deployment, ssh: Ssh) -> list[Check]:
             control.coordinator_settings() if role == COORDINATOR else control.settings(ssh.name)
         ).broker
         facts = _facts(d, ssh, "deep", "", broker.host, str(broker.port))
-    return run_checks(facts, workload_of(d.fleet, control, ssh.name), time.time())
+    return facts, run_checks(facts, workload_of(d.fleet, control, ssh.name), time.time())
 
 
 def check_this_machine(o: Options) -> int:
@@ -283,6 +293,10 @@ def drain(d: Deployment, o: Options) -> int:
 
 
 def rollback(d: Deployment, o: Options) -> int:
+    way_out = (
+        "change the fleet's file back and deploy it; `protofleet deploy restore` brings back a copy of runs"
+    )
+    _demand_devices(d, "rollback", way_out)
     return _print_each(d, lambda ssh: roll_back_by_hand(d.rollout, ssh))
 
 

@@ -15,11 +15,10 @@ from protofleet.deploy.local.start.trial_load import demand_end
 from protofleet.methods.plugins import file, packages
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.methods.plugins.file import Source
-from protofleet.methods.plugins.paths import placed
+from protofleet.methods.plugins.paths import KEPT, placed
 from protofleet.protocol.storage.disk import Disk
 
 NO_NAMES: Final[Mapping[str, Sequence[str]]] = {}
-FOLDER: Final = "plugins"  # in that of a run
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,7 @@ class OwnPlugIns:
 
     def _kept_in(self, folder: Path) -> dict[str, Path]:
         """Named file -> where the run has it: by its hash, as two may have one name."""
-        return {
-            name: folder / FOLDER / one.sha256[:12] / Path(name).name for name, one in self.sources.items()
-        }
+        return {name: folder / KEPT / one.sha256[:12] / Path(name).name for name, one in self.sources.items()}
 
 
 def own_plugins(

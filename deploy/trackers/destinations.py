@@ -21,6 +21,7 @@ from protofleet.protocol.settings.suggest import there_are
 QUIETLY: Final[Mapping[str, str]] = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # nobody is told of a run but whom its owner has named
     "MLFLOW_LOGGING_LEVEL": "WARNING",  # not how it makes its tables
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout is the command's own
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # seconds, of 120: a server that says nothing is soon said
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # of seven, each after twice the time
 }

@@ -5,6 +5,7 @@ All goes through a client of its own: MLflow's global run and address belong to 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -39,16 +40,19 @@ class MLflow:
         # Beside the runs: a database of MLflow's would begin a folder `mlruns` in the working directory.
         self._artifacts = (runs.absolute() / ARTIFACTS).as_uri() if address.startswith(DATABASES) else None
         self._run, self._last, self._settings = "", 0, frozenset[str]()
+        self._of_run: Mapping[str, str] = {}
 
     def begin(self, run: Start) -> Begun:
-        first = self._next_round(run.known_as)
+        first, self._of_run = self._next_round(run.known_as), run.settings
         if first is None:
             name, tags = run.folder.name, {"protofleet.folder": str(run.folder.absolute())}
             self._run, first = (
                 self._client.create_run(self._experiment(), run_name=name, tags=tags).info.run_id,
                 1,
             )
-            self._log_settings(run.settings)
+            # What fails from here on fails again with the first round, and by then it is noted which run it is.
+            with contextlib.suppress(MlflowException):
+                self._log_settings(run.settings)
         else:
             self._run = run.known_as
             self._settings = frozenset(self._client.get_run(self._run).data.params)
@@ -76,13 +80,23 @@ class MLflow:
         return str(self._client.create_experiment(EXPERIMENT, artifact_location=self._artifacts))
 
     def write(self, rounds: Sequence[tuple[int, Numbers]]) -> None:
-        now = int(time.time() * 1000)
-        self._log([metric for number, numbers in rounds for metric in metrics_of(numbers, now, number)])
-        self._last = max(self._last, *(number for number, _ in rounds))
+        """Whole rounds in a call, as many as it takes: one that is killed between two has a round or lacks it."""
+        self._log_settings(self._of_run)
+        now, call = int(time.time() * 1000), list[Any]()
+        for number, numbers in rounds:
+            found = metrics_of(numbers, now, number)
+            if len(call) + len(found) > MOST_METRICS:
+                self._log(call)
+                call = []
+            call += found
+            self._last = max(self._last, number)
+        self._log(call)
 
     def end(self, ending: Ending) -> None:
         self._log_settings(ending.settings)
-        self._log(metrics_of(ending.numbers, int(time.time() * 1000), self._last))
+        numbers = metrics_of(ending.numbers, int(time.time() * 1000), self._last)
+        if not self._has(numbers):
+            self._log(numbers)
         for path in ending.files:
             self._client.log_artifact(self._run, str(path))
         for name, text in ending.texts.items():
@@ -91,6 +105,14 @@ class MLflow:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _has(self, metrics: Sequence[Any]) -> bool:
+        """A server that was killed behind them, while it took the files, say: they would stand there twice."""
+        if not metrics:
+            return True
+        last = metrics[-1]
+        history = self._client.get_metric_history(self._run, last.key)
+        return any((one.step, one.value) == (last.step, last.value) for one in history)
 
     def _log(self, metrics: Sequence[Any]) -> None:
         for some in batches(metrics, MOST_METRICS):

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.folder_lock import held
 
 NAME: Final = "tracked.json"
 
@@ -43,7 +43,7 @@ class TrackedFile:
         return self._read().get(destination, Progress())
 
     def note(self, destination: str, progress: Progress) -> None:
-        with self._held():
+        with held(self._run):
             found = {**self._read(), destination: progress}
             table = {name: asdict(one) for name, one in found.items()}
             Disk().replace(self._path, (json.dumps(table, indent=1) + "\n").encode(), durable=False)
@@ -65,12 +65,3 @@ class TrackedFile:
             return {name: decode(Progress, one) for name, one in table.items()}
         except (OSError, ValueError, AttributeError, SettingsError):
             return {}
-
-    @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
-        handle = os.open(self._run, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from protofleet.edge_client.data.images.image_files import named_pictures
 from protofleet.edge_client.serving.publisher import ONNX, WEIGHTS
-from protofleet.edge_client.serving.versions import CARD
 from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
 from protofleet.methods.served.card import Card, CardError, read_card
+from protofleet.methods.served.card_file import CARD
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from protofleet.edge_client.serving.settings import GLOBAL, PERSONAL, ModelSettings
 from protofleet.edge_client.serving.template import Template
-from protofleet.edge_client.serving.versions import CARD, ModelVersions, Version
+from protofleet.edge_client.serving.versions import ModelVersions, Version
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.nets.weights_file import sha256_of_file, write_weights
 from protofleet.methods.served.card import Card, CardError, sha256_of_tensors
+from protofleet.methods.served.card_file import CARD
 from protofleet.methods.served.rebuild import described
 from protofleet.methods.served.scaling import Input, Scale, input_of
 from protofleet.methods.served.served import Served, served

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from protofleet.methods.served.card import Card, CardError, read_card
+from protofleet.methods.served.card_file import CARD
 from protofleet.methods.served.template import fill
 
 
@@ -28,8 +29,6 @@ class Template:
     @cached_property
     def _content(self) -> tuple[Card, bytes]:
         try:
-            return read_card((self._folder / "card.json").read_bytes()), (
-                self._folder / "model.onnx"
-            ).read_bytes()
+            return read_card((self._folder / CARD).read_bytes()), (self._folder / "model.onnx").read_bytes()
         except CardError as error:
             raise CardError(f"models.template {self._folder}: {error}") from None

@@ -10,24 +10,23 @@ The device's processes and `protofleet model` take turns by a lock on the folder
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.methods.served.card_file import CARD
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import NEW, Disk
+from protofleet.protocol.storage.folder_lock import held
 
 CURRENT: Final = "current"  # what is served
 CHAMPION: Final = "champion"  # the highest accuracy on validation images, of the run that current is of
 PREVIOUS: Final = "previous"  # what current named before
 PINNED: Final = "pinned"  # while it is there, current stays
 LINKS: Final = (CURRENT, CHAMPION, PREVIOUS, PINNED)
-CARD: Final = "card.json"
 VERSION: Final = re.compile(r"v(\d{6,9})")
 WAITING: Final = ".wait"  # ends the name of a version whose answer has no receipt yet
 LEAVING: Final = ".old"  # of one that is being removed
@@ -262,12 +261,9 @@ class ModelVersions:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        try:
-            handle = os.open(self.folder, os.O_RDONLY)
-        except FileNotFoundError:
-            raise SettingsError(f"there is no folder {self.folder}") from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as lock:
+            try:
+                lock.enter_context(held(self.folder))
+            except FileNotFoundError:
+                raise SettingsError(f"there is no folder {self.folder}") from None
             yield
-        finally:
-            os.close(handle)

@@ -8,9 +8,7 @@ question gets the same answer again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -27,6 +25,7 @@ from protofleet.edge_client.state.recovery import StateFiles, recover, recovery_
 from protofleet.protocol.link.clocks import MOST_AHEAD
 from protofleet.protocol.security.holders import same_record
 from protofleet.protocol.storage.disk import Disk, write_whole
+from protofleet.protocol.storage.folder_lock import held
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError, ObjectStore
 from protofleet.protocol.wire.messages import Arrays
 
@@ -165,18 +164,12 @@ class DeviceState:
         kept = {self._previous_half, self.previous_inputs, *self._objects()}
         self.store.keep({bytes.fromhex(name) for name in kept if name} | needed)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> AbstractContextManager[None]:
         """Processes on one folder, and threads of this one, read and write one after the other.
 
         The loop may learn of another process of this device while the worker saves an answer.
         """
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
+        return held(self.folder)
 
     def _save_holders(self, holders: Holders) -> None:
         if not (holders.own or holders.coordinator):

@@ -8,8 +8,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -58,7 +60,14 @@ def installed(kind: str) -> dict[str, Packaged]:
 
 
 def modules() -> frozenset[str]:
-    """The first names of modules that have plug-ins in them."""
+    """The first names of modules that have plug-ins in them. To read what is installed takes 20 ms and more, and an
+    error may come with each message of a peer: so it is done once for what can be imported."""
+    return _modules_on(tuple(sys.path))
+
+
+@lru_cache(maxsize=4)
+def _modules_on(path: tuple[str, ...]) -> frozenset[str]:
+    """`path` is where they are looked for: with another one it is another question."""
     found = {
         entry.module.partition(".")[0] for group in GROUPS.values() for entry in entry_points(group=group)
     }

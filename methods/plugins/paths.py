@@ -8,6 +8,7 @@ from typing import Any, Final
 
 # Tables of settings whose `file` is a plug-in.
 TABLES: Final = ("method", "network", "mutual", "data", "metrics")
+KEPT: Final = "plugins"  # in the folder of a run: the files that it ran
 # For who named a file that is not there in settings. A path that is not whole comes from a command, or a program.
 IN_SETTINGS: Final = "a path in a TOML is seen from the folder of that TOML"
 

@@ -28,7 +28,8 @@ from protofleet.protocol.security.envelope import (  # fmt: skip
     verified,
 )
 from protofleet.protocol.security.holders import other_keys, same_record
-from protofleet.protocol.security.keys import Identity, Keyring, changed
+from protofleet.protocol.security.keyfiles import KeyFileError
+from protofleet.protocol.security.keys import Identity, Keyring, changed, why_unknown
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Transport, Will, packet_bytes
@@ -157,8 +158,15 @@ class Link:
             self.me.name, self.me.boot, sequence, recipient, place.round, place.phase, place.base,
         )  # fmt: skip
         if suite == SEALED and not receive:
-            receive = self.keyring[recipient].receive
+            receive = self._receive_of(recipient)
         return seal(header, codec.encode(message, attachment, self.metric_names), self.me.keys.sign, receive)
+
+    def _receive_of(self, recipient: str) -> bytes:
+        """To seal to. Without it there is nothing that this process could say."""
+        if (known := self.keyring.get(recipient)) is None:
+            why = why_unknown(self.keyring, recipient) or f"the record of {recipient!r} was away for a moment"
+            raise KeyFileError(f"{why}; `protofleet enrol install` puts an enrolment there")
+        return known.receive
 
     def with_new_key(self, manifest: Manifest) -> Manifest:
         """With a key of its own, for an object that is about to be served."""

@@ -1,12 +1,15 @@
 """A device that is revoked: no coordinator waits for it, nor one that starts again, and who knocks is told of."""
 
+import shutil
 import signal
 
 from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.enrol.lifecycle import revoke
+from protofleet.protocol.security.enrolment import CURRENT
 from tests.hostile.federation import Federation
 
 AN_HOUR = Policy(quorum=1, gather=2, patience_seconds=3600.0, straggler_factor=0.0)
+ALONE = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600)
 
 
 def test_a_device_that_is_revoked_while_it_is_asked_is_out_of_the_phase_at_once(tmp_path):
@@ -47,3 +50,18 @@ def test_what_the_broker_keeps_of_a_revoked_device_is_no_knock_and_its_own_word_
         assert unknown_senders(f) == 0
         f.raw("two")
         f.wait_until(lambda: unknown_senders(f) > 0, "a knock that is told of")
+
+
+def test_a_device_whose_keys_are_deleted_while_it_runs_says_where_they_were_and_what_puts_them_there(
+    tmp_path,
+):
+    with Federation(tmp_path, "one", policy=ALONE, rounds=1000) as f:
+        f.coordinator()
+        one = f.device("one")
+        f.wait_until(f.rounds, "a round")
+        shutil.rmtree(f.fleet.folder_of("one"))
+        assert f.wait_for_end(one) == 2, f.last_words()
+        log, where = f.log_of(one), f.fleet.folder_of("one") / CURRENT
+        why = f"protofleet: there is no record of 'coordinator' in {where}"
+        assert log.endswith(f"{why}; `protofleet enrol install` puts an enrolment there\n")
+        assert "Traceback" not in log

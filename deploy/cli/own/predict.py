@@ -87,7 +87,7 @@ class ChosenModel:
 
     def _where(self) -> Path:
         """As it is called without links: it stays the same version while it is read."""
-        from protofleet.edge_client.serving.versions import CARD
+        from protofleet.methods.served.card_file import CARD
         from protofleet.protocol.settings.reader import SettingsError
 
         if self._folder is not None and (self._folder / CARD).is_file():

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from protofleet.deploy.cli.arguments import Subparsers
 from protofleet.deploy.errors import FAILED, StoppedError
+
+if TYPE_CHECKING:
+    from protofleet.deploy.trackers.destinations import Destination
 
 TO: Final = "tensorboard[=FOLDER], mlflow[=URI] or a package's"
 
@@ -36,13 +41,23 @@ def add_track(commands: Subparsers) -> None:
     command.set_defaults(command=track)
 
 
+def tracked_places(texts: Sequence[str]) -> list[Destination]:
+    """What --track and --to name. A package's tracker with the name of one of ours is said not to be used."""
+    from protofleet.deploy.trackers.destinations import KINDS, destinations
+    from protofleet.methods.plugins.packages import clashes
+
+    found = destinations(texts)
+    for words in clashes("tracker", [one.kind for one in found if one.kind in KINDS]) if found else ():
+        print(f"protofleet: {words}", file=sys.stderr)
+    return found
+
+
 def track(options: argparse.Namespace) -> int:
-    from protofleet.deploy.trackers.destinations import destinations
     from protofleet.deploy.trackers.following import follow
     from protofleet.deploy.trackers.run_folder import require_run, runs_of
     from protofleet.protocol.settings.reader import SettingsError
 
-    places = destinations(options.to)
+    places = tracked_places(options.to)
     runs = [run for folder in options.runs for run in runs_of(folder)]
     if options.follow and len(runs) * len(places) > 1:
         raise SettingsError("--follow follows one run into one tracker; start a command for each")

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.methods.served.card_file import CARD
 from protofleet.protocol.settings.reader import SettingsError
 
-CARD, ONNX = "card.json", "model.onnx"
+ONNX: Final = "model.onnx"
 WAY_OUT: Final = "`protofleet export RUN --template --out DIR` writes one"
 
 

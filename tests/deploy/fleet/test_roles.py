@@ -487,9 +487,9 @@ def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_aske
         "and who comes back, too"
     )
     assert "user board-1" not in desk.boards["mqtt"].incoming["acl"].decode() and desk.code == 0
-    for step in ("revoke", "tune"):
+    for step in ("revoke", "tune", "rollback"):
         with pytest.raises(SettingsError, match="mqtt is no device"):
-            desk.deploy(step, "mqtt") if step == "revoke" else commands.run(
+            desk.deploy(step, "mqtt") if step != "tune" else commands.run(
                 step,
                 argparse.Namespace(fleet=desk.folder / "fleet/fleet.toml", hosts=["mqtt"], set=[], hours=1.0),
                 recording(desk.boards, desk.folder / "sockets"),
@@ -529,6 +529,33 @@ def test_a_root_from_before_a_revocation_is_refused_by_what_any_one_of_those_who
         assert "put back a newer copy of it, or revoke again: `protofleet deploy revoke board-1`" in said
         assert "docs/day-2.md, Lose the root" in said and "\n" not in said
     assert register.read_bytes() == before
+
+
+@pytest.mark.parametrize("step", ["status", "doctor"])
+def test_an_older_root_is_one_line_where_one_only_looks(copied, capsys, step):
+    kept = copied.folder / "fleet/broker/current/revoked"
+    kept.unlink(missing_ok=True)
+    copied.deploy(step, "coordinator")
+    (line,) = (
+        line for line in capsys.readouterr().out.splitlines() if "older than what the hosts hold" in line
+    )
+    assert f"coordinator holds {copied.versions[1]} (20" in line and "docs/day-2.md, Lose the root" in line
+    assert copied.code == 1
+    copied.deploy(step, "coordinator", json=True)
+    assert json.loads(capsys.readouterr().out)["root"] == line
+    copied.boards["coordinator"].facts |= {"held_revoked": "", "held_crl": ""}
+    copied.deploy(step, "coordinator", json=True)
+    assert json.loads(capsys.readouterr().out)["root"] == ""
+
+
+def test_a_coordinator_is_not_rolled_back_and_no_host_is_asked_for_it(desk):
+    desk.deploy("apply")
+    asked = {name: list(board.lines) for name, board in desk.boards.items()}
+    with pytest.raises(
+        SettingsError, match="coordinator is no device, .*: change the fleet's file back and dep"
+    ):
+        desk.deploy("rollback", "coordinator")
+    assert {name: board.lines for name, board in desk.boards.items()} == asked
 
 
 def test_who_is_revoked_again_with_an_older_root_is_told_to_the_hosts_and_it_is_the_newest(copied, capsys):

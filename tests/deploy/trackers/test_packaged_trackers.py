@@ -21,7 +21,8 @@ FILES = {
     "notes/half.py": "def half(place, run):\n    return object()\n",
 }
 ENTRIES = {
-    "trackers": "book = notes.book:Book\nbroken = notes.broken:B\nhalf = notes.half:half\nmlflow = notes.broken:B"
+    "trackers": "book = notes.book:Book\nbroken = notes.broken:B\nhalf = notes.half:half\n"
+    "mlflow = notes.broken:B\ntensorboard = notes.broken:B"
 }
 
 
@@ -81,6 +82,21 @@ def test_their_names_stand_beside_ours_and_none_is_imported_for_it(site, run, ca
         == "protofleet: a tracker is 'bok'; did you mean book? there are book, broken, half, mlflow, tensorboard\n"
     )
     assert not [name for name in sys.modules if name.startswith("notes")]
+
+
+def test_one_with_the_name_of_ours_is_said_not_to_be_used_once_and_by_who_asks_for_it_alone(
+    site, run, tmp_path, capsys
+):
+    pytest.importorskip("tensorboard")
+    board, book = f"tensorboard={tmp_path / 'board'}", f"book={tmp_path / 'book.txt'}"
+    assert main(["track", str(run), "--to", board, "--to", book, "--to", f"{board}-2"]) == 0
+    said = capsys.readouterr()
+    assert (
+        said.err
+        == "protofleet: tracker tensorboard of notes 1.2 is not used: protofleet has one of this name\n"
+    )
+    assert said.out.startswith(f"{run}: rounds 1 to 5 are in {board}\n")
+    assert main(["track", str(run), "--to", book]) == 0 and not capsys.readouterr().err
 
 
 TRIALS = ("base-mu-0", "base-mu-1")

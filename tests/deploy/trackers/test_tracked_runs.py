@@ -1,6 +1,8 @@
 """A real run, broken off and gone on with, read back with TensorBoard's and MLflow's own readers."""
 
+import itertools
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -10,23 +12,54 @@ import pytest
 
 from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.deploy.report.flat_names import round_numbers, summary_numbers
+from protofleet.deploy.trackers.destinations import Destination
+from protofleet.deploy.trackers.following import follow
 from protofleet.deploy.trackers.tracked_file import TrackedFile
-from tests.deploy.local.test_run import command, furnished, protofleet, wait_for_rounds
+from tests.deploy.local.test_run import command, furnished, protofleet
 from tests.support.held_run import HeldRun
+from tests.support.mlflow_server import MLflowServer
 
 pytestmark = pytest.mark.slow
 ROUNDS = 4
+KEPT = {"rounds.jsonl", "summary.json", "experiment.toml"}
+OURS = ("tensorboard", "mlflow")
 TRACKERS = ("--track", "tensorboard", "--track", "mlflow", "--track", "mlflow=http://127.0.0.1:9/")
 
 
 @pytest.fixture(scope="module")
-def tracked(tmp_path_factory):
-    """Stopped by Ctrl-C when two rounds are written, and finished by the same command."""
+def server(tmp_path_factory):
     pytest.importorskip("mlflow")
+    found = MLflowServer(tmp_path_factory.mktemp("server") / "mlflow")
+    yield found
+    found.kill()
+
+
+@pytest.fixture(scope="module")
+def tracked(server, tmp_path_factory):
+    """Stopped by Ctrl-C when two rounds are written, and finished by the same command, in the middle of which a
+    server dies that had three of them."""
     place = furnished(tmp_path_factory.mktemp("tracked"))
     options = ("run", "small.toml", "--set", f"rounds={ROUNDS}", "--set", "devices.count=2", *TRACKERS)
-    held = HeldRun(place / "held", 2)
-    first = subprocess.Popen(
+    run = place / "runs" / "small"
+    first, _ = held_at(2, options, place)
+    wait_until_tracked(run, 3, first, OURS)
+    first.send_signal(signal.SIGINT)
+    _, said = first.communicate(timeout=120)
+    state = run_in(database(place)).info.status
+    server.wait()
+    second, held = held_at(3, (*options, "--track", f"mlflow={server.address}"), place)
+    wait_until_tracked(run, 4, second, [*OURS, f"mlflow={server.address}"])
+    server.kill()
+    held.let_go()
+    server.start()  # it takes longer than what is left of the run
+    out, errors = second.communicate(timeout=240)
+    assert second.returncode == 0, out + errors
+    return SimpleNamespace(place=place, run=run, stopped=said, state=state, out=out, said=errors)
+
+
+def held_at(rounds, options, place):
+    held = HeldRun(place / f"held-{rounds}", rounds)
+    process = subprocess.Popen(
         command(*options),
         cwd=place,
         env=held.environment,
@@ -34,37 +67,42 @@ def tracked(tmp_path_factory):
         stderr=subprocess.PIPE,
         text=True,
     )
-    run = place / "runs" / "small"
-    wait_for_rounds(place, 2)
-    wait_until_tracked(run, 3, first, trackers=2)
-    first.send_signal(signal.SIGINT)
-    _, said = first.communicate(timeout=120)
-    state = run_in_mlflow(place).info.status
-    done = protofleet(*options, cwd=place, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return SimpleNamespace(place=place, run=run, stopped=said, state=state, said=done.stderr)
+    return process, held
 
 
 def wait_until_tracked(run, next_round, process, trackers):
-    """So many of them have got so far."""
     while process.poll() is None:
-        known = (TrackedFile(run).of(one).next_round for one in ("tensorboard", "mlflow"))
-        if sum(number == next_round for number in known) == trackers:
+        if {TrackedFile(run).of(one).next_round for one in trackers} == {next_round}:
             return
         time.sleep(0.05)
     raise AssertionError(process.communicate())
 
 
-def client(place):
+def client(address):
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(tracking_uri=f"sqlite:///{place / 'runs' / 'mlflow.db'}")
+    return MlflowClient(tracking_uri=address)
 
 
-def run_in_mlflow(place):
-    found = client(place)
-    (run,) = found.search_runs([found.get_experiment_by_name("protofleet").experiment_id])
+def database(place):
+    return f"sqlite:///{place / 'runs' / 'mlflow.db'}"
+
+
+def run_in(address, name="small"):
+    found = client(address)
+    runs = found.search_runs([found.get_experiment_by_name("protofleet").experiment_id])
+    (run,) = (one for one in runs if one.info.run_name == name)
     return run
+
+
+def metrics_in(address, run):
+    """(round, name) -> value; each stands there once."""
+    read = {}
+    for name in run.data.metrics:
+        for metric in client(address).get_metric_history(run.info.run_id, name):
+            assert (metric.step, name) not in read
+            read[metric.step, name] = metric.value
+    return read
 
 
 def events(folder):
@@ -96,34 +134,83 @@ def numbers_of(run):
 
 
 def test_mlflow_reads_every_number_of_every_round_once(tracked):
-    run = run_in_mlflow(tracked.place)
-    read = {}
-    for name in run.data.metrics:
-        for metric in client(tracked.place).get_metric_history(run.info.run_id, name):
-            assert (metric.step, name) not in read
-            read[metric.step, name] = metric.value
-    assert read == pytest.approx(numbers_of(tracked.run))
+    run = run_in(database(tracked.place))
+    assert metrics_in(database(tracked.place), run) == pytest.approx(numbers_of(tracked.run))
     assert (run.info.run_name, tracked.state, run.info.status) == ("small", "KILLED", "FINISHED")
     assert run.data.params["method.name"] == "fedavg" and run.data.params["rounds"] == str(ROUNDS)
 
 
 def test_mlflow_keeps_the_runs_files_beside_the_runs_and_nothing_in_the_working_folder(tracked):
-    run = run_in_mlflow(tracked.place)
-    names = [one.path for one in client(tracked.place).list_artifacts(run.info.run_id)]
+    run = run_in(database(tracked.place))
+    names = [one.path for one in client(database(tracked.place)).list_artifacts(run.info.run_id)]
     assert names == ["experiment.toml", "report.html", "rounds.jsonl", "summary.json"]
     kept = tracked.place / "runs" / "mlartifacts" / run.info.run_id / "artifacts" / "report.html"
     assert kept.read_bytes() == (tracked.run / "report.html").read_bytes()
-    assert sorted(path.name for path in tracked.place.iterdir()) == ["data", "held", "runs", "small.toml"]
+    assert sorted(path.name for path in tracked.place.iterdir()) == [
+        "data", "held-2", "held-3", "runs", "small.toml",
+    ]  # fmt: skip
 
 
 def test_a_tracking_server_that_is_away_is_one_line_and_the_run_ends_well(tracked):
     for said in (tracked.stopped, tracked.said):
-        lines = [line for line in said.splitlines() if "mlflow=http" in line]
+        lines = [line for line in said.splitlines() if "mlflow=http://127.0.0.1:9/" in line]
         assert len(lines) == 1 and "mlflow=http://127.0.0.1:9/ is left out from round 1 on (" in lines[0], (
             said
         )
         assert "Traceback" not in said
-    assert len(tracked.said.splitlines()) == 1, tracked.said
+    assert len(tracked.stopped.splitlines()) == 2, tracked.stopped  # with that it was stopped
+    assert tracked.out.splitlines()[-1] == "report: runs/small/report.html" and "http" not in tracked.out
+
+
+def test_a_server_that_is_killed_in_the_middle_ends_no_run_and_has_each_number_once_after_the_command_it_names(
+    tracked, server
+):
+    (line,) = (line for line in tracked.said.splitlines() if server.address in line)
+    to = f"protofleet track runs/small --to mlflow={server.address}"
+    assert line.startswith(f"protofleet: mlflow={server.address} is left out from round 4 on (")
+    assert line.endswith(f"; {to} goes on there")
+    server.wait()
+    assert run_in(server.address).info.status == "RUNNING", "nobody could tell it"
+    done = protofleet(*to.split()[1:], cwd=tracked.place)
+    there = f"runs/small: rounds 1 to {ROUNDS + 1} are in mlflow={server.address}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, there, "")
+    run = run_in(server.address)
+    assert run.info.status == "FINISHED"
+    assert metrics_in(server.address, run) == pytest.approx(numbers_of(tracked.run))
+    files = [one.path for one in client(server.address).list_artifacts(run.info.run_id)]
+    assert files == ["experiment.toml", "report.html", "rounds.jsonl", "summary.json"]
+
+
+@pytest.mark.parametrize("dies_at", [0, 2, 5, 7])
+def test_an_mlflow_that_dies_at_any_call_has_each_number_once_afterwards(
+    tracked, tmp_path, monkeypatch, dies_at
+):
+    """The calls of a finished run, few numbers in each; what follows the one at which it died comes with the next."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    run = tmp_path / f"dies-{dies_at}"
+    shutil.copytree(tracked.run, run, ignore=lambda folder, names: {*names} - KEPT)
+    monkeypatch.setattr("protofleet.deploy.trackers.mlflow.MOST_METRICS", 70)
+    calls = itertools.count(1)
+
+    def dying(method):
+        def call(*arguments, **options):
+            if next(calls) > dies_at:
+                raise MlflowException("the server is away")
+            return method(*arguments, **options)
+
+        return call
+
+    said, to = [], Destination("mlflow", database(tracked.place))
+    with monkeypatch.context() as dead:
+        for name in ("log_batch", "log_artifact", "log_text", "set_terminated"):
+            dead.setattr(MlflowClient, name, dying(getattr(MlflowClient, name)))
+        assert follow(to, run, said.append, to_the_end=False).failed and "the server is away" in said[0]
+    assert not follow(to, run, said.append, to_the_end=False).failed and len(said) == 1
+    found = run_in(database(tracked.place), run.name)
+    assert metrics_in(database(tracked.place), found) == pytest.approx(numbers_of(run))
+    assert found.info.status == "FINISHED"
 
 
 def test_a_run_is_tracked_afterwards_into_a_folder_of_ones_own(tracked, tmp_path):
@@ -145,7 +232,7 @@ def test_a_follower_ends_when_the_run_of_another_process_has_ended(tracked, tmp_
     )
     lines = (tracked.run / "rounds.jsonl").read_text().splitlines(keepends=True)
     (run / "rounds.jsonl").write_text("".join(lines[:2]))
-    wait_until_tracked(run, 3, follower, trackers=1)
+    wait_until_tracked(run, 3, follower, ["tensorboard"])
     with (run / "rounds.jsonl").open("a") as file:
         file.writelines(lines[2:])
     (run / "report.html").write_text("its report")

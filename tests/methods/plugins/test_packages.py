@@ -9,9 +9,10 @@ import pytest
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.methods.contract.plan import read_plan
+from protofleet.methods.plugins import packages
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.methods.plugins.errors import PlugInError
-from protofleet.methods.plugins.packages import digest_of, installed
+from protofleet.methods.plugins.packages import digest_of, installed, modules
 from protofleet.protocol.settings.reader import SettingsError, decode
 from tests.methods.plugins.test_allowed import NETWORK
 from tests.support.plug_ins import block, installed_package
@@ -105,3 +106,14 @@ def test_a_package_that_was_changed_since_it_was_installed_is_not_run(site):
 def test_a_name_that_nobody_has_is_answered_as_before(site):
     with pytest.raises(SettingsError, match="no method 'fedfoo'; did you mean"):
         decode(Experiment, {"name": "x", "rounds": 2, "method": {"name": "fedfoo"}})
+
+
+def test_packages_are_read_once_for_all_errors_and_again_where_others_can_be_imported(tmp_path, monkeypatch):
+    read, reading = [], packages.entry_points
+    monkeypatch.setattr(packages, "entry_points", lambda group: read.append(group) or reading(group=group))
+    monkeypatch.syspath_prepend(str(tmp_path / "none"))
+    before = [modules() for _ in range(3)]
+    assert len(read) == len(packages.GROUPS)
+    installed_package(tmp_path / "more", "nova-methods", FILES, ENTRIES)
+    monkeypatch.syspath_prepend(str(tmp_path / "more"))
+    assert modules() == before[0] | {"novas"} and before == [before[0]] * 3
