@@ -21,6 +21,8 @@ PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=20
 STACK   = $(BIN)/python -m protofleet.deploy.stack --folder $(FOLDER)
 HOSTS  ?= fleet.toml
 HOST   ?=
+# Tests start hundreds of interpreters: where none may keep what it has compiled, each compiles us anew.
+export PYTHONDONTWRITEBYTECODE :=
 ROOMS   = protocol runtime methods edge_client coordinator deploy experiments
 
 .DEFAULT_GOAL := help

@@ -1,12 +1,10 @@
 """What is installed: one name, all files, and nothing of the folder in which it is used."""
 
 import ast
-import os
 import re
 import shutil
 import subprocess
 import sys
-import venv
 import zipfile
 from pathlib import Path
 
@@ -14,11 +12,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from protofleet.deploy.checkout import PACKAGES
-from protofleet.deploy.fleet.software import build_wheel
 from protofleet.deploy.images.build import packages_without_torch
 from protofleet.protocol.settings.reader import read_toml
 from protofleet.runtime.children import START, command
 from tests.deploy.local.test_run import furnished
+from tests.support.installed import installed_in, own_environment, wheel_in
 
 ROOT = Path(__file__).parent.parent
 PROJECT = read_toml(ROOT / "pyproject.toml")["tool"]["setuptools"]
@@ -114,10 +112,7 @@ def test_a_child_of_any_python_that_we_run_on_imports_nothing_of_the_working_dir
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    build_wheel(folder)
-    (made,) = folder.glob("*.whl")
-    return made
+    return wheel_in(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.mark.slow
@@ -132,19 +127,7 @@ def test_the_wheel_holds_one_name_and_every_file(wheel):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """The wheel in an environment of its own, beside the packages of this one and without this checkout."""
-    folder = tmp_path_factory.mktemp("installed")
-    venv.create(folder, with_pip=False, symlinks=True)
-    (library,) = folder.glob("lib/python3*/site-packages")
-    # A line of a .pth adds a folder whose own .pth files are not read: the editable install is not seen.
-    places = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
-    (library / "theirs.pth").write_text("\n".join(places))
-    done = subprocess.run(
-        [*command("pip"), "--python", str(folder / "bin" / "python"), "install", "-q", "--no-deps",
-         "--no-index", "--ignore-installed", str(wheel)], capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return folder / "bin"
+    return installed_in(tmp_path_factory.mktemp("installed"), wheel)
 
 
 def hostile(folder):
@@ -152,11 +135,6 @@ def hostile(folder):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     (folder / "protofleet").mkdir()
-
-
-def own_environment():
-    """Without PYTHONPATH, which may name this checkout."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
 
 
 def ran(words, place, *options):

@@ -164,7 +164,7 @@ def device_data(name: str, data: Data) -> Shard:
     train, validation, test = (
         TensorSamples(*pair) for pair in (splits.train, splits.validation, splits.test)
     )
-    return Shard(data.domain or name, splits.classes, train, validation, test, splits.names)
+    return Shard(data.domain or name, splits.classes, train, validation, test, splits.names, splits.scale)
 
 
 class Federation:

@@ -81,6 +81,8 @@ def export_model(order: Order, say: Say) -> Exported:
     if order.check:
         require_check(formats)
     say(_words(model.card))
+    if model.assumed:
+        say(model.assumed)
     with new_folder(place) as folder:
         card = _write(model, formats, order.template, folder, order.software)
         checked = check_files(folder, model.served, card, formats, say) if order.check else {}

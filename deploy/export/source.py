@@ -47,6 +47,7 @@ class Model:
 
     card: Card
     served: Served
+    assumed: str = ""  # of its input, where nobody here knows
 
 
 def find_model(folder: Path, wanted: Wanted) -> Model:
@@ -85,19 +86,29 @@ def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> Model:
         raise RunError(f"{folder} holds no model yet: no round is over")
     number, state = _state(folder, run, plan.rounds, wanted.chosen)
     half = _half(plan, state)
-    taken = _input(folder, plan)
+    taken, assumed = _input(folder, plan)
     model = served(half, taken, wanted.way)
-    return Model(_card(folder, run, plan, model, taken, number, wanted), model)
+    return Model(_card(folder, run, plan, model, taken, number, wanted), model, assumed)
 
 
-def _input(folder: Path, plan: Plan) -> Input:
-    """How the numbers of samples are scaled belongs to the data, and so devices know it."""
+def _input(folder: Path, plan: Plan) -> tuple[Input, str]:
+    """How the numbers of samples are scaled belongs to the data, and so devices know it. And what is assumed."""
+    found = dict[str, Input]()
     for path in sorted((folder / "devices").glob("*")):
         with contextlib.suppress(CardError, OSError):
             card = read_kept(kept_file(path, LAST)).card
             if card.input.shape == plan.input_shape.axes:
-                return card.input
-    return input_of(plan)
+                found[path.name] = card.input
+    if not found:
+        taken = input_of(plan)
+        return taken, f"nobody here knows how devices scale their samples; assumed: {taken.range_in_words()}"
+    first, taken = next(iter(found.items()))
+    if other := next((name for name, one in found.items() if one != taken), None):
+        return taken, (
+            f"devices scale their samples each in its own way ({first}: {taken.range_in_words()}, {other}: "
+            f"{found[other].range_in_words()}); the model takes them as {first} has them"
+        )
+    return taken, ""
 
 
 def _state(folder: Path, run: SavedRun, rounds: int, chosen: Chosen) -> tuple[int, Body]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from protofleet.edge_client.data.sampling import stratified, without
+from protofleet.edge_client.data.scaling import PIXELS, UNSCALED, Scale
 from protofleet.edge_client.data.settings import MIN_TRAINING_SAMPLES, DataSettings
 from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.methods.plugins.allowed import PlugIns
@@ -57,6 +58,7 @@ class OwnSplits:
     train: tuple[Tensor, Tensor]
     validation: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
+    scale: Scale  # how these were made of what was given
 
 
 def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
@@ -111,7 +113,22 @@ class Checked:
                 f"{settings.part} of {settings.parts}; it takes {MIN_TRAINING_SAMPLES} and 1"
             )
         domain = settings.domain or found.domain or settings.source
-        return OwnSplits(domain, names, classes, train, validation, test)
+        return OwnSplits(domain, names, classes, train, validation, test, self._scale())
+
+    def _scale(self) -> Scale:
+        """Once the pairs were found to be such."""
+        pairs = {"train": self.found.train, "test": self.found.test, "validation": self.found.validation}
+        pixels = {
+            split: torch.as_tensor(pair[0]).dtype == torch.uint8 for split, pair in pairs.items() if pair
+        }
+        if len(set(pixels.values())) > 1:
+            are = ", ".join(
+                f"{split}: {'uint8' if told else 'other numbers'}" for split, told in pixels.items()
+            )
+            raise PlugInError(
+                f"{self.where}: some of Data are pixels and some are not ({are}); give all as the same"
+            )
+        return PIXELS if pixels["train"] else UNSCALED
 
     def _pair(self, split: str, pair: Pairs, classes: int) -> tuple[Tensor, Tensor]:
         what = f"{self.where}: Data.{split}"

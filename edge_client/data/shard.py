@@ -27,7 +27,7 @@ from protofleet.edge_client.data.domain import (
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.own import own_splits
 from protofleet.edge_client.data.sampling import stratified, without
-from protofleet.edge_client.data.scaling import LEVELS, Scale, Values
+from protofleet.edge_client.data.scaling import LEVELS, PIXELS, UNSCALED, Scale, Values
 from protofleet.edge_client.data.settings import MIN_TRAINING_SAMPLES, DataSettings
 from protofleet.edge_client.data.shares import SPLITS, Share, Subsampler
 from protofleet.edge_client.data.stable_random import StableRandom
@@ -55,6 +55,7 @@ class Shard:
     validation: TensorSamples
     test: TensorSamples
     names: Names = ()  # of its classes; empty: unknown
+    scale: Scale = UNSCALED  # of x: how it was made of the numbers as they are stored
 
     def counts(self) -> Tensor:
         """int64 [classes]: training samples of each class."""
@@ -86,11 +87,12 @@ class Shards:
         train, validation = _split_off(settings.validation, train, StableRandom(*own, "validation"))
         _check_sizes(train, test, settings, domain)
         mixed = StableRandom(*own, "order").permutation(len(train.labels))
-        shape, scale, names = settings.input_shape, settings.scaling, _comparable(domain.classes)
+        shape, scale = settings.input_shape, _scale_of(domain, settings)
         training = _to_tensors(select(train, mixed), shape, scale)
         held_out = _to_tensors(validation, shape, scale)
+        tested = self._test_tensors(settings, test)
         return Shard(
-            domain.name, len(domain.classes), training, held_out, self._test_tensors(settings, test), names
+            domain.name, len(domain.classes), training, held_out, tested, _comparable(domain.classes), scale
         )
 
     def share_lengths(self, settings: DataSettings) -> list[tuple[int, int]]:
@@ -156,7 +158,26 @@ class Shards:
 def _of_plugin(settings: DataSettings, plugins: PlugIns) -> Shard:
     found = own_splits(settings, plugins)
     train, validation, test = (TensorSamples(*pair) for pair in (found.train, found.validation, found.test))
-    return Shard(found.domain, found.classes, train, validation, test, _comparable(found.names))
+    names = _comparable(found.names)
+    return Shard(found.domain, found.classes, train, validation, test, names, found.scale)
+
+
+def _scale_of(domain: Domain, settings: DataSettings) -> Scale:
+    """Some sources have pixels or other numbers, as it comes; what they have is seen when it is there."""
+    kinds = {part.samples(NO_INDICES, settings.input_shape).dtype for part in (domain.train, domain.test)}
+    if len(kinds) > 1:
+        raise DataError(
+            f"{domain.name} of {settings.source} has pixels (uint8) to learn from or to be tested on, and float32 "
+            "for the other; give both as the same"
+        )
+    if kinds != {np.dtype(np.uint8)}:
+        return settings.scaling
+    if settings.scale is not None:
+        raise DataError(
+            f"data.scale is set, and {domain.name} of {settings.source} has pixels (uint8), which become -1 to 1; "
+            "leave it out"
+        )
+    return PIXELS
 
 
 def _divided(domain: Domain, settings: DataSettings) -> tuple[Collection, Collection]:

@@ -23,7 +23,7 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.nets.weights_file import sha256_of_file, write_weights
 from protofleet.methods.served.card import Card, CardError, sha256_of_tensors
 from protofleet.methods.served.rebuild import described
-from protofleet.methods.served.scaling import Scale, input_of
+from protofleet.methods.served.scaling import Input, Scale, input_of
 from protofleet.methods.served.served import Served, served
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.storage.disk import Disk, NoRoom
@@ -43,7 +43,6 @@ class Origin:
 
     device: str
     network: Network | None  # the device's own, where it has one
-    scale: Scale | None = None  # of its data
 
 
 class ModelPublisher:
@@ -56,12 +55,13 @@ class ModelPublisher:
         self._unwritten, self._failed = 0, False
         self._without_global = False  # it has been said
 
-    def of(self, plan: Plan, classes: Sequence[str]) -> PublishedModels:
+    def of(self, plan: Plan, classes: Sequence[str], scale: Scale | None = None) -> PublishedModels:
+        """`scale`: of the data that its jobs learn from."""
         reports = plan.variant.reports
         if (kind := self._settings.kind(reports)) == GLOBAL and reports == PERSONAL:
             self._say_without_global(plan.method)
         names = tuple(classes) or tuple(str(label) for label in range(plan.classes))  # nobody can tell
-        return PublishedModels(self, plan, names, kind)
+        return PublishedModels(self, plan, names, kind, input_of(plan, scale))
 
     def attempt(self, write: Callable[[], None]) -> None:
         try:
@@ -122,6 +122,7 @@ class PublishedModels:
     plan: Plan
     classes: tuple[str, ...]
     kind: str
+    takes: Input
 
     def publish(self, kind: str, half: ClientHalf, number: int, measured: Mapping[str, float]) -> None:
         """The run's first weights are no model of anybody's."""
@@ -132,7 +133,7 @@ class PublishedModels:
         return self.publisher.take_unwritten()
 
     def _write(self, half: ClientHalf, number: int, measured: Mapping[str, float]) -> None:
-        model = served(half, input_of(self.plan, self.publisher.origin.scale))
+        model = served(half, self.takes)
         card = self._card(model, number, measured)
         self.publisher.write(card, model, waits=self.kind == PERSONAL)
 
@@ -140,7 +141,7 @@ class PublishedModels:
         plan, origin, tensors = self.plan, self.publisher.origin, model.state_dict()
         test = measured.get(f"accuracy.test.{self.kind}")
         return Card(
-            plan.method, self.classes, input_of(plan, origin.scale), origin.network or plan.network,
+            plan.method, self.classes, self.takes, origin.network or plan.network,
             described(model.rule), encode(plan), sha256_of_tensors(tensors), paper=plan.load().paper, round=number,
             device=origin.device if self.kind == PERSONAL else None,
             validation=measured.get(f"accuracy.validation.{self.kind}"), test={} if test is None else {"own": test},

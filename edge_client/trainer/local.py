@@ -121,25 +121,25 @@ class LocalTrainer:
         )  # fmt: skip
 
     def _served(self, plan: Plan, data: Shard) -> Models:
-        return self._publisher.of(plan, data.names) if self._publisher else NoModels()
+        return self._publisher.of(plan, data.names, scale_of(data)) if self._publisher else NoModels()
 
     def _kept(self, plan: Plan, data: Shard) -> Models:
         settings = self._settings
         if not settings.keep_models:
             return NoModels()
         classes = data.names or tuple(str(label) for label in range(plan.classes))  # nobody can tell
-        origin = kept.Origin(plan, settings.name, self._network or plan.network, classes, scale_of(settings))
+        origin = kept.Origin(plan, settings.name, self._network or plan.network, classes, scale_of(data))
         return KeptModels(Path(settings.folder), origin, Disk(settings.durable))
 
 
-def scale_of(settings: DeviceSettings) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return settings.data.scaling.offset, settings.data.scaling.by
+def scale_of(data: Shard) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return data.scale.offset, data.scale.by
 
 
 def publisher_of(settings: DeviceSettings) -> ModelPublisher | None:
     if settings.models is None or not settings.models.serves:
         return None
-    origin = Origin(settings.name, settings.network, scale_of(settings))
+    origin = Origin(settings.name, settings.network)
     return ModelPublisher(settings.models, Path(settings.folder), origin, Disk(settings.durable))
 
 

@@ -48,6 +48,10 @@ class Input:
     def kind(self) -> str:
         return KINDS[len(self.shape)]
 
+    def range_in_words(self) -> str:
+        low, high = (", ".join(f"{number:g}" for number in row) for row in (self.low, self.high))
+        return f"{low} to {high}" if len(self.low) == 1 else f"({low}) to ({high})"
+
     def drawn(self, samples: int, seed: int = 0) -> Tensor:
         """Whole numbers between low and high: the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)

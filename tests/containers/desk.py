@@ -38,6 +38,7 @@ class Desk:
     def __init__(self, folder: Path, bench: Bench, dependencies: str = "system") -> None:
         """With "index" the hosts fetch what they run, as the page has it; "system" is what the vendor has mounted."""
         self.folder, self.bench, self.hosts = folder, bench, dict[str, FakeDevice]()
+        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
         self.options = ["--key", str(bench.key)]
         if dependencies != "index":  # which is what init writes by itself
             self.options += ["--dependencies", dependencies]
@@ -62,7 +63,7 @@ class Desk:
             typed.flush()
             done = subprocess.run(
                 words, cwd=self.folder, stdin=terminal, capture_output=True, text=True, timeout=PATIENCE,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"},
+                env=self.environment,
             )  # fmt: skip
             os.close(terminal)
         sys.__stderr__.write(f"\n{time.monotonic() - began:6.1f} s  {line}\n")

@@ -3,10 +3,13 @@
 The tests go on one with what the other has left, as an operator does.
 """
 
+import os
+
 import pytest
 
 from tests.containers.desk import Desk, commands_of
 from tests.containers.devices import bench_on
+from tests.support.installed import installed_in, own_environment, wheel_in
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
@@ -83,6 +86,21 @@ def test_the_broker_and_the_coordinator_go_back_to_what_was_good(desk):
     assert desk.hub.do("readlink", "/opt/protofleet-coordinator/current") == good
     path.write_text(before)
     assert "4 hosts: 0 changed" in desk.say("make deploy HOSTS=fleet/fleet.toml ARGS=--force")
+
+
+def test_an_installed_protofleet_deploys_without_a_checkout(desk, tmp_path, monkeypatch):
+    programs = installed_in(tmp_path / "venv", wheel_in(tmp_path / "wheel"))
+    home = {"HOME": str(tmp_path / "home"), "PATH": f"{programs}:{os.environ['PATH']}"}
+    monkeypatch.setattr(desk, "environment", own_environment() | home)
+    said = desk.say("protofleet deploy apply board-1 --fleet fleet/fleet.toml --force")
+    assert "1 hosts: 1 changed, 0 failed" in said, said
+    current = desk.hosts["10.0.0.11"].sh(
+        "/opt/protofleet/current/bin/python -c 'import protofleet; print(*protofleet.__path__)'"
+    )
+    assert current.startswith("/opt/protofleet/")
+    newest = len(desk.rounds())
+    desk.wait(lambda: any("board-1" in row["participants"] for row in desk.rounds()[newest:]))
+    assert (tmp_path / "home/.cache/protofleet/build").is_dir(), "it was made of what is installed"
 
 
 DAY_2 = commands_of("day-2.md")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import time
 import uuid
 from pathlib import Path
@@ -13,6 +14,7 @@ from protofleet.deploy.images.build import Build, build, layer_sizes
 from protofleet.deploy.images.image_ids import ids_of, read_ids, save_id
 from tests.containers.bases import python_base
 from tests.containers.images import built_in, product, wheel_folders
+from tests.support.installed import installed_in, own_environment, wheel_in
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 ABOVE_THE_BASE = 150e6  # bytes that an edge image may add to its base and torch
@@ -167,6 +169,39 @@ def test_a_device_without_a_coordinator_is_not_well_and_says_why(engine, edge):
         assert done.returncode == 2 and "there is no file /protofleet/settings.toml" in done.stderr
     finally:
         engine.run("kill", name)
+
+
+def test_an_installed_protofleet_builds_an_image_of_the_same_program(engine, edge, tmp_path):
+    programs = installed_in(tmp_path / "venv", wheel_in(tmp_path / "wheel"))
+    (empty := tmp_path / "empty").mkdir()
+    words = [
+        str(programs / "python"),
+        "-m",
+        "protofleet.deploy.images",
+        "build",
+        "edge",
+        "--base",
+        engine.base,
+    ]
+    for folder in (wheels := wheel_folders()):
+        words += ["--wheels", str(folder)]
+    environment = own_environment() | {"DOCKER_HOST": engine.host, "HOME": str(tmp_path / "home")}
+    before = python(engine, edge, PROGRAM)
+    subprocess.run(
+        words + (["--torch-index", ""] if wheels else []),
+        cwd=empty,
+        env=environment,
+        check=True,
+        timeout=1800,
+    )
+    assert python(engine, edge, PROGRAM) == before and "fedlsa" in run(engine, edge, "methods")
+    assert not list(empty.iterdir())
+
+
+PROGRAM = """import hashlib, pathlib, protofleet
+(place,) = protofleet.__path__
+files = sorted(pathlib.Path(place).rglob("*.py"))
+print(len(files), hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest())"""
 
 
 def test_a_jetson_image_keeps_nvidias_torch(engine, jetpack, monkeypatch):

@@ -169,5 +169,5 @@ def test_a_run_in_which_every_lie_was_told_ends_well(finished_run):
     assert "Traceback" not in finished_run.log
     assert [line["round"] for line in finished_run.rounds] == [1, 2, 3]
     refused = {reason.value for reason in REFUSED}
-    for line in finished_run.rounds:  # half a second after the first of many honest answers, not all have come
+    for line in finished_run.rounds:  # which ends half a second after its first answer: not all have come
         assert line["participants"] and not refused & set(line["participants"])

@@ -85,9 +85,7 @@ WORK = {"fedavg": weights, "fedproto": prototypes}
 
 def ran(folder, method, third, planted="", **more):
     """Two of our devices and a scripted one, to the end."""
-    with Federation(
-        folder, *OURS, "third", policy=TOGETHER, rounds=2, **METHODS[method], **more, forked=False
-    ) as f:
+    with Federation(folder, *OURS, "third", policy=TOGETHER, rounds=2, **METHODS[method], **more) as f:
         coordinator, asks = f.coordinator(), []
 
         def work(task):
@@ -185,7 +183,7 @@ def test_the_new_device_beside_it_was_served_in_the_new_way(runs):
 @pytest.mark.parametrize("method", METHODS)
 def test_new_devices_give_an_old_coordinator_the_same_bits_as_a_new_one(runs, tmp_path, method):
     before = runs((method, "no counts"))
-    with Federation(tmp_path, *OURS, policy=TOGETHER, forked=False) as f:
+    with Federation(tmp_path, *OURS, policy=TOGETHER) as f:
         old = OldCoordinator(f.credentials(COORDINATOR), receivers(f), RUN, before.plan, before.asks)
         ours = devices(f)
         old.conduct()

@@ -40,7 +40,7 @@ def fleet(tmp_path_factory):
     """Two of our devices that stay from run to run, and a name for the foreign one."""
     try:
         made = Federation(
-            tmp_path_factory.mktemp("fleet"), "one", "two", "foreign", policy=TOGETHER, rounds=2, forked=False
+            tmp_path_factory.mktemp("fleet"), "one", "two", "foreign", policy=TOGETHER, rounds=2
         )
     except BrokerError as error:
         missing(error)
@@ -108,7 +108,7 @@ class Ear:
 
 
 def test_killed_and_started_again_it_says_the_same_answer_under_a_higher_boot(tmp_path):
-    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=2, forked=False) as f:
+    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=2) as f:
         ear = Ear(f, lambda frame: frame.party == "foreign" and frame.kind == "update" and not frame.down)
         coordinator = f.coordinator(method={"name": "fedproto"})
         f.device("one")
@@ -135,7 +135,7 @@ def test_killed_and_started_again_it_says_the_same_answer_under_a_higher_boot(tm
 @pytest.mark.parametrize(("method", "asked"), [("fedhp", True), ("fedavg", False), ("fedproto", False)])
 def test_it_tells_the_samples_of_its_classes_only_where_the_method_asks(tmp_path, method, asked):
     """However often it is said welcome: here once more, as the broker says its will."""
-    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=1, forked=False) as f:
+    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=1) as f:
         coordinator = f.coordinator(method={"name": method, **SETTINGS.get(method, {})})
         device = foreign(f, method)
         f.wait_until(lambda: [hello for hello in hellos(f) if hello["plan"]], "a hello with the plan")
@@ -169,7 +169,7 @@ def contents(f, receiver, frames):
 
 
 def test_a_broadcast_that_is_lost_on_its_way_is_asked_for(tmp_path):
-    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=1, forked=False) as f:
+    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=1) as f:
         ear = Ear(f, lambda frame: frame.party == "foreign" and frame.topic.endswith("/bcast/now"))
         coordinator = f.coordinator(method={"name": "fedproto"})
         f.device("one")
@@ -182,7 +182,7 @@ def test_a_broadcast_that_is_lost_on_its_way_is_asked_for(tmp_path):
 @pytest.mark.parametrize("who", ["one", "foreign"])
 def test_a_device_alone_is_sent_no_broadcast_that_is_its_own_answer(tmp_path, who):
     """What comes of one answer to FedAvg is that answer."""
-    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=ALONE, rounds=3, forked=False) as f:
+    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=ALONE, rounds=3) as f:
         coordinator = f.coordinator(method={"name": "fedavg", "lr": 0.02})
         device = f.device("one") if who == "one" else foreign(f, "alone")
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
@@ -193,7 +193,7 @@ def test_a_device_alone_is_sent_no_broadcast_that_is_its_own_answer(tmp_path, wh
 
 def test_what_fits_no_packet_goes_in_blocks_and_its_manifest_too(tmp_path):
     small = ("max_packet_size 5120",)
-    with Federation(tmp_path, "one", "foreign", policy=PAIR, rounds=1, broker=small, forked=False) as f:
+    with Federation(tmp_path, "one", "foreign", policy=PAIR, rounds=1, broker=small) as f:
         coordinator = f.coordinator(method={"name": "fedavg"}, network=Network("mlp", feature_size=128))
         f.device("one")
         device = foreign(f, "fedavg")
@@ -202,7 +202,7 @@ def test_what_fits_no_packet_goes_in_blocks_and_its_manifest_too(tmp_path):
 
 
 def test_a_refusal_ends_it_in_one_line(tmp_path):
-    with Federation(tmp_path, "foreign", rounds=1, forked=False) as f:
+    with Federation(tmp_path, "foreign", rounds=1) as f:
         f.coordinator()
         device = foreign(f, "fedavg", classes=CLASSES + 2)
         assert f.wait_for_end(device) == 1, f.log_of(device)
@@ -217,7 +217,7 @@ def has_begun_at(f, called, boot):
 
 
 def test_of_two_with_one_name_the_older_ends_and_says_nothing_in_the_name_of_the_other(tmp_path):
-    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=2, forked=False) as f:
+    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=2) as f:
         coordinator, later = f.coordinator(method={"name": "fedproto"}), int(time.time()) + 1000
         has_begun_at(f, "later", later)
         other = foreign(f, "later")
@@ -233,7 +233,7 @@ def test_of_two_with_one_name_the_older_ends_and_says_nothing_in_the_name_of_the
 
 
 def test_a_renewal_lets_it_count_its_boots_anew(tmp_path):
-    with Federation(tmp_path, "one", "foreign", policy=PAIR, rounds=1, forked=False) as f:
+    with Federation(tmp_path, "one", "foreign", policy=PAIR, rounds=1) as f:
         coordinator = f.coordinator(method={"name": "fedproto"})
         has_begun_at(f, "ahead", int(time.time()) + 10 * 86_400)
         device = foreign(f, "ahead")
@@ -254,7 +254,6 @@ def test_a_renewal_of_the_same_keys_makes_no_word_of_an_earlier_run_news(tmp_pat
         policy=ALONE,
         rounds=1,
         method={"name": "fedproto"},
-        forked=False,
     ) as f:
         spring, device = f.coordinator(name="spring"), foreign(f, "fedproto")
         assert f.wait_for_end(spring) == 0 and f.wait_for_end(device) == 0, f.log_of(device)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from protofleet.edge_client.data.inbox.listing import Entry, Listing, held_out
 from protofleet.edge_client.data.inbox.samples import InboxSamples
+from protofleet.edge_client.data.scaling import PIXELS
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shard, TensorSamples, to_tensor
 from protofleet.protocol.storage.disk import Disk
@@ -47,14 +48,25 @@ def as_listing(arrays: Arrays) -> Listing:
 def joined(base: Shard, listing: Listing, samples: InboxSamples, settings: DataSettings) -> Shard:
     """What a device has of its own, and behind it what its inbox gave."""
     parts: dict[str, list[tuple[Tensor, int]]] = {"train": [], "validation": [], "test": []}
+    others = 0
     for entry in listing:
         if (values := samples.load(entry.sha256)) is None:
             log.error(
                 "the inbox's sample %s is gone or damaged; going on without it", entry.sha256.hex()[:12]
             )
             continue
-        x = to_tensor(values[None], settings.input_shape, settings.scaling)
+        if (values.dtype == np.uint8) != (base.scale == PIXELS):
+            others += 1
+            continue
+        x = to_tensor(values[None], settings.input_shape, base.scale)
         parts[held_out(entry, settings.own_test, settings.validation)].append((x, entry.label))
+
+    if others:
+        own, inbox = ("pixels", "other numbers") if base.scale == PIXELS else ("other numbers", "pixels")
+        log.error(
+            "%d samples of the inbox are %s, and the device's own data are %s: they are left out; give both as the "
+            "same", others, inbox, own,
+        )  # fmt: skip
 
     def more(part: TensorSamples, rows: list[tuple[Tensor, int]]) -> TensorSamples:
         if not rows:
@@ -64,5 +76,5 @@ def joined(base: Shard, listing: Listing, samples: InboxSamples, settings: DataS
 
     return Shard(
         base.domain, base.classes, more(base.train, parts["train"]),
-        more(base.validation, parts["validation"]), more(base.test, parts["test"]), base.names,
+        more(base.validation, parts["validation"]), more(base.test, parts["test"]), base.names, base.scale,
     )  # fmt: skip

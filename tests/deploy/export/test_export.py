@@ -92,6 +92,15 @@ def test_card_and_tensors_in_the_folder_are_the_model_again(runs, tmp_path):
         assert torch.equal(again(samples), model.served(samples))
 
 
+def test_where_no_device_says_how_it_scales_samples_what_is_assumed_is_said(runs, tmp_path, capsys):
+    """As on the host of a coordinator, where no device keeps its models."""
+    shutil.copytree(runs / "all" / "coordinator", tmp_path / "alone")
+    exported(tmp_path / "alone", "--format", "safetensors", "--out", tmp_path / "m")
+    assert "nobody here knows how devices scale their samples; assumed: 0 to 255" in capsys.readouterr().out
+    exported(runs / "all", "--format", "safetensors", "--out", tmp_path / "n")
+    assert "assumed" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["all", "own"])
 def test_a_device_s_own_model_is_kept_by_every_method_and_checked_in_another_process(
     runs, tmp_path, name, capsys

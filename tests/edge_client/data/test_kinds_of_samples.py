@@ -8,6 +8,8 @@ from PIL import Image
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import find
 from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.inbox.listing import Entry
+from protofleet.edge_client.data.inbox.shard import joined, samples_of
 from protofleet.edge_client.data.packages import package_file
 from protofleet.edge_client.data.scaling import Scale
 from protofleet.edge_client.data.settings import DataSettings
@@ -15,6 +17,7 @@ from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.data.sources.tables import FILES
 from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError, decode
+from protofleet.protocol.storage.disk import Disk
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,33 @@ def test_arrays_of_series_are_as_they_are_and_images_of_any_channels_are_pixels(
     assert torch.allclose(
         images.test.x, torch.from_numpy(pixels[:4].transpose(0, 3, 1, 2) / 127.5 - 1).float(), atol=1e-6
     )
+
+
+def test_pixels_take_no_scale_and_are_not_mixed_with_other_numbers(tmp_path):
+    """What was silent: the scale counted for nothing, and a test had other numbers than the training."""
+    pixels = np.random.default_rng(1).integers(0, 256, (20, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "a.npz", x=pixels, y=np.arange(20) % 2)
+    others = np.moveaxis(pixels, -1, 1).astype(np.float32)
+    np.savez(tmp_path / "b.npz", x=pixels, y=np.arange(20) % 2, x_test=others, y_test=np.arange(20) % 2)
+    settings = DataSettings("arrays", str(tmp_path), "a", shape=(3, 8, 8), scale=Scale((0.0,), (255.0,)))
+    with pytest.raises(DataError, match=r"data.scale is set, and a of arrays has pixels \(uint8\)"):
+        load_shard(settings)
+    with pytest.raises(DataError, match="b of arrays has pixels .* and float32"):
+        load_shard(DataSettings("arrays", str(tmp_path), "b", shape=(3, 8, 8)))
+
+
+def test_samples_of_an_inbox_that_are_otherwise_than_the_data_are_left_out_and_said(tmp_path, caplog):
+    pixels = np.random.default_rng(1).integers(0, 256, (20, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "a.npz", x=pixels, y=np.arange(20) % 2)
+    settings = DataSettings("arrays", str(tmp_path), "a", shape=(3, 8, 8), own_test=0.2)
+    base, samples = load_shard(settings), samples_of(settings, tmp_path, Disk(False))
+    listing = [Entry(bytes([200, n] * 16), n) for n in range(2)]
+    samples.keep(listing[0].sha256, np.moveaxis(pixels[0], -1, 0))
+    samples.keep(listing[1].sha256, np.ones((3, 8, 8), np.float32))
+    grown = joined(base, tuple(listing), samples, settings)
+    assert len(grown.train.y) == len(base.train.y) + 1 and grown.scale == base.scale
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("1 samples of the inbox are other numbers, and the device's own data are pixels")
 
 
 def test_pictures_come_in_any_height_and_width(tmp_path):

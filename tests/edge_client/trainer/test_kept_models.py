@@ -1,17 +1,25 @@
 """What a device keeps of its own models: the last, and the best by validation; and never at the cost of training."""
 
 import errno
+import hashlib
 import logging
 
+import numpy as np
 import pytest
+import torch
 
 from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.scaling import Scale
 from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.trainer.job import GLOBAL, PERSONAL
 from protofleet.edge_client.trainer.kept_models import BEST, LAST, KeptModels, kept_file
 from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.methods.served.card import read_card
 from protofleet.methods.served.kept import Origin, read_kept
+from protofleet.methods.served.scaling import Scaling
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.messages import NOTHING
 from tests.methods.served.trained import device_0, plan_of
@@ -120,3 +128,53 @@ def test_a_device_keeps_what_it_has_trained_unless_its_settings_say_no(tmp_path,
     if keep:
         card = read_kept(kept_file(tmp_path, LAST)).card
         assert (card.device, card.method, card.classes) == ("d", "singleset", tuple("0123456789"))
+
+
+PLUG_IN = """import numpy as np
+from protofleet import Data
+def load(request):
+    held = np.load(request.root / "whole.npz")
+    x = np.moveaxis(held["x"], -1, 1)
+    return Data((x[8:], held["y"][8:]), (x[:8], held["y"][:8]), ["crop", "soil"])
+DATA = load
+"""
+
+
+def kinds_of_samples(folder):
+    """Raw samples, and the settings that read them: pixels as arrays and by a function, and scaled numbers."""
+    folder.mkdir()
+    dice = np.random.default_rng(0)
+    pixels = dice.integers(0, 256, (40, 8, 8, 3), np.uint8)
+    pixels[::2] //= 3
+    rows = dice.normal(50, 10, (40, 6)).astype(np.float32)
+    rows[::2] += 30
+    y = np.arange(40) % 2
+    for name, x in (("field", pixels), ("rows", rows)):
+        np.savez(folder / f"{name}.npz", x=x[8:], y=y[8:], x_test=x[:8], y_test=y[:8])
+    np.savez(folder / "whole.npz", x=pixels, y=y)
+    (folder / "own.py").write_text(PLUG_IN)
+    arrays = DataSettings("arrays", str(folder), "field", shape=(3, 8, 8), validation=0.0)
+    own = DataSettings(root=str(folder), file=str(folder / "own.py"), shape=(3, 8, 8), validation=0.0)
+    scale = Scale((60.0,), (20.0,))
+    numbers = DataSettings("arrays", str(folder), "rows", shape=(6,), validation=0.0, scale=scale)
+    images = np.moveaxis(pixels[:8], -1, 1)
+    return {"pixels": (images, arrays), "by a function": (images, own), "numbers": (rows[:8], numbers)}
+
+
+@pytest.mark.parametrize("kind", ["pixels", "by a function", "numbers"])
+def test_a_kept_model_and_a_served_one_take_samples_as_they_are_stored(tmp_path, kind):
+    raw, data = kinds_of_samples(tmp_path / "data")[kind]
+    allowed = (hashlib.sha256((tmp_path / "data/own.py").read_bytes()).hexdigest(),)
+    settings = DeviceSettings(
+        "d", folder=str(tmp_path / "state"), data=data, threads=1, durable=False, plugins=PlugIns((), allowed),
+        models=ModelSettings(serve="personal"),
+    )  # fmt: skip
+    hyper = {"epochs": 1, "batch": 8, "lr": 0.01}
+    plan = Plan("singleset", 2, rounds=1, network=Network("mlp"), hyper=hyper, **data.input_shape.settings())
+    trainer = LocalTrainer(settings)
+    trainer.start(plan).run("train", 1, NOTHING)
+    kept = read_kept(kept_file(tmp_path / "state", LAST))
+    (version,) = (tmp_path / "state").rglob("model.safetensors")
+    for card in (kept.card, read_card((version.parent / "card.json").read_bytes())):
+        found = Scaling(card.input)(torch.from_numpy(raw.astype(np.float32)))
+        assert torch.allclose(found, trainer.data.test.x, atol=1e-6)

@@ -1,0 +1,38 @@
+"""A protofleet installed from its wheel, beside the packages of this interpreter and without this checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from protofleet.deploy.fleet.software import build_wheel
+from protofleet.runtime.children import command
+
+
+def wheel_in(folder: Path) -> Path:
+    build_wheel(folder)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def installed_in(folder: Path, wheel: Path) -> Path:
+    """The folder of its programs."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    (library,) = folder.glob("lib/python3*/site-packages")
+    # A line of a .pth adds a folder whose own .pth files are not read: the editable install is not seen.
+    places = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
+    (library / "theirs.pth").write_text("\n".join(places))
+    done = subprocess.run(
+        [*command("pip"), "--python", str(folder / "bin" / "python"), "install", "-q", "--no-deps",
+         "--no-index", "--ignore-installed", str(wheel)], capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "bin"
+
+
+def own_environment() -> dict[str, str]:
+    """Without PYTHONPATH, which may name this checkout."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
