@@ -159,7 +159,13 @@ class Run:
             self.participants.resume(members, self.spool.domains(), past.roster)
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
             damaged = [Forget()] if self.spool.damaged_answers else []
-            self.queue.add([*damaged, *self.machine.resume(past)], now)
+            commands = self.machine.resume(past)
+            self.queue.add([*damaged, *commands], now)
+            if over := [
+                command for command in commands if isinstance(command, Finish)
+            ]:  # it died as it ended
+                for observer in self.observers:
+                    self.isolation.call(observer.happened, self.view, Woke(), over, now)
             for device in self._context.bans.ignored:  # they were there when it was saved
                 self._context.error_boundary.exclude(device)
 

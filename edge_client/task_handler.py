@@ -97,6 +97,7 @@ class TaskHandler:
 
     def _refuse_plan(self, error: Exception) -> None:
         self._link.send(Bye(f"{DisconnectReason.CANNOT_FOLLOW.value}: {error}"))
+        self._context.cannot_follow = True
         self._context.end(f"this device cannot follow the run's plan: {error}")
 
     def take(self, question: Question) -> None:

@@ -111,6 +111,11 @@ class AgentView:
         return self._context.problem
 
     @property
+    def cannot_follow(self) -> bool:
+        """It ended for the run's plan, or its author's code: a later start of this device would as well."""
+        return self._context.cannot_follow
+
+    @property
     def fell_back(self) -> int:
         """1 where files were damaged at the start, and the device went back to before its last answer."""
         return self._context.state.fallbacks

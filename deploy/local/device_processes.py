@@ -46,10 +46,8 @@ class DeviceProcess:
 
         A process of many that exits by itself has written the reasons of its devices.
         """
-        ended = self._ended()
-        if ended or self.name not in reasons:
-            return ended
-        return dict.fromkeys(self.devices, reasons[self.name])
+        whole = dict.fromkeys(self.devices, reasons[self.name]) if self.name in reasons else {}
+        return whole | self._ended()
 
     def _ended(self) -> dict[str, str]:
         try:
@@ -66,6 +64,9 @@ class DeviceProcesses:
     processes: Processes
     starter: Starter
     each: Sequence[DeviceProcess] = field(default_factory=list)
+    # Of processes, whose exit code said at the last look that their work was done; and devices that were told of.
+    _done: set[str] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, groups: Sequence[tuple[str, ...]], processes: Processes, starter: Starter) -> DeviceProcesses:
@@ -83,11 +84,26 @@ class DeviceProcesses:
             process.restart_if_killed(self.processes, self.starter)
 
     def failed(self) -> dict[str, str]:
-        """Device -> reason."""
-        reasons, found = self.processes.failed(), dict[str, str]()
+        """Device -> reason, while the run goes on."""
+        reasons, found = self.processes.failed() | self._done_too_early(), dict[str, str]()
         for process in self.each:
             found |= process.failed(reasons)
         return found
+
+    def newly_failed(self, failed: Mapping[str, str]) -> dict[str, str]:
+        """Those of them that no earlier call has had."""
+        new = {name: reason for name, reason in failed.items() if name not in self._told}
+        self._told.update(new)
+        return new
+
+    def _done_too_early(self) -> dict[str, str]:
+        """Exit code 0, as of `os._exit(0)` in a half, is no failure once the run is over. That it is may have been
+        said and not been read yet: so this counts at the second look."""
+        done = {process.name for process in self.each if self.processes.exit_code(process.name) == 0}
+        twice = done & self._done
+        self._done.clear()
+        self._done.update(done)
+        return {name: self.processes.reason(name) for name in twice}
 
     def __str__(self) -> str:
         """For the terminal: how many devices, in how many processes."""

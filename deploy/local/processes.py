@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,6 +33,8 @@ IMPORTED: Final = (
     "numpy.random",
     "torch.utils._device",  # of `with torch.device(...)`
 )
+OF_WORK: Final = re.compile(r"\S+ \S+ (DEBUG|INFO|WARNING) ")  # a line of a log that is nobody's last word
+SIGNALS: Final = {number.value: number.name for number in signal.Signals}  # real-time ones have no name
 CUDA_DEVICES: Final = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")  # a PC's, a Jetson's, of Windows
 
 
@@ -90,10 +94,17 @@ class Processes:
         return self._children[name].poll()
 
     def reason(self, name: str) -> str:
-        """Why a child has exited, by the last line of its log; on a full disk the log may be empty."""
+        """Why a child has exited, by the last line of its log; on a full disk the log may be empty.
+
+        Whom a signal or `os._exit` has ended says nothing of it: what stands there last is about something else.
+        """
         if problem := self.disk_problem() or self._starter.problem or self._starters[name].problem:
             return problem
-        return self.reworded(self._last_line(name).removeprefix("protofleet: ")) or "its log is empty"
+        last, code = self._last_line(name), self.exit_code(name) or 0
+        if code > 0 and last and not OF_WORK.match(last):
+            return self.reworded(last.removeprefix("protofleet: "))
+        how = f"was killed by {SIGNALS.get(-code, -code)}" if code < 0 else f"ended with exit code {code}"
+        return f"its process {how} and said nothing of why; {self._log(name)} has what it did until then"
 
     def disk_problem(self) -> str:
         paused = any(self._last_line(name).endswith(PAUSED) for name in self._children)

@@ -227,25 +227,29 @@ def watch(
         if not progress.finished:  # once the run is over, devices may exit as they like
             broker.look()
             devices.restart_killed()
-            check_quorum(experiment, processes, devices)
+            check_quorum(experiment, processes, devices, progress.print)
 
     for line in read_lines(coordinator.stdout, on_idle):
         progress.handle_line(processes.reworded(line))
     if (code := coordinator.wait(EXIT_SECONDS)) == DIVERGED:
         raise DivergedError(processes.reason("coordinator"))
-    if code != 0:
+    if code != 0 or not progress.finished:
         raise RunError(f"coordinator: {processes.reason('coordinator')}")
     processes.wait()
 
 
-def check_quorum(experiment: Experiment, processes: Processes, devices: DeviceProcesses) -> None:
+def check_quorum(
+    experiment: Experiment, processes: Processes, devices: DeviceProcesses, say: Callable[[str], None]
+) -> None:
     """RunError as soon as too many devices have failed for a quorum, instead of at a deadline."""
     if problem := processes.disk_problem():  # devices only pause on a full disk: they never fail
         raise RunError(problem)
-    failed = devices.failed()
-    if len(experiment.shards) - len(failed) < experiment.effective_policy.quorum:
+    failed, count = devices.failed(), len(experiment.shards)
+    if count - len(failed) < experiment.effective_policy.quorum:
         name, reason = next(iter(failed.items()))
         raise RunError(f"{name}: {reason}")
+    for name, reason in devices.newly_failed(failed).items():
+        say(f"{name}: {reason}; the run goes on with {count - len(failed)} of {count} devices")
 
 
 def read_lines(stream: IO[str], on_idle: Callable[[], None]) -> Iterator[str]:

@@ -43,7 +43,8 @@ class DeviceGroup:
     """An `EventLoopApp`: its item is an inbox in which something has come.
 
     A device that an error has ended is put together again, later each time, as a process of its own would be started
-    again. `ended` has why those that do not run ended, but for those that ended in good order.
+    again. Where restarts are limited there is one run: who cannot follow its plan is not started again. `ended` has
+    why those that do not run ended, but for those that ended in good order.
     """
 
     def __init__(
@@ -133,12 +134,13 @@ class DeviceGroup:
         self._give_up_at[inbox] = self._clock() + device.settings.patience_seconds
         self._set_timer(inbox)
 
-    def _failed(self, name: str, problem: str) -> None:
+    def _failed(self, name: str, problem: str, cannot_follow: bool = False) -> None:
         """Start it again, but not at once and not for ever."""
         self.ended[name] = problem
         backoff = self._backoffs[name]
         pause = backoff.failed(self._clock() - self._started_at[name])
-        if self._stopping or backoff.failures > self._most_restarts:
+        most = 0 if cannot_follow and self._most_restarts < math.inf else self._most_restarts
+        if self._stopping or backoff.failures > most:
             return
         log.warning("starts again in %.1f s", pause)
         self._waiting.add(name)
@@ -190,7 +192,7 @@ class DeviceGroup:
             device.status.write(device.agent.view, problem)
         device.stop()
         if problem:
-            self._failed(device.settings.name, problem)
+            self._failed(device.settings.name, problem, device.agent.view.cannot_follow)
         self._report(self)
 
 

@@ -7,11 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from unittest import mock
-
-import torch
 
 import protofleet.methods.contract.plan
 from protofleet.coordinator.context import ProcessContext
@@ -24,7 +20,6 @@ from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.job import local_jobs
 from protofleet.methods.contract.catalog import load
-from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.link.clocks import MOST_AHEAD
 from protofleet.protocol.link.clocks import Clock as Wall
 from protofleet.protocol.link.coordinator import CoordinatorLink
@@ -45,10 +40,9 @@ from tests.simulator.order import observed_run
 from tests.simulator.pipe import Weather
 from tests.simulator.process import SAID, Host, Killed, MortalAndFrail, Process
 from tests.simulator.promises import BrokenPromise, demand
+from tests.simulator.samples import data_of, plan_of
 from tests.simulator.scenario import Scenario, manners
 from tests.simulator.signatures import both_kinds, quick
-from tests.support.small_federation import plan as small_plan
-from tests.support.small_federation import shard
 
 RUN, FEDERATION = "simulated", "sky"
 KEYS = {name: Keys.new() for name in (COORDINATOR, *(f"d{i}" for i in range(8)))}
@@ -110,8 +104,8 @@ class Federation:
         self.broker = Broker(self.clock, random.Random(f"{s.seed}/broker"), manners(s))
         self.keys = KEYS if s.sealed else QUICK
         self.keyring = {name: Registered.of(keys) for name, keys in self.keys.items()}
-        self.plan = self._plan()
-        self.data = {name: self._data(i) for i, name in enumerate(s.devices)}
+        self.plan = plan_of(s)
+        self.data = {name: data_of(s, i) for i, name in enumerate(s.devices)}
         self.hosts = {name: Host(self.clock) for name in (COORDINATOR, *s.devices)}
         self.weather = {name: Weather() for name in (COORDINATOR, *s.devices)}
         self.work_seconds = dict.fromkeys((COORDINATOR, *s.devices), s.work_seconds)
@@ -335,26 +329,6 @@ class Federation:
             demand(meter.frames[way] == line.frames[side], f"I7: frames of {process.name}, {side}")
         tensors = sum(n for _, n in meter.payload.items())
         demand(tensors <= sum(meter.wire.values()), f"I7: {process.name} counts more tensors than bytes")
-
-    # What it is about.
-
-    def _plan(self) -> Plan:
-        s = self.scenario
-        if s.method == "tally":
-            return Plan(
-                "tally", 2, s.policy.rounds, s.seed % 1000, 8, Network("mlp", feature_size=2), dict(s.hyper)
-            )
-        return small_plan(s.method, s.policy.rounds, **s.hyper)
-
-    def _data(self, i: int) -> Any:
-        if self.scenario.method != "tally":
-            return shard(i, n=12)
-        x, y = torch.full((4 + i, 3, 8, 8), 0.1 * i), torch.arange(4 + i) % 2
-        part = SimpleNamespace(x=x, y=y)
-        empty = SimpleNamespace(x=x[:0], y=y[:0])
-        return SimpleNamespace(
-            domain=f"domain-{i}", classes=2, names=(), train=part, validation=empty, test=part
-        )
 
 
 def close_files(process: Process) -> None:

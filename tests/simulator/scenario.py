@@ -23,6 +23,7 @@ KINDS = (
     "replaced",
 )  # fmt: skip
 SMALLEST_PACKET = 5120
+SERIES, VECTOR = (2, 16), (12,)
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Scenario:
     sealed: bool
     malice: float  # how often who means harm does any
     turn_items: int = 1  # that a coordinator takes at most before it commits
+    axes: tuple[int, ...] = ()  # of one sample; (): a square picture
 
     @property
     def bound(self) -> float:
@@ -79,6 +81,7 @@ def draw(seed: int) -> Scenario:
         sealed=dice("sealed").random() < 0.3,
         malice=dice("malice").choice((0.02, 0.1, 0.3)),
         turn_items=dice("turn").choice((1, 1, 3, 64)),
+        axes=dice("axes").choice(((), (), (), (), SERIES, VECTOR)),
     )
 
 

@@ -21,25 +21,39 @@ WIDTH = 4
 class Hyper:
     numbers: int = 64
     rows: int = 6  # at most, of one device in phase "mix"
+    axes: int = 1  # of all that travels, which has as many numbers whatever these are
+
+    @property
+    def weights(self):
+        return folded(self.numbers, self.axes)
+
+    @property
+    def features(self):
+        return folded(WIDTH, self.axes)
+
+
+def folded(numbers, axes):
+    """12 as (12,), (2, 6) or (2, 2, 3)."""
+    return (*(axes - 1) * (2,), numbers // 2 ** (axes - 1))
 
 
 class Server(ServerHalf):
     def __init__(self, model, hyper, seed):
         super().__init__(model, hyper, seed)
-        self.weights = torch.linspace(-1, 1, hyper.numbers)
-        self.anchors = torch.zeros(WIDTH)
+        self.weights = torch.linspace(-1, 1, hyper.numbers).reshape(hyper.weights)
+        self.anchors = torch.zeros(hyper.features)
 
     def round(self):
-        N = self.hyper.numbers
-        replies = yield Ask("train", self.payload(), {"weights.w": TensorSpec((N,))})
+        W, F = self.hyper.weights, self.hyper.features
+        replies = yield Ask("train", self.payload(), {"weights.w": TensorSpec(W)})
         for reply in replies:
             self.weights = torch.sin(self.weights * 0.9 + reply.payload["weights.w"] * reply.examples / 7)
-        rows = {"features": TensorSpec(("n", WIDTH), most=self.hyper.rows), "weights.w": TensorSpec((N,))}
+        rows = {"features": TensorSpec(("n", *F), most=self.hyper.rows), "weights.w": TensorSpec(W)}
         replies = yield Ask("mix", {"anchors": self.anchors, **self.payload()}, rows)
         for reply in replies:
             self.anchors = torch.cos(self.anchors * 1.1 + reply.payload["features"].sum(0))
             self.weights = torch.sin(self.weights + reply.payload["weights.w"])
-        self.weights = self.weights + 0.01 * torch.randn(N, generator=self.generator("noise"))
+        self.weights = self.weights + 0.01 * torch.randn(W, generator=self.generator("noise"))
 
     def payload(self):
         return {"weights.w": self.weights}
@@ -54,26 +68,27 @@ class Server(ServerHalf):
 class Client(ClientHalf):
     def __init__(self, model, data, hyper, seed, device):
         super().__init__(model, data, hyper, seed, device)
-        self.own = torch.zeros(hyper.numbers)
-        self.received = torch.zeros(hyper.numbers)
+        self.own = torch.zeros(hyper.weights)
+        self.received = torch.zeros(hyper.weights)
 
     def receive(self, payload):
         self.received = payload["weights.w"]
 
     def run(self, ask):
-        noise = torch.randn(self.hyper.numbers, generator=self.generator(ask.phase))
+        noise = torch.randn(self.hyper.weights, generator=self.generator(ask.phase))
         self.own = torch.sin(self.own * 1.3 + self.received + noise)
         if ask.phase == "train":
             return {"weights.w": self.own}
         rows = 1 + int(torch.randint(self.hyper.rows, (1,), generator=self.generator("rows")))
-        features = torch.randn(rows, WIDTH, generator=self.generator("features")) + ask.payload["anchors"]
+        drawn = torch.randn(rows, *self.hyper.features, generator=self.generator("features"))
+        features = drawn + ask.payload["anchors"]
         return {"features": features, "weights.w": self.own * 0.5}
 
     def settle(self):
         self.own = torch.sin(self.own + 1)
 
     def predict(self, x):
-        return self.received[:2].expand(len(x), 2)
+        return self.received.flatten()[:2].expand(len(x), 2)
 
     def state(self):
         return {"weights.w": self.own}

@@ -12,7 +12,7 @@ from protofleet.protocol.settings.reader import read_toml
 from tests.simulator.page import PAGE, generate, row
 from tests.simulator.planted import BUGS, planted
 from tests.simulator.run import run_scenario, run_seed
-from tests.simulator.scenario import KINDS, draw
+from tests.simulator.scenario import KINDS, SERIES, VECTOR, draw
 
 ROOT = Path(__file__).parent.parent.parent
 KNOWN_BAD = read_toml(Path(__file__).with_name("known_bad.toml")).get("seed", [])
@@ -32,9 +32,18 @@ def test_and_by_the_papers_methods(method):
     assert not verdict.problem, f"python -m tests.simulator --seed {scenario.seed} --trace\n{verdict.details}"
 
 
+@pytest.mark.parametrize(("method", "axes"), [("fedavg", SERIES), ("fedpall", VECTOR), ("fedplcc", VECTOR)])
+def test_and_of_samples_that_are_no_pictures(method, axes):
+    drawn = (s for s in map(draw, range(2000)) if s.method == method and s.axes == axes)
+    scenario = next(s for s in drawn if len(s.kinds) > 3)
+    verdict = run_scenario(scenario)
+    assert not verdict.problem, f"python -m tests.simulator --seed {scenario.seed} --trace\n{verdict.details}"
+
+
 @pytest.mark.parametrize("known", KNOWN_BAD, ids=lambda known: str(known["number"]))
 def test_what_was_found_once_stays_found(known):
-    verdict = run_seed(known["number"])
+    """In worlds of pictures alone, as they were then: other samples would make it another history."""
+    verdict = run_scenario(replace(draw(known["number"]), axes=()))
     assert not verdict.problem, f"{known['found']}\n{verdict.details}"
 
 
@@ -50,16 +59,13 @@ def test_a_seed_is_one_history_in_every_process():
     assert len(traces) == 1 and run_seed(8).trace not in traces
 
 
-def test_two_seeds_of_three_have_faults_and_every_kind_of_fault_is_drawn():
+def test_two_seeds_of_three_have_faults_and_every_kind_of_fault_and_of_sample_is_drawn():
     drawn = [draw(seed) for seed in range(300)]
     assert {kind for scenario in drawn for kind in scenario.kinds} == set(KINDS)
     assert sum(bool(scenario.kinds) for scenario in drawn) > 200
-    assert {scenario.method for scenario in map(draw, range(2000))} == {
-        "tally",
-        "fedavg",
-        "fedpall",
-        "fedplcc",
-    }
+    many = [draw(seed) for seed in range(2000)]
+    assert {scenario.method for scenario in many} == {"tally", "fedavg", "fedpall", "fedplcc"}
+    assert all(sum(s.axes == axes for s in many) > 200 for axes in ((), SERIES, VECTOR))
 
 
 def test_a_failure_says_how_to_see_it_again():

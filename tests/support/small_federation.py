@@ -14,6 +14,7 @@ from protofleet.deploy.contract.worlds import (
     NAMES,
     POLICY,
     QUIET,
+    SHAPE,
     SIZE,
     RunPolicy,
     final_state,
@@ -26,7 +27,7 @@ from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.edge_client.data.shard import Shard, TensorSamples
 
 __all__ = [
-    "CLASSES", "NAMES", "POLICY", "QUIET", "SIZE", "Shard", "TensorSamples", "assert_same", "final_state",
+    "CLASSES", "NAMES", "POLICY", "QUIET", "SHAPE", "SIZE", "Shard", "TensorSamples", "assert_same", "final_state",
     "in_blocks", "once_each", "part", "plan", "replace_coordinator", "replace_coordinator_in_the_repeated_round",
     "shard", "simulation",
 ]  # fmt: skip

@@ -48,6 +48,18 @@ def observed(folder, method="fedavg", sinks=(), **more):
     return run, rounds
 
 
+def test_a_coordinator_that_finds_its_run_finished_says_so_to_those_who_watch_it(tmp_path):
+    """`protofleet run` takes a device that ends for one that has failed, until it has heard that the run is over."""
+    run, _ = observed(tmp_path)
+    run.run()
+    run.kill("coordinator")
+    run.boot_coordinator()
+    moments = Moments()
+    keep_journal(run.service.run, [moments])
+    run.run()
+    assert ("finished", {"rounds": 3}) in moments.seen
+
+
 def settings():
     return CoordinatorSettings(name="test", rounds=3, classes=3, method={"name": "fedavg"}, size=16)
 

@@ -15,6 +15,7 @@ from protofleet.runtime.launcher import Launcher
 from tests.rooms import ROOT
 
 SOURCE = "tests.support.source"
+SILENT = "and said nothing of why; {} has what it did until then"
 SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
 
 
@@ -51,16 +52,30 @@ def ended(processes, name, source):
     return child
 
 
-def test_the_reason_of_a_failure_is_the_last_line_of_the_log(processes):
+def test_the_reason_of_a_failure_is_the_last_line_of_the_log(processes, tmp_path):
     ended(processes, "one", "import sys; print('first'); print(); sys.exit('protofleet: no key')")
     ended(processes, "two", "import sys; sys.exit(3)")
     ended(processes, "three", "raise ValueError('none')")
     ended(processes, "well", "print('done')")
     assert processes.failed() == {
         "one": "no key",
-        "two": "its log is empty",
+        "two": f"its process ended with exit code 3 {SILENT.format(tmp_path / 'logs' / 'two.log')}",
         "three": "ValueError: none",
     }
+
+
+@pytest.mark.parametrize(
+    ("last", "how"),
+    [
+        ("os._exit(0)", "ended with exit code 0"),
+        ("os._exit(5)", "ended with exit code 5"),
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+    ],
+)
+def test_the_last_line_of_who_ends_without_a_word_is_no_reason(processes, tmp_path, last, how):
+    said = "2026-11-27 02:00:00,000 INFO round 1 train: question"
+    ended(processes, "one", f"import os; print('{said}', flush=True); {last}")
+    assert processes.reason("one") == f"its process {how} {SILENT.format(tmp_path / 'logs' / 'one.log')}"
 
 
 def test_a_module_that_cannot_be_imported_is_the_reason_in_one_line(processes):

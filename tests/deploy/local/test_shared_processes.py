@@ -80,6 +80,31 @@ def test_a_run_that_can_reach_no_quorum_any_more_ends_with_the_reason_of_a_devic
     assert ran.returncode == 1 and "device-2: " in ran.stderr and "DamagedError" not in ran.stderr, ran.stderr
 
 
+AUTHORS = """
+from dataclasses import replace
+from protofleet.methods import fedavg
+
+class Client(fedavg.Client):
+    def run(self, ask):
+        raise ValueError("half")
+
+METHOD = replace(fedavg.METHOD, Client=Client)
+"""
+
+
+@pytest.mark.slow
+def test_an_authors_error_ends_a_run_at_the_first_time(place):
+    """It would come again at the same line: no device is started again."""
+    (place / "mine.py").write_text(AUTHORS)
+    text = (place / "small.toml").read_text().replace('name = "fedavg"', 'file = "mine.py"')
+    (place / "small.toml").write_text(text)
+    ran = protofleet("run", "small.toml", *TOGETHER, cwd=place)
+    assert (
+        ran.returncode == 1 and 'mine.py:7: ValueError: half, in run: raise ValueError("half")' in ran.stderr
+    )
+    assert "starts again" not in log_of_devices(place)
+
+
 def log_of_devices(place):
     path = place / "runs" / "small" / "logs" / "devices-1.log"
     return path.read_text() if path.exists() else ""

@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import pytest
+
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.group.group import DeviceGroup, MemberInbox, words_of
 from protofleet.protocol.transport.base import Arrived, Stop
@@ -21,7 +23,9 @@ class FakeAgent:
     finished: bool = False
     taken: list[object] = field(default_factory=list)
     woken: list[float] = field(default_factory=list)
-    view: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(connected=True, problem=""))
+    view: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(connected=True, problem="", cannot_follow=False)
+    )
 
     def take(self, item, now):
         if isinstance(item, Arrived) and item.frame == b"bad":
@@ -169,6 +173,17 @@ def test_a_device_that_cannot_start_is_tried_less_and_less_often_and_then_no_mor
     fleet.broken.clear()
     fleet.wake(1000.0)
     assert len(fleet.group.running) == 2
+
+
+@pytest.mark.parametrize(("most_restarts", "given_up"), [(3, ["b"]), (NEVER, [])])
+def test_who_cannot_follow_a_plan_is_started_again_only_where_another_run_may_come(most_restarts, given_up):
+    fleet = Fleet(most_restarts)
+    view = fleet.agent("b").view
+    fleet.agent("b").finished, view.problem, view.cannot_follow = True, "cannot follow: mine.py:3", True
+    fleet.inboxes["b"].put(Arrived("t", b"the plan"))
+    fleet.turn()
+    assert fleet.ended == {"b": "cannot follow: mine.py:3"}
+    assert list(fleet.group.given_up) == given_up
 
 
 def test_a_stop_ends_a_group_in_which_a_device_waits_for_its_next_start():

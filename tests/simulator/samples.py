@@ -1,0 +1,40 @@
+"""What the devices of a world learn from, and the plan by which they do: pictures, series or vectors."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.settings.input_shape import USUAL_SIDE
+from tests.simulator.scenario import Scenario
+from tests.support.small_federation import SHAPE as PICTURE
+from tests.support.small_federation import plan as small_plan
+from tests.support.small_federation import shard
+
+
+def plan_of(s: Scenario) -> Plan:
+    """That of pictures has the bytes that it always had: their seeds keep their histories."""
+    network = "cnn1d" if len(s.axes) == 2 else "mlp"
+    if s.method != "tally":
+        held = {"any": shard(0, shape=s.axes or PICTURE)}
+        return small_plan(s.method, s.policy.rounds, network=Network(network), shards=held, **s.hyper)
+    # Of series there travel tensors of two axes, of vectors of three.
+    travels, size = ({"axes": 4 - len(s.axes)}, USUAL_SIDE) if s.axes else ({}, PICTURE[1])
+    return Plan(
+        "tally", 2, s.policy.rounds, s.seed % 1000, size, Network(network, feature_size=2), s.hyper | travels,
+        shape=s.axes,
+    )  # fmt: skip
+
+
+def data_of(s: Scenario, i: int) -> Any:
+    """Of the i-th device."""
+    shape = s.axes or PICTURE
+    if s.method != "tally":
+        return shard(i, n=12, shape=shape)
+    x, y = torch.full((4 + i, *shape), 0.1 * i), torch.arange(4 + i) % 2
+    part = SimpleNamespace(x=x, y=y)
+    empty = SimpleNamespace(x=x[:0], y=y[:0])
+    return SimpleNamespace(domain=f"domain-{i}", classes=2, names=(), train=part, validation=empty, test=part)
