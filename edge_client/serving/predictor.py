@@ -66,7 +66,7 @@ def open_model(folder: Path, onnx: bool = False) -> Predictor:
     if importlib.util.find_spec("PIL") is None:
         raise SettingsError("reading pictures takes the package pillow: pip install pillow")
     try:
-        return Predictor(folder, card, _of_onnx(folder) if onnx else _of_torch(folder, card))
+        return Predictor(folder, card, _of_onnx(folder, card) if onnx else _of_torch(folder, card))
     except (CardError, WeightsFileError) as error:
         raise SettingsError(f"{folder}: {error}") from None
 
@@ -94,7 +94,7 @@ def _of_torch(folder: Path, card: Card) -> Scores:
     return scores
 
 
-def _of_onnx(folder: Path) -> Scores:
+def _of_onnx(folder: Path, card: Card) -> Scores:
     path = folder / ONNX
     if not path.is_file():
         raise SettingsError(
@@ -104,8 +104,9 @@ def _of_onnx(folder: Path) -> Scores:
         import onnxruntime
     except ImportError:
         raise SettingsError("--onnx takes the package onnxruntime: pip install onnxruntime") from None
+    content = card.demanded(ONNX, path.read_bytes())  # what is run is what was compared
     try:
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - its own kinds, which differ from version to version
         raise SettingsError(f"{path} cannot be used: {' '.join(str(error).split())[:200]}") from None
     name = session.get_inputs()[0].name

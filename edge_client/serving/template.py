@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from torch import Tensor
 
 from protofleet.methods.served.card import Card, CardError, read_card
 from protofleet.methods.served.card_file import CARD
 from protofleet.methods.served.template import fill
+
+MODEL: Final = "model.onnx"
 
 
 class Template:
@@ -29,6 +32,7 @@ class Template:
     @cached_property
     def _content(self) -> tuple[Card, bytes]:
         try:
-            return read_card((self._folder / CARD).read_bytes()), (self._folder / "model.onnx").read_bytes()
+            card = read_card((self._folder / CARD).read_bytes())
+            return card, card.demanded(MODEL, (self._folder / MODEL).read_bytes())
         except CardError as error:
             raise CardError(f"models.template {self._folder}: {error}") from None

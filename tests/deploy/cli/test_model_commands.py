@@ -17,6 +17,7 @@ from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.trainer.job import EVALUATE, LocalJob
 from protofleet.methods.contract.bridge import to_numpy
+from protofleet.methods.nets.weights_file import sha256_of_file
 from protofleet.protocol.storage.disk import Disk
 from tests.support.small_federation import NAMES, plan, shard
 
@@ -138,10 +139,20 @@ def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
     ):
         code, _, err = said(capsys, "predict", *words)
         assert code == 2 and problem in err and len(err.splitlines()) == 1, err
-    (state / "models" / "v000001" / "model.onnx").write_bytes(b"no model")
-    words = ("predict", picture, "--onnx", "--model", state / "models" / "v000001")
+    version = state / "models" / "v000001"
+    (version / "model.onnx").write_bytes(b"no model")
+    words = ("predict", picture, "--onnx", "--model", version)
+    assert "the card names no file model.onnx; export again, with that format" in said(capsys, *words)[2]
+    card = json.loads((version / "card.json").read_text())
+    card["files"]["model.onnx"] = sha256_of_file(version / "model.onnx")
+    (version / "card.json").write_text(json.dumps(card))
     code, _, err = said(capsys, *words)
     assert code == 2 and "model.onnx cannot be used: " in err
+    (version / "model.onnx").write_bytes(b"no mode1")  # a flipped bit: it might still be run, and answer otherwise
+    code, out, err = said(capsys, *words)
+    assert (code, out) == (2, "") and err.startswith(
+        f"protofleet: {version}: model.onnx is not that of the card: its SHA-256 is "
+    )
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert said(capsys, *words)[2] == (
         "protofleet: --onnx takes the package onnxruntime: pip install onnxruntime\n"

@@ -9,10 +9,11 @@ import torch
 
 from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
 from protofleet.edge_client.serving.settings import ModelSettings
+from protofleet.edge_client.serving.template import Template
 from protofleet.edge_client.trainer.job import EVALUATE, MODELS_UNWRITTEN, TRAIN, LocalJob
 from protofleet.methods.contract.bridge import to_numpy
-from protofleet.methods.nets.weights_file import read_weights
-from protofleet.methods.served.card import read_card
+from protofleet.methods.nets.weights_file import read_weights, sha256_of_file
+from protofleet.methods.served.card import CardError, read_card
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.scaling import input_of
 from protofleet.protocol.settings.reader import SettingsError, decode
@@ -156,13 +157,17 @@ def test_a_template_is_filled_with_each_version(tmp_path):
         model += bytes(value.nbytes) + b"|"
     template.mkdir()
     (template / "model.onnx").write_bytes(model)
-    card = json.loads((version.folder / "card.json").read_text()) | {"offsets": offsets}
+    files = {"model.onnx": sha256_of_file(template / "model.onnx")}
+    card = json.loads((version.folder / "card.json").read_text()) | {"offsets": offsets, "files": files}
     (template / "card.json").write_text(json.dumps(card))
     published = publisher(tmp_path / "filled", template=str(template))
     job, _ = job_of("fedavg", published)
     job.run(EVALUATE, 3, first_payload(made))
     filled = (published.versions.named("current").folder / "model.onnx").read_bytes()
     assert filled == b"begin" + b"".join(value.numpy().tobytes() + b"|" for value in tensors.values())
+    (template / "model.onnx").write_bytes(b"B" + model[1:])
+    with pytest.raises(CardError, match="models.template .*model.onnx is not that of the card: its SHA-256"):
+        Template(template).filled(tensors)
 
 
 def test_a_template_of_another_network_costs_the_copy_and_says_so(tmp_path, caplog):
