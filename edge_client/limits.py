@@ -20,6 +20,7 @@ from protofleet.methods.contract.plan import Network, Plan, PublicImages
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.weights import weights_of
+from protofleet.methods.plugins.errors import place_of
 from protofleet.protocol.settings.bounds import LONG_SECONDS, Bytes, Epochs, PositiveBytes, Within
 from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError, demand_within
@@ -149,7 +150,7 @@ def activation_bytes(half: ClientHalf, x: Tensor) -> int:
     return sum(kept_by(network, x) for network in trained) if len(x) else 0
 
 
-def kept_by(network: nn.Module, x: Tensor) -> int:
+def kept_by(network: Net, x: Tensor) -> int:
     kept: dict[int, int] = {}
     own = {w.untyped_storage().data_ptr() for w in network.parameters()}
 
@@ -166,12 +167,33 @@ def kept_by(network: nn.Module, x: Tensor) -> int:
             held = network(x[:1].clone())  # alone in its memory, of which all counts
         del held
     except RuntimeError as error:
-        raise SettingsError(
-            f"the run's network does not take this device's {InputShape(tuple(x.shape[1:]))}: {first_line(error)}"
-        ) from None
+        raise SettingsError(refusal(network, x, error)) from None
     finally:
         network.train(training)
     return sum(kept.values())
+
+
+def refusal(network: Net, x: Tensor, error: RuntimeError) -> str:
+    """Of one's own network: with its file, its line if that raises, and what its Net has said of it wrongly."""
+    which = "the run's network"
+    if network.made_in:
+        which = f"{place_of(error, network.made_in.__eq__) or network.made_in}: the run's network"
+    if problem := wrong_size(network, x):
+        return f"{which} {problem}"
+    return f"{which} does not take this device's {InputShape(tuple(x.shape[1:]))}: {first_line(error)}"
+
+
+@torch.no_grad()
+def wrong_size(network: Net, x: Tensor) -> str:
+    parts = {"feature_size": network.features, "embedding_size": network.embed}
+    try:
+        for name, part in parts.items():
+            found, said = list(part(x[:1]).shape[1:]), getattr(network, name)
+            if found != [said]:
+                return f"gives {found} numbers for a sample before its head, and its Net says {name} = {said}"
+    except RuntimeError:  # it is the samples that do not fit
+        return ""
+    return ""
 
 
 def bytes_of(payload: Payload) -> int:

@@ -30,6 +30,7 @@ def network(
             raise PlugInError(
                 f"{where}: {make.__name__} gives a Net of {made.classes} classes, asked for {classes}"
             )
+        made.made_in = where
         return made
 
     return Recipe(checked, smallest, channels, tuple(ranks))

@@ -14,6 +14,7 @@ from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network
 from protofleet.methods.contract.public import PublicSet
+from protofleet.methods.plugins.file import from_file
 from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.wire.reasons import DisconnectReason
 from tests.support.run_policy import RunPolicy
@@ -126,6 +127,39 @@ def test_public_images_that_are_too_many_are_refused_before_there_is_one():
 def test_images_that_the_network_does_not_take_are_refused_and_not_met_in_training():
     with pytest.raises(SettingsError, match="does not take this device's images \\[3, 8, 8\\]"):
         builder().build(replace(plan("fedavg"), size=16))
+
+
+OWN = """
+from torch import nn
+from protofleet.methods.nets.base import Net
+from protofleet.methods.nets.own import network
+
+class Flat(nn.Module):
+    def forward(self, x):
+        return x.flatten(1)[:, :12]{fault}
+
+NETWORK = network(lambda shape, classes, feature_size: Net(Flat(), {said}, classes))
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "fault", "told"),
+    [
+        (
+            13, "", r"/own\.py: the run's network gives \[12\] numbers for a sample before its head, and its Net says "
+            "feature_size = 13",
+        ),
+        (
+            12, " @ x", r"/own\.py:8: the run's network does not take this device's images \[3, 8, 8\]: ",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_somebody_s_own_network_names_its_file(tmp_path, said, fault, told):
+    path = tmp_path / "own.py"
+    path.write_text(OWN.format(said=said, fault=fault))
+    made, _ = from_file(path, None)
+    with pytest.raises(SettingsError, match=told):
+        builder().build(replace(plan("fedavg"), network=Network("own", plugin=made.sha256)))
 
 
 def test_state_on_the_disk_and_epochs_have_their_limits():
