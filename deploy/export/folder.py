@@ -1,4 +1,8 @@
-"""A folder that appears whole: written beside its place, synced and renamed; what fails leaves nothing."""
+"""A folder that appears whole: written beside its place, synced and renamed; what fails leaves nothing.
+
+Several may be made for one place at once: whoever comes last has it. They begin, and put theirs there, in turns by a
+lock on the folder above; each holds a lock on its own, which tells it from what one that was killed has left.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from protofleet.deploy.errors import RunError
 from protofleet.methods.served.card_file import CARD
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import is_full, sync
+from protofleet.protocol.storage.folder_lock import held, is_held
 
 NEW, OLD = ".new", ".old"
 MODE: Final = 0o777  # before the umask, as of any folder
@@ -37,15 +42,18 @@ def require_place(place: Path) -> None:
 def new_folder(place: Path) -> Iterator[Path]:
     """One to fill, which takes the place of an earlier export where nothing fails."""
     made = [folder for folder in place.parents if not folder.exists()]  # innermost first
-    fresh = _fresh_beside(place)
+    lock = contextlib.ExitStack()  # let go of at the end, when its name is another or it has gone
+    fresh = _fresh_beside(place, lock)
     try:
-        yield fresh
-        for file in fresh.iterdir():
-            sync(file)
-        fresh.chmod(MODE & ~_umask())
-        sync(fresh)
-        _put(fresh, place)
-        sync(place.parent)
+        with lock:
+            yield fresh
+            for file in fresh.iterdir():
+                sync(file)
+            fresh.chmod(MODE & ~_umask())
+            sync(fresh)
+            with held(place.parent):
+                _put(fresh, place)
+                sync(place.parent)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         with contextlib.suppress(OSError):  # another export may have put its own there
@@ -54,11 +62,14 @@ def new_folder(place: Path) -> Iterator[Path]:
         raise
 
 
-def _fresh_beside(place: Path) -> Path:
+def _fresh_beside(place: Path, lock: contextlib.ExitStack) -> Path:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(place)
-        return Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=NEW, dir=place.parent))
+        with held(place.parent):
+            _sweep(place)
+            fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=NEW, dir=place.parent))
+            lock.enter_context(held(fresh))
+        return fresh
     except OSError as error:
         if is_full(error):
             raise
@@ -86,7 +97,8 @@ def _sweep(place: Path) -> None:
             old.rename(place)
         shutil.rmtree(old, ignore_errors=True)
     for new in place.parent.glob(f".{place.name}.*{NEW}"):
-        shutil.rmtree(new, ignore_errors=True)
+        if not is_held(new):
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def _umask() -> int:

@@ -18,3 +18,19 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def is_held(folder: Path) -> bool:
+    """At this moment, by anybody else; asked without waiting. A folder that has gone is nobody's."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(handle)
