@@ -34,5 +34,8 @@ def test_what_the_page_shows_can_be_done_in_its_order(tmp_path, monkeypatch, cap
     assert "train 29, validation 3, test 16" in looked[0] and "classes: ripe, unripe" in looked[0]
     assert "classes: sound, worn" in looked[1] and "classes: idle, walk" in looked[2]
     assert all("samples" in text and "report: " in text and " images" not in text for text in ran[1:])
+    for text in ran:
+        (mean,) = (line for line in text.splitlines() if line.startswith("mean"))
+        assert float(mean.split()[-1].rstrip("%")) > 90, f"a first reader expects that it learns: {mean}"
     for name in ("fruit", "pump", "watch"):
         assert "training samples of 2 classes" in (tmp_path / "runs" / name / "report.html").read_text()
