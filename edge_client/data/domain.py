@@ -37,7 +37,18 @@ class ImagesInMemory:
     labels: Labels
 
     def samples(self, chosen: Indices, shape: InputShape) -> Values:
-        return channels_first(resize(self.images[chosen], *shape.spatial), shape.channels)
+        own, channels = list(self.images.shape[1:]), shape.channels
+        if shape.rank != 3:
+            raise DataError(
+                f"the samples are images, uint8 {own}, and the settings ask for {shape}; set data.shape = [{own[2]}, "
+                "height, width], or store them as float32, which are numbers"
+            )
+        if own[0] == channels and own[2] not in (1, channels) and (own[2], channels) != (3, 1):
+            raise DataError(
+                f"the images are uint8 {own}, and the channels of pixels come last: store x.transpose(0, 2, 3, 1), "
+                f"[N, height, width, {channels}]"
+            )
+        return channels_first(resize(self.images[chosen], *shape.spatial), channels)
 
 
 @dataclass(frozen=True)

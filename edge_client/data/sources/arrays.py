@@ -1,6 +1,7 @@
 """Anyone's own samples of any shape, as NumPy keeps them: `<root>/<domain>.npz` with the arrays x and y.
 
-x is [N, *shape]: float32 numbers as they are; or uint8, which are pixels, [N, H, W, channels] or [N, H, W] of grey.
+x is [N, *shape]: numbers as they are; or, where the shape is an image's, uint8, which are pixels, [N, H, W, channels] or
+[N, H, W] of grey.
 y has class names, or numbers from 0 on with the names in `classes`. x_test and y_test may be beside them; else a
 fifth of all is for the test.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,19 +21,39 @@ from protofleet.edge_client.data.domain import (
     Collection,
     Domain,
     ImagesInMemory,
+    Indices,
     Labels,
     ValuesInMemory,
     select,
 )
 from protofleet.edge_client.data.errors import DataError, reading
+from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.sampling import stratified, without
+from protofleet.edge_client.data.scaling import Values
 from protofleet.edge_client.data.sources.source import Source
 from protofleet.edge_client.data.stable_random import StableRandom
+from protofleet.protocol.settings.input_shape import InputShape
 
 WAY_OUT: Final = "samples are looked for in <root>/<domain>.npz, and data.root names the root"
 TEST_PART: Final = 5  # one sample in so many is for the test, of every class alike
 
 Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class GreyOrSeries:
+    """uint8 [N, H, W] or [N, C, T]: grey pictures to a run of images, numbers of 0 to 255 to any other, as of a
+    sensor of 8 bits."""
+
+    values: Pixels
+    labels: Labels
+    title: str
+
+    def samples(self, chosen: Indices, shape: InputShape) -> Values:
+        if shape.rank == 3:
+            return ImagesInMemory(self.values[..., None], self.labels).samples(chosen, shape)
+        numbers = self.values[chosen].astype(np.float32)
+        return ValuesInMemory(numbers, self.labels[chosen], self.title).samples(np.arange(len(chosen)), shape)
 
 
 def _read(folder: Path, domain: str) -> Domain:
@@ -83,8 +105,10 @@ def _collection(path: Path, arrays: Arrays, x: str, y: str, classes: tuple[str, 
         found = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise DataError(f"{path} has {found}; it must have {x} and {y}, of as many samples")
     values, labels = arrays[x], _labels(path, arrays[y].ravel(), classes)
-    if values.dtype == np.uint8 and values.ndim in (3, 4):
-        return ImagesInMemory(values if values.ndim == 4 else values[..., None], labels)
+    if values.dtype == np.uint8 and values.ndim == 3:
+        return GreyOrSeries(values, labels, str(path))
+    if values.dtype == np.uint8 and values.ndim == 4:
+        return ImagesInMemory(values, labels)
     if values.dtype.kind not in "fiu" or not 2 <= values.ndim <= 4:
         raise DataError(
             f"{path}: {x} is {values.dtype} {values.shape}, it must be numbers [N, F], [N, C, T] or [N, C, H, W], or "

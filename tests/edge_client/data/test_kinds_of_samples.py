@@ -93,6 +93,35 @@ def test_arrays_of_series_are_as_they_are_and_images_of_any_channels_are_pixels(
     )
 
 
+def test_bytes_are_numbers_to_a_run_of_series_and_grey_pixels_to_one_of_images(tmp_path):
+    """As sensors of 8 bits give them; they were taken for pictures, and nothing could be made of them."""
+    x = np.random.default_rng(2).integers(0, 256, (40, 3, 28), np.uint8)
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(40) % 2)
+    scale = Scale((100.0, 120.0, 140.0), (50.0,))
+    series = load_shard(DataSettings("arrays", str(tmp_path), shape=(3, 28), validation=0.0, scale=scale))
+    raw = series.train.x * 50 + torch.tensor([100.0, 120.0, 140.0])[:, None]
+    assert {row.round().byte().numpy().tobytes() for row in raw} <= {row.tobytes() for row in x}
+    assert (series.pixels, series.scale) == (False, scale)
+    grey = load_shard(DataSettings("arrays", str(tmp_path), shape=(1, 3, 28), validation=0.0))
+    assert grey.pixels and float(grey.train.x.abs().max()) <= 1
+    with pytest.raises(DataError, match=r"has series \[3, 28\], .* ask for series \[3, 29\]; set data.shape = "):
+        load_shard(DataSettings("arrays", str(tmp_path), shape=(3, 29)))
+
+
+@pytest.mark.parametrize(
+    ("x", "shape", "told"),
+    [
+        ((3, 8, 9), (3, 8, 9), r"the channels of pixels come last: store x.transpose\(0, 2, 3, 1\), \[N, height"),
+        ((8, 9, 3), (8, 9), r"uint8 \[8, 9, 3\], and the settings ask for series .* set data.shape = \[3, height"),
+        ((8, 9, 3), (216,), r"uint8 \[8, 9, 3\], and the settings ask for vectors .* set data.shape = \[3, height"),
+    ],
+)  # fmt: skip
+def test_pixels_of_another_form_than_the_settings_say_how_they_must_be(tmp_path, x, shape, told):
+    np.savez(tmp_path / "data.npz", x=np.zeros((20, *x), np.uint8), y=np.arange(20) % 2)
+    with pytest.raises(DataError, match=told):
+        load_shard(DataSettings("arrays", str(tmp_path), shape=shape))
+
+
 def test_pixels_take_no_scale_and_are_not_mixed_with_other_numbers(tmp_path):
     """What was silent: the scale counted for nothing, and a test had other numbers than the training."""
     pixels = np.random.default_rng(1).integers(0, 256, (20, 8, 8, 3), np.uint8)
