@@ -79,10 +79,21 @@ def _path(folder: Path, domain: str) -> Path:
 
 def _load(path: Path, *names: str) -> Arrays:
     try:
-        with reading(path, WAY_OUT), np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in names if name in file.files}
+        with reading(path, WAY_OUT), path.open("rb") as opened:
+            if not zipfile.is_zipfile(opened):  # NumPy would take it for a pickle, and advise to load it
+                raise ValueError("it is no .npz file, as numpy.savez writes it, or is not whole")
+            with np.load(path, allow_pickle=False) as file:
+                return {name: _plain(file, name) for name in names if name in file.files}
     except zipfile.BadZipFile as error:
         raise DataError(f"{path} cannot be read ({error}); {WAY_OUT}") from None
+
+
+def _plain(file: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
+    try:
+        return file[name]
+    except ValueError as error:
+        why = f"{name} has objects of Python, which are never loaded; save numbers, or names as text"
+        raise ValueError(why if "pickle" in str(error) else f"{name}: {error}") from None
 
 
 def _classes(path: Path, arrays: Arrays) -> tuple[str, ...]:

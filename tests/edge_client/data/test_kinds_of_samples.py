@@ -232,8 +232,23 @@ def test_arrays_that_cannot_be_used_say_what_they_have(tmp_path, arrays, told):
 
 def test_pickled_arrays_run_nothing(tmp_path):
     np.savez(tmp_path / "data.npz", x=np.array([{}], object), y=np.array([0]))
-    with pytest.raises(DataError, match="allow_pickle"):
+    with pytest.raises(DataError, match="x has objects of Python, which are never loaded; save numbers") as said:
         load_shard(DataSettings("arrays", str(tmp_path), shape=(6, 8)))
+    assert "allow_pickle" not in str(said.value), "nobody is advised to load it"
+
+
+@pytest.mark.parametrize("what", ["text", "a single array", "half of one"])
+def test_what_is_no_npz_file_is_called_so(tmp_path, what):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.zeros((4, 6, 8)), y=np.arange(4))
+    if what == "a single array":
+        with path.open("wb") as file:
+            np.save(file, np.zeros((4, 6, 8)))
+    else:
+        path.write_bytes(b"hello" if what == "text" else path.read_bytes()[:700])
+    with pytest.raises(DataError, match="data.npz cannot be read .it is no .npz file, as numpy.savez") as said:
+        load_shard(DataSettings("arrays", str(tmp_path), shape=(6, 8)))
+    assert "pickle" not in str(said.value)
 
 
 def test_series_that_are_not_there_are_told_with_the_command_that_fetches_them(tmp_path):
