@@ -6,6 +6,7 @@ to it for a while; what cannot be used is told once, with its reason, and looked
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import logging
@@ -100,7 +101,9 @@ class Inbox:
 
     def _files(self) -> Iterator[tuple[Path, int]]:
         number = {name: label for label, name in enumerate(self.names)}
-        for folder in self._entries(self.folder):
+        entries = self._entries(self.folder)
+        self._say_without_class(entries)
+        for folder in entries:
             if folder.name.startswith(".") or not _is_folder(folder):
                 continue
             (name,) = normalized((folder.name,))
@@ -108,8 +111,20 @@ class Inbox:
                 self._tell(folder, f"{_said(folder)} is no class of this run ({listed(self.names)}); skipped")
                 continue
             for path in self._entries(folder):
-                if not path.name.startswith(".") and not path.name.lower().endswith(UNFINISHED):
+                if not _is_left_alone(path):
                     yield path, number[name]
+
+    def _say_without_class(self, entries: list[Path]) -> None:
+        """Of samples in the inbox itself: what lies there besides is nobody's mistake."""
+        kinds = {ARRAYS} | (SUFFIXES if self.shape.rank == 3 else set())
+        named = (path for path in entries if path.suffix.lower() in kinds and not _is_left_alone(path))
+        found = [path for path in named if self._is_whole_file(path)]
+        key = self.folder / "<class>"
+        if not found:
+            self._told.discard(key)
+            return
+        many = f"{_said(found[0])} and {len(found) - 1:,} more are" if found[1:] else f"{_said(found[0])} is"
+        self._tell(key, f"{many} in no folder of a class, and skipped; the classes are {listed(self.names)}")
 
     def _entries(self, folder: Path) -> list[Path]:
         try:
@@ -139,8 +154,17 @@ class Inbox:
         before = self._seen.get(path)
         if before is not None and before[0] == signature:
             return signature, before
-        age = self.clock() - found.st_mtime
-        return None if 0 <= age < SETTLE_SECONDS else (signature, None)
+        return (signature, None) if self._is_settled(found) else None
+
+    def _is_whole_file(self, path: Path) -> bool:
+        try:
+            found = path.lstat()
+        except OSError:  # it has just gone, or nobody may look
+            return False
+        return stat.S_ISREG(found.st_mode) and self._is_settled(found)
+
+    def _is_settled(self, found: os.stat_result) -> bool:
+        return not 0 <= self.clock() - found.st_mtime < SETTLE_SECONDS
 
     def _read(self, path: Path, label: int) -> Entry | None:
         """OSError where its sample cannot be kept."""
@@ -175,6 +199,10 @@ def _said(path: Path) -> str:
     return printable(f"{path.parent.name}/{path.name}")[:200]
 
 
+def _is_left_alone(path: Path) -> bool:
+    return path.name.startswith(".") or path.name.lower().endswith(UNFINISHED)
+
+
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
@@ -189,14 +217,21 @@ def _content(path: Path) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UnusableError("it is a link; put the file itself there") from None
         raise UnusableError(f"it is no plain file, or cannot be read ({error.strerror})") from None
-    with os.fdopen(handle, "rb") as file:
+    try:
         found = os.fstat(handle)
+        if stat.S_ISDIR(found.st_mode):
+            raise UnusableError("it is a folder; put its files right into the class's folder")
         if not stat.S_ISREG(found.st_mode):
             raise UnusableError("it is no plain file")
         if found.st_size > MOST_BYTES:
             raise UnusableError(f"it has {found.st_size:,} bytes, at most {MOST_BYTES:,} are read")
-        return file.read(MOST_BYTES + 1)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(MOST_BYTES + 1)
+    finally:
+        os.close(handle)
 
 
 def sample_in(content: bytes, suffix: str, shape: InputShape) -> Values:

@@ -88,8 +88,8 @@ def test_what_is_no_sample_is_told_once_with_its_reason_and_ends_nothing(tmp_pat
     assert "cat/notes.txt is skipped: .txt is not a picture or a .npy file" in said
     assert "cat/broken.png is skipped: it is no picture that Pillow knows" in said
     assert "cat/pipe.png is skipped: it is no plain file" in said
-    assert "cat/link.png is skipped: it is no plain file" in said
-    assert "cat/folder.png is skipped: it cannot be read (Is a directory)" in said
+    assert "cat/link.png is skipped: it is a link; put the file itself there" in said
+    assert "cat/folder.png is skipped: it is a folder; put its files right into the class's folder" in said
     assert "dog/twice.png is skipped: the same file is in the folder of another class" in said
     assert (
         "cat/other.npy is skipped: it has float64 [3, 4, 4], and this run learns from images [3, 8, 8]"
@@ -101,6 +101,22 @@ def test_what_is_no_sample_is_told_once_with_its_reason_and_ends_nothing(tmp_pat
     assert "hidden" not in said and "part" not in said and "README" not in said
     once = len(lines(caplog))
     assert len(inbox.look()) == 1 and len(lines(caplog)) == once
+
+
+def test_samples_in_no_class_s_folder_are_said_until_they_are_gone(tmp_path, caplog):
+    inbox = inbox_at(tmp_path)
+    picture(inbox.folder / "cat" / "good.png", 1)
+    loose = [picture(inbox.folder / f"{name}.png", 2) for name in "abc"]
+    for _ in range(2):
+        assert len(inbox.look()) == 1
+    (line,) = lines(caplog)
+    assert "/a.png and 2 more are in no folder of a class, and skipped; the classes are cat, dog" in line
+    for path in loose[1:]:
+        path.unlink()
+    loose[0].rename(inbox.folder / "dog" / "a.png")
+    assert len(inbox.look()) == 2 and len(lines(caplog)) == 1
+    picture(inbox.folder / "d.png", 3)
+    assert len(inbox.look()) == 2 and "/d.png is in no folder of a class" in lines(caplog)[1]
 
 
 def test_a_bomb_of_pixels_is_not_decoded(tmp_path, caplog, monkeypatch):
