@@ -80,7 +80,7 @@ def _no_folder(path: Path, wanted: str) -> str:
         return f"{path} is a file; name {wanted}"
     beside = sorted(one.name for one in _folders(path.parent))
     return f"there is no folder {path}" + (
-        f"; {there_are(path.name, beside[:SHOWN])}" if beside else f"; name {wanted}"
+        f"; {there_are(path.name, beside, SHOWN)}" if beside else f"; name {wanted}"
     )
 
 

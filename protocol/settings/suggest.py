@@ -6,9 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 
-def there_are(name: str, known: Iterable[str]) -> str:
-    """For the end of a message: the nearest of them, where one is near, and all that there are."""
+def there_are(name: str, known: Iterable[str], most: int | None = None) -> str:
+    """For the end of a message: the nearest of them, where one is near, and all that there are, or the first `most`."""
     listed = list(known)
     close = difflib.get_close_matches(name, listed, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return f"{hint}there are {', '.join(listed)}"
+    more = " ..." if len(listed[:most]) < len(listed) else ""
+    return f"{hint}there are {', '.join(listed[:most])}{more}"

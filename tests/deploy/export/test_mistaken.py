@@ -25,6 +25,8 @@ def place(tmp_path_factory):
     (versions / "v000002" / "card.json").write_text(json.dumps(card))
     (versions / "current").symlink_to("v000002")
     (place / "empty").mkdir()
+    for name in ("a", "b", "c", "d", "e", "run9"):
+        (place / "many" / name).mkdir(parents=True)
     (place / "demo.toml").touch()
     Image.new("RGB", (8, 8)).save(place / "a.png")
     return place
@@ -33,6 +35,7 @@ def place(tmp_path_factory):
 SERVED = "there is no version of a model in {}: name the folder of a device that has [models]"
 MISTAKES = [
     ("export runs/noe", "there is no folder runs/noe; did you mean one? there are one, two"),
+    ("export many/run", "there is no folder many/run; did you mean run9? there are a, b, c, d, e ..."),
     ("export nothere/run", "there is no folder nothere/run; name a run's folder"),
     ("export demo.toml", "demo.toml is a file; name a run's folder"),
     ("export runs", "runs is no run, and holds some: name one of them, runs/one, runs/two"),
@@ -51,7 +54,7 @@ MISTAKES = [
     ("predict a.png --model runs/two", "has been exported: say --model runs/two/models/best"),
     ("predict a.png --model a.png", "a.png is a file; name the folder of a model"),
     ("predict a.png --model empty", "or name what `protofleet export` has written"),
-    ("predict a.png --model gone", "there is no folder gone; there are board, empty, runs"),
+    ("predict a.png --model gone", "there is no folder gone; there are board, empty, many, runs"),
     ("predict --watch a.png", "a.png is a file, and --watch takes a folder; name the picture without --watch"),
     ("model pin v000002 nothere/deep", "there is no folder nothere/deep; name the folder of a device"),
     ("model pin v000002 runs/one", SERVED.format("runs/one")),
