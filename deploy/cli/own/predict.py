@@ -18,6 +18,7 @@ from protofleet.runtime.interrupts import held_interrupts
 if TYPE_CHECKING:
     from protofleet.edge_client.serving.predictor import Prediction, Predictor
 
+MOST_NAMED: Final = 3  # folders in an error
 LOOK_SECONDS: Final = 0.5  # between two looks into a watched folder
 
 
@@ -141,8 +142,16 @@ def _pictures(given: list[Path]) -> Iterator[Path]:
             yield path
             continue
         if not (inside := image_files_in(path)):
-            raise SettingsError(f"there is no picture in the folder {path}")
+            raise SettingsError(_no_picture_in(path))
         yield from inside
+
+
+def _no_picture_in(folder: Path) -> str:
+    below = sorted(one for one in folder.iterdir() if one.is_dir() and one.name[0] != ".")
+    if not below:
+        return f"there is no picture in the folder {folder}"
+    names = ", ".join(map(str, below[:MOST_NAMED])) + (" ..." if below[MOST_NAMED:] else "")
+    return f"there is no picture right in the folder {folder}, and folders in it are not looked into; name them: {names}"
 
 
 def watch(

@@ -133,6 +133,10 @@ def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
         ((picture, "--watch", board), "name pictures, or say --watch FOLDER"),
         (("--watch", board / "gone"), f"there is no folder {board}/gone to watch"),
         ((board / "empty", "--model", state), f"there is no picture in the folder {board}/empty"),
+        (
+            (state, "--model", state),
+            f"no picture right in the folder {state}, and folders in it are not looked into; name them: {state}/models",
+        ),
         ((picture, "--model", board / "gone"), f"there is no folder {board}/gone"),
         ((picture, "--model", board / "empty"), f"there is no version of a model in {board}/empty"),
         ((picture, "--model", state, "--onnx"), "set models.template on the device, or leave --onnx out"),
