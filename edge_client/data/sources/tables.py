@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from protofleet.protocol.settings.input_shape import InputShape
 WAY_OUT: Final = (
     "rows are looked for in <root>/<domain>.csv, numbers and the class last, and data.root names the root"
 )
+OTHER_SIGNS: Final = {";": "semicolons", "\t": "tabs", "|": "bars"}  # that programs put between values
 TEST_PART: Final = 5  # one row in so many is for the test, of every class alike
 
 CLASSES: Final = {
@@ -54,12 +55,25 @@ SCALES: Final = {
 }
 
 
+class Row(NamedTuple):
+    cells: list[str]
+    line: int  # of the file, from 1 on
+
+    @property
+    def label(self) -> str:
+        return self.cells[-1]
+
+    @property
+    def is_numbers_and_a_class(self) -> bool:
+        return len(self.cells) > 1 and all(map(_is_number, self.cells[:-1]))
+
+
 def _of_scikit_learn(name: str, folder: Path, domain: str) -> Domain:
     """Labels are numbers there, and its first row is no sample."""
     path = package_file("sklearn", f"datasets/data/{FILES[name]}.csv")
     rows = _rows(path)[1:]
     with reading(path):
-        labels = np.array([int(row[-1]) for row in rows])
+        labels = np.array([int(row.label) for row in rows])
     return _split(path, domain, CLASSES[name], _numbers(path, rows), labels)
 
 
@@ -67,7 +81,7 @@ def _own(folder: Path, domain: str) -> Domain:
     path = _own_path(folder, domain)
     rows = _own_rows(path)
     classes = _own_classes(rows)
-    labels = np.array([classes.index(row[-1]) for row in rows])
+    labels = np.array([classes.index(row.label) for row in rows])
     return _split(path, domain, classes, _numbers(path, rows), labels)
 
 
@@ -79,20 +93,21 @@ def _own_path(folder: Path, domain: str) -> Path:
     return folder / f"{'data' if domain == 'table' else domain}.csv"
 
 
-def _own_rows(path: Path) -> list[list[str]]:
+def _own_rows(path: Path) -> list[Row]:
     """Without a first row of titles."""
     rows = _rows(path)
-    return rows[1:] if rows and not _is_number(rows[0][0]) else rows
+    return rows[1:] if rows and not _is_number(rows[0].cells[0]) else rows
 
 
-def _own_classes(rows: list[list[str]]) -> tuple[str, ...]:
-    return tuple(sorted({row[-1] for row in rows}))
+def _own_classes(rows: list[Row]) -> tuple[str, ...]:
+    return tuple(sorted({row.label for row in rows}))
 
 
-def _rows(path: Path) -> list[list[str]]:
+def _rows(path: Path) -> list[Row]:
     with reading(path, WAY_OUT), path.open(encoding="utf-8", newline="") as file:
         try:
-            return [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+            reader = csv.reader(file)
+            return [Row([cell.strip() for cell in row], reader.line_num) for row in reader if row]
         except csv.Error as error:
             raise ValueError(error) from None
 
@@ -105,20 +120,26 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _numbers(path: Path, rows: list[list[str]]) -> ValuesInMemory:
+def _numbers(path: Path, rows: list[Row]) -> ValuesInMemory:
     if not rows:
         raise DataError(f"{path} has no rows; {WAY_OUT}")
-    width = len(rows[0])
-    for number, row in enumerate(rows, 1):
-        if len(row) != width or width < 2 or not all(map(_is_number, row[:-1])):
-            raise DataError(
-                f"{path}: sample {number} is {', '.join(row)[:60]!r}, it must be {max(width, 2) - 1} numbers and a "
-                "class"
-            )
-    values = np.array([[float(cell) for cell in row[:-1]] for row in rows], np.float32)
+    width = len(rows[0].cells)
+    for row in rows:
+        if len(row.cells) != width or not row.is_numbers_and_a_class:
+            raise DataError(f"{path}: line {row.line} is {', '.join(row.cells)[:60]!r}, {_demand(row, width)}")
+    values = np.array([[float(cell) for cell in row.cells[:-1]] for row in rows], np.float32)
     if not np.isfinite(values).all():
         raise DataError(f"{path} has numbers that are not finite; leave out such samples")
     return ValuesInMemory(values, np.zeros(len(rows), np.int64), str(path))
+
+
+def _demand(row: Row, width: int) -> str:
+    """`width`: of the first sample, which the others must be like."""
+    other = next((name for sign, name in OTHER_SIGNS.items() if sign in row.cells[0]), "")
+    if len(row.cells) == 1 and other:
+        return f"with {other} between its values; save the table with commas between them and points in numbers"
+    many = "numbers" if width < 2 else "1 number" if width == 2 else f"{width - 1} numbers"
+    return f"it must be {many} and a class, with commas between"
 
 
 def _split(

@@ -61,13 +61,17 @@ def test_a_table_of_ones_own_has_its_classes_from_its_last_column(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("1,2,a\n3,b", "sample 2 is '3, b', it must be 2 numbers and a class"),
-        ("1,2,a\nx,2,b", "sample 2 is 'x, 2, b', it must be 2 numbers and a class"),
+        ("1,2,a\n3,b", "line 2 is '3, b', it must be 2 numbers and a class, with commas between"),
+        ("p,q,kind\n\n1,2,a\nx,2,b", "line 4 is 'x, 2, b', it must be 2 numbers and a class"),
+        ("1,a\nb", "line 2 is 'b', it must be 1 number and a class"),
+        ("p;q;kind\n1;2;a", "line 2 is '1;2;a', with semicolons between its values; save the table with commas"),
+        ("p\tq\tk\n1\t2\ta", "line 2 is .*, with tabs between its values; save the table with commas"),
+        ("1\n2", "line 1 is '1', it must be numbers and a class, with commas between"),
         ("1,nan,a\n2,3,b", "has numbers that are not finite; leave out such samples"),
         ("", "has no rows; rows are looked for in <root>/<domain>.csv"),
     ],
 )
-def test_a_table_that_cannot_be_used_is_named_with_its_sample(tmp_path, text, told):
+def test_a_table_that_cannot_be_used_is_named_with_its_line(tmp_path, text, told):
     (tmp_path / "data.csv").write_text(text)
     with pytest.raises(DataError, match=told) as said:
         load_shard(DataSettings("table", str(tmp_path), shape=(2,)))
