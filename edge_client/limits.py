@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from protofleet.methods.contract.base import ClientHalf, Payload, Samples
 from protofleet.methods.contract.confusion import MOST_CLASSES, ConfusionClasses

@@ -70,14 +70,14 @@ class Card:
             )
 
     def demanded(self, name: str, content: bytes) -> bytes:
-        """The file beside the card, where it is the one that the card was written for. CardError: another or damaged."""
+        """The file beside the card, where it is the one that the card is of. CardError: another, or damaged."""
         said, found = self.files.get(name), hashlib.sha256(content).hexdigest()
         if said is None:
             raise CardError(f"the card names no file {name}; export again, with that format")
         if found != said:
             raise CardError(
-                f"{name} is not that of the card: its SHA-256 is {found[:12]}..., not {said[:12]}...; copy the folder "
-                "again, or export again"
+                f"{name} is not that of the card: its SHA-256 is {found[:12]}..., not {said[:12]}...; copy the "
+                "folder again, or export again"
             )
         return content
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def there_are(name: str, known: Iterable[str], most: int | None = None) -> str:
-    """For the end of a message: the nearest of them, where one is near, and all that there are, or the first `most`."""
+    """For the end of a message: the nearest of them, where one is near, and all (or `most`) of them."""
     listed = list(known)
     close = difflib.get_close_matches(name, listed, n=1)
     hint = f"did you mean {close[0]}? " if close else ""

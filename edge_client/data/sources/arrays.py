@@ -1,7 +1,7 @@
 """Anyone's own samples of any shape, as NumPy keeps them: `<root>/<domain>.npz` with the arrays x and y.
 
-x is [N, *shape]: numbers as they are; or, where the shape is an image's, uint8, which are pixels, [N, H, W, channels] or
-[N, H, W] of grey.
+x is [N, *shape]: numbers as they are; or, where the shape is an image's, uint8, which are pixels, [N, H, W, channels]
+or [N, H, W] of grey.
 y has class names, or numbers from 0 on with the names in `classes`. x_test and y_test may be beside them; else a
 fifth of all is for the test.
 """

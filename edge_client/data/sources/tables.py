@@ -126,7 +126,9 @@ def _numbers(path: Path, rows: list[Row]) -> ValuesInMemory:
     width = len(rows[0].cells)
     for row in rows:
         if len(row.cells) != width or not row.is_numbers_and_a_class:
-            raise DataError(f"{path}: line {row.line} is {', '.join(row.cells)[:60]!r}, {_demand(row, width)}")
+            raise DataError(
+                f"{path}: line {row.line} is {', '.join(row.cells)[:60]!r}, {_demand(row, width)}"
+            )
     values = np.array([[float(cell) for cell in row.cells[:-1]] for row in rows], np.float32)
     if not np.isfinite(values).all():
         raise DataError(f"{path} has numbers that are not finite; leave out such samples")
@@ -137,7 +139,9 @@ def _demand(row: Row, width: int) -> str:
     """`width`: of the first sample, which the others must be like."""
     other = next((name for sign, name in OTHER_SIGNS.items() if sign in row.cells[0]), "")
     if len(row.cells) == 1 and other:
-        return f"with {other} between its values; save the table with commas between them and points in numbers"
+        return (
+            f"with {other} between its values; save the table with commas between them and points in numbers"
+        )
     many = "numbers" if width < 2 else "1 number" if width == 2 else f"{width - 1} numbers"
     return f"it must be {many} and a class, with commas between"
 

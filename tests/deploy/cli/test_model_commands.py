@@ -135,7 +135,7 @@ def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
         ((board / "empty", "--model", state), f"there is no picture in the folder {board}/empty"),
         (
             (state, "--model", state),
-            f"no picture right in the folder {state}, and folders in it are not looked into; name them: {state}/models",
+            f"no picture right in the folder {state}, and those in it are not looked into: name {state}/models",
         ),
         ((picture, "--model", board / "gone"), f"there is no folder {board}/gone"),
         ((picture, "--model", board / "empty"), f"there is no version of a model in {board}/empty"),
@@ -152,7 +152,9 @@ def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
     (version / "card.json").write_text(json.dumps(card))
     code, _, err = said(capsys, *words)
     assert code == 2 and "model.onnx cannot be used: " in err
-    (version / "model.onnx").write_bytes(b"no mode1")  # a flipped bit: it might still be run, and answer otherwise
+    (version / "model.onnx").write_bytes(
+        b"no mode1"
+    )  # a flipped bit: it might still be run, and answer otherwise
     code, out, err = said(capsys, *words)
     assert (code, out) == (2, "") and err.startswith(
         f"protofleet: {version}: model.onnx is not that of the card: its SHA-256 is "

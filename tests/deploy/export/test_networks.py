@@ -70,7 +70,9 @@ def answers(folder):
 def test_labels_are_equal_and_scores_within_a_hundred_thousandth_of_the_largest(answers):
     assert len(answers) == len(NETWORKS) * len(RUN) and RECIPES.keys() > DEEP
     worst = {file: difference(found["seven"], wanted) for file, (wanted, found) in answers.items()}
-    print(f"{len(NETWORKS)} networks, {len(worst)} files: at most {max(worst.values()):.1e} of the largest score")
+    print(
+        f"{len(NETWORKS)} networks, {len(worst)} files: at most {max(worst.values()):.1e} of the largest score"
+    )
     assert {file: value for file, value in worst.items() if value > MOST_DIFFERENCE} == {}
     assert all(same_labels(found["seven"], wanted) for wanted, found in answers.values())
 

@@ -64,7 +64,10 @@ def test_a_table_of_ones_own_has_its_classes_from_its_last_column(tmp_path):
         ("1,2,a\n3,b", "line 2 is '3, b', it must be 2 numbers and a class, with commas between"),
         ("p,q,kind\n\n1,2,a\nx,2,b", "line 4 is 'x, 2, b', it must be 2 numbers and a class"),
         ("1,a\nb", "line 2 is 'b', it must be 1 number and a class"),
-        ("p;q;kind\n1;2;a", "line 2 is '1;2;a', with semicolons between its values; save the table with commas"),
+        (
+            "p;q;kind\n1;2;a",
+            "line 2 is '1;2;a', with semicolons between its values; save the table with commas",
+        ),
         ("p\tq\tk\n1\t2\ta", "line 2 is .*, with tabs between its values; save the table with commas"),
         ("1\n2", "line 1 is '1', it must be numbers and a class, with commas between"),
         ("1,nan,a\n2,3,b", "has numbers that are not finite; leave out such samples"),
@@ -108,7 +111,9 @@ def test_bytes_are_numbers_to_a_run_of_series_and_grey_pixels_to_one_of_images(t
     assert (series.pixels, series.scale) == (False, scale)
     grey = load_shard(DataSettings("arrays", str(tmp_path), shape=(1, 3, 28), validation=0.0))
     assert grey.pixels and float(grey.train.x.abs().max()) <= 1
-    with pytest.raises(DataError, match=r"has series \[3, 28\], .* ask for series \[3, 29\]; set data.shape = "):
+    with pytest.raises(
+        DataError, match=r"has series \[3, 28\], .* ask for series \[3, 29\]; set data.shape = "
+    ):
         load_shard(DataSettings("arrays", str(tmp_path), shape=(3, 29)))
 
 
@@ -236,7 +241,9 @@ def test_arrays_that_cannot_be_used_say_what_they_have(tmp_path, arrays, told):
 
 def test_pickled_arrays_run_nothing(tmp_path):
     np.savez(tmp_path / "data.npz", x=np.array([{}], object), y=np.array([0]))
-    with pytest.raises(DataError, match="x has objects of Python, which are never loaded; save numbers") as said:
+    with pytest.raises(
+        DataError, match="x has objects of Python, which are never loaded; save numbers"
+    ) as said:
         load_shard(DataSettings("arrays", str(tmp_path), shape=(6, 8)))
     assert "allow_pickle" not in str(said.value), "nobody is advised to load it"
 
@@ -250,7 +257,9 @@ def test_what_is_no_npz_file_is_called_so(tmp_path, what):
             np.save(file, np.zeros((4, 6, 8)))
     else:
         path.write_bytes(b"hello" if what == "text" else path.read_bytes()[:700])
-    with pytest.raises(DataError, match="data.npz cannot be read .it is no .npz file, as numpy.savez") as said:
+    with pytest.raises(
+        DataError, match="data.npz cannot be read .it is no .npz file, as numpy.savez"
+    ) as said:
         load_shard(DataSettings("arrays", str(tmp_path), shape=(6, 8)))
     assert "pickle" not in str(said.value)
 

@@ -145,20 +145,15 @@ NETWORK = network(lambda shape, classes, feature_size: Net(Flat(), {said}, class
 @pytest.mark.parametrize(
     ("said", "fault", "told"),
     [
-        (
-            13, "", r"/own\.py: the run's network gives \[12\] numbers for a sample before its head, and its Net says "
-            "feature_size = 13",
-        ),
-        (
-            12, " @ x", r"/own\.py:8: the run's network does not take this device's images \[3, 8, 8\]: ",
-        ),
+        (13, "", r": the run's network gives \[12\] numbers for a sample before its head, and its Net says feature_"),
+        (12, " @ x", r":8: the run's network does not take this device's images \[3, 8, 8\]: "),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_somebody_s_own_network_names_its_file(tmp_path, said, fault, told):
     path = tmp_path / "own.py"
     path.write_text(OWN.format(said=said, fault=fault))
     made, _ = from_file(path, None)
-    with pytest.raises(SettingsError, match=told):
+    with pytest.raises(SettingsError, match="/own.py" + told):
         builder().build(replace(plan("fedavg"), network=Network("own", plugin=made.sha256)))
 
 
