@@ -151,7 +151,9 @@ def _no_picture_in(folder: Path) -> str:
     if not below:
         return f"there is no picture in the folder {folder}"
     names = ", ".join(map(str, below[:MOST_NAMED])) + (" ..." if below[MOST_NAMED:] else "")
-    return f"there is no picture right in the folder {folder}, and those in it are not looked into: name {names}"
+    return (
+        f"there is no picture right in the folder {folder}, and those in it are not looked into: name {names}"
+    )
 
 
 def watch(
