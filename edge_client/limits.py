@@ -178,14 +178,17 @@ def refusal(network: Net, x: Tensor, error: RuntimeError) -> str:
     which = "the run's network"
     if network.made_in:
         which = f"{place_of(error, network.made_in.__eq__) or network.made_in}: the run's network"
-    if problem := wrong_size(network, x):
+    if network.made_for == tuple(x.shape[1:]) and (problem := wrong_size(network, x)):
         return f"{which} {problem}"
     return f"{which} does not take this device's {InputShape(tuple(x.shape[1:]))}: {first_line(error)}"
 
 
 @torch.no_grad()
 def wrong_size(network: Net, x: Tensor) -> str:
-    parts = {"feature_size": network.features, "embedding_size": network.embed}
+    parts: dict[str, Callable[[Tensor], Tensor]] = {
+        "feature_size": network.features,
+        "embedding_size": network.embed,
+    }
     try:
         for name, part in parts.items():
             found, said = list(part(x[:1]).shape[1:]), getattr(network, name)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from protofleet.edge_client.data.images.image_files import named_pictures
 from protofleet.edge_client.serving.publisher import ONNX, WEIGHTS
 from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
-from protofleet.methods.served.card import Card, CardError, read_card
+from protofleet.methods.served.card import Card, CardError, matching, read_card
 from protofleet.methods.served.card_file import CARD
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.protocol.settings.input_shape import InputShape
@@ -104,7 +104,7 @@ def _of_onnx(folder: Path, card: Card) -> Scores:
         import onnxruntime
     except ImportError:
         raise SettingsError("--onnx takes the package onnxruntime: pip install onnxruntime") from None
-    content = card.demanded(ONNX, path.read_bytes())  # what is run is what was compared
+    content = matching(card, ONNX, path.read_bytes())  # what is run is what was compared
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - its own kinds, which differ from version to version

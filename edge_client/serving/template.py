@@ -9,7 +9,7 @@ from typing import Final
 
 from torch import Tensor
 
-from protofleet.methods.served.card import Card, CardError, read_card
+from protofleet.methods.served.card import Card, CardError, matching, read_card
 from protofleet.methods.served.card_file import CARD
 from protofleet.methods.served.template import fill
 
@@ -33,6 +33,6 @@ class Template:
     def _content(self) -> tuple[Card, bytes]:
         try:
             card = read_card((self._folder / CARD).read_bytes())
-            return card, card.demanded(MODEL, (self._folder / MODEL).read_bytes())
+            return card, matching(card, MODEL, (self._folder / MODEL).read_bytes())
         except CardError as error:
             raise CardError(f"models.template {self._folder}: {error}") from None

@@ -33,7 +33,9 @@ class Net(nn.Module):
     embedding_size: int
     classes: int
     backbone_is_frozen: bool = False
-    made_in: str = ""  # the file of somebody's own, who is told where it fits nothing
+    # Of somebody's own, who is told where it fits nothing: its file, and the shape of samples that was asked for.
+    made_in: str = ""
+    made_for: Axes = ()
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ def network(
             raise PlugInError(
                 f"{where}: {make.__name__} gives a Net of {made.classes} classes, asked for {classes}"
             )
-        made.made_in = where
+        made.made_in, made.made_for = where, tuple(shape)
         return made
 
     return Recipe(checked, smallest, channels, tuple(ranks))

@@ -69,18 +69,6 @@ class Card:
                 f"format is {self.format}, this version reads {FORMAT}; bring protofleet up to date"
             )
 
-    def demanded(self, name: str, content: bytes) -> bytes:
-        """The file beside the card, where it is the one that the card is of. CardError: another, or damaged."""
-        said, found = self.files.get(name), hashlib.sha256(content).hexdigest()
-        if said is None:
-            raise CardError(f"the card names no file {name}; export again, with that format")
-        if found != said:
-            raise CardError(
-                f"{name} is not that of the card: its SHA-256 is {found[:12]}..., not {said[:12]}...; copy the "
-                "folder again, or export again"
-            )
-        return content
-
     def text(self) -> str:
         table = {"device": None, "validation": None, **encode(self)}
         table["input"] |= {"kind": self.input.kind, "to": [-1, 1]}
@@ -100,6 +88,19 @@ def read_card(text: bytes) -> Card:
         raise CardError(str(error)) from None
     except (ValueError, RecursionError):
         raise CardError("it is not JSON: no card of a model") from None
+
+
+def matching(card: Card, name: str, content: bytes) -> bytes:
+    """What a file beside the card holds, where it is the one that the card is of. CardError: another, or damaged."""
+    said, found = card.files.get(name), hashlib.sha256(content).hexdigest()
+    if said is None:
+        raise CardError(f"the card names no file {name}; export again, with that format")
+    if found != said:
+        raise CardError(
+            f"{name} is not that of the card: its SHA-256 is {found[:12]}..., not {said[:12]}...; copy the folder "
+            "again, or export again"
+        )
+    return content
 
 
 def plan_of(card: Card) -> Plan:

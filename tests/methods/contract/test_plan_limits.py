@@ -157,6 +157,17 @@ def test_what_is_wrong_with_somebody_s_own_network_names_its_file(tmp_path, said
         builder().build(replace(plan("fedavg"), network=Network("own", plugin=made.sha256)))
 
 
+def test_samples_of_another_size_than_the_plan_s_are_not_the_fault_of_somebody_s_own_network(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN.format(said=3 * 16 * 16, fault="").replace("[:, :12]", ""))
+    made, _ = from_file(path, None)
+    own = Network("own", plugin=made.sha256)
+    with pytest.raises(
+        SettingsError, match=r"/own.py: the run's network does not take this device's images \[3, 8, 8"
+    ):
+        builder().build(replace(plan("fedavg"), network=own, size=16))
+
+
 def test_state_on_the_disk_and_epochs_have_their_limits():
     with pytest.raises(SettingsError, match=r"bytes of disk, over this device's limits.disk_bytes = 9,999"):
         builder(Limits(disk_bytes=9999)).build(plan("fedproto"))
