@@ -26,7 +26,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOMS   = protocol runtime methods edge_client coordinator deploy experiments
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-containers check format bench bench-check gpu fuzz crash simulate chaos soak audit clean data
+.PHONY: help demo test test-all test-containers check format bench bench-check exports gpu fuzz crash simulate chaos soak audit clean data
 .PHONY: up down logs demo-compose images locks
 
 help: ## this list
@@ -79,6 +79,9 @@ bench: $(VENV)/.dev mosquitto ## what it costs, in ratios of one run: make bench
 
 bench-check: $(VENV)/.dev mosquitto ## what has become worse than the last landed figures, in pairs with their commit
 	@$(BIN)/python -m benchmarks check $(ARGS)
+
+exports: $(VENV)/.all ## every network as a file, the deepest too, against the model: minutes
+	@PROTOFLEET_DEEP=1 $(BIN)/python -m pytest -n 0 -rP tests/deploy/export/test_networks.py $(ARGS)
 
 gpu: $(VENV)/.dev mosquitto ## on a GPU: each method with 100 devices that share it, and the tests that need one
 	@$(BIN)/python -m tests.gpu $(ARGS)

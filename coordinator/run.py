@@ -161,9 +161,7 @@ class Run:
             damaged = [Forget()] if self.spool.damaged_answers else []
             commands = self.machine.resume(past)
             self.queue.add([*damaged, *commands], now)
-            if over := [
-                command for command in commands if isinstance(command, Finish)
-            ]:  # it died as it ended
+            if over := [one for one in commands if isinstance(one, Finish)]:  # it died as it ended
                 for observer in self.observers:
                     self.isolation.call(observer.happened, self.view, Woke(), over, now)
             for device in self._context.bans.ignored:  # they were there when it was saved

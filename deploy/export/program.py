@@ -8,8 +8,21 @@ from protofleet.deploy.export.formats import FILES, INPUT, ONNX, PT2, TORCHSCRIP
 from protofleet.methods.served.card import Card
 
 PICTURE: Final = """\
-    x = np.asarray(Image.open(path).convert("{mode}").resize(({width}, {height})), np.float32)
+    x = np.asarray(opened(path).convert("{mode}").resize(({width}, {height})), np.float32)
     x = x.reshape({height}, {width}, {channels}).transpose(2, 0, 1)[None]
+"""
+OPENED: Final = """\
+
+
+def opened(path):
+    import numpy as np
+    from PIL import Image
+
+    image = Image.open(path)
+    if image.mode in ("I", "F"):
+        raise ValueError("it has 32 bits a pixel; save it with 8 or 16")
+    grey = image.mode.startswith("I;16")  # 16 bits, of which Pillow would make white
+    return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8)) if grey else image
 """
 ARRAY: Final = """\
     x = np.load(path).astype(np.float32)[None]  # as it is stored, a .npy file
@@ -70,10 +83,11 @@ def program_for(card: Card, formats: tuple[str, ...]) -> str:
             "import json, pathlib, sys\n\nhere = pathlib.Path(__file__).parent\n\n\n",
             "def predict(path):\n",
             f"    import numpy as np, {IMPORTS[form]}\n",
-            "    from PIL import Image\n\n" if picture else "\n",
+            "\n",
             _read(card, picture),
             RUNS[form].format(file=FILES[form], name=INPUT),
             ANSWER,
+            OPENED if picture else "",
             MAIN.format(what=what, packages=" ".join(packages)),
         ]
     )

@@ -140,12 +140,13 @@ def _card(
     line: Mapping[str, Any] = next(
         (x for x in read_rounds(folder / "rounds.jsonl") if x["round"] == number), {}
     )
-    validation = with_mean(line.get("validation", {}).get("global", {})).get("mean")
+    view = "global" if wanted.way == PREDICT else f"global-{wanted.way}"
+    validation = with_mean(line.get("validation", {}).get(view, {})).get("mean")
     return Card(
         method=plan.method, classes=run.class_names or _numbers(plan.classes), input=taken,
         network=plan.network, rule=described(model.rule), plan=encode(plan), tensors=sha256_of_tensors(tensors),
         name=run.name, paper=plan.load().paper, way=wanted.way, round=number - 1, chosen=wanted.chosen,
-        validation=validation, test=with_mean(line.get("accuracy", {}).get("global", {})),
+        validation=validation, test=with_mean(line.get("accuracy", {}).get(view, {})),
         parameters=sum(value.numel() for value in tensors.values() if value.is_floating_point()),
         bytes=sum(value.nbytes for value in tensors.values()), plan_sha256=plan.digest.hex(),
     )  # fmt: skip

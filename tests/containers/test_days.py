@@ -93,7 +93,7 @@ def test_an_installed_protofleet_deploys_without_a_checkout(desk, tmp_path, monk
     home = {"HOME": str(tmp_path / "home"), "PATH": f"{programs}:{os.environ['PATH']}"}
     monkeypatch.setattr(desk, "environment", own_environment() | home)
     said = desk.say("protofleet deploy apply board-1 --fleet fleet/fleet.toml --force")
-    assert "1 hosts: 1 changed, 0 failed" in said, said
+    assert "1 host: 1 changed, 0 failed" in said, said
     current = desk.hosts["10.0.0.11"].sh(
         "/opt/protofleet/current/bin/python -c 'import protofleet; print(*protofleet.__path__)'"
     )

@@ -185,15 +185,14 @@ def test_an_installed_protofleet_builds_an_image_of_the_same_program(engine, edg
     ]
     for folder in (wheels := wheel_folders()):
         words += ["--wheels", str(folder)]
-    environment = own_environment() | {"DOCKER_HOST": engine.host, "HOME": str(tmp_path / "home")}
+    docker = {
+        "DOCKER_HOST": engine.host,
+        "DOCKER_CONFIG": str(Path.home() / ".docker"),
+    }  # which may have its plugins
+    environment = own_environment() | docker | {"HOME": str(tmp_path / "home")}
     before = python(engine, edge, PROGRAM)
-    subprocess.run(
-        words + (["--torch-index", ""] if wheels else []),
-        cwd=empty,
-        env=environment,
-        check=True,
-        timeout=1800,
-    )
+    words += ["--torch-index", ""] if wheels else []
+    subprocess.run(words, cwd=empty, env=environment, check=True, timeout=1800)
     assert python(engine, edge, PROGRAM) == before and "fedlsa" in run(engine, edge, "methods")
     assert not list(empty.iterdir())
 

@@ -22,8 +22,8 @@ def launcher() -> Launcher:
     return Launcher((*IMPORTED, "protofleet.edge_client.data.sources.folders"))
 
 
-def forked_program(arguments: Sequence[str], log: Path) -> ForkedChild:
-    """`protofleet ARGUMENTS`, asked and told as a subprocess.Popen is."""
+def forked_program(arguments: Sequence[str], log: Path, folder: Path = ROOT) -> ForkedChild:
+    """`protofleet ARGUMENTS` in a folder, asked and told as a subprocess.Popen is."""
     with log.open("ab") as written:
-        program = Program(log.stem, "protofleet", arguments, folder=str(ROOT))
+        program = Program(log.stem, "protofleet", arguments, folder=str(folder))
         return launcher().start(program, stdout=written.fileno(), stderr=written.fileno())

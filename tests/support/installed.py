@@ -13,6 +13,7 @@ from protofleet.runtime.children import command
 
 
 def wheel_in(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
     build_wheel(folder)
     (made,) = folder.glob("*.whl")
     return made

@@ -11,6 +11,7 @@ import numpy as np
 
 from protofleet.edge_client.data.domain import Indices, Labels
 from protofleet.edge_client.data.errors import DataError, reading
+from protofleet.edge_client.data.images.colours import rgb_pixels
 from protofleet.edge_client.data.images.resize import Pixels, channels_first
 from protofleet.edge_client.data.scaling import Values
 from protofleet.protocol.settings.input_shape import InputShape
@@ -73,7 +74,7 @@ def _picture(path: Path, height: int, width: int, way_out: str) -> Pixels:
 
     try:
         with reading(path, way_out), Image.open(path) as image:
-            return np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR))
+            return rgb_pixels(image, height, width)
     # Pillow raises a SyntaxError for some broken PNGs.
     except (SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read ({error}); {way_out}") from error

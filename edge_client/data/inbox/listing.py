@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 
+from protofleet.edge_client.data.images.colours import rgb_pixels
 from protofleet.edge_client.data.images.image_files import SUFFIXES
 from protofleet.edge_client.data.images.resize import channels_first
 from protofleet.edge_client.data.inbox.samples import InboxSamples
@@ -239,7 +240,7 @@ def _picture(content: bytes, shape: InputShape) -> Values:
                 raise UnusableError(
                     f"it has {image.width} x {image.height} pixels, at most {MOST_PIXELS:,} are read"
                 )
-            pixels = np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR))
+            pixels = rgb_pixels(image, height, width)
     except UnusableError:
         raise
     except UnidentifiedImageError:

@@ -101,6 +101,24 @@ def test_where_no_device_says_how_it_scales_samples_what_is_assumed_is_said(runs
     assert "assumed" not in capsys.readouterr().out
 
 
+def test_the_accuracies_of_another_way_are_its_own(runs, tmp_path):
+    """They were those of the method's way, whichever was exported."""
+    for chosen in ("--best", "--last"):
+        exported(
+            runs / "all", chosen, "--way", "anchor", "--format", "safetensors", "--out", tmp_path / chosen
+        )
+        card = card_in(tmp_path / chosen)
+        lines = [json.loads(line) for line in (runs / "all" / "rounds.jsonl").read_text().splitlines()]
+        (line,) = [line for line in lines if line["round"] == card.round + 1]
+        for found, views in ((card.test, line["accuracy"]), ({"mean": card.validation}, line["validation"])):
+            (own,) = views["global-anchor"].values()
+            assert found["mean"] == own
+    words = ["--device", "optdigits-1", "--way", "classifier", "--format", "safetensors"]
+    exported(runs / "own", *words, "--out", tmp_path / "d")
+    card = card_in(tmp_path / "d")
+    assert (card.validation, card.test) == (None, {})
+
+
 @pytest.mark.parametrize("name", ["all", "own"])
 def test_a_device_s_own_model_is_kept_by_every_method_and_checked_in_another_process(
     runs, tmp_path, name, capsys

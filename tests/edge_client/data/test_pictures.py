@@ -7,9 +7,11 @@ import pytest
 from PIL import Image
 
 from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.images.image_files import named_pictures
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.data.sources.folders import OFFICE_CALTECH
+from protofleet.protocol.settings.input_shape import InputShape
 from tests.edge_client.data.files import colours, write_class_folders
 
 
@@ -81,6 +83,19 @@ def test_pictures_of_other_kinds_and_hidden_ones(tmp_path):
     (tmp_path / ".cache").mkdir()
     found = shard("folder", tmp_path)
     assert len(found.train.y) + len(found.test.y) == 19 and found.classes == 2
+
+
+def test_grey_of_16_bits_is_the_same_picture_as_that_of_8_and_32_bits_are_refused(tmp_path):
+    """Pillow makes white of all above 255, and half of a camera's greys were lost without a word."""
+    shades = np.random.default_rng(0).integers(0, 256, (9, 9), np.uint8)
+    Image.fromarray(shades).save(tmp_path / "8.png")
+    Image.fromarray(shades.astype(np.uint16) * 257).save(tmp_path / "16.png")
+    Image.fromarray(shades.astype(np.int32)).save(tmp_path / "32.tif")
+    shape = InputShape((3, 9, 9))
+    eight, sixteen = (named_pictures([tmp_path / f"{bits}.png"], shape) for bits in (8, 16))
+    assert np.array_equal(eight, sixteen) and len(np.unique(eight)) > 20
+    with pytest.raises(DataError, match=r"32\.tif cannot be read \(it has 32 bits a pixel"):
+        named_pictures([tmp_path / "32.tif"], shape)
 
 
 @pytest.mark.parametrize("cut", [0, 20, 60])
