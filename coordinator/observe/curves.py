@@ -36,6 +36,11 @@ def curve(lines: Lines, view: str, measure: str) -> Points:
     return [line[measure][view] for line in lines if line[measure].get(view)]
 
 
+def rounds_done(lines: Lines) -> int:
+    """Of training, to their end; a line may be lost, so the last one says it."""
+    return max((line["round"] for line in lines if line.get("kind") != "evaluation"), default=0)
+
+
 def with_mean(by_domain: Mapping[str, float]) -> dict[str, float]:
     """The unweighted mean over domains stands beside them, as the papers report it."""
     if not by_domain:

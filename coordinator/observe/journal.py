@@ -9,13 +9,20 @@ averaged by the examples they hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from protofleet.coordinator.observe.confusion import Matrix, confusion_by_domain
 from protofleet.coordinator.observe.energy import RoundEnergy
 from protofleet.coordinator.observe.isolation import Isolation
-from protofleet.coordinator.observe.measured import by_domain, counted, own_figures, pooled
+from protofleet.coordinator.observe.measured import (
+    by_domain,
+    counted,
+    lacking,
+    lacking_words,
+    own_figures,
+    pooled,
+)
 from protofleet.coordinator.observe.record import ByKind, ByView, PhaseRecord, RoundRecord, by_machine
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.round.events import (
@@ -62,6 +69,7 @@ class Journal:
         self._began_at, self._closed_at, self._asked_at = 0.0, 0.0, 0.0
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
+        self._lacking = set[str]()  # metrics of one's own of which that has been told
         self._energy = RoundEnergy()
         self._gone_back: dict[str, tuple[int, str]] = {}  # device -> in which round that was found, why
         self._presence: dict[str, str] = {}  # of each device, whether it has "joined" or "left"
@@ -204,6 +212,7 @@ class Journal:
         record.validation = self._by_domain(run, "accuracy.validation")
         record.loss = self._by_domain(run, "loss.test")
         own = {name: self._by_domain(run, f"{name}.test") for name in run.plan.metrics()}
+        self._note_lacking(own)
         record.figures = {**record.figures, **own_figures(own)}
         record.energy = self._energy.by_device()
         record.pooled = pooled(self._metrics.values(), run.limits.examples)
@@ -212,6 +221,14 @@ class Journal:
             record.machines = by_machine(run.software)
         for sink in self._sinks:
             self._isolation.call(sink.round_ended, record)
+
+    def _note_lacking(self, own: Iterable[str]) -> None:
+        """Each metric once, however many rounds it is no number in."""
+        for name in own:
+            if name not in self._lacking and (devices := lacking(self._metrics, name)):
+                self._lacking.add(name)
+                words = lacking_words(name, devices, self._record.round)
+                self._tell_sinks("lacking", round=self._record.round, metric=name, reason=words)
 
     def _by_domain(self, run: RunView, name: str) -> ByView:
         held = {d: (run.domains.get(d, d), run.members[d].examples) for d in self._metrics}

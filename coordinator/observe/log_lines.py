@@ -23,6 +23,8 @@ class LogLines:
         self._said: set[tuple[str, str]] = set()  # of the open round: device, reason
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
+        if what == "lacking":
+            log.warning("%s", details["reason"])
         if what != "dropped":  # all else has its line where it is decided
             return
         refusal = str(details["device"]), str(details["reason"])

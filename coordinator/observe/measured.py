@@ -7,12 +7,13 @@ device whose model has diverged says NaN, which is no lie, no JSON and in no mea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
 from protofleet.coordinator.devices.limits import MAX_MEASURED
 from protofleet.coordinator.observe.record import MEAN, ByView
 
+MOST_NAMED: Final = 5  # devices in a line
 SAMPLES: Final = "samples.test"
 JOULES: Final = {"train": "joules.train", "send": "joules.send"}  # phase of a device's work -> metric
 
@@ -45,6 +46,24 @@ def by_domain(
         view: {d: sum(v * w for v, w in pairs) / sum(w for _, w in pairs) for d, pairs in domains.items()}
         for view, domains in sums.items()
     }
+
+
+def lacking(measured: Mapping[str, Mapping[str, float]], name: str) -> list[str]:
+    """Devices that have measured accuracy and not that metric of one's own: it was no finite number."""
+
+    def has(metrics: Mapping[str, float], what: str) -> bool:
+        return any(key.startswith(f"{what}.test.") for key in metrics)
+
+    return sorted(d for d, found in measured.items() if has(found, "accuracy") and not has(found, name))
+
+
+def lacking_words(name: str, devices: Sequence[str], number: int) -> str:
+    more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
+    named = ", ".join(devices[:MOST_NAMED]) + more
+    return (
+        f"metric {name} is no finite number on {named} in round {number}: it is left out of the means; "
+        "`protofleet check FILE` tries it"
+    )
 
 
 def own_figures(found: Mapping[str, ByView]) -> dict[str, float]:

@@ -85,6 +85,7 @@ class Summary:
     rules: dict[str, str] = field(default_factory=dict)  # way to predict -> how
     reports: Literal["global", "personal"] = "global"
     rounds: Count = 1
+    rounds_done: int = 0
     seed: int = 0
     devices: dict[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()

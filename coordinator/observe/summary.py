@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.coordinator.observe.curves import Lines, measured, totals, views
+from protofleet.coordinator.observe.curves import Lines, measured, rounds_done, totals, views
 from protofleet.coordinator.observe.energy import total_energy
 from protofleet.coordinator.observe.record import machines_in
 from protofleet.coordinator.observe.view import RunView
@@ -35,6 +35,7 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
         "rules": rules_of_run(run),
         "reports": method.reports,
         "rounds": settings.rounds,
+        "rounds_done": rounds_done(lines),
         "seed": settings.seed,
         "devices": {
             m.device: {

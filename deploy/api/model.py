@@ -12,23 +12,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protofleet.deploy.api.errors import public_errors
+from protofleet.deploy.api.samples import Inputs, samples_of
 from protofleet.deploy.export.formats import FILES, SAFETENSORS
 from protofleet.deploy.export.source import Wanted, find_model
 from protofleet.deploy.local.own_plugins import own_plugins
-from protofleet.edge_client.data.images.image_files import named_pictures
 from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
 from protofleet.methods.served.card import Card, CardError, read_card
 from protofleet.methods.served.card_file import CARD
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.served import Served
-from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError
 
 BATCH: Final = 256  # samples that pass the network at once
 WEIGHTS: Final = FILES[SAFETENSORS]
 
 Which: TypeAlias = Literal["best", "last"]
-Inputs: TypeAlias = "Tensor | NDArray[Any] | str | Path | Sequence[str | Path]"
 
 
 class Model:
@@ -55,7 +53,7 @@ class Model:
     @torch.inference_mode()
     def scores(self, inputs: Inputs) -> Tensor:
         """[N, classes]"""
-        samples = self._samples(inputs)
+        samples = samples_of(inputs, self.card.input)
         pieces = [
             self.module(samples[start : start + BATCH].float()) for start in range(0, len(samples), BATCH)
         ]
@@ -65,7 +63,7 @@ class Model:
         self, inputs: Inputs, labels: Tensor | NDArray[Any] | Sequence[int] | Sequence[str]
     ) -> Tensor:
         """int64 [classes, classes]: a row for each class, a column for what it was taken for."""
-        truth = torch.as_tensor([self._label(one) for one in np.asarray(labels).tolist()], dtype=torch.int64)
+        truth = torch.as_tensor([self._label(one) for one in _listed(labels)], dtype=torch.int64)
         predicted = self.scores(inputs).argmax(1)
         if len(truth) != len(predicted):
             raise SettingsError(f"there are {len(truth)} labels for {len(predicted)} samples")
@@ -82,25 +80,15 @@ class Model:
             f"{' ...' if len(self.classes) > 8 else ''}, numbered from 0"
         )
 
-    def _samples(self, inputs: Inputs) -> Tensor:
-        if isinstance(inputs, str | Path):
-            inputs = [inputs]
-        if not isinstance(inputs, Tensor | np.ndarray):
-            return self._pictures([Path(one) for one in inputs])
-        samples, shape = torch.as_tensor(inputs), self.card.input.shape
-        if tuple(samples.shape) == shape:
-            samples = samples[None]  # one alone
-        if tuple(samples.shape[1:]) != shape:
-            wanted = ", ".join(map(str, shape))
-            raise SettingsError(f"the samples are {list(samples.shape)}, the model takes [N, {wanted}]")
-        return samples
 
-    def _pictures(self, paths: Sequence[Path]) -> Tensor:
-        """In the model's size and number of channels, as a device reads its own."""
-        if self.card.input.kind != "image":
-            raise SettingsError(f"the model takes a {self.card.input.kind} and no pictures; give it an array")
-        with public_errors():
-            return torch.from_numpy(named_pictures(paths, InputShape(self.card.input.shape)).copy())
+def _listed(labels: object) -> list[Any]:
+    try:
+        listed = np.asarray(labels).tolist()
+    except (TypeError, ValueError, RuntimeError):
+        listed = None
+    if not isinstance(listed, list):
+        raise SettingsError(f"labels is {type(labels).__name__}; give a list of a class for each sample")
+    return listed
 
 
 def load_model(

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from protofleet.deploy.api.errors import public_errors
+from protofleet.deploy.api.experiments import plain
 from protofleet.deploy.errors import RunError
 from protofleet.edge_client.data.own import Checked, Data
 from protofleet.edge_client.data.settings import DataSettings
@@ -29,6 +30,7 @@ from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.nets.catalog import Recipe
 from protofleet.methods.plugins import file
 from protofleet.methods.plugins.found import demand_type, object_of
+from protofleet.protocol.settings.bounds import Rounds, Seed
 from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.wire.arrays import Body, encode
@@ -99,9 +101,27 @@ def simulate(
     RunError says what an answer, or a state, is refused for.
     """
     with public_errors():
+        require_kinds(method, data, settings or {}, network)
+        decode(Asked, plain({"rounds": rounds, "seed": seed}))
         known = {name: device_data(name, of) for name, of in data.items()}
         plan = plan_of(method, known, rounds, dict(settings or {}), network, seed)
         return Federation(plan, known, reboots).run()
+
+
+@dataclass(frozen=True)
+class Asked:
+    rounds: Rounds
+    seed: Seed
+
+
+def require_kinds(*given: object) -> None:
+    kinds = {
+        "method": (Method, str, Path), "data": (Mapping,), "settings": (Mapping,), "network": (str, Recipe),
+    }  # fmt: skip
+    for value, (name, wanted) in zip(given, kinds.items(), strict=True):
+        if not isinstance(value, wanted):
+            words = " or ".join(kind.__name__ for kind in wanted)
+            raise SettingsError(f"{name} is {type(value).__name__}, it must be {words}")
 
 
 def plan_of(
@@ -121,10 +141,13 @@ def plan_of(
     name, own = method_of(method)
     recipe = network if isinstance(network, Recipe) else None
     named = decode(Network, {"name": network if isinstance(network, str) else ANY_SAMPLES})
-    return OwnPlan(
-        name, of.classes, rounds, seed, network=named, hyper=settings, own=own, recipe=recipe,
-        **input_shape(shape_of(of)).settings(),
-    )  # fmt: skip
+    shape = input_shape(shape_of(of)).settings()
+    try:
+        return OwnPlan(
+            name, of.classes, rounds, seed, network=named, hyper=settings, own=own, recipe=recipe, **shape
+        )
+    except ValueError as error:  # such as a network that takes no samples of that shape
+        raise SettingsError(str(error)) from None
 
 
 def method_of(method: Method | str | Path) -> tuple[str, Method]:

@@ -79,7 +79,7 @@ def learns_from_a_batch(network: Network) -> None:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     unused = [
         name for name, p in model.named_parameters() if p.grad is None and not name.startswith("projector")
     ]

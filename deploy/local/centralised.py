@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from protofleet.coordinator.observe.curves import measured
+from protofleet.coordinator.observe.curves import measured, rounds_done
 from protofleet.coordinator.observe.measured import by_domain, pooled
 from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.observe.rounds_file import RoundsFile
@@ -175,7 +175,7 @@ def summary_of(
     found = measured(lines, VIEW)
     return {
         "name": experiment.name, "method": LABEL, "paper": WORDS, "network": experiment.network.name,
-        "reports": VIEW, "rounds": experiment.rounds, "seed": experiment.seed,
+        "reports": VIEW, "rounds": experiment.rounds, "rounds_done": rounds_done(lines), "seed": experiment.seed,
         "devices": {n: {"domain": s.domain, "examples": len(s.train.y)} for n, s in shards.items()},
         "ended": "finished", "seconds": round(sum(line["seconds"] for line in lines), 1),
         "payload": {UP: {}, DOWN: {}}, "wire": {UP: {}, DOWN: {}}, "fedavg": {UP: 0, DOWN: 0},

@@ -7,10 +7,13 @@ import io
 from collections.abc import Sequence
 from typing import Any, Final
 
+from protofleet.coordinator.observe.curves import rounds_done
 from protofleet.deploy.report.comparison import AccuracyTarget, Group, Run, best_by_validation
 from protofleet.deploy.report.flat_names import Numbers, by_way_and_kind, named, part
 
-OF_A_RUN: Final = ("experiment", "run", "folder", "method", "view", "network", "seed", "rounds")
+OF_A_RUN: Final = (
+    "experiment", "run", "folder", "method", "view", "network", "seed", "rounds", "rounds_done",
+)  # fmt: skip
 TARGET: Final = "to_target"
 
 
@@ -30,7 +33,7 @@ def of_a_run(group: Group, run: Run) -> list[Any]:
     about = run.summary
     return [
         group.name, about["name"], str(run.folder), about["method"], group.view, about.get("network", ""),
-        about["seed"], about["rounds"],
+        about["seed"], about["rounds"], rounds_done(run.rounds),
     ]  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def summary_cards(summary: Mapping[str, Any]) -> str:
         (
             "time",
             f"{summary['seconds']:.0f} s",
-            f"{summary['rounds']} rounds, {len(summary['devices'])} devices",
+            f"{rounds_words(summary)}, {len(summary['devices'])} devices",
         ),
     ]
     elements = "".join(
@@ -124,6 +124,12 @@ def summary_cards(summary: Mapping[str, Any]) -> str:
     model = f"network {summary['network']}{rules_words(summary)}"
     about = f"{summary['paper']}; {model}; broker {summary['broker']}; seed {summary['seed']}"
     return f'<p class="about">{escape(about)}</p><div class="cards">{elements}</div>'
+
+
+def rounds_words(summary: Mapping[str, Any]) -> str:
+    """A run that has diverged has done fewer than were planned; summaries of earlier versions do not say."""
+    planned, done = summary["rounds"], summary.get("rounds_done", summary["rounds"])
+    return f"{planned} rounds" if done == planned else f"{done} of {planned} rounds"
 
 
 def rules_words(summary: Mapping[str, Any]) -> str:

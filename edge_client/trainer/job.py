@@ -6,6 +6,8 @@ method has one, and their own when the phase "train" has made it.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
@@ -25,6 +27,8 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.wire.messages import Arrays
 from protofleet.runtime.allocator import return_free_blocks
+
+log = logging.getLogger("protofleet.device")
 
 Metrics: TypeAlias = dict[str, float]
 
@@ -103,7 +107,7 @@ class LocalJob:
         self._snapshots, self._folder = snapshots or Snapshots(), folder
         self._deadline, self._work_seconds = deadline or Deadline(), work_seconds
         self._models = models or NO_MODELS
-        self._metrics = metrics or {}
+        self._metrics, self._told = metrics or {}, set[str]()
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         ask = Ask(phase, LazyPayload(received, unshared=True, place=torch_device_of(self.half.model)))
@@ -111,6 +115,7 @@ class LocalJob:
             payload, metrics = work(
                 self.half, self._data, ask, number, self._reports, self._metrics, self._models
             )
+        self._leave_out(metrics, phase, number)
         if unwritten := self._models.take_unwritten():
             metrics[MODELS_UNWRITTEN] = unwritten
         if self._snapshots.wanted(number, phase):
@@ -121,6 +126,18 @@ class LocalJob:
         del ask, payload
         return_free_blocks()
         return answer, metrics
+
+    def _leave_out(self, metrics: Metrics, phase: str, number: int) -> None:
+        """A number of the run's own metrics that is none would be in no mean; each is told once."""
+        for key in [key for key, value in metrics.items() if not math.isfinite(value)]:
+            name = key.partition(".")[0]
+            if name in self._metrics:
+                value = metrics.pop(key)
+                if name not in self._told:
+                    self._told.add(name)
+                    log.warning(
+                        "metric %s is %s in round %d %s (%s): it is left out", name, value, number, phase, key
+                    )
 
     def state(self) -> Arrays:
         return to_numpy(tensors_of(self.half.state(), self.half.state))

@@ -16,6 +16,7 @@ from protofleet.deploy.errors import FAILED
 from protofleet.runtime.interrupts import held_interrupts
 
 if TYPE_CHECKING:
+    from protofleet.deploy.cli.own.new_pictures import NewPictures
     from protofleet.edge_client.serving.predictor import Prediction, Predictor
 
 MOST_NAMED: Final = 3  # folders in an error
@@ -157,65 +158,50 @@ def _no_picture_in(folder: Path) -> str:
 
 
 def watch(
-    options: argparse.Namespace, chosen: ChosenModel, pause: Callable[[float], None] = time.sleep
+    options: argparse.Namespace,
+    chosen: ChosenModel,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """A picture counts once its size and time have not changed between two looks: else it is being copied."""
-    done = 0
+    from protofleet.deploy.cli.own.new_pictures import NewPictures
+
+    done, new = 0, None
     try:
         chosen.now()
-        new = NewPictures(options.watch)
+        new = NewPictures(options.watch, clock)
         print(f"watching {options.watch}; Ctrl-C ends it", file=sys.stderr, flush=True)
         while True:
             pause(LOOK_SECONDS)
             for path in new.arrived():
-                done += _predict_one(options, chosen, path)
+                done += _predict_one(options, chosen, new, path)
     except KeyboardInterrupt:
-        print(f"{done} picture{'s' * (done != 1)} predicted", file=sys.stderr)
+        late = _named(new.waiting() if new else [])
+        print(f"{done} picture{'s' * (done != 1)} predicted{late}", file=sys.stderr)
     return 0
 
 
-def _predict_one(options: argparse.Namespace, chosen: ChosenModel, path: Path) -> bool:
+def _named(waiting: list[Path]) -> str:
+    names = ", ".join(path.name for path in waiting[:3])
+    return f", {len(waiting)} not yet ({names}{' ...' if len(waiting) > 3 else ''})" if waiting else ""
+
+
+def _predict_one(options: argparse.Namespace, chosen: ChosenModel, new: NewPictures, path: Path) -> bool:
     from protofleet.edge_client.data.errors import DataError
 
     model = chosen.now()
     try:
         prediction = model.predict(path)
     except DataError as error:
-        print(f"protofleet: {error}", file=sys.stderr, flush=True)
+        if new.is_broken(path):
+            print(f"protofleet: {error}", file=sys.stderr, flush=True)
+        return False
+    if not new.is_as_tried(path):
         return False
     if options.json:
         print(json.dumps({**_row(path, prediction), "model": model.folder.name}, allow_nan=False), flush=True)
     else:
         print(_line(path, prediction), flush=True)
     return True
-
-
-class NewPictures:
-    """Those that come into a folder from now on, or change there."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._seen = self._looked()
-        self._told = dict(self._seen)
-
-    def arrived(self) -> list[Path]:
-        now = self._looked()
-        whole = [path for path, state in now.items() if self._seen.get(path) == state != self._told.get(path)]
-        self._seen = now
-        self._told |= {path: now[path] for path in whole}
-        return whole
-
-    def _looked(self) -> dict[Path, tuple[int, int]]:
-        from protofleet.edge_client.data.images.image_files import image_files_in
-
-        found = dict[Path, tuple[int, int]]()
-        for path in image_files_in(self._folder):
-            try:
-                status = path.stat()
-            except FileNotFoundError:  # it has gone in the meantime
-                continue
-            found[path] = status.st_size, status.st_mtime_ns
-        return found
 
 
 def _row(path: Path, prediction: Prediction) -> dict[str, Any]:

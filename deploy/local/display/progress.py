@@ -163,6 +163,8 @@ class Progress:
                 return f"round {event['round']} is repeated: too few answers in time"
             case "aside":
                 return f"{event['device']}: answer to round {event['round']} put aside, {event['reason']}"
+            case "lacking":
+                return str(event["reason"])
             case "went_back":
                 return f"back to round {event['round']}, without the answer of {event['device']}: {event['reason']}"
             case "round":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,10 @@ from protofleet.edge_client.data.images.resize import Pixels, channels_first
 from protofleet.edge_client.data.scaling import Values
 from protofleet.protocol.settings.input_shape import InputShape
 
-SUFFIXES: Final = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+SUFFIXES: Final = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
+MOST_NAMED: Final = 4  # kinds of other files
 WAY_OUT: Final = "replace it, or take it out of the data"
 
 
@@ -55,9 +59,30 @@ def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], ImageFil
     classes = tuple(subfolders(folder, way_out))
     paths = [image_files_in(folder / name) for name in classes]
     if not any(paths):
-        raise DataError(f"there are no pictures in the folders of {folder} ({', '.join(classes)}); {way_out}")
+        others = _others_in([folder / name for name in classes])
+        raise DataError(
+            f"there are no pictures in the folders of {folder} ({', '.join(classes)}){others}; {way_out}"
+        )
     labels = np.repeat(np.arange(len(classes)), [len(group) for group in paths])
     return classes, ImageFiles([path for group in paths for path in group], labels)
+
+
+def _others_in(folders: Sequence[Path]) -> str:
+    """In words, the files that are no pictures by their names; "" where there is none."""
+    count = Counter[str]()
+    for folder in folders:
+        with reading(folder):
+            entries = [path for path in folder.iterdir() if path.name[0] != "."]
+        count.update(
+            path.suffix.lower() or path.name
+            for path in entries
+            if path.suffix.lower() not in SUFFIXES and path.is_file()
+        )
+    if not count:
+        return ""
+    kinds = ", ".join(f"{number} {suffix[:20]}" for suffix, number in count.most_common(MOST_NAMED))
+    more = " ..." if len(count) > MOST_NAMED else ""
+    return f", only other files ({kinds}{more}); pictures are {', '.join(sorted(SUFFIXES))}"
 
 
 def named_pictures(paths: Sequence[Path], shape: InputShape) -> Values:

@@ -227,9 +227,18 @@ def test_the_summary_names_its_view_and_chooses_by_validation_only(tmp_path):
     assert found["reports"] == "global" and found["security"] == "sealed"
     assert found["accuracy"]["final"]["mean"] == 1.0
     assert len(curve(rounds.records, "global", "accuracy")) == 4
+    assert found["rounds"] == found["rounds_done"] == 3
     json.dumps(found)
     test = [{"a": 0.9}, {"a": 0.5}, {"a": 0.7}]
     assert best(test, [{"a": 0.1}, {"a": 0.8}, {"a": 0.8}])["point"] == 1
+
+
+def test_the_summary_of_a_run_that_has_diverged_says_how_many_rounds_it_has_done(tmp_path):
+    run, rounds = observed(tmp_path)
+    run.clock.run(lambda: len(rounds.records) == 2)
+    for number in (0, 1, 2):
+        found = summarise(run.service.run.view, settings(), rounds.records[:number], "1.0")
+        assert (found["rounds"], found["rounds_done"]) == (3, number)
 
 
 def test_the_summarys_view_is_that_of_the_runs_settings(tmp_path):

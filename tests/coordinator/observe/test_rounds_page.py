@@ -64,5 +64,7 @@ def test_the_page_says_since_when_a_line_has_a_key():
 def test_every_number_of_the_page_has_its_unit():
     for cls in TABLES:
         for key, (kind, unit, _) in rows(cls).items():
-            counts = key in ("round", "attempt", "rounds", "seed", "figures") or "int" not in kind
+            counts = (
+                key in ("round", "attempt", "rounds", "rounds_done", "seed", "figures") or "int" not in kind
+            )
             assert unit or (counts and ("number" not in kind or key == "figures")), f"{key} has no unit"

@@ -49,6 +49,9 @@ def test_a_model_predicts_pictures_arrays_and_tensors_alike(place):
         == model.predict([*map(str, paths)])
     )
     assert sum(a == b for a, b in zip(said, shows, strict=True)) >= 12
+    assert said == model.predict(list(pixels)) == model.predict([torch.from_numpy(one) for one in pixels])
+    assert said == model.predict(pixels.tolist()) == model.predict(np.array([*map(str, paths)]))
+    assert model.predict([]) == [] and said == model.predict(one for one in pixels)
     assert model.predict(paths[0]) == model.predict(pixels[0]) == said[:1]
     assert model.scores(paths).shape == (15, 3) and model.scores(pixels[:0]).shape == (0, 3)
     assert torch.equal(model.module(torch.from_numpy(pixels).float()), model.scores(pixels))
@@ -100,6 +103,16 @@ def test_a_devices_own_model_is_asked_for_by_its_name(place):
     assert "of device-2" in repr(model)
 
 
+def predict(place, samples):
+    return protofleet.load_model(place / "given").predict(samples)
+
+
+def with_number(number):
+    samples = np.zeros((2, 3, 8, 8))
+    samples[1, 2, 7, 7] = number
+    return samples
+
+
 MISTAKES = {
     "no such folder": (lambda p: protofleet.load_model(p / "none"), "there is no folder .*none"),
     "no device": (lambda p: protofleet.load_model(p / "runs" / "own"), "device-1"),
@@ -109,6 +122,25 @@ MISTAKES = {
     "shape": (
         lambda p: protofleet.load_model(p / "given").predict(np.zeros((2, 3, 9, 9))),
         r"the samples are \[2, 3, 9, 9\], the model takes \[N, 3, 8, 8\]",
+    ),
+    "nothing": (lambda p: predict(p, None), r"None \(NoneType\) is no sample; give paths of pictures, or an array"),
+    "a number": (lambda p: predict(p, 5), r"5 \(int\) is no sample"),
+    "words": (lambda p: predict(p, np.array([["a"]])), r"array\(\[\['a'\]\].*is no sample"),
+    "objects": (lambda p: predict(p, np.array([[None]])), r"array\(\[\[None\]\].*is no sample"),
+    "bytes": (lambda p: predict(p, b"abc"), "b'abc' .bytes. is no sample"),
+    "a table": (lambda p: predict(p, {"a": 1}), "is no sample"),
+    "a path and an array": (lambda p: predict(p, ["a.png", np.zeros((3, 8, 8))]), "'a.png' .str. is no sample"),
+    "lists of other shapes": (lambda p: predict(p, [[1, 2]]), r"the samples are \[1, 2\], the model takes"),
+    "ragged lists": (lambda p: predict(p, [[1, 2], [3]]), r"sample 1 is \[1\] and sample 0 is \[2\]"),
+    "deeper ragged lists": (lambda p: predict(p, [[[1, 2], [3]]]), "is no sample"),
+    "complex": (lambda p: predict(p, torch.zeros(1, 3, 8, 8) * 1j), "is no sample"),
+    "no memory": (lambda p: predict(p, torch.zeros(1, 3, 8, 8, device="meta")), "is no sample"),
+    "NaN": (lambda p: predict(p, with_number(np.nan)), "sample 1 has numbers that are not finite"),
+    "infinite": (lambda p: predict(p, with_number(-np.inf)), "sample 1 has numbers that are not finite"),
+    "over float32": (lambda p: predict(p, list(with_number(1e300))), "sample 1 has numbers that are not finite"),
+    "no labels": (
+        lambda p: protofleet.load_model(p / "given").confusion(np.zeros((1, 3, 8, 8)), None),
+        "labels is NoneType; give a list of a class for each sample",
     ),
     "labels": (
         lambda p: protofleet.load_model(p / "given").confusion(np.zeros((1, 3, 8, 8)), ["oval"]),

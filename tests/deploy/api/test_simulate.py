@@ -98,6 +98,12 @@ MISTAKES = {
     "no Data": ({"a": 7}, {}, "the data of a are int, they must be Data"),
     "no method": (DATA, {"method": "fedmagic"}, "no method 'fedmagic'; did you"),
     "no network": (DATA, {"network": "vgg"}, "no network 'vgg'"),
+    "too large a network": (DATA, {"network": "resnet18"}, f"takes images from 16x16 on, not {SIZE}x{SIZE}"),
+    "no rounds": (DATA, {"rounds": 0}, "rounds is 0"),
+    "half a round": (DATA, {"rounds": 2.5}, "rounds is 2.5, but must be a whole number"),
+    "no seed": (DATA, {"seed": "a"}, 'seed is "a", but must be a whole number'),
+    "a list of data": ([], {}, "data is list, it must be Mapping"),
+    "a function": (DATA, {"method": len}, "method is builtin_function_or_method, it must be Method or str or Path"),
     "a setting": (DATA, {"settings": {"tua": 1}}, "method.tua is not a setting"),
     "shapes": (
         DATA | {"z": odd(9, [0, 1, 2] * 9)}, {},

@@ -1,10 +1,14 @@
 """`protofleet check FILE` of a file that is none yet: one line, and not one for each check."""
 
 import json
+import warnings
 
 import pytest
+import torch
 
 from protofleet.deploy.cli.main import main
+from protofleet.deploy.contract.networks import learns_from_a_batch
+from protofleet.methods.contract.plan import Network
 from tests.support.forked_program import forked_program
 
 LACKS = """from protofleet.methods import fedavg
@@ -86,3 +90,14 @@ def test_metrics_of_ones_own_are_tried_on_what_a_device_may_have(tmp_path, capsy
         f"{tmp_path}/mine.py:5: ZeroDivisionError: division by zero, in centred: {line}"
     )
     assert found["centred: changes nothing"].startswith("it changes the scores or the labels")
+
+
+def test_what_tries_a_network_brings_no_warning_of_torch_on_itself():
+    """It would stand in the midst of what is said of the author's file."""
+    torch.set_warn_always(True)  # and not once a process
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            learns_from_a_batch(Network("mlp"))
+    finally:
+        torch.set_warn_always(False)

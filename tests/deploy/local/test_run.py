@@ -124,6 +124,8 @@ def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place)
     assert "Traceback" not in done.stderr
     run = place / "runs" / "small"
     assert "This run has come to nothing: " in (run / "report.html").read_text()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rounds_done"] < summary["rounds"] == 2
     again = protofleet("run", *options, "--seeds", "0", cwd=place)
     assert again.returncode == 1 and "failed: small-s0: the run has come to nothing: " in again.stdout
     once_more = protofleet("run", *options, "--seeds", "0", cwd=place)

@@ -106,6 +106,18 @@ def test_csv_has_a_line_a_run_with_what_the_tables_are_made_of(written):
     assert [rows[3]["to_target/rounds"], rows[3]["to_target/bytes"]] == ["2", str(2 * (10 + 40))]
 
 
+def test_csv_tells_the_rounds_that_were_planned_from_those_that_a_diverged_run_has_done(
+    runs, tmp_path, capsys
+):
+    lines = (runs[0] / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (runs[0] / "rounds.jsonl").write_text("".join(lines[:2]))
+    summary = json.loads((runs[0] / "summary.json").read_text())
+    (runs[0] / "summary.json").write_text(json.dumps({**summary, "ended": "diverged: a loss is not finite"}))
+    assert main(["compare", *map(str, runs[:2]), "--csv", str(tmp_path / "runs.csv")]) == 0
+    rows = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
+    assert [(row["rounds"], row["rounds_done"]) for row in rows] == [("4", "2"), ("4", "4")]
+
+
 def test_latex_takes_no_name_for_a_command():
     odd = ["a_b&c", "100%", "{x}$y#", "\\input", "~^", "<|>", "[2]", "*"]
     text = latex_table(Table("Odd_names", "50 % ± 1", ["run", *["h_1"] * 7], [odd], frozenset({(0, 1)})))

@@ -74,6 +74,15 @@ def test_a_run_that_was_not_sealed_says_so_in_red(folder, security):
     assert "NOT sealed" in final_table(folder)
 
 
+def test_the_report_of_a_run_that_has_diverged_says_how_many_of_its_rounds_it_has_done(folder):
+    assert "4 rounds, 2 devices" in write_report(folder).read_text(), (
+        "an earlier version wrote no rounds_done"
+    )
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "rounds_done": 3}))
+    assert "3 of 4 rounds, 2 devices" in write_report(folder).read_text()
+
+
 def test_the_accuracy_curve_begins_at_round_zero_for_a_global_model(folder):
     text = write_report(folder).read_text()
     curves = pictures_of(text)[0].findall("{*}polyline")

@@ -1,13 +1,15 @@
 """Folders of pictures: which are for training and which for the test, in which order classes count, what is wrong."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.data.images.image_files import named_pictures
+from protofleet.edge_client.data.images.image_files import image_files_in, named_pictures
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.data.sources.folders import OFFICE_CALTECH
@@ -54,6 +56,31 @@ def test_a_folder_may_have_domains(tmp_path):
     write_class_folders(tmp_path / "kitchen", {"cup": 10, "pan": 10})
     found = shard("folder", tmp_path, domain="kitchen")
     assert found.domain == "kitchen" and (len(found.train.y), len(found.test.y)) == (16, 4)
+
+
+def test_all_that_the_page_calls_pictures_are_found_and_nothing_else(tmp_path):
+    kinds = (Path(__file__).parents[3] / "docs" / "your-data.md").read_text()
+    kinds = re.findall(
+        r"`(\.\w+)`", kinds.partition("**Which files are pictures.**")[2].partition("Folders pass")[0]
+    )
+    for kind in ("cup", "pan"):
+        (tmp_path / kind).mkdir()
+        for suffix in kinds:
+            Image.new("RGB", (8, 8), (7, 7, 7)).save(tmp_path / kind / f"a{suffix.upper()}")
+        (tmp_path / kind / "notes.txt").write_text("no picture")
+    found = shard("folder", tmp_path)
+    assert len(kinds) == 10 and len(found.train.y) + len(found.test.y) == 20
+    assert len(image_files_in(tmp_path / "cup")) == 10
+
+
+def test_folders_of_other_files_alone_say_what_is_in_them_and_what_counts(tmp_path):
+    (tmp_path / "cup").mkdir()
+    for name in ("a.heic", "b.HEIC", "notes", ".hidden"):
+        (tmp_path / "cup" / name).write_text("no picture")
+    with pytest.raises(
+        DataError, match=r"\(cup\), only other files \(2 \.heic, 1 notes\); pictures are \.bmp, \.gif,"
+    ):
+        shard("folder", tmp_path)
 
 
 def test_an_empty_class_folder_says_that_a_device_has_none_of_it(tmp_path):

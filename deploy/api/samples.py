@@ -1,0 +1,115 @@
+"""What a model is asked about: pictures by their paths, or numbers as they are stored. Else one SettingsError."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protofleet.deploy.api.errors import public_errors
+from protofleet.edge_client.data.images.image_files import named_pictures
+from protofleet.methods.served.scaling import Input
+from protofleet.protocol.settings.input_shape import InputShape
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.printable import printable
+
+Array: TypeAlias = "Tensor | NDArray[Any]"
+Inputs: TypeAlias = "Array | str | Path | Sequence[str | Path] | Sequence[Array]"
+
+NUMBERS: Final = "biuf"  # kinds of NumPy's types
+TEXTS: Final = "OU"
+
+
+def samples_of(inputs: Inputs, takes: Input) -> Tensor:
+    """[N, *shape], uint8 or float32."""
+    listed = _listed(inputs)
+    if listed is None:
+        numbers = _numbers(inputs, takes)
+        if not numbers.ndim:
+            raise SettingsError(_no_sample(inputs, takes))
+        return _finite(_of_shape(numbers, takes))
+    if not listed:
+        return torch.empty(0, *takes.shape)
+    if all(isinstance(one, str | PathLike) for one in listed):
+        return _pictures([Path(one) for one in listed], takes)
+    return _finite(_of_shape(_stacked(listed, takes), takes))
+
+
+def _listed(inputs: object) -> list[Any] | None:
+    """None: it is one array, or nothing of which there could be several."""
+    if isinstance(inputs, str | PathLike):
+        return [inputs]
+    if isinstance(inputs, np.ndarray) and inputs.dtype.kind in TEXTS and inputs.ndim == 1:
+        return list(inputs)
+    if isinstance(inputs, Tensor | bytes | Mapping | Set) or hasattr(inputs, "__array__"):
+        return None
+    return list(inputs) if isinstance(inputs, Iterable) else None
+
+
+def _pictures(paths: Sequence[Path], takes: Input) -> Tensor:
+    """In the model's size and number of channels, as a device reads its own."""
+    if takes.kind != "image":
+        raise SettingsError(f"the model takes a {takes.kind} and no pictures; give it an array")
+    with public_errors():
+        return torch.from_numpy(named_pictures(paths, InputShape(takes.shape)).copy())
+
+
+def _stacked(listed: Sequence[Any], takes: Input) -> Tensor:
+    """Of samples, or of the numbers of one sample."""
+    arrays = [_numbers(one, takes) for one in listed]
+    for number, one in enumerate(arrays):
+        if one.shape != arrays[0].shape:
+            found = f"sample {number} is {list(one.shape)} and sample 0 is {list(arrays[0].shape)}"
+            raise SettingsError(f"{found}; the model takes {list(takes.shape)} each")
+    return torch.stack(arrays)
+
+
+def _numbers(one: object, takes: Input) -> Tensor:
+    try:
+        found = one.detach().cpu().to_dense() if isinstance(one, Tensor) else _of_numpy(np.asarray(one))
+    except (TypeError, ValueError, RuntimeError):
+        raise SettingsError(_no_sample(one, takes)) from None
+    if found.is_complex():
+        raise SettingsError(_no_sample(one, takes))
+    return found if found.dtype == torch.uint8 else found.float()
+
+
+def _of_numpy(array: NDArray[Any]) -> Tensor:
+    if array.dtype.kind not in NUMBERS:
+        raise TypeError(array.dtype)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is told as not finite
+        return torch.from_numpy(array.copy() if array.dtype == np.uint8 else array.astype(np.float32))
+
+
+def _of_shape(samples: Tensor, takes: Input) -> Tensor:
+    if tuple(samples.shape) == takes.shape:
+        samples = samples[None]  # one alone
+    if tuple(samples.shape[1:]) != takes.shape:
+        wanted = ", ".join(map(str, takes.shape))
+        raise SettingsError(f"the samples are {list(samples.shape)}, the model takes [N, {wanted}]")
+    return samples
+
+
+def _finite(samples: Tensor) -> Tensor:
+    finite = samples.isfinite().flatten(1).all(1)
+    if not finite.all():
+        number = int(finite.logical_not().nonzero()[0])
+        raise SettingsError(
+            f"sample {number} has numbers that are not finite (NaN, infinite, or over what float32 holds); "
+            "the model takes finite ones"
+        )
+    return samples
+
+
+def _no_sample(one: object, takes: Input) -> str:
+    words = printable(" ".join(repr(one).split()))
+    shown = f"{words[:60]}{' ...' if len(words) > 60 else ''} ({type(one).__name__})"
+    pictures = "paths of pictures, or " if takes.kind == "image" else ""
+    shape = ", ".join(map(str, takes.shape))
+    return f"{shown} is no sample; give {pictures}an array [N, {shape}] of numbers, or a list of arrays [{shape}]"
