@@ -85,7 +85,7 @@ class ModelPublisher:
         def fill(folder: Path) -> None:
             write_weights(folder / WEIGHTS, tensors)
             if self._template is not None:
-                (folder / ONNX).write_bytes(self._template.filled(tensors))
+                (folder / ONNX).write_bytes(self._template.filled(tensors, card.input))
             files = {path.name: sha256_of_file(path) for path in sorted(folder.iterdir())}
             (folder / CARD).write_text(replace(card, files=files).text())
 

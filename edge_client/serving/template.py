@@ -11,6 +11,7 @@ from torch import Tensor
 
 from protofleet.methods.served.card import Card, CardError, matching, read_card
 from protofleet.methods.served.card_file import CARD
+from protofleet.methods.served.scaling import Input
 from protofleet.methods.served.template import fill
 
 MODEL: Final = "model.onnx"
@@ -22,8 +23,15 @@ class Template:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def filled(self, tensors: Mapping[str, Tensor]) -> bytes:
+    def filled(self, tensors: Mapping[str, Tensor], takes: Input) -> bytes:
+        """`takes`: what the model of these tensors does, as scaling is no tensor and stays the template's."""
         card, model = self._content
+        if card.input != takes:
+            its, own = (f"{list(one.shape)} from {one.range_in_words()}" for one in (card.input, takes))
+            raise CardError(
+                f"models.template {self._folder} takes samples of {its}, and this device's are {own}; export it from "
+                "the folder of a device that scales them so"
+            )
         try:
             return fill(model, card, tensors)
         except CardError as error:

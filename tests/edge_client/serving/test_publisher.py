@@ -167,7 +167,22 @@ def test_a_template_is_filled_with_each_version(tmp_path):
     assert filled == b"begin" + b"".join(value.numpy().tobytes() + b"|" for value in tensors.values())
     (template / "model.onnx").write_bytes(b"B" + model[1:])
     with pytest.raises(CardError, match="models.template .*model.onnx is not that of the card: its SHA-256"):
-        Template(template).filled(tensors)
+        Template(template).filled(tensors, input_of(made))
+
+
+def test_a_template_that_scales_samples_otherwise_is_refused(tmp_path):
+    """Scaling is no tensor: it would stay the template's, beside a card that says another."""
+    (tmp_path / "model.onnx").write_bytes(b"")
+    plain = publisher(tmp_path / "plain")
+    job, made = job_of("fedavg", plain)
+    job.run(EVALUATE, 3, first_payload(made))
+    card = json.loads((plain.versions.named("current").folder / "card.json").read_text())
+    card["files"] = {"model.onnx": sha256_of_file(tmp_path / "model.onnx")}
+    card["input"] |= {"low": [-1.0], "high": [1.0]}
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    words = r"takes samples of \[3, 8, 8\] from -1 to 1, and this device's are \[3, 8, 8\] from 0 to 255; export it"
+    with pytest.raises(CardError, match=words):
+        Template(tmp_path).filled({}, input_of(made))
 
 
 def test_a_template_of_another_network_costs_the_copy_and_says_so(tmp_path, caplog):
