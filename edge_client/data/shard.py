@@ -60,7 +60,10 @@ class Shard:
 
     @property
     def kind(self) -> SampleKind:
-        return SampleKind(self.pixels, self.scale, float(self.train.x.abs().max()))
+        if self.pixels:
+            return SampleKind(True, self.scale)
+        low, high = torch.aminmax(self.train.x)  # without a copy of the data
+        return SampleKind(False, self.scale, max(-float(low), float(high)))
 
     def counts(self) -> Tensor:
         """int64 [classes]: training samples of each class."""
