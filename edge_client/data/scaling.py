@@ -19,7 +19,7 @@ from protofleet.protocol.settings.reader import demand_within
 Values = NDArray[Any]  # uint8: pixels; float32: anything else
 
 LARGEST: Final = 1e9
-# Times the largest of a device\'s own numbers: what lies further out is no sample of the same kind.
+# Times the largest of a device's own numbers: what lies further out is no sample of the same kind.
 FAR: Final = 100.0
 Offset = Annotated[float, Within(-LARGEST, LARGEST)]
 Divisor = Annotated[float, Within(1e-9, LARGEST)]
