@@ -46,9 +46,9 @@ class Publisher:
         request.end_headers()
         if self.breaks:
             body = body[: self.breaks.pop(0)]
+        self.sent += len(body)  # before who asked has them all, and looks
         with contextlib.suppress(ConnectionError):  # who asked has gone
             request.wfile.write(body)
-        self.sent += len(body)
 
 
 @contextlib.contextmanager
