@@ -6,9 +6,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 LOCKED := $(PIP) install --require-hashes --only-binary=:all: --no-deps
 OURS   := $(PIP) install --no-deps --no-build-isolation --no-index -e .
 HASHED ?= yes
-JOBS   ?= 2
-# Of the longer tests, which wait for processes and time-outs as well: one more than a small machine has cores.
-LONG_JOBS ?= 3
+# Of the tests, which wait for processes and time-outs as well: one more than a small machine has cores.
+JOBS   ?= 3
 INPUTS ?= 1000000
 SEEDS  ?= 2000
 MINUTES ?= 2
@@ -39,7 +38,7 @@ test: $(VENV)/.dev mosquitto ## what every change must pass, in six minutes: eac
 	@$(PYTEST) -m 'not slow and not containers' $(ARGS)
 
 test-all: $(VENV)/.all mosquitto ## that, and all that takes longer: processes, harm, wheels, browsers, Prometheus
-	@$(PYTEST) -n $(LONG_JOBS) $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 up: $(VENV)/.run up-arguments images ## the stack in containers: broker, coordinator, DEVICES=6, Prometheus, Grafana; FRESH=1 begins anew
 	@$(STACK) up $(if $(DEVICES),--devices $(DEVICES)) $(if $(FRESH),--fresh) --experiment $(EXPERIMENT) $(ARGS)

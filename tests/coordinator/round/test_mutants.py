@@ -161,6 +161,7 @@ def test_a_planted_fault_is_found(fault):
     assert is_found(mutant(*FAULTS[fault]))
 
 
+@pytest.mark.slow
 def test_the_machine_without_a_fault_passes_the_same_however_often_it_is_compiled():
     """A machine of another module: what a fault is found by must not be that alone."""
     assert not is_found(mutant("# the same devices have to answer", "# they have to answer"))

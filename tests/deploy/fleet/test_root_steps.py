@@ -80,6 +80,7 @@ def outside(board):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", LINKS)
 def test_root_follows_no_link_that_the_devices_user_has_planted(board, link):
     board.as_user(LINKS[link])

@@ -151,6 +151,7 @@ def test_a_stack_starts_ours_by_the_ids_that_were_built(engine, tmp_path):
     assert images_of(tmp_path) == told, "the same name at more length"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("now", "words"),
     [
@@ -170,6 +171,7 @@ def test_another_image_under_a_name_of_ours_is_not_started(engine, tmp_path, now
     assert images_of(tmp_path)["DEVICE_IMAGE"] == ID
 
 
+@pytest.mark.slow
 def test_an_image_of_ours_of_which_nothing_is_known_is_a_tag_like_others(engine, tmp_path):
     (tmp_path / "built.json").unlink()
     done = engine()
@@ -179,6 +181,7 @@ def test_an_image_of_ours_of_which_nothing_is_known_is_a_tag_like_others(engine,
     assert done.returncode == 1 and "protofleet/coordinator, protofleet/demo: tags" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["{", "[]", '{"protofleet/demo": "demo:1"}'])
 def test_a_broken_list_of_what_was_built_is_said_in_one_line(engine, tmp_path, text):
     (tmp_path / "built.json").write_text(text)

@@ -146,6 +146,7 @@ def test_a_device_without_a_slot_holds_no_blocks_that_it_has_freed(tmp_path, mon
     assert taken == [True], "they are given back once, before another has the slot"
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_with_a_slot_frees_it(tmp_path, start):
     holder = start(WORKER, tmp_path, "keeps", 0)
     has_it(holder)
@@ -157,6 +158,7 @@ def test_a_process_that_is_killed_with_a_slot_frees_it(tmp_path, start):
     assert waiting.wait(PATIENCE) == 0
 
 
+@pytest.mark.slow
 def test_a_watchdog_ends_who_is_stuck_with_a_slot_and_nobody_who_waits_for_it(tmp_path, start):
     asked, _ = has_it(
         stuck := start(WORKER, tmp_path, "keeps", 5)
