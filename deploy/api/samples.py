@@ -87,7 +87,20 @@ def _of_numpy(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.copy() if array.dtype == np.uint8 else array.astype(np.float32))
 
 
+def _channels_first(pixels: Tensor, takes: Input) -> Tensor:
+    """uint8 as a picture and a file of arrays have them: [..., H, W, channels], or [..., H, W] of grey."""
+    if takes.kind != "image" or pixels.dtype != torch.uint8 or tuple(pixels.shape[-3:]) == takes.shape:
+        return pixels
+    channels, height, width = takes.shape
+    if tuple(pixels.shape[-3:]) == (height, width, channels):
+        return pixels.movedim(-1, -3)
+    if channels == 1 and pixels.ndim < 4 and tuple(pixels.shape[-2:]) == (height, width):
+        return pixels.unsqueeze(-3)
+    return pixels
+
+
 def _of_shape(samples: Tensor, takes: Input) -> Tensor:
+    samples = _channels_first(samples, takes)
     if tuple(samples.shape) == takes.shape:
         samples = samples[None]  # one alone
     if tuple(samples.shape[1:]) != takes.shape:

@@ -6,9 +6,10 @@ import torch
 from PIL import Image
 
 import protofleet
+from protofleet.deploy.api.samples import samples_of
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import load_shard
-from protofleet.methods.served.scaling import Scaling
+from protofleet.methods.served.scaling import Input, Scaling
 from tests.deploy.local.test_run import furnished
 from tests.deploy.local.test_run import protofleet as command
 
@@ -51,10 +52,21 @@ def test_a_model_predicts_pictures_arrays_and_tensors_alike(place):
     assert sum(a == b for a, b in zip(said, shows, strict=True)) >= 12
     assert said == model.predict(list(pixels)) == model.predict([torch.from_numpy(one) for one in pixels])
     assert said == model.predict(pixels.tolist()) == model.predict(np.array([*map(str, paths)]))
+    last = pixels.transpose(0, 2, 3, 1)  # as a file of arrays has them
+    assert said == model.predict(last) == model.predict(list(last)) and said[:1] == model.predict(last[0])
     assert model.predict([]) == [] and said == model.predict(one for one in pixels)
     assert model.predict(paths[0]) == model.predict(pixels[0]) == said[:1]
     assert model.scores(paths).shape == (15, 3) and model.scores(pixels[:0]).shape == (0, 3)
     assert torch.equal(model.module(torch.from_numpy(pixels).float()), model.scores(pixels))
+
+
+def test_grey_pixels_are_taken_without_an_axis_of_channels_as_they_are_stored():
+    grey, takes = np.random.default_rng(0).integers(0, 256, (6, 4, 5), np.uint8), Input((1, 4, 5))
+    for given in (grey, grey[..., None], grey[:, None], list(grey)):
+        assert np.array_equal(samples_of(given, takes).numpy()[:, 0], grey)
+    assert samples_of(grey[0], takes).shape == (1, 1, 4, 5)
+    with pytest.raises(protofleet.SettingsError, match=r"the samples are \[6, 4, 5\]"):
+        samples_of(grey.astype(np.float32), takes)
 
 
 def test_its_accuracy_on_the_test_samples_is_that_of_the_run(place):
