@@ -87,7 +87,7 @@ class Journal:
             case Joined(device):
                 self._note_presence("joined", device, now)
             case Left(device, reason) | Unenrolled(device, reason):
-                self._note_presence("left", device, now, reason=reason[:200])
+                self._note_presence("left", device, now, reason=reason[:400])
             case Advanced(None, fault=""):
                 self._round_ended(run, now)
         for command in commands:

@@ -26,8 +26,8 @@ def opened(path):
 """
 ARRAY: Final = """\
     x = np.load(path).astype(np.float32)[None]  # as it is stored, a .npy file
-    if x.shape != (1, {shape}):
-        raise ValueError(f"its shape is {{list(x.shape[1:])}}, and the model takes [{shape}]")
+    if x.shape != (1, {shape}) or not np.isfinite(x).all():
+        raise ValueError(f"it is {{list(x.shape[1:])}}, and the model takes [{shape}] of finite numbers")
 """
 BY_ONNX: Final = """\
     scores = onnxruntime.InferenceSession(here / "{file}").run(None, {{"{name}": x}})[0]

@@ -62,9 +62,9 @@ class ValuesInMemory:
     def samples(self, chosen: Indices, shape: InputShape) -> Values:
         own = InputShape(self.values.shape[1:])
         if own != shape:
-            raise DataError(
-                f"{self.title} has {own}, and the settings ask for {shape}; set data.shape = {list(own.axes)}"
-            )
+            grey = shape.channels == 1 and own.axes == shape.spatial if shape.rank == 3 else False
+            way_out = "store pixels as uint8, 0 to 255" if grey else f"set data.shape = {list(own.axes)}"
+            raise DataError(f"{self.title} has {own}, and the settings ask for {shape}; {way_out}")
         return self.values[chosen]
 
 

@@ -72,6 +72,7 @@ class GrowingData:
         self.announced: Listing = inbox.look()  # that the coordinator is told of
         self.fixed: Listing = self.announced  # that the round in hand learns from
         self._clock, self._told_at = clock, -math.inf
+        log.info("inbox: %d samples at the start", len(self.announced))
 
     @property
     def look_seconds(self) -> float:

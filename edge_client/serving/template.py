@@ -42,5 +42,8 @@ class Template:
         try:
             card = read_card((self._folder / CARD).read_bytes())
             return card, matching(card, MODEL, (self._folder / MODEL).read_bytes())
+        except OSError as error:
+            way_out = "it names a folder that `protofleet export --template` has written"
+            raise CardError(f"models.template {self._folder}: {error.strerror}; {way_out}") from None
         except CardError as error:
             raise CardError(f"models.template {self._folder}: {error}") from None

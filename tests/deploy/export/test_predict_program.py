@@ -30,6 +30,7 @@ def exported(tmp_path_factory):
     (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n half")
     (folder / "words.txt").write_text("no picture")
     np.save(folder / "turned.npy", np.zeros((16, 6)))
+    np.save(folder / "nan.npy", np.full((6, 16), np.nan))
     return folder
 
 
@@ -68,7 +69,12 @@ MISTAKES = [
     ("pictures", ("broken.png",), r"\S+broken.png: .+"),
     ("pictures", ("deep.tif",), r"\S+deep.tif: it has 32 bits a pixel; save it with 8 or 16"),
     ("series", ("words.txt",), r"\S+words.txt: .+"),
-    ("series", ("turned.npy",), r"\S+turned.npy: its shape is \[16, 6\], and the model takes \[6, 16\]"),
+    (
+        "series",
+        ("turned.npy",),
+        r"\S+turned.npy: it is \[16, 6\], and the model takes \[6, 16\] of finite numbers",
+    ),
+    ("series", ("nan.npy",), r"\S+nan.npy: it is \[6, 16\], and the model takes \[6, 16\] of finite numbers"),
 ]
 
 
