@@ -190,4 +190,7 @@ def test_a_template_of_another_network_costs_the_copy_and_says_so(tmp_path, capl
     published = publisher(tmp_path, template=str(tmp_path / "template"))
     job, made = job_of("fedavg", published)
     job.run(EVALUATE, 3, first_payload(made))
-    assert "template: No such file or directory; it names a folder" in caplog.text and not published.versions.whole()
+    assert (
+        "template: No such file or directory; it names a folder" in caplog.text
+        and not published.versions.whole()
+    )
