@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -18,6 +18,7 @@ from protofleet.edge_client.trainer.kept_models import BEST, LAST, kept_file
 from protofleet.methods.contract.bridge import to_torch
 from protofleet.methods.contract.overview import NoSamples
 from protofleet.methods.contract.plan import Plan, read_plan
+from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.methods.served.card import Card, CardError, sha256_of_tensors
 from protofleet.methods.served.kept import read_kept
 from protofleet.methods.served.rebuild import described, rebuild
@@ -39,6 +40,9 @@ class Wanted:
     chosen: Chosen = "last"
     device: str | None = None
     way: str = PREDICT
+    plugins: PlugIns = field(
+        default_factory=PlugIns
+    )  # which whoever exports names, beside those that a run keeps
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,8 @@ def find_model(folder: Path, wanted: Wanted) -> Model:
         if is_device(folder) and not is_run(folder):
             return _device_s_own(folder, folder, wanted, "")
         run = _saved_run(folder)
-        plan = read_plan(
-            run.plan, plugins_of_run(folder)
-        )  # its plug-ins are loaded, for whatever is made of it
+        # Its plug-ins are loaded, for whatever is made of it.
+        plan = read_plan(run.plan, plugins_of_run(folder, wanted.plugins))
         if wanted.device is None:
             return _of_all(folder, run, plan, wanted)
         return _device_s_own(folder, _folder_of_device(folder, wanted.device), wanted, run.name)

@@ -108,7 +108,7 @@ def plan_of(card: Card) -> Plan:
     try:
         return decode(Plan, card.plan, "card.plan")
     except PlugInError as error:
-        way_out = "name its file: predict --plugin FILE, or load_model(..., plugins=[FILE])"
+        way_out = "name its file: predict or export --plugin FILE, or load_model(..., plugins=[FILE])"
         raise CardError(f"{error}; {way_out}") from None
     except (SettingsError, LookupError) as error:
         raise CardError(str(error)) from None

@@ -36,6 +36,10 @@ def add_export(commands: Subparsers) -> None:
     command.add_argument(
         "--check", action="store_true", help="compare each file, in another process, with the model"
     )
+    command.add_argument(
+        "--plugin", type=Path, action="append", default=[], metavar="FILE",
+        help="a method or network of your own that the run was made with, where its folder does not keep it",
+    )  # fmt: skip
     add_listing_options(command)
     command.set_defaults(command=export)
 
@@ -56,9 +60,11 @@ def export(options: argparse.Namespace) -> int:
     from protofleet.deploy.cli.version import installed_version
     from protofleet.deploy.export.export import Order, export_model
     from protofleet.deploy.export.source import Wanted
+    from protofleet.deploy.local.own_plugins import own_plugins
 
     listing = Listing.of(options)
-    wanted = Wanted("best" if options.best else "last", options.device, options.way)
+    named = own_plugins(list(map(str, options.plugin))).allowed()
+    wanted = Wanted("best" if options.best else "last", options.device, options.way, named)
     order = Order(
         options.run, wanted, tuple(options.format or ()), options.out, options.template, options.check,
         installed_version(),

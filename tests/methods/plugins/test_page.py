@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -112,7 +113,10 @@ def predicts_with_its_plug_ins_alone(place, model):
         [sys.executable, "-c", PREDICT, *words], capture_output=True, text=True, timeout=120
     )
     assert done.stdout.count("code 2\n") == 1 and "light" in done.stdout.split("code 2")[1], done.stdout
-    assert "fednova is a plug-in" in done.stderr and "name its file: predict --plugin FILE" in done.stderr
+    assert (
+        "fednova is a plug-in" in done.stderr
+        and "name its file: predict or export --plugin FILE" in done.stderr
+    )
 
 
 @pytest.mark.slow
@@ -134,6 +138,20 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
     kept = read_toml(folder / "experiment.toml")
     assert sorted(kept["plugins"]) == ["blobs.py", "f1.py", "fednova.py", "mynet.py"]
     assert (folder / kept["method"]["file"]).read_text() == FILES["fednova"]
+    # Where a coordinator and a device run as services, neither keeps the files in the folder that is exported.
+    named = [word for file in ("fednova.py", "mynet.py", "f1.py") for word in ("--plugin", str(place / file))]
+    for one in ("coordinator", f"devices/{next((folder / 'devices').iterdir()).name}"):
+        shutil.copytree(folder / one, place / "alone" / one)
+        words = [
+            "export",
+            str(place / "alone" / one),
+            "--format",
+            "safetensors",
+            "--out",
+            str(place / "m" / one),
+        ]
+        assert "is a plug-in" in said(*words, code=2 if one == "coordinator" else 1)
+        said(*words, *named)
     experiment = read_experiment(place / "mine.toml", [])
     assert same_settings(folder / "experiment.toml", experiment)
     (place / "fednova.py").write_text(FILES["fednova"] + "# changed\n")
