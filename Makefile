@@ -34,7 +34,7 @@ help: ## this list
 demo: $(VENV)/.run ## a whole federation on this machine, then a report
 	@$(BIN)/protofleet run experiments/demo.toml
 
-test: $(VENV)/.dev mosquitto ## what every change must pass, in six minutes: each room, real brokers, a run
+test: $(VENV)/.dev mosquitto ## what every change must pass, in seven minutes: each room, real brokers, a run
 	@$(PYTEST) -m 'not slow and not containers' $(ARGS)
 
 test-all: $(VENV)/.all mosquitto ## that, and all that takes longer: processes, harm, wheels, browsers, Prometheus
