@@ -35,9 +35,8 @@ class DeviceContext:
     coordinator_answered: bool = False  # this process
     finished: bool = False
     problem: str = ""  # why the device ended before the run did
-    cannot_follow: bool = (
-        False  # that is the run's plan, or its author's code, which another start would meet again
-    )
+    # That is the run's plan, or its author's code, which another start would meet again.
+    cannot_follow: bool = False
     # For lines that others cause: a flood must not fill the disk with them; the counters count all of it.
     log_limit: TokenBucket = field(default_factory=lambda: TokenBucket(rate=1.0, burst=20.0))
 

@@ -101,11 +101,11 @@ def load_model(
     """
     place = Path(folder)
     with public_errors():
-        own_plugins([str(path) for path in plugins])
+        named = own_plugins([str(path) for path in plugins]).allowed()
         if which not in ("best", "last"):
             raise SettingsError(f"which is {which!r}, it must be 'best' or 'last'")
         if (single := folder_of_one(place)) is None:
-            found = find_model(place, Wanted(which, device))
+            found = find_model(place, Wanted(which, device, plugins=named))
             return Model(found.card, found.served)
         card, served = read_model(single)
         if device not in (None, card.device):

@@ -40,9 +40,8 @@ class Wanted:
     chosen: Chosen = "last"
     device: str | None = None
     way: str = PREDICT
-    plugins: PlugIns = field(
-        default_factory=PlugIns
-    )  # which whoever exports names, beside those that a run keeps
+    # Which whoever asks for it names, beside those that a run keeps.
+    plugins: PlugIns = field(default_factory=PlugIns)
 
 
 @dataclass(frozen=True)

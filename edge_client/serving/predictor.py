@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from protofleet.edge_client.data.images.image_files import named_pictures
-from protofleet.edge_client.serving.publisher import ONNX, WEIGHTS
+from protofleet.edge_client.serving.publisher import WEIGHTS
+from protofleet.edge_client.serving.template import ONNX
 from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
 from protofleet.methods.served.card import Card, CardError, matching, read_card
 from protofleet.methods.served.card_file import CARD

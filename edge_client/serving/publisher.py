@@ -16,7 +16,7 @@ from typing import Final
 from torch import Tensor
 
 from protofleet.edge_client.serving.settings import GLOBAL, PERSONAL, ModelSettings
-from protofleet.edge_client.serving.template import Template
+from protofleet.edge_client.serving.template import ONNX, Template
 from protofleet.edge_client.serving.versions import ModelVersions, Version
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Network, Plan
@@ -30,7 +30,6 @@ from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.storage.disk import Disk, NoRoom
 
 WEIGHTS: Final = "model.safetensors"
-ONNX: Final = "model.onnx"
 # Of a model's bytes must be free: the version, and room for the answer and the state that training writes next.
 ROOM: Final = 4
 EXPECTED: Final = (OSError, NoRoom, CardError)

@@ -14,7 +14,7 @@ from protofleet.methods.served.card_file import CARD
 from protofleet.methods.served.scaling import Input
 from protofleet.methods.served.template import fill
 
-MODEL: Final = "model.onnx"
+ONNX: Final = "model.onnx"
 
 
 class Template:
@@ -41,7 +41,7 @@ class Template:
     def _content(self) -> tuple[Card, bytes]:
         try:
             card = read_card((self._folder / CARD).read_bytes())
-            return card, matching(card, MODEL, (self._folder / MODEL).read_bytes())
+            return card, matching(card, ONNX, (self._folder / ONNX).read_bytes())
         except OSError as error:
             way_out = "it names a folder that `protofleet export --template` has written"
             raise CardError(f"models.template {self._folder}: {error.strerror}; {way_out}") from None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protofleet.deploy.cli.own.new_pictures import NewPictures
     from protofleet.edge_client.serving.predictor import Prediction, Predictor
 
-MOST_NAMED: Final = 3  # folders in an error
+MOST_NAMED: Final = 3  # folders in an error, pictures at the end
 LOOK_SECONDS: Final = 0.5  # between two looks into a watched folder
 
 
@@ -151,10 +151,14 @@ def _no_picture_in(folder: Path) -> str:
     below = sorted(one for one in folder.iterdir() if one.is_dir() and one.name[0] != ".")
     if not below:
         return f"there is no picture in the folder {folder}"
-    names = ", ".join(map(str, below[:MOST_NAMED])) + (" ..." if below[MOST_NAMED:] else "")
+    few = _few([str(one) for one in below])
     return (
-        f"there is no picture right in the folder {folder}, and those in it are not looked into: name {names}"
+        f"there is no picture right in the folder {folder}, and those in it are not looked into: name {few}"
     )
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (" ..." if names[MOST_NAMED:] else "")
 
 
 def watch(
@@ -181,8 +185,7 @@ def watch(
 
 
 def _named(waiting: list[Path]) -> str:
-    names = ", ".join(path.name for path in waiting[:3])
-    return f", {len(waiting)} not yet ({names}{' ...' if len(waiting) > 3 else ''})" if waiting else ""
+    return f", {len(waiting)} not yet ({_few([path.name for path in waiting])})" if waiting else ""
 
 
 def _predict_one(options: argparse.Namespace, chosen: ChosenModel, new: NewPictures, path: Path) -> bool:

@@ -10,6 +10,7 @@ import sys
 import pytest
 from PIL import Image
 
+from protofleet.deploy.api.model import load_model
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.local.experiment import read_experiment
 from protofleet.deploy.local.run import same_settings
@@ -152,6 +153,9 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
         ]
         assert "is a plug-in" in said(*words, code=2 if one == "coordinator" else 1)
         said(*words, *named)
+    plug_ins = [place / file for file in ("fednova.py", "mynet.py", "f1.py")]
+    model = load_model(place / "alone" / "coordinator", which="last", plugins=plug_ins)
+    assert model.classes == ("dark", "grey", "light")
     experiment = read_experiment(place / "mine.toml", [])
     assert same_settings(folder / "experiment.toml", experiment)
     (place / "fednova.py").write_text(FILES["fednova"] + "# changed\n")
