@@ -12,6 +12,7 @@ import torch
 
 from protofleet.coordinator.config import CoordinatorSettings, file_of_method, split_method
 from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.method_settings import Layer, demand_own_settings, require_own_settings
 from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor
 from protofleet.deploy.local.data_beside import data_beside
 from protofleet.deploy.local.own_plugins import OwnPlugIns, own_plugins
@@ -336,10 +337,12 @@ def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> di
 
 
 def read_experiment(path: Path, assignments: list[str], option: str = "--set") -> Experiment:
-    table = experiment_table(path)
+    layers = read_layers(path, to_its_folders)
+    table = merged(layers)
     beside = data_beside(table, path, assignments)
     with read_for(path, "run", "sweep"):
         require_tables(table, path, assignments, option)
+        require_own_settings(layers, path, assignments, option)
         return decode_file(Experiment, path, beside.applied(table) if beside else table, assignments, option)
 
 
@@ -356,7 +359,7 @@ def require_tables(table: Mapping[str, Any], path: Path, assignments: Sequence[s
 
 def experiment_table(path: Path) -> dict[str, Any]:
     """What a file and its bases say, each folder of data by its file and not by where the command was given."""
-    return read_with_bases(path, to_its_folders)
+    return merged(read_layers(path, to_its_folders))
 
 
 def to_its_folders(table: dict[str, Any], folder: Path) -> None:
@@ -368,12 +371,24 @@ def to_its_folders(table: dict[str, Any], folder: Path) -> None:
             place["root"] = str(folder.absolute() / root)
 
 
-def read_with_bases(
+def read_with_bases(path: Path) -> dict[str, Any]:
+    """The file's table merged over that of its `base`, which may have a base itself."""
+    return merged(read_layers(path))
+
+
+def merged(layers: Sequence[Layer]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for layer in layers:
+        table = merge(table, layer.table)
+    return table
+
+
+def read_layers(
     path: Path,
     change: Callable[[dict[str, Any], Path], None] = lambda table, folder: None,
     parents: tuple[Path, ...] = (),
-) -> dict[str, Any]:
-    """The file's table merged over that of its `base`, which may have a base itself."""
+) -> list[Layer]:
+    """Read a file and its bases, the lowest base first."""
     chain = (*parents, path.resolve())
     if chain[-1] in parents:
         raise SettingsError(f"circular base: {' -> '.join(p.name for p in chain)}")
@@ -382,13 +397,14 @@ def read_with_bases(
         raise SettingsError(f"{path} is no experiment but a sweep of one: protofleet sweep {path}")
     change(table, path.parent)
     base = table.pop("base", None)
+    own = Layer(str(path), table, path)
     if base is None:
-        return table
+        return [own]
     if not isinstance(base, str) or not (path.parent / base).is_file():
         raise SettingsError(
             f"{path}: base is {base!r}, it must be the path of a TOML file, relative to this file"
         )
-    return merge(read_with_bases(path.parent / base, change, chain), table)
+    return [*read_layers(path.parent / base, change, chain), own]
 
 
 def experiment_of_table(table: dict[str, Any]) -> Experiment:
@@ -400,7 +416,9 @@ def experiment_of_table(table: dict[str, Any]) -> Experiment:
             f"base is {base!r}, it must be the path of a TOML file; none is there from {here.absolute()}"
         )
     to_its_folders(table, here)
-    whole = merge(experiment_table(Path(base)), table) if base else table
+    layers = [*(read_layers(Path(base), to_its_folders) if base else ()), Layer("the settings given", table)]
+    whole = merged(layers)
+    demand_own_settings(layers, whole)
     beside = data_beside(whole, here / "experiment", [])
     return decode(Experiment, beside.applied(whole) if beside else whole)
 

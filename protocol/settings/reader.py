@@ -49,6 +49,22 @@ def parse_toml(text: bytes, where: str) -> Table:
         raise SettingsError(f"{where} is not TOML: {error}") from None
 
 
+def line_of(text: str, path: Sequence[str]) -> int:
+    """Return the line, from 1, at which TOML text begins to set a key; 0 if it does not set it."""
+    lines, whole = text.removeprefix("\ufeff").split("\n"), 0  # lines that are TOML by themselves
+    for count in range(1, len(lines) + 1):
+        try:
+            place: object = tomllib.loads("\n".join([*lines[:count], ""]))
+        except ValueError:  # the last line begins or continues a value of several lines
+            continue
+        for key in path:
+            place = place.get(key) if isinstance(place, dict) else None
+        if place is not None:
+            return whole + 1
+        whole = count
+    return 0
+
+
 def override(table: Table, assignments: Sequence[str]) -> Table:
     """Apply `a.b=value` on top of a table; values are TOML, and bare words are strings."""
     changed = _copy(table)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.method_settings import Layer, require_own_settings
 from protofleet.edge_client.host.loaded_settings import signed_settings
 from protofleet.methods.plugins.paths import seen_from
 from protofleet.protocol.security.statements import StatementError, StatementFault
@@ -25,8 +26,10 @@ def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedCo
     signed = signed_settings(path, enrolled)
     if signed is None:
         plain = seen_from(read_toml(path), path.parent)
+        require_own_settings([Layer(str(path), plain, path)], path, changes)
         return LoadedCoordinatorSettings(decode_file(CoordinatorSettings, path, plain, changes))
     said = seen_from(parse_toml(signed.text.encode(), str(path)), path.parent)
+    require_own_settings([Layer(str(path), said)], path, changes)
     table = override(said, changes) | {"enrolled": enrolled}
     settings = decode_file(CoordinatorSettings, path, table)
     if (settings.federation, COORDINATOR) != (signed.federation, signed.name):

@@ -1,21 +1,31 @@
 """The experiment files can be run as they stand, and a file may rest on another, its base."""
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
+from protofleet import methods
+from protofleet.coordinator.method_settings import OF_ALL_METHODS
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.local.experiment import Experiment, device_settings, read_experiment
+from protofleet.deploy.fleet.device.coordinator_settings import load_settings
+from protofleet.deploy.local.experiment import (
+    Experiment,
+    device_settings,
+    experiment_of_table,
+    read_experiment,
+)
+from protofleet.deploy.local.grid import Axis, plan_grid
 from protofleet.deploy.local.sweep_file import Wish, planned
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.nets import catalog as nets
-from protofleet.protocol.settings.reader import SettingsError, tomllib
+from protofleet.methods.parts.local import LocalHyper
+from protofleet.protocol.settings.reader import SettingsError, line_of, tomllib
 from protofleet.protocol.transport.address import BrokerAddress
 
 FOLDER = Path(__file__).parents[3] / "experiments"
@@ -168,6 +178,117 @@ def test_what_the_command_line_sets_is_on_top(write):
     write("whole.toml", 'name = "whole"\nrounds = 1\nmethod = { name = "fedprox", mu = 1.0 }')
     row = write("row.toml", 'base = "whole.toml"\n[method]\nmu = 2.0')
     assert read_experiment(row, ["method.mu=3.0"]).method["mu"] == 3.0
+
+
+# Settings of a method belong to its name
+
+
+@pytest.fixture
+def moon(write):
+    """A base that names MOON, with a setting of MOON's and two that all methods have."""
+    text = 'name = "base"\nrounds = 1\n\n[method]\nname = "moon"\nlr = 0.05\nepochs = 2\nmu = 5.0\n'
+    return write("moon.toml", text)
+
+
+def test_a_setting_of_one_method_is_not_taken_by_another_that_has_one_of_that_name(write, moon):
+    child = write("prox.toml", 'base = "moon.toml"\n[method]\nname = "fedprox"\n')
+    with pytest.raises(SettingsError) as refused:
+        read_experiment(child, [])
+    said = str(refused.value)
+    assert f"{moon}:8: method.mu belongs to moon, and {child}:3 names fedprox" in said
+    with pytest.raises(
+        SettingsError, match=r"moon.toml:8: method.mu belongs to moon, and .* with --set names"
+    ):
+        read_experiment(moon, ["method.name=fedprox"])
+    with pytest.raises(SettingsError, match=r"moon.toml:8: method.mu belongs to moon"):
+        experiment_of_table({"base": str(moon), "method": {"name": "fedprox"}})
+    with pytest.raises(SettingsError, match=r"moon.toml:8: .*with --grid names fedprox"):
+        plan_grid(moon, [Axis("method.name", ("fedprox",))], [1], ["data.validation=0.1"])
+
+
+def test_a_setting_that_is_given_for_the_other_method_is_taken(write, moon):
+    child = write("prox.toml", 'base = "moon.toml"\n[method]\nname = "fedprox"\nmu = 0.5')
+    taken = {"name": "fedprox", "lr": 0.05, "epochs": 2, "mu": 0.5}
+    assert read_experiment(child, []).method == taken
+    assert read_experiment(moon, ["method.mu=0.5", "method.name=fedprox"]).method == taken
+    same = write("same.toml", 'base = "moon.toml"\n[method]\nname = "moon"\ntau = 0.3')
+    assert read_experiment(same, []).method == {
+        "name": "moon",
+        "lr": 0.05,
+        "epochs": 2,
+        "mu": 5.0,
+        "tau": 0.3,
+    }
+
+
+def test_settings_that_all_methods_have_stay_with_the_file(write, tmp_path):
+    plain = write("plain.toml", 'name = "a"\nrounds = 1\nmethod = { name = "fedavg", lr = 0.05, epochs = 2 }')
+    assert read_experiment(plain, ["method.name=fedproto"]).method == {
+        "name": "fedproto", "lr": 0.05, "epochs": 2
+    }  # fmt: skip
+    assert {f.name for f in fields(LocalHyper)} == OF_ALL_METHODS
+
+
+def test_a_setting_of_a_file_in_between_belongs_to_the_method_of_its_base(write, moon):
+    write("between.toml", 'base = "moon.toml"\n\n[method]\nmu = 1.0\n')
+    child = write("prox.toml", 'base = "between.toml"\nmethod.name = "fedprox"\n')
+    with pytest.raises(
+        SettingsError, match=r"between.toml:4: method.mu belongs to moon, and .*prox.toml:2 names"
+    ):
+        read_experiment(child, [])
+
+
+def test_a_setting_of_a_method_without_a_methods_name_is_refused(write):
+    write("common.toml", 'name = "a"\nrounds = 1\n[method]\nlr = 0.05\nmu = 5.0\n')
+    child = write("prox.toml", 'base = "common.toml"\n[method]\nname = "fedprox"\n')
+    with pytest.raises(SettingsError, match=r"common.toml:5: method.mu belongs to one method, and this file"):
+        read_experiment(child, [])
+
+
+def test_a_setting_that_the_method_does_not_have_names_the_line_of_the_base(write):
+    base = write("base.toml", 'name = "a"\nrounds = 1\n\n[method]\nname = "fedprox"\nmuu = 0.5\n')
+    child = write("child.toml", 'base = "base.toml"\nseed = 3')
+    with pytest.raises(SettingsError, match="did you mean mu") as refused:
+        read_experiment(child, [])
+    assert f"{base}:6: method.muu is not a setting of fedprox" in str(refused.value)
+
+
+def test_a_plug_in_of_a_base_does_not_run_under_the_name_of_one_of_ours(write):
+    plugin = Path(methods.__path__[0]) / "fedprox.py"
+    write("own.py", plugin.read_text())
+    base = write("own.toml", 'name = "a"\nrounds = 1\n[method]\nfile = "own.py"\n')
+    with pytest.raises(
+        SettingsError, match=r"own.toml:4: method.file is .*own.py', and .* names moon, a method"
+    ):
+        read_experiment(base, ["method.name=moon"])
+    assert read_experiment(base, ["method.name=moon", "method.file=''"]).plan.method == "moon"
+
+
+def test_a_coordinators_file_does_not_give_one_methods_settings_to_another(write):
+    file = write(
+        "coordinator.toml",
+        'name = "a"\nrounds = 1\nclasses = 10\n[method]\nname = "moon"\nmu = 5.0\nlr = 0.05',
+    )
+    with pytest.raises(SettingsError, match=r"coordinator.toml:6: method.mu belongs to moon"):
+        load_settings(file, "", ["method.name=fedprox"])
+    changed = load_settings(file, "", ["method.name=fedprox", "method.mu=0.5"]).settings
+    assert changed.method == {"name": "fedprox", "mu": 0.5, "lr": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[method]\nmu = 1", 2),
+        ("a = 1\n\n# mu = 0\nmethod.mu = 1\n", 4),
+        ('method = { name = "a", mu = 1 }', 1),
+        ('a = """\n[method]\nmu = 2\n"""\n[method]\n"mu" = 1', 6),
+        ("\ufeff[method]\r\nb = [\r\n1,\r\n]\r\nmu = [\r\n1,\r\n]", 5),
+        ("[method]\ntau = 1", 0),
+        ("", 0),
+    ],
+)
+def test_the_line_of_a_key_is_where_its_value_begins(text, line):
+    assert line_of(text, ("method", "mu")) == line
 
 
 def test_bases_in_a_circle_are_refused(write):

@@ -1,0 +1,122 @@
+"""Whose a method's settings are: of several files and options, each may set only what the run's method takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.methods.contract.catalog import load, names
+from protofleet.protocol.settings.reader import SettingsError, Table, line_of, merge, override
+from protofleet.protocol.settings.suggest import there_are
+
+# Settings of the training on a device. They mean the same for each method, so they stay when the method changes.
+OF_ALL_METHODS: Final = frozenset({"epochs", "batch", "lr", "momentum", "weight_decay", "clip"})
+IDENTITY: Final = ("name", "file")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One file, or the assignments of an option on top of it."""
+
+    where: str
+    table: Mapping[str, Any]
+    file: Path | None = None  # in which the table's lines are
+
+    @property
+    def method(self) -> Mapping[str, Any]:
+        table = self.table.get("method")
+        return table if isinstance(table, Mapping) else {}
+
+    def place(self, key: str) -> str:
+        """Name the file, and the line where it sets this key of its [method]."""
+        line = line_of(self.file.read_text("utf-8-sig"), ("method", key)) if self.file else 0
+        return f"{self.where}:{line}" if line else self.where
+
+
+@dataclass
+class _Owners:
+    """The layer that set each key, and the method that was named there."""
+
+    setters: dict[str, tuple[Layer, str]] = field(default_factory=dict)
+    named: str = ""
+    layer: Layer | None = None  # the layer that named it
+
+    def add(self, layer: Layer) -> None:
+        file, name = layer.method.get("file"), layer.method.get("name")
+        if file or name:
+            self.named, self.layer = str(name or Path(str(file)).stem), layer
+        self.setters |= dict.fromkeys(layer.method, (layer, self.named))
+
+
+def require_own_settings(
+    layers: Sequence[Layer], path: Path, assignments: Sequence[str], option: str = "--set"
+) -> None:
+    """Demand the same of files and an option's assignments on top of them."""
+    whole: Table = {}
+    for layer in layers:
+        whole = merge(whole, layer.table)
+    if not assignments:
+        return demand_own_settings(layers, whole)
+    try:
+        top, whole = override({}, assignments), override(whole, assignments)
+    except SettingsError:  # whoever decodes the table says it, with the file's name
+        return
+    demand_own_settings([*layers, Layer(f"{path} with {option}", top)], whole)
+
+
+def demand_own_settings(layers: Sequence[Layer], whole: Table) -> None:
+    """Raise SettingsError if a layer below sets what belongs to another method than the one of the whole table."""
+    final = whole.get("method")
+    if not isinstance(final, Mapping):
+        return
+    owners = _Owners()
+    for layer in layers:
+        owners.add(layer)
+    _demand_one_identity(owners, final)
+    for key, (layer, owner) in owners.setters.items():
+        if key in final and key not in OF_ALL_METHODS and key not in IDENTITY and owner != owners.named:
+            raise SettingsError(_not_its_own(key, layer, owner, owners))
+    _demand_known(owners, final)
+
+
+def _demand_one_identity(owners: _Owners, final: Mapping[str, Any]) -> None:
+    """A file of Python and the name of one of our methods, from two layers, leave open which of them is meant."""
+    if final.get("file") and final.get("name") in names():
+        (file, _), (name, _) = owners.setters["file"], owners.setters["name"]
+        if file is not name:
+            raise SettingsError(
+                f"{file.place('file')}: method.file is {final['file']!r}, and {name.place('name')} names "
+                f"{final['name']}, a method without a file; set both in one place (file = '' for no file)"
+            )
+
+
+def _not_its_own(key: str, layer: Layer, owner: str, owners: _Owners) -> str:
+    place, key = layer.place(key), f"method.{key}"
+    if owners.layer is None:
+        return (
+            f'{place}: {key} belongs to one method, and none is named; set method.name, for example "fedlsa"'
+        )
+    by = owners.layer.place("name" if "name" in owners.layer.method else "file")
+    if not owner:
+        return (
+            f"{place}: {key} belongs to one method, and this file names none ({by} names {owners.named}); set "
+            f"method.name there too, or move {key} to where the method is named"
+        )
+    return (
+        f"{place}: {key} belongs to {owner}, and {by} names {owners.named}, which takes no settings of another "
+        f"method; set {key} for {owners.named} there, or take a base without it"
+    )
+
+
+def _demand_known(owners: _Owners, final: Mapping[str, Any]) -> None:
+    """Name the line of a setting that the method does not have. A plug-in's settings are known when it is loaded."""
+    if final.get("file") or owners.named not in names():
+        return
+    known = sorted(load(owners.named).Hyper.__dataclass_fields__)
+    for key, (layer, _) in owners.setters.items():
+        if key in final and key not in known and key not in IDENTITY:
+            raise SettingsError(
+                f"{layer.place(key)}: method.{key} is not a setting of {owners.named}; {there_are(key, known)}"
+            )
