@@ -118,8 +118,9 @@ class Server(ServerHalf):
 
     def wants(self) -> Mapping[str, TensorSpec]:
         shape = self.model.classes, self.model.embedding_size
+        dtype = str(self.prototypes.dtype).removeprefix("torch.")
         return {
-            "prototypes": TensorSpec(shape, low=-LARGEST_NUMBER, high=LARGEST_NUMBER),
+            "prototypes": TensorSpec(shape, dtype, low=-LARGEST_NUMBER, high=LARGEST_NUMBER),
             "lacks": TensorSpec((1,), "bool", optional=True),
         }
 

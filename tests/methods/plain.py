@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -28,6 +29,15 @@ DATA = {
 
 # Of the same devices, what is left where nobody holds the last class.
 WITHOUT_2 = {name: Shard(part.x[part.y != 2], part.y[part.y != 2]) for name, part in DATA.items()}
+
+
+@pytest.fixture
+def in_float64():
+    """Parts that a half makes itself, such as anchors, are then as exact as the plain loop's."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
 
 
 def network():
@@ -60,6 +70,13 @@ def batches(model, data, size, epochs, order):
             for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm1d)):
                 norm.train(len(rows) > 1)
             yield data.x[rows], data.y[rows]
+
+
+def check_models(clients, models):
+    """Compare each device's own network with the plain loop's."""
+    for name, model in models.items():
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(clients[name].model.state_dict()[key], value, rtol=1e-8, atol=1e-10)
 
 
 def fit(model, part, data, epochs, hyper, order, loss):
