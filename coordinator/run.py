@@ -65,7 +65,9 @@ class Run:
         self._context, self._link = context, context.link
         self.queue = CommandQueue(spool, self)
         outlier, confusion = self.limits.outlier, self.limits.confusion
-        self.server_runner = ServerRunner(plan, spool, machine.rounds, outlier, confusion)
+        self.server_runner = ServerRunner(
+            plan, spool, machine.rounds, outlier, confusion, machine.policy.weight_cap
+        )
         self.culprit_search = CulpritSearch(self.server_runner.new_stepper, self.server_runner.arrays)
         self.question = OpenQuestion(machine, self._link, spool.broadcasts, self.limits.norm)
         feature_size = self.server_runner.server.model.embedding_size

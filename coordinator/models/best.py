@@ -1,8 +1,7 @@
 """Keeps the model of all that was best by validation, beside the newest one, which the spool has anyway.
 
 A record's validation is that of the model its round began with, and the spool still has that state when the round
-ends: the snapshot gets a second name here. The choice is the summary's: the first round whose mean over domains is
-highest.
+ends: the snapshot gets a second name here. The choice is the summary's (`coordinator/observe/choice.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.coordinator.observe.curves import with_mean
-from protofleet.coordinator.observe.record import RoundRecord
+from protofleet.coordinator.observe.choice import Validation
+from protofleet.coordinator.observe.record import ByView, RoundRecord
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.storage.disk import is_full
 from protofleet.protocol.storage.store import ObjectStore
@@ -39,9 +38,10 @@ class BestModel:
     def __init__(self, spool: Spool, lines: Iterable[Mapping[str, Any]]) -> None:
         """`lines` are those of the rounds that are over."""
         self._spool, self._folder = spool, best_folder(spool.folder)
-        self._means: dict[int, float] = {}
+        self._noted: set[int] = set()  # rounds
+        self._chosen: tuple[int, Validation] | None = None
         for line in lines:
-            self._note(line["round"], line.get("validation", {}))
+            self._note(line["round"], line.get("validation", {}), line.get("validation_by_device", {}))
         self._kept = read_best(spool.folder)
         self._unwritten = 0  # the round of a choice that found the disk full
 
@@ -51,17 +51,20 @@ class BestModel:
             self._keep(self._unwritten)
 
     def round_ended(self, record: RoundRecord) -> None:
-        self._note(record.round, record.validation)
-        if not self._means:
+        self._note(record.round, record.validation, record.validation_by_device)
+        if self._chosen is None or self._chosen[0] != record.round:
             return
-        chosen = max(sorted(self._means), key=self._means.__getitem__)  # the first of equals
-        if chosen == record.round and (self._kept is None or self._kept.round != chosen):
-            self._keep(chosen)
+        if self._kept is None or self._kept.round != record.round:
+            self._keep(record.round)
 
-    def _note(self, number: int, validation: Mapping[str, Mapping[str, float]]) -> None:
-        """Of a round that is repeated the first line counts, as in rounds.jsonl."""
-        if by_domain := validation.get(GLOBAL):
-            self._means.setdefault(number, with_mean(by_domain)["mean"])
+    def _note(self, number: int, by_domain: ByView, by_device: ByView) -> None:
+        """Note the first line of a round: one that is repeated has no other, as in rounds.jsonl."""
+        if number in self._noted or not by_domain.get(GLOBAL):
+            return
+        self._noted.add(number)
+        point = Validation(by_domain[GLOBAL], by_device.get(GLOBAL, {}))
+        if self._chosen is None or point.is_better_than(self._chosen[1]):
+            self._chosen = number, point
 
     def _keep(self, number: int) -> None:
         self._unwritten = 0

@@ -6,6 +6,7 @@ right ones as its accuracy says. Nobody can check more than that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
@@ -26,12 +27,18 @@ def confusion_by_domain(
     counted: Iterable[tuple[str, Mapping[str, Tensor], Mapping[str, float]]],
     domains: Mapping[str, str],
     view: str,
+    most: float = math.inf,
 ) -> dict[str, Matrix]:
-    """`counted`: of each device its arrays and its metrics; `view`: which model's accuracy these are."""
+    """`counted`: of each device its arrays and its metrics; `view`: which model's accuracy these are.
+
+    The matrix of a device with more than `most` samples is scaled down to `most`.
+    """
     sums: dict[str, Tensor] = {}
     for device, arrays, metrics in counted:
         if CONFUSION in arrays and agrees(matrix := arrays[CONFUSION].to(torch.int64), metrics, view):
             domain = domains.get(device, device)
+            if (total := int(matrix.sum())) > most:
+                matrix = (matrix.double() * (most / total)).round().to(torch.int64)
             sums[domain] = sums[domain] + matrix if domain in sums else matrix
     if sum(matrix.numel() for matrix in sums.values()) > MOST_NUMBERS:
         sums = {ALL: torch.stack(list(sums.values())).sum(0)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from protofleet.coordinator.observe.choice import Validation, best_point
 from protofleet.protocol.link.meter import DOWN, UP
 
 Lines = Sequence[Mapping[str, Any]]
@@ -24,7 +25,7 @@ def measured(lines: Lines, view: str) -> dict[str, Any]:
         "start": with_mean(points[0] if points else {}),
         "final": with_mean(points[-1] if points else {}),
         "pooled": pooled[-1] if pooled else None,
-        "best_by_validation": best(points, curve(lines, view, "validation")),
+        "best_by_validation": best(points, curve(lines, view, "validation"), devices_at(lines, view)),
     }
 
 
@@ -48,13 +49,20 @@ def with_mean(by_domain: Mapping[str, float]) -> dict[str, float]:
     return {**by_domain, "mean": sum(by_domain.values()) / len(by_domain)}
 
 
-def best(test: Points, validation: Points) -> dict[str, Any]:
-    """Chosen by validation, never by test: the first round whose validation mean is highest."""
+def devices_at(lines: Lines, view: str) -> Points:
+    """Return the validation accuracy by device at each point; empty where a line has none."""
+    lines = [line for line in lines if line["validation"].get(view)]
+    return [line.get("validation_by_device", {}).get(view, {}) for line in lines]
+
+
+def best(test: Points, validation: Points, devices: Points | None = None) -> dict[str, Any]:
+    """Choose a point by validation, never by test."""
     if not validation or len(validation) != len(test):
         return {}
-    means = [with_mean(point)["mean"] for point in validation]
-    chosen = means.index(max(means))
-    return {"point": chosen, "validation_mean": means[chosen], **with_mean(test[chosen])}
+    devices = devices or [{}] * len(validation)
+    chosen = best_point([Validation(*point) for point in zip(validation, devices, strict=True)])
+    mean = with_mean(validation[chosen])["mean"]
+    return {"point": chosen, "validation_mean": mean, **with_mean(test[chosen])}
 
 
 def totals(lines: Lines, name: str) -> dict[str, dict[str, int]]:

@@ -16,6 +16,8 @@ from protofleet.coordinator.observe.confusion import Matrix, confusion_by_domain
 from protofleet.coordinator.observe.energy import RoundEnergy
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.measured import (
+    SAMPLES,
+    by_device,
     by_domain,
     counted,
     lacking,
@@ -42,6 +44,7 @@ from protofleet.coordinator.round.events import (
     Save,
     Unenrolled,
 )
+from protofleet.coordinator.round.weights import weight_cap
 from protofleet.coordinator.server.runner import Step
 from protofleet.coordinator.spool.traffic import RoundTraffic
 from protofleet.protocol.link.meter import DOWN, UP, Meter
@@ -69,6 +72,7 @@ class Journal:
         self._began_at, self._closed_at, self._asked_at = 0.0, 0.0, 0.0
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
+        self._samples: dict[str, float] = {}  # test samples by device; its first claim in the run holds
         self._lacking = set[str]()  # metrics of one's own of which that has been told
         self._energy = RoundEnergy()
         self._gone_back: dict[str, tuple[int, str]] = {}  # device -> in which round that was found, why
@@ -134,6 +138,8 @@ class Journal:
     def _note_metrics(self, device: str, phase: str, metrics: Mapping[str, float]) -> None:
         found = counted(metrics, self._run.measures)
         self._metrics.setdefault(device, {}).update(found)
+        if SAMPLES in found:
+            self._samples.setdefault(device, min(found[SAMPLES], self._run.limits.examples))
         self._energy.note(device, phase, found)
 
     def _note_presence(self, what: str, device: str, now: float, **more: str) -> None:
@@ -215,7 +221,9 @@ class Journal:
         self._note_lacking(own)
         record.figures = {**record.figures, **own_figures(own)}
         record.energy = self._energy.by_device()
-        record.pooled = pooled(self._metrics.values(), run.limits.examples)
+        record.pooled = pooled(self._metrics, self._samples, run.policy.weight_cap)
+        if run.policy.weight_cap:
+            record.validation_by_device = by_device(self._metrics, "accuracy.validation")
         if record.kind == EVALUATION:
             record.confusion = self._confusion(run)
             record.machines = by_machine(run.software)
@@ -232,14 +240,15 @@ class Journal:
 
     def _by_domain(self, run: RunView, name: str) -> ByView:
         held = {d: (run.domains.get(d, d), run.members[d].examples) for d in self._metrics}
-        return by_domain(self._metrics, held, name)
+        return by_domain(self._metrics, held, name, run.policy.weight_cap)
 
     def _confusion(self, run: RunView) -> dict[str, Matrix]:
         last = self._record.phases[-1].phase if self._record.phases else ""
         arrays = run.arrays(self._record.round, last)
         used = [device for device in self._record.participants if device in arrays]
         counted = ((device, arrays[device], self._metrics.get(device, {})) for device in used)
-        return confusion_by_domain(counted, run.domains, run.plan.variant.reports)
+        cap = weight_cap([self._samples.get(device, 0.0) for device in used], run.policy.weight_cap)
+        return confusion_by_domain(counted, run.domains, run.plan.variant.reports, cap)
 
     def _bytes(self) -> dict[str, int]:
         meter = self._run.meter

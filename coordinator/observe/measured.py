@@ -12,6 +12,7 @@ from typing import Final
 
 from protofleet.coordinator.devices.limits import MAX_MEASURED
 from protofleet.coordinator.observe.record import MEAN, ByView
+from protofleet.coordinator.round.weights import capped
 
 MOST_NAMED: Final = 5  # devices in a line
 SAMPLES: Final = "samples.test"
@@ -32,16 +33,18 @@ def counted(metrics: Mapping[str, float], names: Set[str]) -> dict[str, float]:
 
 
 def by_domain(
-    measured: Mapping[str, Mapping[str, float]], held: Mapping[str, tuple[str, int]], name: str
-) -> ByView:
+    measured: Mapping[str, Mapping[str, float]], held: Mapping[str, tuple[str, int]], name: str,
+    weight_cap: float = 0.0,
+) -> ByView:  # fmt: skip
     """View -> domain -> mean over the devices that share it, by their examples. `held`: domain and examples."""
-    sums: dict[str, dict[str, list[tuple[float, int]]]] = {}
+    weights = capped({device: max(1, held[device][1]) for device in measured}, weight_cap)
+    sums: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for device, metrics in sorted(measured.items()):
-        domain, examples = held[device]
+        domain, weight = held[device][0], weights[device]
         for key, value in metrics.items():
             if key.startswith(f"{name}."):
                 view = sums.setdefault(key.removeprefix(f"{name}."), {})
-                view.setdefault(domain, []).append((value, max(1, examples)))
+                view.setdefault(domain, []).append((value, weight))
     return {
         view: {d: sum(v * w for v, w in pairs) / sum(w for _, w in pairs) for d, pairs in domains.items()}
         for view, domains in sums.items()
@@ -76,15 +79,26 @@ def own_figures(found: Mapping[str, ByView]) -> dict[str, float]:
     return figures
 
 
-def pooled(measured: Iterable[Mapping[str, float]], most: int) -> dict[str, float]:
-    """Test accuracy by view with every device weighted by its test samples, as FedSA reports it."""
-    right: dict[str, float] = {}
-    samples: dict[str, float] = {}
-    for metrics in measured:
-        weight = min(metrics.get(SAMPLES, 0.0), most)  # as nobody can check that either
+def by_device(measured: Mapping[str, Mapping[str, float]], name: str) -> ByView:
+    """View -> device -> its value."""
+    found: ByView = {}
+    for device, metrics in sorted(measured.items()):
         for key, value in metrics.items():
-            if weight and key.startswith("accuracy.test."):
-                view = key.removeprefix("accuracy.test.")
+            if key.startswith(f"{name}."):
+                found.setdefault(key.removeprefix(f"{name}."), {})[device] = value
+    return found
+
+
+def pooled(
+    measured: Mapping[str, Mapping[str, float]], samples: Mapping[str, float], weight_cap: float = 0.0
+) -> dict[str, float]:
+    """Test accuracy by view with every device weighted by its test samples, as FedSA reports it."""
+    weights = capped({device: samples.get(device, 0.0) for device in measured}, weight_cap)
+    right: dict[str, float] = {}
+    total: dict[str, float] = {}
+    for view, values in by_device(measured, "accuracy.test").items():
+        for device, value in values.items():
+            if weight := weights[device]:
                 right[view] = right.get(view, 0.0) + weight * value
-                samples[view] = samples.get(view, 0.0) + weight
-    return {view: right[view] / samples[view] for view in right}
+                total[view] = total.get(view, 0.0) + weight
+    return {view: right[view] / total[view] for view in right}

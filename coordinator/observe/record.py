@@ -44,6 +44,8 @@ class RoundRecord:
     fedavg: dict[str, int] = field(default_factory=dict)
     accuracy: ByView = field(default_factory=dict)
     validation: ByView = field(default_factory=dict)
+    # Of each device, by view, where the run caps weights (policy.weight_cap): the best point is chosen by them.
+    validation_by_device: ByView = field(default_factory=dict)
     loss: ByView = field(default_factory=dict)
     pooled: dict[str, float] = field(default_factory=dict)  # view -> correct / all, over all devices' tests
     figures: dict[str, float] = field(default_factory=dict)

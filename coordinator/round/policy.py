@@ -18,6 +18,7 @@ from protofleet.protocol.settings.reader import demand_within
 Quorum = Annotated[int, Within(1, LARGEST_COUNT)]
 StragglerFactor = Annotated[float, Within(1, LARGEST_FACTOR, also=((0, "off"),))]
 Attempts = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "without end"),))]
+WeightCap = Annotated[float, Within(1, LARGEST_FACTOR, also=((0, "off"),))]
 Flaps = Annotated[int, Within(2, LARGEST_COUNT, also=((0, "never"),))]
 
 
@@ -39,6 +40,9 @@ class Policy:
 
     # So often a round is tried that broken numbers alone keep from its quorum; then the run has diverged.
     attempts: Attempts = 0
+
+    # A device weighs at most so many times the median of its cohort, in training and in reports; 0: as it claims.
+    weight_cap: WeightCap = 3.0
 
     def __post_init__(self) -> None:
         demand_within(self)

@@ -46,10 +46,11 @@ class Step:
 
 class ServerRunner:
     def __init__(
-        self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf, confusion: int = 0
-    ) -> None:
+        self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf, confusion: int = 0,
+        weight_cap: float = 0.0,
+    ) -> None:  # fmt: skip
         self._spool = spool
-        self.new_stepper = partial(Stepper, plan, rounds, outlier, confusion, self.arrays)
+        self.new_stepper = partial(Stepper, plan, rounds, outlier, confusion, self.arrays, weight_cap)
         self._stepper = self.new_stepper()
         self.errors = 0  # of the server half, with what devices have answered
         self._unwritten: Ask | None = None  # the disk had no room for its broadcast

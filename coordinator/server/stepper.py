@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from protofleet.coordinator.server.capped import capped_members, capped_replies
 from protofleet.coordinator.server.outliers import LEAST, outliers, sizes_by_device
 from protofleet.coordinator.spool.spool import Accepted
 from protofleet.methods.contract.base import Ask, Member, Reply, Round, ServerHalf, seeded
@@ -30,32 +31,40 @@ class Stepper:
         outlier: float,
         confusion: int,
         arrays: Callable[[Accepted], LazyPayload],
+        weight_cap: float = 0.0,
     ) -> None:
         self.server: ServerHalf = plan.server_half()
         self.aside: dict[str, str] = {}  # device -> why its answer to the phase in hand is not used
         self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
         self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
+        self._weight_cap = weight_cap  # times the cohort's median, a device weighs at most; 0: as it claims
+        self._wants: Mapping[str, TensorSpec] = NOTHING_BACK  # of the phase in hand
         self._excluded: set[str] = set()  # devices, in the round in hand
         self._sample = torch.randn(2, *plan.input_shape.axes, generator=seeded("a fixed input"))
         self._round: Round | None = None
 
     def begin(self, number: int, members: Sequence[Member]) -> Ask:
         self._excluded, self.aside = set(), {}
-        self.server.begin(number, members)
+        self.server.begin(number, capped_members(members, self._weight_cap))
         self._round = self._evaluation(self.server) if number > self._rounds else round_of(self.server)
-        return first_ask(self.server, self._round)
+        return self._asked(first_ask(self.server, self._round))
 
     def send(self, answers: Mapping[str, Accepted]) -> Ask | None:
         """None: the round is over."""
         assert self._round is not None, "a round is stepped before it began"
         self._put_aside({device: answers[device] for device in sorted(answers.keys() - self._excluded)})
         used = self.used(answers)
-        replies = [Reply(d, answers[d].examples, self._arrays(answers[d])) for d in sorted(used)]
+        claimed = [Reply(d, answers[d].examples, self._arrays(answers[d])) for d in sorted(used)]
+        replies = capped_replies(claimed, self._wants, self._weight_cap)
         try:
-            return ask_of(self.server, self._round.send(replies))
+            return self._asked(ask_of(self.server, self._round.send(replies)))
         except StopIteration:
             self._round = None
             return None
+
+    def _asked(self, ask: Ask) -> Ask:
+        self._wants = ask.wants
+        return ask
 
     def used(self, answers: Mapping[str, Accepted]) -> dict[str, Accepted]:
         return {device: answer for device, answer in answers.items() if device not in self._excluded}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import platform
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from protofleet.coordinator.observe.curves import measured, rounds_done
-from protofleet.coordinator.observe.measured import by_domain, pooled
+from protofleet.coordinator.observe.measured import SAMPLES, by_domain, pooled
 from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.observe.summary_file import write_summary
@@ -165,7 +164,7 @@ def measured_before(
         number, 1, kind, participants=list(shards), payload=nothing, wire=nothing, fedavg={UP: 0, DOWN: 0},
         accuracy=by_domain(metrics, held, "accuracy.test"), loss=by_domain(metrics, held, "loss.test"),
         validation=by_domain(metrics, held, "accuracy.validation"),
-        pooled=pooled(metrics.values(), sys.maxsize),
+        pooled=pooled(metrics, {name: found[SAMPLES] for name, found in metrics.items()}),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import torch
 from protofleet.coordinator.config import CoordinatorSettings, file_of_method, split_method
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.method_settings import Layer, demand_own_settings, require_own_settings
-from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor
+from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor, WeightCap
 from protofleet.deploy.local.data_beside import data_beside
 from protofleet.deploy.local.own_plugins import OwnPlugIns, own_plugins
 from protofleet.deploy.local.start.misplaced import places_of, read_for
@@ -114,6 +114,7 @@ class LocalPolicy(Policy):
 
     straggler_factor: StragglerFactor = 0.0
     attempts: Attempts = 1
+    weight_cap: WeightCap = 0.0  # they are all of this machine, and papers weigh a device by its samples
 
 
 @dataclass(frozen=True)

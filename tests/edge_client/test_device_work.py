@@ -86,22 +86,22 @@ def test_other_ways_to_predict_are_views_of_their_own():
     assert {"loss.test.personal-constant", "accuracy.validation.personal-constant"} <= found.keys()
 
 
+def of_pooled(view, values):
+    return {device: {f"accuracy.test.{view}": value} for device, value in values.items()}
+
+
 def test_pooled_accuracy_weighs_devices_by_their_test_samples():
-    measured = [
-        {"accuracy.test.personal": 1.0, "samples.test": 30.0},
-        {"accuracy.test.personal": 0.5, "samples.test": 10.0},
-        {"accuracy.test.personal": 0.0},  # says not how many
-    ]
-    assert pooled(measured, 1000) == {"personal": pytest.approx(0.875)}
+    measured = of_pooled("personal", {"a": 1.0, "b": 0.5, "c": 0.0})
+    samples = {"a": 30.0, "b": 10.0}  # c does not say how many
+    assert pooled(measured, samples) == {"personal": pytest.approx(0.875)}
 
 
 def test_nobody_s_test_samples_outweigh_all_others():
-    """Nobody can check how many there are, so they are bounded as examples are."""
-    measured = [
-        {"accuracy.test.global": 0.0, "samples.test": 1e12},
-        {"accuracy.test.global": 1.0, "samples.test": 10.0},
-    ]
-    assert pooled(measured, 10) == {"global": 0.5}
+    """Nobody can check how many there are: they are capped by the median."""
+    measured = of_pooled("global", {"a": 0.96, "b": 0.96, "c": 0.96, "liar": 0.0})
+    samples = {"a": 10.0, "b": 10.0, "c": 10.0, "liar": 1e12}
+    assert pooled(measured, samples)["global"] < 1e-9
+    assert pooled(measured, samples, 3.0) == {"global": pytest.approx(0.48)}
 
 
 def takes_snapshots(agent, snapshots):

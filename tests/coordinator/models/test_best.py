@@ -7,7 +7,7 @@ import pytest
 
 from protofleet.coordinator.models.best import BestModel, read_best
 from protofleet.coordinator.models.saved import read_saved_run, read_state
-from protofleet.coordinator.observe.curves import best, curve
+from protofleet.coordinator.observe.curves import measured
 from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.base import Member
@@ -34,18 +34,24 @@ class Run:
         self.spool = Spool(folder / "coordinator", durable=False)
         self.begin()
 
-    def round(self, number, *means, written=True, sink=True):
+    def round(self, number, *means, written=True, sink=True, devices=None):
         self.spool.save(number, 0, ["a"], MEMBERS, {"w": np.full(9, number, np.float32)})
         domains = {f"d{i}": mean for i, mean in enumerate(means)}
         line = {"round": number, "validation": {"global": domains}, "accuracy": {"global": domains}}
+        line["validation_by_device"] = {"global": devices} if devices else {}
         if written:
             self.lines.append(line)
         if sink:
-            self.sink.round_ended(RoundRecord(number, 0, "training", validation=line["validation"]))
+            self.sink.round_ended(
+                RoundRecord(
+                    number, 0, "training", validation=line["validation"],
+                    validation_by_device=line["validation_by_device"],
+                )
+            )  # fmt: skip
 
     @property
     def chosen(self):
-        found = best(curve(self.lines, "global", "accuracy"), curve(self.lines, "global", "validation"))
+        found = measured(self.lines, "global")["best_by_validation"]
         return found["point"] + 1
 
     def kept(self, folder):
@@ -63,6 +69,24 @@ def test_the_state_that_is_kept_is_the_one_that_the_summary_names(tmp_path, mean
         run.round(number, mean, mean / 2)
         assert run.kept(tmp_path) == run.chosen
     assert len(list((tmp_path / "coordinator" / "best").glob("*.body"))) == 1
+
+
+HONEST = {"a": (0.5, 0.6, 0.7), "b": (0.4, 0.6, 0.65), "c": (0.9, 0.93, 0.94)}
+
+
+@pytest.mark.parametrize(
+    ("order", "claims", "chosen"),
+    [((0, 1, 2), (1.0, 0.0, 0.0), 3), ((2, 1, 0), (0.0, 0.5, 1.0), 1), ((0, 2, 1), (0.0, 0.0, 1.0), 2)],
+)
+def test_one_device_of_four_does_not_decide_which_model_is_the_best(tmp_path, order, claims, chosen):
+    """It calls the best worse, the worst better, or a later one the best; a restart in between changes nothing."""
+    run = Run(tmp_path)
+    for number, (point, claim) in enumerate(zip(order, claims, strict=True), 1):
+        devices = {**{name: values[point] for name, values in HONEST.items()}, "liar": claim}
+        run.round(number, sum(devices.values()) / 4, devices=devices)
+        assert run.kept(tmp_path) == run.chosen
+        run.restart(tmp_path)
+    assert run.chosen == chosen
 
 
 def test_a_coordinator_that_dies_between_the_line_and_the_copy_makes_the_copy_in_its_replay(tmp_path):

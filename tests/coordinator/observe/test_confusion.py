@@ -128,3 +128,11 @@ def test_it_is_wanted_only_of_few_classes_and_may_be_left_out():
     (spec,) = confusion_wants(100, 100).values()
     assert spec.optional and spec.shape == (100, 100) and spec.low == 0 and spec.most_bytes() == 40_000
     assert confusion_wants(101, 100) == confusion_wants(3, 0) == {}
+
+
+def test_a_device_with_far_more_samples_than_counts_is_scaled_down():
+    both = [
+        ("a", matrix([3, 1], [0, 4]), said(8, 7 / 8)),
+        ("liar", matrix([0, 800], [800, 0]), said(1600, 0.0)),
+    ]
+    assert confusion_by_domain(both, {"a": "x", "liar": "x"}, "global", 16) == {"x": [[3, 9], [8, 4]]}

@@ -1,0 +1,38 @@
+"""The choice of the best point of a run by its validation accuracy.
+
+Where the accuracy of each device is known, a later point is better if the median over devices of the change since
+the best point is above 0. The median is taken over the devices that were measured at both; of an even number it is
+the mean of the two in the middle. It lies between two honest devices as long as fewer than half of them lie, so one
+device of four cannot decide. Elsewhere (`policy.weight_cap = 0`, earlier versions) the mean over domains decides.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Values = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The validation accuracy of one point, by domain and, where it is known, by device."""
+
+    domains: Values
+    devices: Values = field(default_factory=dict)
+
+    def is_better_than(self, best: Validation) -> bool:
+        common = self.devices.keys() & best.devices.keys()
+        if common:
+            return statistics.median(self.devices[d] - best.devices[d] for d in common) > 0
+        return statistics.fmean(self.domains.values()) > statistics.fmean(best.domains.values())
+
+
+def best_point(points: Sequence[Validation]) -> int:
+    """Return the index of the best point, the first of equals."""
+    best = 0
+    for i, point in enumerate(points):
+        if point.is_better_than(points[best]):
+            best = i
+    return best

@@ -1,0 +1,83 @@
+"""Numbers of samples that devices claim, capped before the server half sees them as weights.
+
+Three claims are weights: the examples of an answer, its arrays that count samples, and the counts of a hello.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from protofleet.coordinator.round.weights import weight_cap
+from protofleet.methods.contract.base import Member, Reply
+from protofleet.methods.contract.bridge import LazyPayload
+from protofleet.methods.contract.wants import TensorSpec
+
+
+class CappedCounts(LazyPayload):
+    """The arrays of an answer, of which those that count samples add up to `most` at the most."""
+
+    def __init__(self, whole: LazyPayload, counts: Collection[str], most: int) -> None:
+        self._whole, self._counts, self._most = whole, counts, most
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self._whole[name]
+        return at_most(found, self._most) if name in self._counts else found
+
+    def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
+        return self._whole.dtype_and_shape(name)
+
+    def flat(self, name: str, start: int, stop: int) -> Tensor:
+        if name in self._counts:
+            return self[name].reshape(-1)[start:stop]
+        return self._whole.flat(name, start, stop)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._whole
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole)
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+
+def at_most(counts: Tensor, most: int) -> Tensor:
+    """Scale counts so that they add up to `most`; a count above 0 stays at least 1."""
+    if (total := int(counts.sum())) <= most:
+        return counts
+    scaled = (counts.double() * (most / total)).floor().clamp(min=1).to(counts.dtype)
+    return torch.where(counts > 0, scaled, counts)
+
+
+def capped_replies(
+    replies: Sequence[Reply], wants: Mapping[str, TensorSpec], factor: float
+) -> Sequence[Reply]:
+    """Cap the examples of each answer, and its arrays that count samples, by the examples of all."""
+    cap = weight_cap([reply.examples for reply in replies], factor)
+    if math.isinf(cap):
+        return replies
+    most, counts = int(cap), [name for name, spec in wants.items() if spec.of_examples]
+    return [_capped_reply(reply, counts, most) for reply in replies]
+
+
+def _capped_reply(reply: Reply, counts: Sequence[str], most: int) -> Reply:
+    payload = reply.payload
+    if counts and isinstance(payload, LazyPayload):
+        payload = CappedCounts(payload, counts, most)
+    return replace(reply, examples=min(reply.examples, most), payload=payload)
+
+
+def capped_members(members: Sequence[Member], factor: float) -> list[Member]:
+    """Cap the counts of each member. Its examples stay: they bound what it may send."""
+    cap = weight_cap([member.examples for member in members], factor)
+    if math.isinf(cap):
+        return list(members)
+    return [
+        replace(m, counts=tuple(at_most(torch.tensor(m.counts), int(cap)).tolist())) if m.counts else m
+        for m in members
+    ]

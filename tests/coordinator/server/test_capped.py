@@ -1,0 +1,52 @@
+"""Claims of samples reach a server half capped: examples, arrays that count samples, and the counts of a hello."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protofleet.coordinator.server.capped import at_most, capped_members, capped_replies
+from protofleet.methods.contract.base import Member, Reply
+from protofleet.methods.contract.bridge import LazyPayload
+from protofleet.methods.contract.wants import TensorSpec
+
+WANTS = {"means": TensorSpec(("n",)), "counts": TensorSpec(("n",), "int64", of_examples=True)}
+
+
+def reply(device, examples, *counts):
+    means = np.ones(len(counts), np.float32) * 9
+    return Reply(device, examples, LazyPayload({"means": means, "counts": np.array(counts)}))
+
+
+def test_a_liar_weighs_three_times_the_median_by_its_examples_and_by_its_counts():
+    said = [reply("a", 10, 5, 5), reply("b", 12, 6, 6), reply("liar", 1_000_000, 999_999, 1)]
+    *honest, liar = capped_replies(said, WANTS, 3.0)
+    assert [r.examples for r in (*honest, liar)] == [10, 12, 36]
+    assert [r.payload["counts"].tolist() for r in (*honest, liar)] == [[5, 5], [6, 6], [35, 1]]
+    assert liar.payload["counts"].dtype == torch.int64
+    assert liar.payload["means"].tolist() == [9, 9] and liar.payload.flat("counts", 1, 2).tolist() == [1]
+    assert list(liar.payload) == ["means", "counts"] and len(liar.payload) == 2 and "counts" in liar.payload
+
+
+def test_a_device_that_claims_few_examples_and_many_samples_in_its_counts_gains_nothing():
+    said = [reply("a", 10, 5, 5), reply("b", 10, 5, 5), reply("liar", 1, 500_000, 500_000)]
+    assert capped_replies(said, WANTS, 3.0)[2].payload["counts"].tolist() == [15, 15]
+
+
+def test_without_a_cap_the_replies_are_those_that_came():
+    said = [reply("a", 10, 5), reply("liar", 1_000_000, 999_999)]
+    assert capped_replies(said, WANTS, 0.0) is said
+
+
+def test_the_counts_of_a_hello_are_capped_and_its_examples_still_bound_what_it_may_send():
+    members = [Member("a", 10, (4, 6)), Member("b", 12), Member("liar", 900, (900, 0))]
+    assert capped_members(members, 3.0) == [*members[:2], Member("liar", 900, (36, 0))]
+    assert capped_members(members, 0.0) == members
+
+
+@given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=20), st.integers(20, 1 << 30))
+def test_scaled_counts_add_up_to_the_cap_and_none_is_lost(counts, most):
+    found = at_most(torch.tensor(counts), most)
+    assert int(found.sum()) <= most or int(found.max()) == 1 or int(found.sum()) <= most + len(counts)
+    assert [n > 0 for n in found.tolist()] == [n > 0 for n in counts]
+    assert sum(counts) > most or found.tolist() == counts
