@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from protofleet.protocol.wire.printable import printable_lines
+
 MOST_NAMED: Final = 3  # of those that are alike; of more the first and the last
 
 
@@ -40,9 +42,9 @@ class Listing:
     def line(self, text: str, wrong: bool = False) -> None:
         """It goes out at once, as those of a fleet come one by one."""
         if self.quiet and wrong:
-            print(f"protofleet: {text.strip()}", file=sys.stderr, flush=True)
+            print(f"protofleet: {printable_lines(text.strip())}", file=sys.stderr, flush=True)
         elif not self.quiet and not self.json:
-            print(text, flush=True)
+            print(printable_lines(text), flush=True)
 
     def folded(self, named: Sequence[tuple[str, str]]) -> None:
         """(name, words) as lines: one for all that are alike, as wide as the terminal."""

@@ -74,7 +74,7 @@ def _machine(f: Facts, use: Workload) -> Iterator[Check]:
         f.arch if known else f"{f.arch}, for which there is no torch", "use a board with a 64-bit system",
     )  # fmt: skip
     if f.l4t:
-        major = int(f.l4t.split(".")[0] or 0)
+        major = (*_numbers(f.l4t), 0)[0]
         known = major in TESTED_L4T
         yield Check(
             "L4T", "PASS" if known else "WARN", f"{f.l4t} ({TESTED_L4T.get(major, 'no JetPack that is tested')})",
@@ -120,7 +120,7 @@ def _python(f: Facts, use: Workload) -> Iterator[Check]:
     """Of the interpreter that software.python names; a venv is made with this one."""
     named = f"{use.python} (software.python)"
     package = f"apt-get install {use.python}-venv" if "/" not in use.python else "install its module venv"
-    version = tuple(int(part) for part in f.python.split(".")[:2]) if f.python else ()
+    version = _numbers(f.python)[:2]
     if not version:
         fix = f"{package}, or name another in software.python"
         yield Check("python", "FAIL", f"there is no {named}", fix)

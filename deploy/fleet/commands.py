@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,19 +33,21 @@ from protofleet.deploy.fleet.rollout import Rollout, connections, roll_back_by_h
 from protofleet.deploy.fleet.settings import Fleet, Host, read_fleet
 from protofleet.deploy.fleet.setup.known_hosts import believe
 from protofleet.deploy.fleet.software import Releases
-from protofleet.deploy.fleet.ssh import Result, Ssh
+from protofleet.deploy.fleet.ssh import Result, Ssh, run_program
 from protofleet.deploy.fleet.status import ROW_FORMAT, status_cells, status_object, status_title
 from protofleet.deploy.fleet.targets import write_targets
 from protofleet.deploy.listing import Listing
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.printable import printable_lines
 
 Options = argparse.Namespace
 T = TypeVar("T")
 Connect: TypeAlias = Callable[[Fleet, dict[str, Host]], AbstractContextManager[dict[str, Ssh]]]
 OK: Final = 0
 TEXT: Final = Listing()
+LOCAL_SECONDS: Final = 240.0  # for the facts of this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ def apply(d: Deployment, o: Options) -> int:
     outcomes = d.rollout.run(d.hosts)
     failed = [outcome for outcome in outcomes if outcome.problem]
     for outcome in failed:
-        print(f"protofleet: {outcome.name}: {outcome.problem}", file=sys.stderr)
+        print(printable_lines(f"protofleet: {outcome.name}: {outcome.problem}"), file=sys.stderr)
     changed = sum(1 for outcome in outcomes if outcome.changed)
     untouched = len(d.hosts) - len(outcomes)
     rest = f"; {untouched} not changed, because {d.rollout.stopped}" if untouched else ""
@@ -190,16 +191,14 @@ def counted(number: int, noun: str) -> str:
 def status(d: Deployment, o: Options) -> int:
     code, listing, found, looked = OK, Listing.of(o), dict[str, Any](), dict[str, Facts]()
     listing.line(status_title())
-    for name, facts in d.run_on_each(lambda ssh: _facts(d, ssh)):
-        if isinstance(facts, RunError):
+    for name, seen in d.run_on_each(lambda ssh: _status(d, ssh)):
+        if isinstance(seen, RunError):
             code = FAILED
-            listing.line(f"{name:16} {facts}", wrong=True)
-            found[name] = {"healthy": False, "problem": str(facts)}
+            listing.line(f"{name:16} {seen}", wrong=True)
+            found[name] = {"healthy": False, "problem": str(seen)}
             continue
-        control, looked[name] = d.rollout.control, facts
-        cells, healthy = status_cells(
-            name, facts, control.target(name, facts).desired, control.revocation(name)
-        )
+        facts, cells, healthy = seen
+        looked[name] = facts
         code = code if healthy else FAILED
         listing.line(ROW_FORMAT.format(*cells), wrong=not healthy)
         serves = {link: asdict(version) for link, version in facts.installed.models.items()}
@@ -232,6 +231,11 @@ def doctor(d: Deployment, o: Options) -> int:
     return FAILED if older else code
 
 
+def _status(d: Deployment, ssh: Ssh) -> tuple[Facts, tuple[str | int, ...], bool]:
+    facts, control, name = _facts(d, ssh), d.rollout.control, ssh.name
+    return facts, *status_cells(name, facts, control.target(name, facts).desired, control.revocation(name))
+
+
 def _facts(d: Deployment, ssh: Ssh, *how: str) -> Facts:
     return gather_facts(ssh, d.rollout.control.place(ssh.name), *how)
 
@@ -260,9 +264,9 @@ def check_this_machine(o: Options) -> int:
         words = "which is not of the form HOST:PORT, as broker.example:8883, with a port from 1 to 65535"
         raise SettingsError(f"--broker is {o.broker!r}, {words}")
     command = ["sh", "-s", "--", "deep", sys.executable, host, port]
-    done = subprocess.run(command, input=Place().facts, capture_output=True, text=True, check=False)
+    done = run_program(command, Place().facts, LOCAL_SECONDS)
     workload = Workload("container" if o.containers else "venv", needs_gpu=o.gpu)
-    facts, listing = read_facts(done.stdout), Listing.of(o)
+    facts, listing = read_facts(done.out), Listing.of(o)
     checks = run_checks(facts, workload, facts.now)
     code = print_checks(checks, o.strict, listing)
     listing.end({"checks": [asdict(check) for check in checks]})
@@ -287,7 +291,7 @@ def drain(d: Deployment, o: Options) -> int:
         if result.code:
             raise RunError(f"it cannot be stopped: {result.last_line}")
         d.rollout.log.append(ssh.name, "drain", "done")
-        return result.err.strip() or "stopped, no work was in progress"
+        return result.last_line if result.err.strip() else "stopped, no work was in progress"
 
     return _print_each(d, drained)
 
@@ -454,7 +458,7 @@ def _ask_for_fingerprint(
 
 def _print(name: str, message: str) -> None:
     sys.stdout.write(
-        f"{name:16} {message}\n"
+        f"{name:16} {printable_lines(message)}\n"
     )  # print writes the line's end by itself, and others may come between
     sys.stdout.flush()
 

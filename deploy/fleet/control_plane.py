@@ -72,6 +72,7 @@ from protofleet.protocol.security.signed_settings import (
 from protofleet.protocol.security.statements import StatementError, armoured, from_armour, read_armoured
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, override, write_toml
 from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.printable import printable
 
 RENEW_BEFORE_SECONDS: Final = 30 * 86_400  # that a certificate still has
 BROKER_FILES: Final = (TLS_CA, TLS_CERT, TLS_KEY, CRL_FILE, ACL_FILE, KNOWN_ROOTS)
@@ -302,7 +303,7 @@ class ControlPlane:
             data = from_armour(REQUEST, request.encode(), f"the request of {name}")
             return review_request(self.authority, data, name, self.role(name).name)
         except StatementError as error:
-            raise RunError(f"{name} was not approved: {error}") from None
+            raise RunError(f"{name} was not approved: {printable(str(error))}") from None
 
     def readmit(self, name: str) -> str:
         """Brokers deny a revoked name all topics, whatever its new keys. What was done about it, or ""."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.scripts import Place
-from protofleet.deploy.fleet.execute import Executor, require_success
+from protofleet.deploy.fleet.execute import Executor, read_state, require_success
 from protofleet.deploy.fleet.ssh import Ssh
 from protofleet.protocol.settings.reader import SettingsError
 
@@ -20,7 +20,7 @@ PACK_SECONDS: Final = 1800.0
 def take(ssh: Ssh, place: Place, folder: Path) -> str:
     """While the coordinator is stopped: of one that writes a copy would be torn."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    running = "ActiveState=active" in require_success(ssh.run(place.steps, "state")).out
+    running = read_state(ssh.name, require_success(ssh.run(place.steps, "state"))).service.active == "active"
     require_success(ssh.run(place.steps, "stop", "30", seconds=150.0))
     try:
         require_success(ssh.run(place.steps, "pack", seconds=PACK_SECONDS))

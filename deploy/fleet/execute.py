@@ -16,7 +16,15 @@ from typing import Final
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.control_plane import ControlPlane, Target
 from protofleet.deploy.fleet.deploy_log import current_user
-from protofleet.deploy.fleet.device.facts import Facts, KnownGood, Service, read_facts
+from protofleet.deploy.fleet.device.facts import (
+    Facts,
+    IncompleteError,
+    KnownGood,
+    Service,
+    read_facts,
+    read_service,
+)
+from protofleet.deploy.fleet.device.fields import Fields, read_object
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE
 from protofleet.deploy.fleet.device.scripts import Place
 from protofleet.deploy.fleet.device.unit import sha256_of
@@ -38,7 +46,7 @@ from protofleet.deploy.fleet.plan import (
     Switch,
     Targets,
 )
-from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
+from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError, shown
 from protofleet.deploy.fleet.targets import TARGETS_FILE
 from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.settings.reader import SettingsError
@@ -57,6 +65,10 @@ REQUEST: Final = re.compile(
 
 class StepError(RunError):
     """A step has failed on the device."""
+
+
+class NonsenseError(RunError):
+    """A value that a host says is not of its type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +90,13 @@ def gather_facts(ssh: Ssh, place: Place, *how: str) -> Facts:
     result = ssh.run(place.facts, *(how or ("quick",)), seconds=240.0 if how else 60.0)
     try:
         return read_facts(result.out)
-    except SettingsError:
+    except IncompleteError:
         problem = result.last_line
         if "sudo" in problem:
             problem += "; let this user `sudo -n`, or deploy as root"
         raise UnreachableError(f"{ssh.name}: its facts cannot be gathered: {problem}") from None
+    except SettingsError as error:
+        raise NonsenseError(f"{ssh.name}: its facts cannot be read: {error}") from None
 
 
 class Executor:
@@ -127,7 +141,7 @@ class Executor:
             case Drain(seconds):
                 result = self.run_step("drain", f"{seconds:.0f}", seconds=seconds + 60)
                 if result.err.strip():
-                    self.report(result.err.strip())
+                    self.report(result.last_line)
             case Switch(release):
                 self.run_step("switch", release, desired.name, seconds=SWITCH_SECONDS)
             case Start():
@@ -173,21 +187,12 @@ class Executor:
         return require_success(self.ssh.run(self.place.steps, step, *arguments, seconds=seconds))
 
     def service_state(self) -> ServiceState:
-        state = dict(line.partition("=")[::2] for line in self.run_step("state").out.splitlines())
-        service = Service(
-            state.get("ActiveState", ""), state.get("SubState", ""),
-            pid=int(state.get("agent") or 0), restarts=int(state.get("NRestarts") or 0),
-        )  # fmt: skip
-        try:
-            status = Status(**json.loads(state.get("status", "")))
-        except (ValueError, TypeError):
-            status = None
-        own = status if status and status.pid == service.pid else None
-        return ServiceState(service, own, state.get("answers", ""))
+        return read_state(self.ssh.name, self.run_step("state"))
 
     def last_log_line(self) -> str:
         """Of the service, from its journal."""
-        lines = [line for line in self.ssh.run(self.place.steps, "journal").out.splitlines() if line.strip()]
+        journal = self.ssh.run(self.place.steps, "journal").out
+        lines = [shown(line) for line in journal.split("\n") if line.strip()]
         ours = [line.removeprefix("protofleet: ") for line in lines if line.startswith("protofleet: ")]
         empty = f"its journal is empty; look at `systemctl status {self.place.role.service}` there"
         return (ours or lines or [empty])[-1]
@@ -285,6 +290,18 @@ class Executor:
                 )
                 return
             time.sleep(POLL_SECONDS)
+
+
+def read_state(name: str, result: Result) -> ServiceState:
+    """Read what the step `state` has printed."""
+    said = Fields(result.out)
+    try:
+        service, answers = read_service(said), said.text("answers")
+    except SettingsError as error:
+        raise NonsenseError(f"{name}: its state cannot be read: {error}") from None
+    status = read_object(Status, said.raw("status"))
+    own = status if status and status.pid == service.pid else None
+    return ServiceState(service, own, answers)
 
 
 def upload(ssh: Ssh, place: Place, files: Mapping[str, str | bytes], private: bool = False) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
@@ -14,13 +13,13 @@ from typing import Final, TypeAlias
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.settings import Fleet, Host
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.printable import printable
 
 CONNECT_SECONDS: Final = 10
 CLOSE_SECONDS: Final = 10.0
 SSH_FAILED: Final = 255  # of ssh itself; any other code is the remote command's
 AS_ROOT: Final = '$([ "$(id -u)" = 0 ] || echo sudo -n)'  # evaluated by the shell there
-# The output of a device must not steer the operator's terminal.
-CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+LONGEST_SHOWN: Final = 2000  # characters of what a host says, where it is printed
 
 # A part of what ssh prints, and what it means for the operator. The first match counts.
 EXPLANATIONS: Final = (
@@ -46,6 +45,8 @@ class UnreachableError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """How a command has ended. `out` and `err` are as they came: what is printed of them goes through `shown`."""
+
     code: int
     out: str
     err: str
@@ -55,10 +56,14 @@ class Result:
     @property
     def last_line(self) -> str:
         """What it said last; of what has said nothing, how it ended, and what to try."""
-        lines = (self.err.strip() or self.out.strip()).splitlines()
-        if lines:
-            return lines[-1]
+        if text := self.err.strip() or self.out.strip():
+            return shown(text.split("\n")[-1])
         return f"{self.source or 'the command'} ended with exit status {self.code} and no words; {self.hint}"
+
+
+def shown(text: str) -> str:
+    """Make one line of a host's words that cannot steer the operator's terminal."""
+    return printable(text.strip())[-LONGEST_SHOWN:]
 
 
 Run: TypeAlias = Callable[[Sequence[str], str, float], Result]  # a command line, its stdin, seconds
@@ -67,17 +72,11 @@ Run: TypeAlias = Callable[[Sequence[str], str, float], Result]  # a command line
 def run_program(command: Sequence[str], stdin: str, seconds: float) -> Result:
     try:
         done = subprocess.run(
-            command,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
+            command, input=stdin.encode(), capture_output=True, timeout=seconds, check=False
+        )  # no text mode: it would make a line's end of every "\r"
     except FileNotFoundError:
         raise RunError(f"there is no {command[0]} on this machine; install it") from None
-    return Result(done.returncode, done.stdout, done.stderr)
+    return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
 class Ssh:
@@ -130,8 +129,8 @@ class Ssh:
             raise UnreachableError(f"{problem}; is it still reachable? `{self._by_hand}` tells") from None
         result = Result(
             done.code,
-            CONTROL_CHARACTERS.sub("", done.out),
-            CONTROL_CHARACTERS.sub("", done.err),
+            done.out,
+            done.err,
             f"{what} on {where}",
             f"look there: `{self._by_hand}`, then `journalctl -n 50` and `df -h`",
         )

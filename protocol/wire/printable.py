@@ -8,3 +8,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines of ours."""
+    return "\n".join(map(printable, text.split("\n")))

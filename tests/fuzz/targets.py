@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.spool.spool import members_in, names_in
+from protofleet.deploy.fleet.checks import Workload, failures, run_checks
+from protofleet.deploy.fleet.device.facts import read_facts
+from protofleet.deploy.fleet.plan import InstalledSettings
+from protofleet.deploy.fleet.plan import plan as make_plan
+from protofleet.deploy.fleet.status import status_cells
 from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.host.status_file import Status
 from protofleet.edge_client.state.file import encode_state_file, read_state_file
 from protofleet.methods.contract.plan import read_plan
 from protofleet.protocol.link.fetch import indices
@@ -27,6 +33,7 @@ from protofleet.protocol.wire.codec import TaskId
 from protofleet.protocol.wire.messages import BlockRequest, Update
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.protocol.wire.topics import Topics
+from tests.deploy.fleet.boards import GOOD, NOW, WANTED
 from tests.protocol.golden.vectors import load
 from tests.protocol.wire.test_codec import MANIFEST, ONE_OF_EACH
 from tests.support.lying_device import encoded, parts_of, with_table
@@ -70,6 +77,16 @@ def body(data: bytes) -> str:
 
 def block(data: bytes) -> str:
     return str(blocks.unpack(data)[1] % 4)
+
+
+def host_facts(data: bytes) -> str:
+    """What `deploy status`, `plan` and `doctor` make of the words of a host, which are escaped for a terminal."""
+    facts = read_facts(data.decode("utf-8", "replace"))
+    checks = run_checks(facts, Workload(), NOW)
+    said = [check.reason for check in checks] + [*map(str, status_cells("a", facts, WANTED)[0])]
+    assert all(words.isprintable() for words in said)
+    steps = make_plan(facts, WANTED, checks, InstalledSettings())
+    return f"{len(failures(checks))} {type(steps[0]).__name__}"
 
 
 def topic(data: bytes) -> str:
@@ -130,6 +147,20 @@ def topics() -> list[bytes]:
     return [name.encode() for name in names]
 
 
+def hosts() -> list[bytes]:
+    status = json.dumps(asdict(Status(7, 1, NOW, "0.1.0", 5, connected=True, heard=True)))
+    good = json.dumps(asdict(GOOD))
+    fit = {
+        "arch": "aarch64", "uid": 0, "now": NOW, "tool": "rsync", "python": "3.10.12", "venv": "yes", "systemd": 249,
+        "systemd_state": "running", "disk_free": 8 * 10**10, "state_free": 8 * 10**10, "ram": 6 * 10**9,
+        "temperature": "48000 cpu", "l4t": "36.4.3", "docker": "27.5.1", "torch": "2.5", "cert_until": NOW,
+        "served": "current v000017 16", "release": WANTED.release, "good": good, "status": status, "agent": 7,
+        "ActiveState": "active", "end": "yes",
+    }  # fmt: skip
+    bare = {key: fit[key] for key in ("arch", "uid", "now", "status", "end")}
+    return ["".join(f"{key}={value}\0" for key, value in one.items()).encode() for one in (fit, bare)]
+
+
 def settings(cls: type, **more: Any) -> list[bytes]:
     table = encode(decode(cls, {"name": "spring", **more}))
     return [write_toml(table).encode(), write_toml({"name": "spring", **more}).encode()]
@@ -144,10 +175,11 @@ def states() -> list[bytes]:
 
 
 TARGETS = {
-    "envelope": Target(envelope, Rejected, golden, 0.22),
+    "envelope": Target(envelope, Rejected, golden, 0.17),
     "message": Target(message, Rejected, messages, 0.34),
     "body": Target(body, Rejected, bodies, 0.22),
     "block": Target(block, Rejected, golden, 0.08),
+    "host_facts": Target(host_facts, SettingsError, hosts, 0.05),
     "topic": Target(topic, Rejected, topics, 0.08),
     "plan": Target(run_plan, SettingsError, lambda: [plan("fedavg").encode(), plan("fedpall").encode()], 0.02),
     "device_state": Target(device_state, (DamagedError, NewerFormatError), states, 0.01),

@@ -1,3 +1,5 @@
+# The form in which facts.sh and remote.sh print a value (fields.py reads it): it ends with a NUL byte, which none can hold.
+say() { printf '%s=%s\000' "$1" "$2"; }
 # How a service that writes no status file is: asked as its clients ask it, by its own user, as its files are that user's.
 ask() { # program ...
     env HOME=/nonexistent setpriv --reuid="$user" --regid="$user" --clear-groups --no-new-privs -- timeout 10 "$@" 2>&1 </dev/null 9>&- | tail -n 1 | cut -c1-500

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from protofleet.deploy.fleet.device.fields import LATEST, Fields, read_object
 from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.security.records import REVOCATIONS
 from protofleet.protocol.security.signed_settings import SETTINGS
 from protofleet.protocol.security.statements import StatementError, from_armour
 from protofleet.protocol.security.trust import ROOTS
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.printable import printable
 
-MODEL: Final = re.compile(r"(current|champion|pinned) (v\d{6,9}) (\d{1,9})")
+MODEL: Final = re.compile(r"(current|champion|pinned) (v[0-9]{6,9}) ([0-9]{1,9})")
+DEGREES: Final = re.compile(r"-?[0-9]{1,9}")  # thousandths
+SHOWN: Final = 80  # characters of what cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,51 +132,56 @@ class Facts:
     probe: Probe | None = None
 
 
+class IncompleteError(SettingsError):
+    """The script of facts did not come to its end."""
+
+
 def read_facts(text: str) -> Facts:
-    """What `facts.sh` has printed. SettingsError where it did not come to its end."""
-    values: dict[str, list[str]] = defaultdict(list)
-    for line in text.splitlines():
-        key, equals, value = line.partition("=")
-        if equals:
-            values[key].append(value.strip())
-    one = {key: found[-1] for key, found in values.items()}
-    if "end" not in one or not one.get("arch"):
-        raise SettingsError(f"the facts of the device are incomplete; they end with {text[-80:]!r}")
+    """Read what `facts.sh` has printed. SettingsError where a value is not of its type."""
+    said = Fields(text)
+    if said.raw("end") != "yes" or not said.text("arch"):
+        raise IncompleteError(
+            f"the facts of the device are incomplete; they end with '{printable(text[-SHOWN:])}'"
+        )
     return Facts(
-        one["arch"], int(one["uid"]), int(one["now"]),
-        os=one.get("os", ""), model=one.get("model", ""), l4t=one.get("l4t", ""), nvidia="nvidia" in one,
-        tools=frozenset(values["tool"]), python=one.get("python", ""), venv="venv" in one,
-        mosquitto=one.get("mosquitto", ""), prometheus="prometheus" in one,
-        systemd=int(one.get("systemd") or 0), systemd_state=one.get("systemd_state", ""),
-        clock_synced=_yes_or_no(one.get("clock_synced")), groups=tuple(one.get("groups", "").split()),
-        disk_free=int(one.get("disk_free") or 0), state_free=int(one.get("state_free") or 0),
-        storage=one.get("storage", ""), ram=int(one.get("ram", 0)), ram_free=int(one.get("ram_free", 0)),
-        swap=int(one.get("swap", 0)), temperatures=tuple(map(_temperature, values["temperature"])),
-        nvpmodel=one.get("nvpmodel", ""),
-        docker=Docker(one["docker"], tuple(one.get("docker_runtimes", "").split())) if "docker" in one else None,
-        iptables=one.get("iptables", ""), iptables_works=_yes_or_no(one.get("iptables_works")),
-        installed=_installed(values, one), probe=_probe(one),
+        said.text("arch"), said.required_number("uid"), said.required_number("now", LATEST),
+        os=said.text("os"), model=said.text("model"), l4t=said.text("l4t"), nvidia="nvidia" in said,
+        tools=frozenset(said.texts("tool")), python=said.text("python"), venv="venv" in said,
+        mosquitto=said.text("mosquitto"), prometheus="prometheus" in said,
+        systemd=said.number("systemd"), systemd_state=said.text("systemd_state"),
+        clock_synced=said.yes_or_no("clock_synced"), groups=tuple(said.text("groups").split()),
+        disk_free=said.number("disk_free"), state_free=said.number("state_free"),
+        storage=said.text("storage"), ram=said.number("ram"), ram_free=said.number("ram_free"),
+        swap=said.number("swap"), temperatures=tuple(map(_temperature, said.texts("temperature"))),
+        nvpmodel=said.text("nvpmodel"),
+        docker=Docker(said.text("docker"), tuple(said.text("docker_runtimes").split())) if "docker" in said else None,
+        iptables=said.text("iptables"), iptables_works=said.yes_or_no("iptables_works"),
+        installed=_installed(said), probe=_probe(said),
     )  # fmt: skip
 
 
-def _installed(values: Mapping[str, list[str]], one: Mapping[str, str]) -> Installed:
-    service = Service(
-        one.get("ActiveState", ""), one.get("SubState", ""), one.get("UnitFileState") == "enabled",
-        int(one.get("agent") or 0), int(one.get("NRestarts") or 0), one.get("running", ""),
-        one.get("running_unit", ""),
-    )  # fmt: skip
+def _installed(said: Fields) -> Installed:
+    service = read_service(said)
     return Installed(
-        "user" in one, one.get("pinned", ""), one.get("release", ""),
-        frozenset(values["complete"]), frozenset(values["blocked"]),
-        settings=_statement(one.get("settings", "")), good_settings=_statement(one.get("good_settings", "")),
-        previous_settings=_statement(one.get("previous_settings", "")),
-        unit=one.get("unit", ""), tls=one.get("tls", ""), roots=one.get("roots", ""),
-        coordinator=one.get("coordinator", ""), lists=one.get("lists", ""), revoked=one.get("revoked", ""),
-        held_revoked=_statement(one.get("held_revoked", ""), REVOCATIONS),
-        held_roots=_statement(one.get("held_roots", ""), ROOTS), held_crl=_bytes(one.get("held_crl", "")),
-        targets=one.get("targets", ""), answers=one.get("answers", ""), good=_good(one.get("good", "")),
-        previous=_good(one.get("previous", "")), service=service, status=_status(one.get("status", "")),
-        models=dict(filter(None, map(_served, values["model"]))),
+        "user" in said, said.text("pinned"), said.text("release"),
+        frozenset(said.texts("complete")), frozenset(said.texts("blocked")),
+        settings=_statement(said.raw("settings")), good_settings=_statement(said.raw("good_settings")),
+        previous_settings=_statement(said.raw("previous_settings")),
+        unit=said.text("unit"), tls=said.text("tls"), roots=said.text("roots"),
+        coordinator=said.text("coordinator"), lists=said.text("lists"), revoked=said.text("revoked"),
+        held_revoked=_statement(said.raw("held_revoked"), REVOCATIONS),
+        held_roots=_statement(said.raw("held_roots"), ROOTS), held_crl=_bytes(said.raw("held_crl")),
+        targets=said.text("targets"), answers=said.text("answers"), good=read_object(KnownGood, said.raw("good")),
+        previous=read_object(KnownGood, said.raw("previous")), service=service,
+        status=read_object(Status, said.raw("status")),
+        models=dict(filter(None, map(_served, said.texts("served")))),
+    )  # fmt: skip
+
+
+def read_service(said: Fields) -> Service:
+    return Service(
+        said.text("ActiveState"), said.text("SubState"), said.text("UnitFileState") == "enabled",
+        said.number("agent"), said.number("NRestarts"), said.text("running"), said.text("running_unit"),
     )  # fmt: skip
 
 
@@ -184,28 +191,13 @@ def _served(text: str) -> tuple[str, ServedVersion] | None:
     return (found[1], ServedVersion(found[2], int(found[3]))) if found else None
 
 
-def _probe(one: Mapping[str, str]) -> Probe | None:
-    if not {"torch", "cuda", "broker", "broker_tcp", "cert_until"} & one.keys():
+def _probe(said: Fields) -> Probe | None:
+    if not any(key in said for key in ("torch", "cuda", "broker", "broker_tcp", "cert_until")):
         return None
-    cuda, reached = _yes_or_no(one.get("cuda")), _yes_or_no(one.get("broker_tcp"))
     return Probe(
-        one.get("torch", ""), cuda, one.get("broker", ""), reached, int(one.get("cert_until", 0)),
-        one.get("torch_build", ""), int(one.get("torch_bytes") or 0),
+        said.text("torch"), said.yes_or_no("cuda"), said.text("broker"), said.yes_or_no("broker_tcp"),
+        said.number("cert_until", LATEST), said.text("torch_build"), said.number("torch_bytes"),
     )  # fmt: skip
-
-
-def _good(text: str) -> KnownGood | None:
-    try:
-        return KnownGood(**json.loads(text))
-    except (ValueError, TypeError):
-        return None
-
-
-def _status(text: str) -> Status | None:
-    try:
-        return Status(**json.loads(text))
-    except (ValueError, TypeError):
-        return None
 
 
 def _statement(text: str, kind: str = SETTINGS) -> bytes:
@@ -224,8 +216,4 @@ def _bytes(text: str) -> bytes:
 
 def _temperature(text: str) -> tuple[str, float]:
     value, _, zone = text.partition(" ")
-    return zone, int(value) / 1000 if value.lstrip("-").isdigit() else 0.0
-
-
-def _yes_or_no(text: str | None) -> bool | None:
-    return {"yes": True, "no": False}.get(text or "")
+    return zone, int(value) / 1000 if DEGREES.fullmatch(value) else 0.0

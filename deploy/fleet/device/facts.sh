@@ -1,9 +1,8 @@
-# The state of a host, as key=value lines. Reads only; runs in any POSIX shell, after the names of roles.py.
+# The state of a host, as key=value and a NUL byte. Reads only; runs in any POSIX shell, after the names of roles.py.
 # Arguments: deep | quick. Deep also tries torch and the broker, which takes seconds.
 # Files of the device's own user are read as that user: a link among them could lead root to any file.
 cd /
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin:/usr/local/sbin"
-say() { printf '%s=%s\n' "$1" "$(printf '%s' "$2" | tr '\n' ' ')"; }
 has() { command -v "$1" >/dev/null 2>&1; }
 with_timeout() { if has timeout; then timeout 10 "$@"; else "$@"; fi 2>/dev/null; }
 first_existing() { for path; do [ -e "$path" ] && { echo "$path"; return; }; done; }
@@ -14,7 +13,7 @@ as_user() { # command ...: in the groups that may use a GPU
   if [ -n "$gpu" ]; then groups=--groups=${gpu%,}; else groups=--clear-groups; fi
   env HOME="$home" setpriv --reuid="$user" --regid="$user" "$groups" --no-new-privs -- "$@" </dev/null 2>/dev/null
 }
-known_keys() { grep -aE '^(torch|torch_problem|torch_build|torch_bytes|cuda|cert_until|broker)=' | cut -c1-500; } # of the output of a program that runs as that user
+known_keys() { tr -d '\000' | grep -aE '^(torch|torch_problem|torch_build|torch_bytes|cuda|cert_until|broker)=' | cut -c1-500 | tr '\n' '\000'; } # of the output of a program that runs as that user
 read_as_user() { as_user timeout 5 head -c "${2:-65536}" "$1" 2>/dev/null; }
 sha256_as_user() { digest=$(read_as_user "$1" | sha256sum | cut -d' ' -f1); [ "$digest" != "$of_nothing" ] && echo "$digest"; }
 of_nothing=$(sha256sum </dev/null | cut -d' ' -f1)
@@ -43,7 +42,7 @@ say disk_free "$(df -Pk "$(first_existing "$top" /opt /)" | awk 'NR==2 {printf "
 say state_free "$(df -Pk "$(first_existing "$home" /var/lib /)" | awk 'NR==2 {printf "%.0f", $4 * 1024}')"
 say storage "$(df -P "$(first_existing "$home" /var/lib /)" | awk 'NR==2 {print $1}')"
 awk '/^MemTotal:/ {printf "ram=%.0f\n", $2 * 1024} /^MemAvailable:/ {printf "ram_free=%.0f\n", $2 * 1024}
-     /^SwapTotal:/ {printf "swap=%.0f\n", $2 * 1024}' /proc/meminfo
+     /^SwapTotal:/ {printf "swap=%.0f\n", $2 * 1024}' /proc/meminfo | tr '\n' '\000'
 for zone in /sys/class/thermal/thermal_zone*; do
   heat=$(cat "$zone/temp" 2>/dev/null) && say temperature "$heat $(cat "$zone/type")"
 done
@@ -85,7 +84,7 @@ esac
 # Of the versions that a device serves: what a link names, and the round on its card.
 [ -n "$models" ] && for link in current champion pinned; do
   version=$(as_user timeout 5 readlink "$models/$link") || continue
-  say model "$link $version $(as_user timeout 5 sed -n 's/^ "round": \([0-9]*\),\{0,1\}$/\1/p' "$models/$version/card.json" 2>/dev/null | head -c 20)"
+  say served "$link $version $(as_user timeout 5 sed -n 's/^ "round": \([0-9]*\),\{0,1\}$/\1/p' "$models/$version/card.json" 2>/dev/null | head -c 20)"
 done
 status=$(read_as_user $shown/status.json)
 if has systemctl && [ -e "$unit" ]; then
@@ -95,7 +94,7 @@ if has systemctl && [ -e "$unit" ]; then
   pid=$(systemctl show -p MainPID --value "$name")
   say agent "$pid"
   [ "$pid" != 0 ] && [ -e $top/current/image ] && # a container has process ids of its own
-    say agent "$(printf '%s\n' "$status" | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
+    say agent "$(printf '%s\n' "$status" | sed -n 's/^ "pid": \([0-9]\{1,10\}\),$/\1/p' | head -n 1)"
   [ "$pid" != 0 ] && {
     say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n "1s|^$top/releases/\\([0-9a-f]*\\)/.*|\\1|p; s|^protofleet.release=||p")"
     [ $role = broker ] && say running 0

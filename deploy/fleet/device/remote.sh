@@ -278,14 +278,14 @@ start() {
 stop() { drain "$1"; systemctl stop $name; systemctl reset-failed $name 2>/dev/null || :; }
 
 state() {
-    for key in ActiveState SubState NRestarts; do echo "$key=$(show $key)"; done
+    for key in ActiveState SubState NRestarts; do say $key "$(show $key)"; done
     if [ -e $top/current/image ]; then # a container has process ids of its own
-        echo "agent=$(read_as_user 65536 $shown/status.json | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
+        say agent "$(read_as_user 65536 $shown/status.json | sed -n 's/^ "pid": \([0-9]\{1,10\}\),$/\1/p' | head -n 1)"
     else
-        echo "agent=$(show MainPID)"
+        say agent "$(show MainPID)"
     fi
-    echo "status=$(read_as_user 65536 $shown/status.json | tr '\n' ' ')"
-    [ $role = device ] || [ "$(show MainPID)" = 0 ] || echo "answers=$(answers)"
+    say status "$(read_as_user 65536 $shown/status.json)"
+    [ $role = device ] || [ "$(show MainPID)" = 0 ] || say answers "$(answers)"
 }
 
 journal() { journalctl -q -u $name -t protofleet -n 12 -o cat --no-pager 2>/dev/null; }

@@ -10,6 +10,7 @@ from typing import Final
 
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.settings import Fleet, Host
+from protofleet.deploy.fleet.ssh import run_program
 from protofleet.protocol.settings.reader import SettingsError
 
 SECONDS: Final = 10
@@ -59,7 +60,11 @@ def _believe(path: Path, name: str, host: Host, key: HostKey, confirm: Confirm) 
 def ask_for_key(host: Host) -> HostKey:
     command = ["ssh-keyscan", "-T", str(SECONDS), "-t", KEY_TYPE]
     found = _run([*command, *(["-p", str(host.port)] if host.port else []), host.address])
-    lines = [line for line in found.splitlines() if line and not line.startswith("#")]
+    # A line of another host, or a comment with the banner of this one, says nothing about its key.
+    wanted = _place(host).lower()
+    lines = [
+        line for line in found.split("\n") if line.split(" ")[0].lower() == wanted and line.isprintable()
+    ]
     if not lines:
         way_out = "is it switched on, does sshd run there, is the port right?"
         raise RunError(
@@ -80,9 +85,6 @@ def _place(host: Host) -> str:
 
 def _run(command: list[str], stdin: str = "") -> str:
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=60)
-    except FileNotFoundError:
-        raise RunError(f"there is no {command[0]} on this machine; install OpenSSH") from None
+        return run_program(command, stdin, 60.0).out
     except subprocess.TimeoutExpired:
         raise RunError(f"{command[0]} has not ended within 60 s; is the network up?") from None
-    return done.stdout

@@ -27,6 +27,7 @@ from protofleet.protocol.security.statements import Reader, from_armour, unverif
 
 SHELL: Final = f"exec {AS_ROOT} sh -s -- "
 SCRIPTS: Final = {FACTS_SCRIPT: "facts.sh", REMOTE_SCRIPT: "remote.sh"}
+LISTS: Final = ("tool", "complete", "blocked", "served", "temperature")  # a value for each line
 FIT: Final = {
     "arch": "aarch64", "uid": "0", "tool": "rsync\npython3\nsha256sum", "python": "3.10.12", "venv": "yes",
     "systemd": "249", "systemd_state": "running", "clock_synced": "yes", "disk_free": "80000000000",
@@ -104,7 +105,7 @@ class RecordedBoard:
                 self.facts |= {"ActiveState": "inactive", "agent": "0"}
             case "state":
                 keys = ("ActiveState", "SubState", "NRestarts", "agent", "status", "answers")
-                return "".join(f"{key}={self.facts.get(key, '')}\n" for key in keys)
+                return "".join(f"{key}={self.facts.get(key, '')}\0" for key in keys)
             case "record":
                 if "good" in self.facts:
                     self.facts["previous"] = self.facts["good"]
@@ -119,7 +120,11 @@ class RecordedBoard:
 
     def _facts(self) -> str:
         told = self.facts | {"now": str(int(time.time())), "end": "yes"}
-        return "".join(f"{key}={one}\n" for key, value in told.items() for one in value.split("\n"))
+        return "".join(
+            f"{key}={one}\0"
+            for key, value in told.items()
+            for one in (value.split("\n") if key in LISTS else [value])
+        )
 
     def _enrol(self, fingerprint: str) -> None:
         lines = self.incoming["approval"]

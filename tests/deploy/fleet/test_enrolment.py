@@ -45,7 +45,7 @@ for board in {folder}/requests/*; do
     case "$*" in
         *" quick"*) cat {folder}/facts; exit ;;
         *" request "*" ${{board##*/}} "*) cat "$board" ;;
-        *" state"*) echo ActiveState=active; exit ;;
+        *" state"*) printf 'ActiveState=active\\000'; exit ;;
     esac
 done
 """
@@ -65,7 +65,7 @@ def operators_machine(folder, requests):
     """A root, a fleet of these boards, and an `ssh` and `rsync` of ours."""
     authority = make_authority(folder / "root", "lab", 1, durable=False)
     enrol(authority, folder / "coordinator", "coordinator", 30)
-    (folder / "facts").write_text(FACTS.format(now=int(time.time())))
+    (folder / "facts").write_text(FACTS.format(now=int(time.time())).replace("\n", "\0"))
     for place in ("requests", "wheels", "bin"):
         (folder / place).mkdir()
     for name, text in requests.items():

@@ -87,3 +87,15 @@ def test_a_file_that_leaves_known_hosts_to_ssh_is_told_what_to_say(desk, capsys)
     (desk / "fleet.toml").write_text(FLEET.replace('known_hosts = "known_hosts"\n', ""))
     assert main(["deploy", "known-hosts"]) == 2
     assert 'say known_hosts = "known_hosts"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["\x0b", "\x0c", "\r", "\x1c", "\u2028", "\xff"])
+def test_the_banner_of_a_host_says_nothing_about_any_key(desk, capsys, end):
+    key = (desk / "c.pub").read_text().split()[1]
+    lines = f"# 10.9.9.1:22 SSH-2.0-x{end}10.9.9.1 ssh-ed25519 {key}{end}\n10.9.9.7 ssh-ed25519 {key}\n"
+    (desk / "banner").write_bytes(lines.encode("utf-8" if end == "\u2028" else "latin-1"))
+    scan = desk / "bin" / "ssh-keyscan"
+    scan.write_text(scan.read_text().replace('10.9.9.1) echo "#', f'10.9.9.1) cat {desk}/banner; echo "#'))
+    main(["deploy", "known-hosts", "a", "--yes"])
+    assert fingerprint(desk, "a") in capsys.readouterr().out
+    assert key not in (desk / "known_hosts").read_text()

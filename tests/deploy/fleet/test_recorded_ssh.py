@@ -238,7 +238,7 @@ def test_status_looks_once_at_each_device(deployed, capsys):
 
 def test_status_says_which_version_of_its_model_each_device_serves(deployed, capsys):
     def told(*lines):
-        deployed.board.facts["model"] = "\n".join(lines)
+        deployed.board.facts["served"] = "\n".join(lines)
         deployed.deploy("status")
         text = capsys.readouterr().out.splitlines()[1]
         deployed.deploy("status", json=True)

@@ -19,7 +19,8 @@ def test_a_devices_words_do_not_steer_the_operators_terminal(tmp_path, monkeypat
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     host = Host("board.example")
     said = Ssh("board-1", host, Fleet("root", {"board-1": host}), tmp_path).run("")
-    assert said.out == "a[2Jb\nc\tde\n" and said.last_line == "]0;mineword"
+    assert said.out == "a\x1b[2Jb\r\nc\td\x9be\n", "data for a parser, every byte of it"
+    assert said.last_line == "\\x1b]0;mine\\x07word"
 
 
 def fleet_of(host, **more):
