@@ -31,19 +31,33 @@ class Accelerator(Protocol):
         """That this process has for tensors: those that it uses, and those that its allocator keeps for later."""
         ...
 
-    def peak_bytes(self) -> int:
-        """The most that was reserved since `reset_peak`."""
+    def allocated_bytes(self) -> int:
+        """Return what tensors of this process use, of what is reserved."""
+        ...
+
+    def peak_reserved_bytes(self) -> int:
+        """Return the most that was reserved since `reset_peak`."""
+        ...
+
+    def peak_allocated_bytes(self) -> int:
+        """Return the most that tensors used since `reset_peak`."""
         ...
 
     def reset_peak(self) -> None: ...
 
     def release_cache(self) -> None:
-        """Give back to the GPU what no tensor uses."""
+        """Give back to the GPU the segments of which no tensor uses any part."""
         ...
 
 
 class Cuda:
-    """By torch's own allocator, of which an allocation is rounded up and a freed block is kept."""
+    """The counters of torch's caching allocator.
+
+    It reserves segments of 2 MiB, 20 MiB or more from the GPU and cuts them into blocks. A freed block is kept for
+    later tensors, and `empty_cache` gives back only segments that are free as a whole: what is left of the others is
+    `inactive_split_bytes` in torch.cuda.memory_stats. cuBLAS's workspace is such a block, and lives as long as the
+    process. So work may find its memory in what is reserved already, and then nothing more is reserved for it.
+    """
 
     def __init__(self, place: torch.device) -> None:
         self._place = place
@@ -68,8 +82,14 @@ class Cuda:
     def reserved_bytes(self) -> int:
         return int(torch.cuda.memory_reserved(self._place))
 
-    def peak_bytes(self) -> int:
+    def allocated_bytes(self) -> int:
+        return int(torch.cuda.memory_allocated(self._place))
+
+    def peak_reserved_bytes(self) -> int:
         return int(torch.cuda.max_memory_reserved(self._place))
+
+    def peak_allocated_bytes(self) -> int:
+        return int(torch.cuda.max_memory_allocated(self._place))
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._place)

@@ -94,7 +94,7 @@ class Admission:
 
     def _measured(self, work: Work, do: Callable[[], T]) -> T | _OutOfMemory:
         self._gpu.reset_peak()
-        before = self._gpu.reserved_bytes()
+        reserved, allocated = self._gpu.reserved_bytes(), self._gpu.allocated_bytes()
         try:
             result = do()
         except RuntimeError as error:
@@ -102,7 +102,10 @@ class Admission:
                 raise
             message = str(error).strip().partition("\n")[0][:300]
         else:
-            self._note_peak(work, self._gpu.peak_bytes() - before)
+            # Work that found its memory in the allocator's pool has reserved nothing, and needs it all the same: the
+            # pool may be gone by its next turn, or another device's.
+            taken = self._gpu.peak_allocated_bytes() - allocated
+            self._note_peak(work, max(taken, self._gpu.peak_reserved_bytes() - reserved))
             return result
         # Only here are the frames gone that the error had, and with them the tensors in them.
         gc.collect()

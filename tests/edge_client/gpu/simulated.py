@@ -1,7 +1,10 @@
-"""A GPU that counts as torch.cuda does, shared by processes or threads through a folder.
+"""A GPU that counts as torch.cuda is documented to, shared by processes or threads through a folder.
 
-Segments are taken from the GPU and cut into blocks; a freed block's segment is kept until the cache is released; the
-peak is of segments. A process that ends, in whatever way, gives all back. The first look at what is free takes the
+Segments are reserved from the GPU, and cut into blocks, which are allocated. A freed block joins the free blocks
+on both sides of it, and its segment stays reserved. Releasing the cache gives back only segments without an allocated
+block; what stays is `inactive_split_bytes` of torch.cuda.memory_stats. So one small block that lives as long as the
+process, such as cuBLAS's workspace, keeps a whole segment reserved, and later work takes its memory from there
+without reserving more. A process that ends, in whatever way, gives all back. The first look at what is free takes the
 process's context.
 """
 
@@ -26,11 +29,42 @@ def segment_size(size):
     return 20 * MiB if size < 10 * MiB else -(-size // (2 * MiB)) * 2 * MiB
 
 
-@dataclass
+@dataclass(eq=False)
+class Block:
+    size: int
+    segment: "Segment"
+    used: bool = False
+
+
+@dataclass(eq=False)
 class Segment:
+    """Its blocks, in the order of their addresses."""
+
     size: int
     small: bool
-    used: int = 0
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def used(self):
+        return any(block.used for block in self.blocks)
+
+    def take(self, block, size):
+        """Give out the block, and cut off what is left of it where that is worth a block of its own."""
+        left = block.size - size
+        if left >= ROUNDED if self.small else left > MiB:
+            block.size = size
+            self.blocks.insert(self.blocks.index(block) + 1, Block(left, self))
+        block.used = True
+
+    def give_back(self, block):
+        block.used = False
+        joined = []
+        for one in self.blocks:
+            if joined and not (one.used or joined[-1].used):
+                joined[-1].size += one.size
+            else:
+                joined.append(one)
+        self.blocks = joined
 
 
 @dataclass
@@ -44,7 +78,7 @@ class SimulatedGpu:
     segments: list[Segment] = field(default_factory=list)
 
     def __post_init__(self):
-        self._peak, self._has_context = 0, False
+        self._peak, self._peak_allocated, self._has_context = 0, 0, False
         number = len(list(self.folder.glob("*.taken")))
         self._file = (self.folder / f"{os.getpid()}-{number}.taken").open("w+")
         fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -60,37 +94,51 @@ class SimulatedGpu:
     def reserved_bytes(self):
         return sum(segment.size for segment in self.segments)
 
-    def peak_bytes(self):
+    def allocated_bytes(self):
+        return sum(block.size for segment in self.segments for block in segment.blocks if block.used)
+
+    def peak_reserved_bytes(self):
         return self._peak
 
+    def peak_allocated_bytes(self):
+        return self._peak_allocated
+
     def reset_peak(self):
-        self._peak = self.reserved_bytes()
+        self._peak, self._peak_allocated = self.reserved_bytes(), self.allocated_bytes()
 
     def release_cache(self):
         with self._locked():
             self._release()
 
     def allocate(self, size):
-        """The segment of a new block."""
+        """The smallest free block that it fits into, or one of a new segment."""
         size = -(-size // ROUNDED) * ROUNDED
         with self._locked():
             self._take_context()
             small = size <= MiB
-            fitting = [s for s in self.segments if s.small == small and s.size - s.used >= size]
-            segment = min(fitting, key=lambda s: s.size, default=None) or self._new_segment(size, small)
-        segment.used += size
-        return segment
+            fitting = [
+                block
+                for segment in self.segments
+                for block in segment.blocks
+                if segment.small == small and not block.used and block.size >= size
+            ]
+            block = (
+                min(fitting, key=lambda b: b.size, default=None) or self._new_segment(size, small).blocks[0]
+            )
+            block.segment.take(block, size)
+        self._peak_allocated = max(self._peak_allocated, self.allocated_bytes())
+        return block
 
-    def free(self, segment, size):
-        segment.used -= -(-size // ROUNDED) * ROUNDED
+    def free(self, block):
+        block.segment.give_back(block)
 
     @contextlib.contextmanager
     def block(self, size):
-        segment = self.allocate(size)
+        block = self.allocate(size)
         try:
             yield
         finally:
-            self.free(segment, size)
+            self.free(block)
 
     def end(self):
         """As when the process ends."""
@@ -104,9 +152,11 @@ class SimulatedGpu:
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size} bytes, of which {free} are free."
             )
-        self.segments.append(Segment(wanted, small))
+        segment = Segment(wanted, small)
+        segment.blocks.append(Block(wanted, segment))
+        self.segments.append(segment)
         self._note()
-        return self.segments[-1]
+        return segment
 
     def _release(self):
         self.segments = [segment for segment in self.segments if segment.used]

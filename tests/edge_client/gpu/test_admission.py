@@ -210,7 +210,7 @@ def test_what_the_work_that_ran_out_held_is_free_for_the_next_even_if_it_refers_
     def do():
         held = Circle()
         held.itself = held
-        weakref.finalize(held, process.gpu.free, process.gpu.allocate(100 * MiB), 100 * MiB)
+        weakref.finalize(held, process.gpu.free, process.gpu.allocate(100 * MiB))
         return training(process, sizes.pop(0))()
 
     assert process.admission.run(TRAIN, do) == "learned"
@@ -252,7 +252,7 @@ def test_what_a_device_leaves_on_the_gpu_is_promised_to_nobody(folder):
     third = GpuProcess.on(folder, refused.set, total=total)
     third.admission.run(TRAIN, training(third))
     data = Work("data", "data", 1)
-    first.admission.run(data, lambda: first.gpu.free(first.gpu.allocate(100 * MiB), 100 * MiB))
+    first.admission.run(data, lambda: first.gpu.free(first.gpu.allocate(100 * MiB)))
 
     def long_work():
         begun.set()
@@ -336,3 +336,41 @@ def test_a_folder_that_is_not_ours_is_refused(tmp_path):
     (tmp_path / "gpu").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError, match="TMPDIR"):
         own_folder(tmp_path / "gpu" / "0")
+
+
+def keeps(process, size):
+    """Allocate a block that lives as long as the process, as cuBLAS's workspace does, in a much larger segment."""
+    with process.gpu.block(size):
+        pass
+    return process.gpu.allocate(size // 100)
+
+
+def test_work_that_fits_into_what_the_pool_keeps_is_not_counted_as_nothing(folder):
+    """As in a process in which something else was computed before. Nothing new is reserved for it."""
+    process = GpuProcess.on(folder, quickly)
+    keeps(process, 200 * MiB)
+    process.gpu.release_cache()
+    reserved = process.gpu.reserved_bytes()
+    assert reserved == 200 * MiB, "one small block keeps all of its segment"
+    assert process.admission.run(TRAIN, training(process)) == "learned"
+    assert process.gpu.reserved_bytes() == reserved
+    assert process.admission.usage.peak_bytes == 100 * MiB
+
+
+def test_no_more_are_admitted_than_fit_once_the_pool_that_served_the_first_is_gone(folder):
+    """Each needs 400 MiB, and was measured while its process's pool had them; 700 MiB are left for both."""
+    processes, held = [GpuProcess.on(folder, quickly, total=900 * MiB) for _ in range(2)], []
+    for process in processes:
+        held.append(keeps(process, 410 * MiB))
+        process.admission.run(TRAIN, training(process, 400 * MiB))
+        process.gpu.free(held.pop())
+        process.admission.run(Work("small", "small", 1), training(process, MiB))
+    at_once = AtOnce()
+
+    def work(process):
+        for _ in range(5):
+            process.admission.run(TRAIN, training(process, 400 * MiB, lambda: enter(at_once)))
+
+    together(*[lambda one=one: work(one) for one in processes])
+    assert [one.admission.usage.out_of_memory for one in processes] == [0, 0]
+    assert at_once.most == 1

@@ -52,25 +52,28 @@ class Real:
     def allocate(self, size):
         return [torch.empty(size, dtype=torch.uint8, device=PLACE)]
 
-    def free(self, block, size):
+    def free(self, block):
         block.clear()
 
 
 def figures(gpu, blocks):
-    """What is reserved, and the peak, after each step; both from where they began."""
+    """What is reserved and allocated, and the peaks, after each step; all from where they began."""
     gpu.reset_peak()
-    taken, found, before = [], [], gpu.reserved_bytes()
+    taken, found, reserved, allocated = [], [], gpu.reserved_bytes(), gpu.allocated_bytes()
     for what, number in STEPS:
         match what:
             case "take":
-                taken.append((blocks.allocate(number), number))
+                taken.append(blocks.allocate(number))
             case "free":
-                blocks.free(*taken[number])
+                blocks.free(taken[number])
             case "reset":
                 gpu.reset_peak()
             case "release":
                 gpu.release_cache()
-        found.append((what, number, gpu.reserved_bytes() - before, gpu.peak_bytes() - before))
+        found.append((
+            what, number, gpu.reserved_bytes() - reserved, gpu.peak_reserved_bytes() - reserved,
+            gpu.allocated_bytes() - allocated, gpu.peak_allocated_bytes() - allocated,
+        ))  # fmt: skip
     return found
 
 
