@@ -60,7 +60,7 @@ class Participants:
         self._needs_counts = plan.load().needs_counts
         self._enrolment_due = 0.0
         self.measures = names_of(plan.variant.views, plan.metrics())
-        self._link.metric_names = tuple(sorted(self.measures))
+        self._link.metric_names, self._link.kinds = tuple(sorted(self.measures)), plan.variant.kinds
         left_out = set() if plan.classes <= limits.confusion else {forms.CONFUSION}
         can = tuple(form for form in forms.COORDINATOR_FORMS if form not in left_out)
         self._about = About(can, (), (), feature_size, self._link.metric_names)

@@ -84,6 +84,7 @@ class TaskHandler:
         except SettingsError as error:
             self._refuse_plan(error)
         else:
+            self._link.kinds = plan.variant.kinds
             self._take_plan(plan)
 
     def _take_plan(self, plan: Plan) -> None:

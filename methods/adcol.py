@@ -29,9 +29,9 @@ from protofleet.methods.nets.base import Net, frozen
 from protofleet.methods.nets.mlp import amplifier
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, embed, train
-from protofleet.methods.parts.pooled import Discriminator, Outputs, amplifier_from, feature_wants
+from protofleet.methods.parts.pooled import FEATURES, Discriminator, Outputs, amplifier_from, feature_wants
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
+from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, Rate, Weight
 
 
@@ -128,11 +128,14 @@ def cost_with_models(sizes: Sizes, outputs: int = 0) -> Cost:
 def variant(hyper: Hyper) -> Method:
     if hyper.average_models:
         form = partial(cost_with_models, outputs=hyper.clients)
-        return replace(METHOD, reports="global", alike="network", private="", cost=form)
+        return replace(
+            METHOD, reports="global", alike="network", private="", arrays=(*WEIGHTS, *ARRAYS), cost=form
+        )
     return replace(METHOD, cost=partial(cost, outputs=hyper.clients)) if hyper.clients else METHOD
 
 
+ARRAYS = (*FEATURES, Discriminator.kind)
 METHOD = Method(
     "Li et al., ICML 2023", Hyper, Server, Client,
-    reports="personal", alike="embedding", private="the model", cost=cost, variant=variant,
+    reports="personal", alike="embedding", private="the model", arrays=ARRAYS, cost=cost, variant=variant,
 )  # fmt: skip

@@ -43,7 +43,7 @@ from protofleet.methods.parts.local import LocalHyper, demand_one_of, train
 from protofleet.methods.parts.optimizers import BETA1, Adam
 from protofleet.methods.parts.prototypes import LARGEST_NUMBER
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
+from protofleet.methods.parts.weights import WEIGHTS, load_weights, torch_device_of, weights_of
 from protofleet.protocol.settings.bounds import (
     Batch,
     Epochs,
@@ -211,10 +211,12 @@ def cost_of_images(sizes: Sizes) -> Cost:
 def variant(hyper: Hyper) -> Method:
     if hyper.average:
         return METHOD
-    return replace(METHOD, reports="personal", alike="nothing", cost=cost_of_images)
+    return replace(METHOD, reports="personal", alike="nothing", arrays=IMAGES, cost=cost_of_images)
 
 
+IMAGES = ("logits", "cosines")
 METHOD = Method(
     "arXiv:2309.16286", Hyper, Server, Client,
-    private="the model that it trained last", public=True, cost=cost, variant=variant,
+    private="the model that it trained last", public=True, arrays=(*WEIGHTS, *IMAGES),
+    cost=cost, variant=variant,
 )  # fmt: skip

@@ -20,7 +20,7 @@ from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, train
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
+from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants, weights_of
 
 
 @dataclass(frozen=True)
@@ -82,4 +82,4 @@ def variant(hyper: Hyper) -> Method:
     return replace(METHOD, reports="personal") if hyper.final_fit else METHOD
 
 
-METHOD = Method("arXiv:1602.05629", Hyper, Server, FittingClient, cost=cost, variant=variant)
+METHOD = Method("arXiv:1602.05629", Hyper, Server, FittingClient, arrays=WEIGHTS, cost=cost, variant=variant)

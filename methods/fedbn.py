@@ -10,11 +10,11 @@ authors' code averages with 1/K.
 from __future__ import annotations
 
 from protofleet.methods.contract.base import Method
-from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.cost import Cost, Sizes, parameters
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.shared import SharedPart, SharingClient, SharingServer
-from protofleet.methods.parts.weights import keys_of_norms, named_weights
+from protofleet.methods.parts.weights import WEIGHTS, keys_of_norms
 
 
 class WithoutNorms(SharedPart):
@@ -36,11 +36,17 @@ def shared_keys_of(model: Net) -> frozenset[str]:
 
 def cost(sizes: Sizes) -> Cost:
     """All parameters that travel in FedAvg but a weight and a bias for each channel that is normed."""
-    travelling = named_weights(sizes.model, shared_keys_of(sizes.model))
-    shared = sum(w.numel() for key, w in sizes.model.named_parameters() if key in travelling)
+    shared = parameters(sizes.model, shared_keys_of(sizes.model))
     return Cost(up={"weights": shared}, down={"weights": shared})
 
 
 METHOD = Method(
-    "arXiv:2102.07623", LocalHyper, Server, Client, reports="personal", private="batch norms", cost=cost
+    "arXiv:2102.07623",
+    LocalHyper,
+    Server,
+    Client,
+    reports="personal",
+    private="batch norms",
+    arrays=WEIGHTS,
+    cost=cost,
 )

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from protofleet.methods import singleset
 from protofleet.methods.contract.base import Ask, Method, Payload, Samples
-from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.maths.means import ClassMeans, class_means
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, in_batches, train
-from protofleet.methods.parts.prototypes import SeenFeatures, held_rows, table_of
+from protofleet.methods.parts.prototypes import HELD_ROWS, SeenFeatures, held_rows, table_of
 from protofleet.methods.parts.tables import TableServer
 from protofleet.protocol.settings.bounds import Weight
 
@@ -91,11 +91,13 @@ class Client(singleset.Client):
 
 def cost(sizes: Sizes) -> Cost:
     """Their classes and counts are a number each."""
-    up = {"prototypes": sizes.held * sizes.C, "labels": sizes.held, "counts": sizes.held}
-    return Cost(up, {} if sizes.first_round else {"prototypes": sizes.rows * sizes.C, "labels": sizes.rows})
+    held = eight_bytes(sizes.held)
+    up = {"prototypes": sizes.held * sizes.C, "labels": held, "counts": held}
+    down = {"prototypes": sizes.rows * sizes.C, "labels": eight_bytes(sizes.rows)}
+    return Cost(up, {} if sizes.first_round else down)
 
 
 METHOD = Method(
     "arXiv:1811.11479", Hyper, Server, Client,
-    reports="personal", alike="nothing", private="the model", cost=cost,
+    reports="personal", alike="nothing", private="the model", arrays=HELD_ROWS, cost=cost,
 )  # fmt: skip

@@ -34,7 +34,7 @@ from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, in_batches
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor
-from protofleet.methods.parts.weights import load_weights, weight_wants
+from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants
 from protofleet.protocol.settings.bounds import LARGEST_FACTOR, Share
 
 Gap = Literal["accuracy", "loss"]
@@ -181,6 +181,6 @@ def variant(hyper: Hyper) -> Method:
 
 
 METHOD = Method(
-    "Zhang et al., CVPR 2023: FedDG-GA", Hyper, Server, Client, validates=True,
+    "Zhang et al., CVPR 2023: FedDG-GA", Hyper, Server, Client, validates=True, arrays=(*WEIGHTS, "validation"),
     private="how good its last two models were on its validation samples", cost=cost, variant=variant,
 )  # fmt: skip

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples, seeded
-from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes, parameters
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.nets.base import Net, frozen
 from protofleet.methods.nets.generator import Generator, embedding_generator
@@ -39,7 +39,7 @@ from protofleet.methods.parts.optimizers import Adam
 from protofleet.methods.parts.prototypes import LARGEST_NUMBER
 from protofleet.methods.parts.shared import SharedHead, SharingClient, SharingServer
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
-from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
+from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Epochs, Rate, Width, Within
 
 Which = Literal["trained", "untrained"]
@@ -183,14 +183,13 @@ def bounded(spec: TensorSpec) -> TensorSpec:
 
 
 def cost_under(hyper: Hyper, sizes: Sizes) -> Cost:
-    """Its counts are C numbers; those of each device go up with its hello. The statistics of the generator's
-    BatchNorm, 2 hidden numbers that come down besides, are counted as little as those of any network."""
+    """Its counts are C numbers; those of each device go up with its hello."""
     head = {"weights": parameters(sizes.model.head)}
     if sizes.first_round and hyper.generator == "trained":
         return Cost(head, head)
     with torch.device("meta"):
         G = Generator(hyper.noise, sizes.C, hyper.hidden, sizes.D)
-    return Cost(head, {**head, "generator": parameters(G), "counts": sizes.C})
+    return Cost(head, {**head, "generator": parameters(G), "counts": eight_bytes(sizes.C)})
 
 
 def cost(sizes: Sizes) -> Cost:
@@ -203,6 +202,6 @@ def variant(hyper: Hyper) -> Method:
 
 METHOD = Method(
     "arXiv:2105.10056", Hyper, Server, Client,
-    reports="personal", private="the network below the head", needs_counts=True, alike="head", cost=cost,
-    variant=variant,
+    reports="personal", private="the network below the head", needs_counts=True, alike="head",
+    arrays=(*WEIGHTS, "generator", "counts"), cost=cost, variant=variant,
 )  # fmt: skip

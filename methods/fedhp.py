@@ -226,5 +226,6 @@ def cost(sizes: Sizes) -> Cost:
 METHOD = Method(
     "Fonio et al., ESANN 2024", Hyper, Server, Client,
     reports="personal", needs_counts=True, alike="embedding",
-    private="the network below the prototypes, and its optimizer", cost=cost,
+    private="the network below the prototypes, and its optimizer",
+    arrays=("prototypes", "anchors", "lacks"), cost=cost,
 )  # fmt: skip

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, seeded
-from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.contract.cost import Cost, Numbers, Sizes, parameters
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.lowrank import numbers, packed, unpacked
 from protofleet.methods.nets.base import Net, initialised_from
@@ -40,7 +40,7 @@ from protofleet.methods.parts.local import Norm, demand_one_of
 from protofleet.methods.parts.mutual import MutualClient, MutualHyper, MutualServer
 from protofleet.methods.parts.prototypes import LARGEST_NUMBER
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import load_weights, named_weights, weight_wants, weights_of
+from protofleet.methods.parts.weights import WEIGHTS, load_weights, named_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import PositiveShare
 
 Travel = Literal["update", "parameters"]
@@ -189,7 +189,7 @@ def cost_of_parameters(sizes: Sizes) -> Cost:
     return Cost(up={"weights": in_all(g, sizes.ranks)}, down={"weights": in_all(g, sizes.ranks_down)})
 
 
-def in_all(g: Net, ranks: Mapping[str, int]) -> int:
+def in_all(g: Net, ranks: Mapping[str, int]) -> Numbers:
     """Ranks are the data's, and what is in none of them is sent whole."""
     saved = sum(m * n - numbers(m, n, ranks.get(name, min(m, n))) for name, (m, n) in matrices(g).items())
     return parameters(g) - saved
@@ -201,5 +201,6 @@ def variant(hyper: Hyper) -> Method:
 
 METHOD = Method(
     "arXiv:2108.13323", Hyper, Server, Client,
-    reports="personal", private="its own network and W_h", alike="nothing", mutual=True, cost=cost, variant=variant,
+    reports="personal", private="its own network and W_h", alike="nothing", mutual=True, arrays=WEIGHTS,
+    cost=cost, variant=variant,
 )  # fmt: skip

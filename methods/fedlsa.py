@@ -38,7 +38,7 @@ from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.prototypes import margin_figures
 from protofleet.methods.parts.rules import Classifier, Nearest
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
+from protofleet.methods.parts.weights import WEIGHTS, load_weights, torch_device_of, weights_of
 from protofleet.protocol.settings.bounds import Epochs, Rate, Temperature, Weight
 
 FirstRound = Literal["pretrain", "skip"]
@@ -187,4 +187,12 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up={"weights": sizes.weights}, down={"weights": sizes.weights, "anchors": anchors})
 
 
-METHOD = Method("Fu et al., AAAI 2025", Hyper, Server, Client, other_rules=("anchor",), cost=cost)
+METHOD = Method(
+    "Fu et al., AAAI 2025",
+    Hyper,
+    Server,
+    Client,
+    other_rules=("anchor",),
+    arrays=(*WEIGHTS, "anchors"),
+    cost=cost,
+)

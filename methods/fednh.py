@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples, ServerHalf, seeded
-from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes, parameters
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.maths.means import ClassMeans, class_means, merge_class_means
 from protofleet.methods.nets.base import Net, initialised_from
@@ -37,10 +37,16 @@ from protofleet.methods.parts.averaging import plain_mean
 from protofleet.methods.parts.hyperspheres import SLACK
 from protofleet.methods.parts.local import LocalHyper, embed, train
 from protofleet.methods.parts.optimizers import SGD
-from protofleet.methods.parts.prototypes import class_means_in, held_row_wants, held_rows, margin_figures
+from protofleet.methods.parts.prototypes import (
+    HELD_ROWS,
+    class_means_in,
+    held_row_wants,
+    held_rows,
+    margin_figures,
+)
 from protofleet.methods.parts.shared import SharedPart
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import weight_wants
+from protofleet.methods.parts.weights import WEIGHTS, weight_wants
 from protofleet.protocol.settings.bounds import LONGEST_NORM, PositiveShare, Share, Weight, Within
 
 
@@ -155,7 +161,7 @@ def cost(sizes: Sizes, *, fixed_scale: bool = False) -> Cost:
     """Their code's is C D + C up, for all classes."""
     held, scale = sizes.held, 0 if fixed_scale else 1
     weights = {"weights": sizes.weights - parameters(sizes.model.head) + scale}
-    rows = {"prototypes": held * sizes.D, "labels": held, "counts": held}
+    rows = {"prototypes": held * sizes.D, "labels": eight_bytes(held), "counts": eight_bytes(held)}
     return Cost(up={**weights, **rows}, down={**weights, "prototypes": sizes.C * sizes.D})
 
 
@@ -164,4 +170,6 @@ def variant(hyper: Hyper) -> Method:
     return replace(method, reports="personal") if hyper.final_fit else method
 
 
-METHOD = Method("arXiv:2212.02758", Hyper, Server, Client, cost=cost, variant=variant)
+METHOD = Method(
+    "arXiv:2212.02758", Hyper, Server, Client, arrays=(*WEIGHTS, *HELD_ROWS), cost=cost, variant=variant
+)

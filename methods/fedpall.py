@@ -49,7 +49,7 @@ from protofleet.methods.contract.base import (
     ServerHalf,
     seeded,
 )
-from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes, parameters
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.adversary import MASKS, kl_with_uniform, mixed, mixing_share, prototype_infonce
 from protofleet.methods.maths.geometry import unit
@@ -57,8 +57,9 @@ from protofleet.methods.maths.means import class_means, merge_class_means
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
 from protofleet.methods.parts.local import LocalHyper, demand, demand_one_of, embed, train
-from protofleet.methods.parts.pooled import Outputs, ServerModels, amplifier_from, feature_wants
+from protofleet.methods.parts.pooled import FEATURES, Outputs, ServerModels, amplifier_from, feature_wants
 from protofleet.methods.parts.prototypes import (
+    HELD_ROWS,
     LARGEST_NUMBER,
     class_means_in,
     held_row_wants,
@@ -291,12 +292,14 @@ def cost(sizes: Sizes) -> Cost:
     with torch.device("meta"):
         C_g, A = fedpall_classifier(sizes.D, sizes.C), amplifier(sizes.D, sizes.clients)
     held, n = sizes.held, sizes.examples
-    up = {"prototypes": held * sizes.D, "labels": held + n, "counts": held, "features": n * sizes.D}
-    known = {"prototypes": sizes.rows * sizes.D, "labels": sizes.rows}
+    labels, counts = eight_bytes(held + n), eight_bytes(held)
+    up = {"prototypes": held * sizes.D, "labels": labels, "counts": counts, "features": n * sizes.D}
+    known = {"prototypes": sizes.rows * sizes.D, "labels": eight_bytes(sizes.rows)}
     return Cost(up, {"classifier": parameters(C_g), "amplifier": parameters(A), **known})
 
 
 METHOD = Method(
     "arXiv:2507.04781", Hyper, Server, Client,
-    reports="personal", alike="head", other_rules=("prototype",), private="the model and its prototypes", cost=cost,
+    reports="personal", alike="head", other_rules=("prototype",), private="the model and its prototypes",
+    arrays=(*HELD_ROWS, *FEATURES, "classifier", "amplifier"), cost=cost,
 )  # fmt: skip

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Samples
-from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.contrast import corrected, own_mean, sparse_similarity, weighted_contrast
 from protofleet.methods.maths.finch import finch_star_in_parts
@@ -48,8 +48,9 @@ from protofleet.methods.parts.clusters import (
     table_of,
 )
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, train
+from protofleet.methods.parts.prototypes import HELD_ROWS
 from protofleet.methods.parts.rules import Nearest
-from protofleet.methods.parts.weights import weights_of
+from protofleet.methods.parts.weights import WEIGHTS, weights_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, PositiveShare, Temperature, Weight
 
 Negative = Literal["clamp", "signed"]
@@ -141,8 +142,13 @@ class Client(fedavg.Client):
 def cost(sizes: Sizes) -> Cost:
     """The paper counts D + 1 numbers a prototype; its class is one more."""
     J, G = sizes.local_prototypes, sizes.global_prototypes
-    up = {"weights": sizes.weights, "prototypes": J * sizes.D, "labels": J, "counts": J}
-    return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": G, "shares": G})
+    up = {"weights": sizes.weights, "prototypes": J * sizes.D}
+    up |= {"labels": eight_bytes(J), "counts": eight_bytes(J)}
+    down = {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": eight_bytes(G), "shares": G}
+    return Cost(up, down)
 
 
-METHOD = Method("Kuang et al.: FedPLCC", Hyper, Server, Client, other_rules=("prototype",), cost=cost)
+METHOD = Method(
+    "Kuang et al.: FedPLCC", Hyper, Server, Client, other_rules=("prototype",),
+    arrays=(*WEIGHTS, *HELD_ROWS, "shares"), cost=cost,
+)  # fmt: skip

@@ -27,11 +27,13 @@ from torch import Tensor
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Samples
-from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.maths.contrast import off_centre, own_mean, sparse_similarity, weighted_contrast
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.clusters import ClusteringServer, Clusters, clusters_in, local_clusters
 from protofleet.methods.parts.local import LocalHyper, demand_one_of
+from protofleet.methods.parts.prototypes import ROWS
+from protofleet.methods.parts.weights import WEIGHTS
 from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, PositiveShare, Temperature, Weight
 
 Negative = Literal["clamp", "signed"]
@@ -83,8 +85,8 @@ class Client(fedavg.Client):
 
 def cost(sizes: Sizes) -> Cost:
     J, G = sizes.local_prototypes, sizes.global_prototypes
-    up = {"weights": sizes.weights, "prototypes": J * sizes.D, "labels": J}
-    return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": G})
+    up = {"weights": sizes.weights, "prototypes": J * sizes.D, "labels": eight_bytes(J)}
+    return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": eight_bytes(G)})
 
 
-METHOD = Method("arXiv:2403.09048", Hyper, ClusteringServer, Client, cost=cost)
+METHOD = Method("arXiv:2403.09048", Hyper, ClusteringServer, Client, arrays=(*WEIGHTS, *ROWS), cost=cost)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from protofleet.methods import singleset
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Samples
-from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.means import (
     ClassMeans,
@@ -41,14 +41,10 @@ from protofleet.methods.maths.proximity import prototype_mse
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
-from protofleet.methods.parts.prototypes import (
-    SeenFeatures,
-    held_rows,
-    table_of,
-)
+from protofleet.methods.parts.prototypes import HELD_ROWS, SeenFeatures, held_rows, table_of
 from protofleet.methods.parts.rules import both_ways
 from protofleet.methods.parts.tables import TableServer
-from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
+from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Weight
 
 Aggregation = Literal["unweighted", "weighted"]
@@ -148,8 +144,9 @@ class Client(singleset.Client):
 
 def cost(sizes: Sizes) -> Cost:
     """The paper's is without labels and counts, and of all classes; down comes what anybody has ever held."""
-    up = {"prototypes": sizes.held * sizes.D, "labels": sizes.held, "counts": sizes.held}
-    down = {"prototypes": sizes.rows * sizes.D, "labels": sizes.rows}
+    held = eight_bytes(sizes.held)
+    up = {"prototypes": sizes.held * sizes.D, "labels": held, "counts": held}
+    down = {"prototypes": sizes.rows * sizes.D, "labels": eight_bytes(sizes.rows)}
     return Cost(up, {} if sizes.first_round else down)
 
 
@@ -163,11 +160,13 @@ def variant(hyper: Hyper) -> Method:
     if not hyper.average_models:
         return METHOD
     view = "personal" if hyper.final_fit else "global"
-    return replace(METHOD, reports=view, alike="network", cost=cost_with_models)
+    return replace(
+        METHOD, reports=view, alike="network", arrays=(*WEIGHTS, *HELD_ROWS), cost=cost_with_models
+    )
 
 
 METHOD = Method(
     "arXiv:2105.00243", Hyper, Server, Client,
     reports="personal", alike="embedding", other_rules=("prototype", "classifier"),
-    private="the model", cost=cost, variant=variant,
+    private="the model", arrays=HELD_ROWS, cost=cost, variant=variant,
 )  # fmt: skip

@@ -15,6 +15,7 @@ from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Method, Payload
 from protofleet.methods.maths.proximity import proximal
 from protofleet.methods.parts.local import LocalHyper
+from protofleet.methods.parts.weights import WEIGHTS
 from protofleet.protocol.settings.bounds import Weight
 
 
@@ -34,4 +35,4 @@ class Client(fedavg.Client):
         return super().objective(x, y) + self.hyper.mu * proximal(self.model, self.received)
 
 
-METHOD = Method("arXiv:1812.06127", Hyper, fedavg.Server, Client, cost=fedavg.cost)
+METHOD = Method("arXiv:1812.06127", Hyper, fedavg.Server, Client, arrays=WEIGHTS, cost=fedavg.cost)

@@ -21,7 +21,7 @@ from protofleet.methods.contract.base import Method
 from protofleet.methods.contract.cost import Cost, Sizes, parameters
 from protofleet.methods.parts.local import LocalHyper, sgd, train
 from protofleet.methods.parts.shared import SharedPart, SharingClient, SharingServer
-from protofleet.methods.parts.weights import keys_of_head
+from protofleet.methods.parts.weights import WEIGHTS, keys_of_head
 from protofleet.protocol.settings.bounds import Epochs
 
 
@@ -74,4 +74,13 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up=base, down=base)
 
 
-METHOD = Method("arXiv:2102.07078", Hyper, Server, Client, reports="personal", private="the head", cost=cost)
+METHOD = Method(
+    "arXiv:2102.07078",
+    Hyper,
+    Server,
+    Client,
+    reports="personal",
+    private="the head",
+    arrays=WEIGHTS,
+    cost=cost,
+)

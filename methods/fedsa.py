@@ -49,7 +49,7 @@ from protofleet.methods.contract.base import (
     ServerHalf,
     seeded,
 )
-from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.margins import (
     AGGREGATE,
@@ -66,6 +66,7 @@ from protofleet.methods.maths.means import ClassMeans, class_means
 from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.parts.local import LocalHyper, demand, demand_one_of, embed, train
 from protofleet.methods.parts.prototypes import (
+    HELD_ROWS,
     LARGEST_NUMBER,
     SeenFeatures,
     class_means_in,
@@ -259,13 +260,14 @@ class Client(singleset.Client):
 def cost(sizes: Sizes) -> Cost:
     """The paper's figures are of anchors down and prototypes up alone."""
     table = sizes.C * sizes.D
-    up = {"prototypes": sizes.held * sizes.D, "labels": sizes.held, "counts": sizes.held}
-    known = {} if sizes.first_round else {"prototypes": sizes.rows * sizes.D, "labels": sizes.rows}
-    return Cost(up, {"anchors": table, **known})
+    held = eight_bytes(sizes.held)
+    up = {"prototypes": sizes.held * sizes.D, "labels": held, "counts": held}
+    known = {"prototypes": sizes.rows * sizes.D, "labels": eight_bytes(sizes.rows)}
+    return Cost(up, {"anchors": table, **({} if sizes.first_round else known)})
 
 
 METHOD = Method(
     "Zhou et al., AAAI 2025", Hyper, Server, Client,
     reports="personal", alike="embedding", other_rules=("prototype", "classifier"),
-    private="the model and its last prototypes", cost=cost,
+    private="the model and its last prototypes", arrays=(*HELD_ROWS, "anchors"), cost=cost,
 )  # fmt: skip

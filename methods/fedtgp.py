@@ -32,6 +32,7 @@ from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.parts.local import LocalHyper, demand_one_of
 from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.prototypes import (
+    HELD_ROWS,
     class_means_in,
     class_rows,
     held_row_wants,
@@ -169,5 +170,5 @@ def margin_between(Q: Tensor, hyper: Hyper) -> float:
 METHOD = Method(
     "arXiv:2401.03230", Hyper, Server, Client,
     reports="personal", alike="embedding", other_rules=("prototype", "classifier"),
-    private="the model", cost=fedproto.cost,
+    private="the model", arrays=HELD_ROWS, cost=fedproto.cost,
 )  # fmt: skip

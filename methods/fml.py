@@ -21,6 +21,7 @@ from torch import Tensor
 from protofleet.methods.contract.base import Method
 from protofleet.methods.contract.cost import Cost, Sizes, parameters
 from protofleet.methods.parts.mutual import MutualClient, MutualHyper, MutualServer
+from protofleet.methods.parts.weights import WEIGHTS
 from protofleet.protocol.settings.bounds import Share
 
 
@@ -48,5 +49,6 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "arXiv:2006.16765", Hyper, MutualServer, Client,
-    reports="personal", private="its own network", alike="nothing", mutual=True, cost=cost,
+    reports="personal", private="its own network", alike="nothing", mutual=True, arrays=WEIGHTS,
+    cost=cost,
 )  # fmt: skip

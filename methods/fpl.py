@@ -28,7 +28,7 @@ from torch import Tensor
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Samples
-from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.contrast import cosines, own_mean, weighted_contrast
 from protofleet.methods.maths.means import ClassMeans, class_means
@@ -38,12 +38,13 @@ from protofleet.methods.parts.clusters import ClusteringServer, Clusters, Table,
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
 from protofleet.methods.parts.prototypes import (
     LARGEST_NUMBER,
+    ROWS,
     SeenFeatures,
     class_row_wants,
     class_rows,
     table_of,
 )
-from protofleet.methods.parts.weights import weights_of
+from protofleet.methods.parts.weights import WEIGHTS, weights_of
 from protofleet.protocol.settings.bounds import Epochs, Temperature
 
 Source = Literal["training", "eval"]
@@ -108,8 +109,8 @@ class Client(fedavg.Client):
 def cost(sizes: Sizes) -> Cost:
     """The paper's is without labels."""
     G = sizes.global_prototypes
-    up = {"weights": sizes.weights, "prototypes": sizes.held * sizes.D, "labels": sizes.held}
-    return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": G})
+    up = {"weights": sizes.weights, "prototypes": sizes.held * sizes.D, "labels": eight_bytes(sizes.held)}
+    return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": eight_bytes(G)})
 
 
-METHOD = Method("Huang et al., CVPR 2023: FPL", Hyper, Server, Client, cost=cost)
+METHOD = Method("Huang et al., CVPR 2023: FPL", Hyper, Server, Client, arrays=(*WEIGHTS, *ROWS), cost=cost)

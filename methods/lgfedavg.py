@@ -13,6 +13,7 @@ from protofleet.methods.contract.base import Method
 from protofleet.methods.contract.cost import Cost, Sizes, parameters
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.methods.parts.shared import SharedHead, SharingClient, SharingServer
+from protofleet.methods.parts.weights import WEIGHTS
 
 
 class Server(SharedHead, SharingServer):
@@ -36,5 +37,6 @@ METHOD = Method(
     reports="personal",
     alike="head",
     private="the network below the head",
+    arrays=WEIGHTS,
     cost=cost,
 )

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples, ServerHalf
-from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes, parameters
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.maths.means import ClassMeans, class_means, merge_class_means
 from protofleet.methods.nets.base import Net, frozen
@@ -37,6 +37,7 @@ from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.flat import flat_wants, flat_weights, load_flat
 from protofleet.methods.parts.local import LocalHyper, demand, embed, train
 from protofleet.methods.parts.prototypes import (
+    HELD_ROWS,
     LARGEST_NUMBER,
     class_means_in,
     held_row_wants,
@@ -44,7 +45,7 @@ from protofleet.methods.parts.prototypes import (
     table_of,
 )
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
-from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
+from protofleet.methods.parts.weights import WEIGHTS, load_weights, torch_device_of, weights_of
 from protofleet.protocol.settings.bounds import (
     LARGEST_COUNT,
     Batch,
@@ -260,9 +261,9 @@ def rectified_in(payload: Payload, model: Net) -> nn.Module | None:
 
 def cost(sizes: Sizes) -> Cost:
     """The paper's is without labels and counts. With the retrained head in the last evaluation, once."""
-    rows, held, table = sizes.rows * sizes.D, sizes.held, sizes.rows
-    up = {"weights": sizes.weights, "prototypes": held * sizes.D, "labels": held, "counts": held}
-    down = {"weights": sizes.weights, "prototypes": rows, "labels": table, "shares": table}
+    rows, held, table = sizes.rows * sizes.D, eight_bytes(sizes.held), eight_bytes(sizes.rows)
+    up = {"weights": sizes.weights, "prototypes": sizes.held * sizes.D, "labels": held, "counts": held}
+    down = {"weights": sizes.weights, "prototypes": rows, "labels": table, "shares": sizes.rows}
     if sizes.last_rounds:
         up |= {"head": parameters(sizes.model.head)}
         down |= {"directions": rows, "classes": table}
@@ -271,5 +272,6 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "Huang et al., IEEE TIFS 2024", Hyper, Server, Client,
-    other_rules=("unrectified",), private="the model, between the two exchanges of a round", cost=cost,
+    other_rules=("unrectified",), private="the model, between the two exchanges of a round",
+    arrays=(*WEIGHTS, *HELD_ROWS, "shares", "directions", "classes", "head", "rectified"), cost=cost,
 )  # fmt: skip

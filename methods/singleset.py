@@ -61,5 +61,6 @@ METHOD = Method(
     reports="personal",
     alike="embedding",
     private="the model",
+    arrays=(),
     cost=cost,
 )

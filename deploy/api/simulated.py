@@ -25,6 +25,7 @@ from protofleet.edge_client.trainer.job import TRAIN, LocalJob
 from protofleet.methods.contract.base import Ask, ClientHalf, Member, Method, Reply, ServerHalf
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
 from protofleet.methods.contract.catalog import load
+from protofleet.methods.contract.given import ask_of, first_ask, round_of
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.nets.catalog import Recipe
@@ -212,7 +213,8 @@ class Federation:
         rounds = [self._round(number) for number in range(1, self._plan.rounds + 1)]
         self._server.begin(self._plan.rounds + 1, self._members)
         for name in self._data:
-            self._answer(name, self._plan.rounds + 1, Ask("evaluate", self._server.payload()))
+            asked = ask_of(self._server, Ask("evaluate", self._server.payload()))
+            self._answer(name, self._plan.rounds + 1, asked)
         halves = {name: job.half for name, job in self._jobs.items()}
         return Simulated(rounds, self._accuracy(), self._plan.variant.reports, self._server, halves)
 
@@ -221,12 +223,12 @@ class Federation:
             self._reboot()
         self._metrics, self._bytes_up, self._bytes_down = {}, 0, 0
         self._server.begin(number, self._members)
-        asking = self._server.round()
-        ask: Ask | None = next(asking)
+        asking = round_of(self._server)
+        ask: Ask | None = first_ask(self._server, asking)
         while ask is not None:
             replies = [self._reply(member, number, ask) for member in self._members]
             try:
-                ask = asking.send(replies)
+                ask = ask_of(self._server, asking.send(replies))
             except StopIteration:
                 ask = None
         self._check_state(number)

@@ -95,6 +95,7 @@ def of_method(bench: Bench) -> Mapping[str, Check]:
         "a network with BatchNorm": bench.alone(m.network_with_batch_norm),
         "replies are not kept": lambda: halves.replies_are_not_kept(subject),
         "its state goes round": lambda: halves.state_goes_round(subject),
+        "arrays are declared": lambda: halves.arrays_are_declared(subject.plan()),
         "cost is what crosses": lambda: halves.cost_is_what_crosses(subject.plan()),
     }
 

@@ -13,17 +13,14 @@ from torch import Tensor
 
 from protofleet.deploy.contract.lost import lost
 from protofleet.deploy.contract.worlds import ContractError, Subject, require, shard
+from protofleet.methods.contract import given
 from protofleet.methods.contract.base import Ask, ClientHalf, Member, Payload, Reply, ServerHalf
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.parts.state import snapshot
+from protofleet.protocol.wire.kinds import UNDECLARED
 
-STATISTICS: Final = (
-    "running_mean",
-    "running_var",
-    "num_batches_tracked",
-)  # of BatchNorm: no paper counts them
 CLASSES: Final = 3
 SERVER: Final = "the server half"
 EVERY_CLASS: Final = ((0, 1, 2), (0, 1), (2,))
@@ -51,17 +48,17 @@ class Expired(Mapping[str, Tensor]):
 
 def answer_of(client: ClientHalf, ask: Ask) -> Payload:
     client.receive(snapshot(ask.payload))
-    payload = snapshot(client.run(Ask(ask.phase, snapshot(ask.payload))))
+    payload = snapshot(given.answer_of(client, Ask(ask.phase, snapshot(ask.payload))))
     problem = ask.problem_with(payload)
     require(problem is None, f"an answer is not what Ask.wants asks for: {problem and problem.message}")
     return payload
 
 
-def numbers_by_kind(payload: Payload) -> Counter[str]:
+def bytes_by_kind(payload: Payload) -> Counter[str]:
+    """Count every array, under the first part of its name."""
     found: Counter[str] = Counter()
     for name, value in payload.items():
-        if not name.endswith(STATISTICS):
-            found[name.partition(".")[0]] += value.numel()
+        found[name.partition(".")[0]] += value.nbytes
     return found
 
 
@@ -104,39 +101,40 @@ class Halves:
     def round(self, number: int) -> Iterator[tuple[Ask, dict[str, Payload]]]:
         """Each question and its answers."""
         self.begin(number)
-        story, given = self.server.round(), list[Expired]()
-        ask: Ask | None = next(story)
+        story, expiring = given.round_of(self.server), list[Expired]()
+        ask: Ask | None = given.first_ask(self.server, story)
         while ask:
             sent = {n: answer_of(client, ask) for n, client in sorted(self.clients.items())}
             yield ask, sent
             handed = {n: Expired(p) for n, p in sent.items()}
-            given += handed.values()
+            expiring += handed.values()
             try:
-                ask = story.send([Reply(n, len(self.data[n].y), p) for n, p in handed.items()])
+                replies = [Reply(n, len(self.data[n].y), p) for n, p in handed.items()]
+                ask = given.ask_of(self.server, story.send(replies))
             except StopIteration:
                 ask = None
-        for one in given:
+        for one in expiring:
             one.over = True
 
     def sizes(self, rounds: int) -> Iterator[tuple[Sizes, Counter[str], Counter[str]]]:
-        """For each round and device: its sizes, and the numbers that went up and down by kind."""
+        """For each round and device: its sizes, and the bytes that went up and down by kind."""
         for number in range(1, rounds + 1):
             down, ranks_down = Counter[str](), dict[str, int]()
             up = {n: Counter[str]() for n in self.clients}
             ranks = dict[str, dict[str, int]]()
             for ask, sent in self.round(number):
-                down.update(numbers_by_kind(ask.payload))
+                down.update(bytes_by_kind(ask.payload))
                 ranks_down |= ranks_of(ask.payload, self.server)
                 for n, payload in sent.items():
-                    up[n].update(numbers_by_kind(payload))
+                    up[n].update(bytes_by_kind(payload))
                     ranks[n] = ranks_of(payload, self.clients[n])
             for n, client in self.clients.items():
-                width = client.model.embedding_size
+                row = 4 * client.model.embedding_size
                 yield (
                     Sizes(
                         client.model, held=len(set(self.data[n].y.tolist())), examples=len(self.data[n].y),
-                        clients=len(self.clients), local_prototypes=up[n]["prototypes"] // width,
-                        global_prototypes=down["prototypes"] // width, first_round=number == 1,
+                        clients=len(self.clients), local_prototypes=up[n]["prototypes"] // row,
+                        global_prototypes=down["prototypes"] // row, first_round=number == 1,
                         last_rounds="head" in up[n], ranks=ranks[n], ranks_down=ranks_down,
                         public=PublicSet().batches, known=len(set().union(*self.held)),
                         mutual=getattr(client, "mutual", None),
@@ -154,13 +152,23 @@ def cost_is_what_crosses(
     for sizes, up, down in Halves(plan, classes).sizes(rounds):
         assert cost_of is not None
         cost = cost_of(sizes)
-        for way, said, crossed in (("up", cost.up, up), ("down", cost.down, down)):
-            told, seen = some(said), some(crossed)
-            require(told == seen, f"cost says {told} numbers {way}, {seen} crossed")
+        for way, said, crossed in (("up", cost.bytes_up, up), ("down", cost.bytes_down, down)):
+            seen = {kind: size for kind, size in crossed.items() if size}
+            require(said == seen, f"cost says {said or 'no'} bytes {way}, {seen or 'none'} crossed")
 
 
-def some(kinds: Mapping[str, int]) -> dict[str, int]:
-    return {kind: numbers for kind, numbers in kinds.items() if numbers}
+def arrays_are_declared(plan: Plan, rounds: int = 3) -> None:
+    """Let rounds refuse what is not declared, then look for a declaration that nothing sends or asks for."""
+    halves, seen = Halves(plan), set[str]()
+    for number in range(1, rounds + 1):
+        for ask, _ in halves.round(number):
+            seen |= {*ask.payload, *ask.wants}
+    halves.begin(rounds + 1)
+    seen |= {*halves.server.payload()}
+    firsts, kinds = {name.partition(".")[0] for name in seen}, plan.variant.kinds
+    require(kinds != UNDECLARED, f"METHOD does not declare its arrays; write {given.declaration(firsts)}")
+    unused = sorted(kinds.declared - firsts)
+    require(not unused, f"METHOD declares {', '.join(unused)}, and no round of {rounds} sends or asks for it")
 
 
 def replies_are_not_kept(subject: Subject) -> None:

@@ -21,7 +21,7 @@ from protofleet.edge_client.trainer.deadline import NEVER, Deadline
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
 from protofleet.methods.contract.confusion import CONFUSION, MOST_CLASSES
-from protofleet.methods.contract.given import tensors_of
+from protofleet.methods.contract.given import answer_of, tensors_of
 from protofleet.methods.contract.own_metrics import Metric
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import torch_device_of
@@ -178,7 +178,7 @@ def work(
     if ask.phase == TRAIN and reports == GLOBAL:
         metrics = evaluate(half, data, GLOBAL, metrics=own)
         models.publish(GLOBAL, half, number - 1, metrics)
-    payload = tensors_of(half.run(ask), half.run)
+    payload = answer_of(half, ask)
     if ask.phase == TRAIN:
         metrics |= evaluate(half, data, PERSONAL, metrics=own)
         models.publish(PERSONAL, half, number, metrics)

@@ -19,6 +19,7 @@ from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.contract.wants import TensorSpec, problem_with
 from protofleet.methods.nets.base import Encoder, Net
+from protofleet.protocol.wire.kinds import UNDECLARED, Kinds, declared_kinds
 from protofleet.protocol.wire.reasons import Problem
 
 Payload: TypeAlias = Mapping[str, Tensor]
@@ -83,6 +84,8 @@ class ServerHalf(ABC):
     rounds: int = 0  # of the run, as its plan has them; where nobody has said, each may be the last
     number: int = 0  # of the current round, from 1
     cohort: Sequence[Member] = ()
+    fleet: int = 1  # N: devices that the run has, whether they are asked in this round or not
+    kinds: Kinds = UNDECLARED  # of the arrays that it may send, as METHOD declares them
     public: PublicSet = (
         PublicSet()
     )  # of the run, for methods with `public`: what is known of it, without images
@@ -120,6 +123,7 @@ class ClientHalf(ABC):
 
     rounds: int = 0  # as the server half's
     number: int = 0
+    kinds: Kinds = UNDECLARED  # as the server half's
     # The device's, where it is known: for methods that learn from how they do.
     validation: Samples | None = None
     public: Sequence[Tensor] = ()  # images of all devices in batches, for methods with `public`
@@ -202,6 +206,9 @@ class Method:
     public: bool = False  # its devices compare what their networks make of images that all of them have
     validates: bool = False  # without any device that has validation samples it would be another method
     other_rules: tuple[str, ...] = ()  # all that its client half's `other_rules` can name
+    # First parts of the names of all arrays that its halves send, each a kind that bytes are counted under; None: not
+    # said, and all its arrays are of the kind "other".
+    arrays: tuple[str, ...] | None = None
     cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
     variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings
 
@@ -224,6 +231,19 @@ class Method:
         for name, call in {"cost": self.cost, "variant": self.variant}.items():
             if not (call is None or callable(call)):
                 raise TypeError(f"Method({name}={call!r}), it must be a function")
+        if not (self.arrays is None or isinstance(self.arrays, tuple)):
+            raise TypeError(
+                f'Method(arrays={self.arrays!r}), it must be a tuple of names: ("weights", "labels")'
+            )
+        try:
+            declared_kinds(self.arrays or ())
+        except ValueError as error:
+            raise ValueError(f"Method(arrays=...): {error}") from None
+
+    @property
+    def kinds(self) -> Kinds:
+        """The kinds that bytes of its arrays are counted under."""
+        return UNDECLARED if self.arrays is None else declared_kinds(self.arrays)
 
     @property
     def mixed_networks(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 
 from torch import Tensor
 
-from protofleet.methods.contract.base import Ask, Payload, Round, ServerHalf
+from protofleet.methods.contract.base import Ask, ClientHalf, Payload, Round, ServerHalf
+from protofleet.methods.contract.confusion import CONFUSION
 from protofleet.methods.plugins.authors import AuthorError, defined_at
+from protofleet.protocol.wire.kinds import Kinds
 
 
 def round_of(server: ServerHalf) -> Round:
@@ -29,7 +31,32 @@ def ask_of(server: ServerHalf, found: object) -> Ask:
     if not isinstance(found, Ask):
         raise wrong(server.round, "must yield Ask(...)", found)
     tensors_of(found.payload, server.round, "must yield Ask(phase, payload) whose payload is")
+    asked = [name for name in found.wants if name != CONFUSION]  # which is asked for by us
+    demand_declared(server.kinds, [*found.payload, *asked], server.round)
     return found
+
+
+def answer_of(half: ClientHalf, ask: Ask) -> Payload:
+    """Let a client half work, and return what it gives for the server half."""
+    found = tensors_of(half.run(ask), half.run)
+    demand_declared(half.kinds, found, half.run)
+    return found
+
+
+def demand_declared(kinds: Kinds, names: Iterable[str], call: Callable[..., object]) -> None:
+    """Refuse arrays that the method does not declare: their bytes would be counted as no array's."""
+    if undeclared := kinds.undeclared(names):
+        raise wrong(
+            call,
+            f"has the array {undeclared[0][:64]!r} cross, which METHOD does not declare; write "
+            f"{declaration({*kinds.declared, *undeclared})}",
+        )
+
+
+def declaration(names: Iterable[str]) -> str:
+    """Return what an author writes to declare these."""
+    words = [f'"{name}"' for name in sorted(names)]
+    return f"Method(..., arrays=({', '.join(words)}{',' * (len(words) == 1)}))"
 
 
 def tensors_of(found: object, call: Callable[..., object], says: str = "must give") -> Payload:

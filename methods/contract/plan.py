@@ -169,6 +169,7 @@ class Plan:
         model = self.mutual_model() if method.mutual else self.model()
         half = method.Server(model, self.settings(), self.seed)
         half.rounds, half.public = self.rounds, self.public or PublicSet()
+        half.kinds = self.variant.kinds
         return half
 
     def client_half(
@@ -179,7 +180,7 @@ class Plan:
         method, place = self.load(), place or torch.device("cpu")
         own = self.device_model(network).to(place), data, self.settings(), self.seed, device
         half = method.Client(*own, self.mutual_model().to(place)) if method.mutual else method.Client(*own)
-        half.rounds, half.validation = self.rounds, validation
+        half.rounds, half.validation, half.kinds = self.rounds, validation, self.variant.kinds
         if method.public:
             half.public = self._public_batches(public, place)
         return half

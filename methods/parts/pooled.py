@@ -5,7 +5,7 @@ tells whose they are, and FedPall's C_g and A.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from protofleet.methods.parts.weights import load_weights, weights_of
 from protofleet.protocol.settings.bounds import Within
 
 Outputs: TypeAlias = Annotated[int, Within(0, 65_536)]
+FEATURES: Final = ("features",)  # what METHOD declares of them
 
 
 def feature_wants(model: Net, cohort: Sequence[Member]) -> dict[str, TensorSpec]:

@@ -8,6 +8,7 @@ place.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from protofleet.methods.maths.means import ClassMeans, class_means, class_sums, 
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.weights import torch_device_of
 
+# What METHOD declares of `class_rows` and of `held_rows`.
+ROWS: Final = ("prototypes", "labels")
+HELD_ROWS: Final = (*ROWS, "counts")
 LARGEST_NUMBER = 1e6  # in a feature or a prototype, of whatever network: squares of it stay far from infinity
 MOST_EXAMPLES = 2**31 - 1  # of one class on one device; sums stay exact
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from protofleet.methods.contract.base import Payload
 from protofleet.methods.contract.wants import TensorSpec, like
 from protofleet.methods.nets.base import Net, frozen_backbones
 
+WEIGHTS: Final = ("weights",)  # what METHOD declares of them
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
 
 

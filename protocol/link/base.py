@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from protofleet.protocol.link import indirect_manifest
+from protofleet.protocol.link.block_count import CountedSpan
 from protofleet.protocol.link.block_qos import BlockQos
 from protofleet.protocol.link.clocks import Clock
+from protofleet.protocol.link.fetch import Fetch
 from protofleet.protocol.link.meter import DOWN, UP, Meter
 from protofleet.protocol.link.replay_window import ReplayWindow
 from protofleet.protocol.security.envelope import (  # fmt: skip
@@ -34,7 +36,9 @@ from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Transport, Will, packet_bytes
 from protofleet.protocol.wire import blocks, codec, forms
+from protofleet.protocol.wire.arrays import ON_THE_WIRE
 from protofleet.protocol.wire.codec import Attachment
+from protofleet.protocol.wire.layout import Layout
 from protofleet.protocol.wire.messages import IndirectManifest, Manifest, Message, Offer, State
 from protofleet.protocol.wire.names import EVERYBODY
 from protofleet.protocol.wire.reasons import Reason, Rejected
@@ -67,6 +71,8 @@ class FrameOutcome:
     """What a received frame brought."""
 
     tensors: Mapping[str, int] = field(default_factory=dict)  # bytes by kind
+    held: int = 0  # bytes of a block; they are counted with the spans that its table lets us count
+    spans: Sequence[CountedSpan] = ()
     new: bool = True  # else it is a duplicate
     for_us: bool = True  # else it came by a topic that many devices share, and others had requested it
     first: bool = True  # else another message has brought its tensors before
@@ -92,6 +98,7 @@ class Link:
         self.run, self.epoch = "", 0
         self.meter = Meter()
         self.metric_names: tuple[str, ...] = ()  # sent as their places in this list
+        self.kinds = ON_THE_WIRE  # that bytes are counted under; those of the run's method, once there is one
         self.most_block = self.block = blocks.DEFAULT_BLOCK  # wanted, and of the present broker
         self.block_qos = BlockQos()
         self.inline, self._capacity = INLINE, MAX_FRAME
@@ -228,13 +235,17 @@ class Link:
         self._publish_frame(topic, frame, tensors or {}, fresh, retain)
         self.meter.count_message(self.direction, codec.KINDS[type(message)], "sent")
 
-    def send_block(self, topic: str, store: ObjectStore, manifest: Manifest, index: int, fresh: bool) -> None:
+    def layout_of(self, store: ObjectStore, name: bytes) -> Layout:
+        """Return the kinds of an object's bytes, for whoever is about to send its blocks."""
+        return store.open(name).layout_by(self.kinds)
+
+    def send_block(
+        self, topic: str, store: ObjectStore, manifest: Manifest, index: int, fresh: bool, layout: Layout
+    ) -> None:
         start = index * manifest.block
-        stop = start + blocks.length_of(manifest, index)
+        tensors = layout.within(start, start + blocks.length_of(manifest, index))
         frame = blocks.pack(manifest, index, store.read_block(manifest, index))
-        self._publish_frame(
-            topic, frame, blocks.kinds_in(manifest, start, stop), fresh, qos=self.block_qos.qos
-        )
+        self._publish_frame(topic, frame, tensors, fresh, qos=self.block_qos.qos)
         self.meter.count_message(self.direction, "block", "sent")
 
     def open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
@@ -366,12 +377,22 @@ class Link:
             self.meter.rejected[fault.reason] += 1
             raise
         finally:
-            packet = packet_bytes(topic, len(frame))
+            packet, fresh = packet_bytes(topic, len(frame)), outcome.new and outcome.first
             self.meter.count_packet(
-                self.peer_direction, packet, len(frame), outcome.tensors, outcome.new and outcome.first
+                self.peer_direction, packet, len(frame), outcome.tensors, fresh, outcome.held
             )
+            self._count_spans(outcome.spans)
             self.meter.count_message(self.peer_direction, kind, result)
         return outcome.new
+
+    def _count_spans(self, spans: Sequence[CountedSpan]) -> None:
+        for span in spans:
+            self.meter.count_bytes(self.peer_direction, span.size, span.tensors, span.fresh)
+
+    def _end_fetch(self, fetch: Fetch, forget: bool) -> None:
+        """Stop receiving an object, and count what came of it before its table."""
+        self._count_spans(fetch.count.end())
+        fetch.partial.abandon(forget)
 
     def kind_of(self, frame: bytes) -> str:
         """What to count a frame as, before anything in it is trusted."""

@@ -249,7 +249,7 @@ class CoordinatorLink(Link):
                 return FrameOutcome(fault=answer.reason)
             opened.append((header, message, content))
             if isinstance(content, InlineAnswer):
-                return FrameOutcome(content.arrays.kinds, first=content.first)
+                return FrameOutcome(content.arrays.sizes(self.kinds), first=content.first)
             return FrameOutcome()
 
         try:
@@ -356,7 +356,7 @@ class CoordinatorLink(Link):
         for name in list(self.fetches) if device is None else [device]:
             if held := self.fetches.pop(name, None):
                 self._retry_seconds[name] = held[0].retry
-                held[0].partial.abandon(forget=for_good or device is None)
+                self._end_fetch(held[0], forget=for_good or device is None)
                 self._with_unfinished.add(name)
         if device is None:
             for name in self._with_unfinished:
@@ -451,7 +451,9 @@ class CoordinatorLink(Link):
             self.abandon(device)
             retry = 2 * self._retry_seconds.pop(device, RETRY_SECONDS / 2)  # one more offer is no progress
             partial = store.begin(attachment)
-            fetch = Fetch(partial, lambda request: self.send(device, request), self._response_time, retry)
+            fetch = Fetch(
+                partial, lambda request: self.send(device, request), self._response_time, self.kinds, retry
+            )
             self.fetches[device] = (fetch, received)
             if comes:
                 fetch.await_unasked(now)
@@ -510,10 +512,10 @@ class CoordinatorLink(Link):
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
                 )
-            kinds, fresh = held[0].take(index, data, now)
+            size, spans, fresh = held[0].take(index, data, now)
             if fresh:
                 self.rate_limiter.block_was_useful(device)
-            return FrameOutcome(kinds, fresh)
+            return FrameOutcome(held=size, spans=spans, new=fresh)
 
         if not self._count_frame(topic, frame, "block", take) or held is None:
             return []
@@ -565,12 +567,13 @@ class CoordinatorLink(Link):
 
     def _sender(self, manifest: Manifest, store: ObjectStore) -> Callable[[str | None, int, bool], None]:
         everyone = self.topics.broadcast(manifest.wire_name.hex())
+        layout = self.layout_of(store, manifest.object)
 
         def send(device: str | None, index: int, fresh: bool) -> None:
             topic = everyone
             if device is not None:
                 topic = self.topics.down(device) if device != UNASKED else self.topics.broadcast_now
-            self.send_block(topic, store, manifest, index, fresh)
+            self.send_block(topic, store, manifest, index, fresh, layout)
 
         return send
 

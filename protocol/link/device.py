@@ -17,6 +17,7 @@ from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Transport
 from protofleet.protocol.wire import blocks, codec, forms
 from protofleet.protocol.wire.codec import Attachment
+from protofleet.protocol.wire.layout import Layout
 from protofleet.protocol.wire.messages import (
     BlockRequest,
     IndirectManifest,
@@ -45,6 +46,7 @@ class DeviceLink(Link):
         self._early_block: tuple[str, bytes] | None = None  # a block that came before the task that names it
         self.offered: dict[bytes, Offer] = {}  # by what an update says
         self._served: dict[bytes, Manifest] = {}
+        self._layouts: dict[bytes, Layout] = {}  # of what is served
         self._sent: dict[bytes, bytearray] = {}
         self._inlined: tuple[int, str, bytes] | None = None  # the inline answer that was sent last
         # Round and phase of the last task, and blocks of its answer that were asked for with it.
@@ -86,7 +88,7 @@ class DeviceLink(Link):
             attachment: Attachment = bytes(self.store.read(name, 0, size))
             answer = (update.round, update.phase, name)
             fresh, self._inlined = answer != self._inlined, answer
-            self.publish(self._up, update, COORDINATOR, attachment, body.kinds, fresh)
+            self.publish(self._up, update, COORDINATOR, attachment, body.sizes(self.kinds), fresh)
             return
         if not self._can_still_offer(name):
             self.forget(name)
@@ -133,6 +135,7 @@ class DeviceLink(Link):
 
     def _serve(self, manifest: Manifest) -> None:
         self._served[manifest.object], self._sent[manifest.object] = manifest, bytearray(len(manifest.hashes))
+        self._layouts[manifest.object] = self.layout_of(self.store, manifest.object)
 
     def forget(self, name: bytes) -> None:
         """An answer has its receipt: serve its blocks no more."""
@@ -143,6 +146,7 @@ class DeviceLink(Link):
         for known in names:
             self._served.pop(known, None)
             self._sent.pop(known, None)
+            self._layouts.pop(known, None)
 
     def forget_all(self) -> None:
         """Another run, or plan: nothing of the one before is fetched, offered or served any more."""
@@ -176,7 +180,7 @@ class DeviceLink(Link):
     def stop_fetching(self) -> None:
         if fetch := self._fetch:
             self._ignore_blocks_of(fetch.manifest)
-            fetch.partial.abandon(forget=True)  # another broadcast has taken its place
+            self._end_fetch(fetch, forget=True)  # another broadcast has taken its place
         self._fetch = self._waiting = None
 
     def _ignore_blocks_of(self, manifest: Manifest) -> None:
@@ -231,7 +235,7 @@ class DeviceLink(Link):
             return []
         self.stop_fetching()
         partial = self.store.begin(manifest)
-        self._fetch, self._waiting = Fetch(partial, self.send, self._response_time), received
+        self._fetch, self._waiting = Fetch(partial, self.send, self._response_time, self.kinds), received
         follows = self._follows(manifest)
         if not follows:
             self.transport.subscribe(self._topic_of(manifest))
@@ -264,7 +268,8 @@ class DeviceLink(Link):
                 )
             if topic not in (self._down, self._broadcast_now, self._topic_of(fetch.manifest)):
                 raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
-            return FrameOutcome(*fetch.take(index, data, now))
+            size, spans, fresh = fetch.take(index, data, now)
+            return FrameOutcome(held=size, spans=spans, new=fresh)
 
         fresh, fetch = self._count_frame(topic, frame, "block", take), self._fetch
         if not fresh or fetch is None:
@@ -299,10 +304,10 @@ class DeviceLink(Link):
             if manifest is None or not self.store.has(name):
                 continue  # asked by a coordinator that has forgotten its receipt; the next offer tells it anew
             sent = self._sent[name]
-            wanted = indices(ranges, len(manifest.hashes))
+            wanted, layout = indices(ranges, len(manifest.hashes)), self._layouts[name]
             self.block_qos.asked(len(wanted), request.again)
             for index in wanted:
-                self.send_block(self._up, self.store, manifest, index, fresh=not sent[index])
+                self.send_block(self._up, self.store, manifest, index, not sent[index], layout)
                 sent[index] = 1
 
     def _check_content(self, message: Message, attachment: Attachment) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from protofleet.protocol.link.block_count import BlockCount, CountedSpan
 from protofleet.protocol.link.progress import ProgressReports, TransferProgress
 from protofleet.protocol.storage.partial import Partial
-from protofleet.protocol.wire.arrays import Body
-from protofleet.protocol.wire.blocks import decrypted, kinds_in
+from protofleet.protocol.wire.blocks import decrypted
 from protofleet.protocol.wire.codec import MAX_RANGES
+from protofleet.protocol.wire.kinds import Kinds
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
-from protofleet.protocol.wire.reasons import Rejected
 
 RETRY_SECONDS: Final = 1.0  # without progress, before asking again; doubles up to the longest
 LONGEST_RETRY_SECONDS: Final = 20.0
@@ -48,10 +48,11 @@ class Fetch:
     """One object that is being received, at most `window` blocks of it in flight."""
 
     def __init__(
-        self, partial: Partial, send: Send, response_time: ResponseTime, retry: float = RETRY_SECONDS
-    ) -> None:
+        self, partial: Partial, send: Send, response_time: ResponseTime, kinds: Kinds, retry: float = RETRY_SECONDS
+    ) -> None:  # fmt: skip
         """`retry`: where an earlier fetch from the same sender had got to, as another offer is no progress."""
         self.partial, self._send, self._response_time = partial, send, response_time
+        self.count = BlockCount(partial, kinds)
         self.asked: dict[int, float] = {}  # block -> when it was asked for first
         self._oldest = float("inf")  # no block of `asked` was asked for before this
         self._next = 0  # blocks before this one are here or asked for
@@ -96,14 +97,12 @@ class Fetch:
         """Whether blocks that call their object this are ours."""
         return self.manifest.wire_name[: len(prefix)] == prefix
 
-    def take(self, index: int, data: memoryview, now: float) -> tuple[dict[str, int], bool]:
-        """A block as it came: the tensor bytes in it by kind, and whether it is new."""
+    def take(self, index: int, data: memoryview, now: float) -> tuple[int, list[CountedSpan], bool]:
+        """Take a block as it came: its bytes, the spans that can be counted now, and whether it is new."""
         plain = decrypted(self.manifest, index, data)
         fresh = self.store(index, plain, now)
-        if not self.manifest.parts:  # one block, which is the whole body
-            return _kinds_in_body(plain), fresh
         start = index * self.manifest.block
-        return kinds_in(self.manifest, start, start + len(plain)), fresh
+        return len(plain), self.count.came(start, start + len(plain), fresh), fresh
 
     def in_flight(self, now: float) -> int:
         """Blocks that may still come. A sender that is silent or loses one now and then delays nobody else."""
@@ -188,14 +187,6 @@ class Fetch:
 
     def _request(self, indices: list[int], again: bool) -> None:
         self._send(BlockRequest(self.object, ranges(indices), again))
-
-
-def _kinds_in_body(data: memoryview) -> dict[str, int]:
-    """None of one that cannot be read: whoever finishes the object finds that, and says it of the whole."""
-    try:
-        return Body(lambda first, stop: data[first:stop], len(data)).kinds
-    except Rejected:
-        return {}
 
 
 def ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:

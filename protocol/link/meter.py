@@ -1,7 +1,8 @@
 """What crossed, counted where it crosses: bytes by direction and kind, messages by what became of them.
 
-`payload` is raw tensor bytes, each once. `wire` is every byte of every PUBLISH packet, repeats included:
-tensor bytes under their kind, and everything else (headers, tables, signatures, topics) under "control".
+`payload` is raw bytes of the arrays that the method declares, each once. `wire` is every byte of every PUBLISH
+packet, repeats included: arrays under their kind, everything else (headers, tables, signatures, topics) under
+"control".
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from protofleet.protocol.wire.kinds import CONTROL
 from protofleet.protocol.wire.reasons import Reason
 
 UP: Final = "up"  # device -> coordinator
@@ -26,16 +28,23 @@ class Meter:
     rejected: Counter[Reason] = field(default_factory=Counter)  # frames, and what good frames said
 
     def count_packet(
-        self, direction: str, packet: int, frame: int, tensors: Mapping[str, int], fresh: bool
+        self, direction: str, packet: int, frame: int, tensors: Mapping[str, int], fresh: bool, held: int = 0
     ) -> None:
-        """One PUBLISH packet of `packet` bytes holding `frame` bytes, of which `tensors` by kind."""
-        for kind, size in tensors.items():
-            if kind != "control":
-                self.wire[direction, kind] += size
-                if fresh:
-                    self.payload[direction, kind] += size
-        self.wire[direction, "control"] += packet - sum(n for k, n in tensors.items() if k != "control")
+        """Count one PUBLISH packet of `packet` bytes holding `frame` bytes, of which `tensors` by kind.
+
+        `held` bytes of it are left out: they belong to a block, and `count_bytes` is told of them.
+        """
+        self.count_bytes(direction, packet - held, tensors, fresh)
         self.frames[direction] += frame
+
+    def count_bytes(self, direction: str, size: int, tensors: Mapping[str, int], fresh: bool) -> None:
+        """Count some bytes of packets, of which `tensors` by kind; the rest of them is control."""
+        declared = {kind: n for kind, n in tensors.items() if kind != CONTROL}
+        for kind, n in declared.items():
+            self.wire[direction, kind] += n
+            if fresh:
+                self.payload[direction, kind] += n
+        self.wire[direction, CONTROL] += size - sum(declared.values())
 
     def count_message(self, direction: str, kind: str, result: str) -> None:
         self.messages[direction, kind, result] += 1

@@ -6,8 +6,9 @@ import hashlib
 from typing import Final, Protocol
 
 from protofleet.protocol.storage.disk import no_room
-from protofleet.protocol.wire.arrays import Body, merge_neighbours
+from protofleet.protocol.wire.arrays import Body
 from protofleet.protocol.wire.blocks import length_of, short_hash
+from protofleet.protocol.wire.layout import merge_neighbours
 from protofleet.protocol.wire.messages import Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
@@ -69,6 +70,14 @@ class Partial:
             self._hashed += 1
         return True
 
+    def begins_with(self, size: int) -> bool:
+        """Whether its first bytes, so many, are here."""
+        return size <= self.manifest.size and all(self.have[: -(-size // self.manifest.block)])
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return bytes that are here."""
+        return self._blocks.read(start, stop)
+
     def finish(self) -> None:
         """Check the whole and give it its name."""
         try:
@@ -92,7 +101,7 @@ class Partial:
             at += len(data)
 
     def _check_parts(self) -> None:
-        """The bytes have been counted under the manifest's kinds; the body's own table decides."""
+        """Refuse an object whose manifest says other kinds than the body's own table."""
         body = Body(self._blocks.read, self.manifest.size)
         if self.manifest.parts and body.layout != merge_neighbours(self.manifest.parts):
             raise Rejected(Reason.BAD_BODY, "the manifest's parts are not those of the body")

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgpack
 import numpy as np
 
+from protofleet.protocol.wire.kinds import CONTROL, Kinds
+from protofleet.protocol.wire.layout import Layout
 from protofleet.protocol.wire.messages import Array, Arrays
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 KINDS: Final = frozenset(
     {"weights", "prototypes", "anchors", "classifier", "amplifier", "features", "labels", "counts"}
 )
+# The kinds of a manifest's parts, of the order of arrays, and of a meter that has been told of no method.
+ON_THE_WIRE: Final = Kinds(KINDS)
 DTYPES: Final = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
@@ -37,9 +41,11 @@ Read = Callable[[int, int], bytes | memoryview]  # [start, stop) of the body
 
 
 def kind_of(name: str) -> str:
-    """What an array is counted as: the first part of its name."""
-    first = name.partition(".")[0]
-    return first if first in KINDS else "control"
+    """Return the kind of an array in a manifest: one of the eight that versions 1.0 and 1.1 know, else control.
+
+    Meters count by what the method declares instead.
+    """
+    return ON_THE_WIRE.of(name)
 
 
 def ordered(arrays: Arrays) -> list[str]:
@@ -77,17 +83,6 @@ def _pieces(arrays: Arrays, names: list[str], head: bytes) -> Iterator[bytes | m
             yield value.reshape(-1).view(np.uint8).data
 
 
-def merge_neighbours(parts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Parts without empty ones and with neighbours of one kind put together: equal for equal layouts."""
-    found: list[tuple[str, int]] = []
-    for kind, size in parts:
-        if size and found and found[-1][0] == kind:
-            found[-1] = (kind, found[-1][1] + size)
-        elif size:
-            found.append((kind, size))
-    return tuple(found)
-
-
 def _head(arrays: Arrays, names: list[str]) -> bytes:
     table = []
     for name in names:
@@ -122,6 +117,7 @@ class Body(Mapping[str, Array]):
             offset += math.prod(shape) * dtype.itemsize
             if offset > size:
                 raise Rejected(Reason.BAD_BODY, f"{name} ends at {offset}, the body at {size}")
+        self._end = offset
         if offset != size:
             raise Rejected(Reason.BAD_BODY, f"the table describes {offset} bytes, the body has {size}")
 
@@ -141,8 +137,16 @@ class Body(Mapping[str, Array]):
     @property
     def layout(self) -> tuple[tuple[str, int], ...]:
         """(kind, bytes) as the bytes lie, whatever the order of the table; neighbours of a kind are one."""
-        sizes = ((kind_of(n), math.prod(s) * d.itemsize) for n, (d, s, _) in self._places.items())
-        return merge_neighbours((("control", self._start), *sizes))
+        return self.layout_by(ON_THE_WIRE).parts
+
+    def layout_by(self, kinds: Kinds) -> Layout:
+        """Return the same by the kinds that a method declares."""
+        sizes = ((kinds.of(n), math.prod(s) * d.itemsize) for n, (d, s, _) in self._places.items())
+        return Layout(((CONTROL, self._start), *sizes))
+
+    def sizes(self, kinds: Kinds) -> dict[str, int]:
+        """Return the bytes of each kind in the whole body, the table's among control."""
+        return self.layout_by(kinds).within(0, self._end)
 
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         """dtype and shape, without reading the array."""

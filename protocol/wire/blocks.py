@@ -114,15 +114,3 @@ def is_block(frame: bytes) -> bool:
 def length_of(manifest: Manifest, index: int) -> int:
     """Bytes in block `index`."""
     return min(manifest.block, manifest.size - index * manifest.block)
-
-
-def kinds_in(manifest: Manifest, start: int, stop: int) -> dict[str, int]:
-    """How many bytes of each kind lie in [start, stop) of an object."""
-    found: dict[str, int] = {}
-    begin = 0
-    for kind, size in manifest.parts:
-        overlap = min(stop, begin + size) - max(start, begin)
-        if overlap > 0:
-            found[kind] = found.get(kind, 0) + overlap
-        begin += size
-    return found

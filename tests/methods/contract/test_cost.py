@@ -9,19 +9,16 @@ from pathlib import Path
 import pytest
 
 from protofleet import methods
-from protofleet.deploy.contract.halves import cost_is_what_crosses, ranks_of
+from protofleet.deploy.contract.halves import arrays_are_declared, cost_is_what_crosses, ranks_of
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import PublicSet
-from protofleet.protocol.wire.arrays import KINDS
 from tests.support.few_methods import of_each_shape
 from tests.support.small_federation import POLICY, simulation
 
 HOME = Path(methods.__file__).parent
 METHODS = [name for name in names() if (HOME / f"{name}.py").exists()]  # without the tests' own shapes
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm: no paper counts them
-NUMBER_BYTES = {"labels": 8, "counts": 8, "classes": 8}  # int64; all else is float32
 PUBLIC = PublicSet().batches
 LOCAL = {"epochs": 1, "batch": 8, "server_epochs": 1, "init_steps": 10}
 
@@ -48,10 +45,20 @@ OTHERWISE = [  # settings that change what crosses
 
 @pytest.mark.parametrize("freeze", [None, "backbone"])
 @pytest.mark.parametrize("name, hyper", [*((name, {}) for name in METHODS), *OTHERWISE])
-def test_numbers_by_kind_are_the_closed_form(name, hyper, freeze):
+def test_bytes_by_kind_are_the_closed_form(name, hyper, freeze):
     assert load(name).cost, f"{name} does not say what it costs"
     plan = replace(plan_of(name, **hyper), freeze=freeze)
     cost_is_what_crosses(plan)
+
+
+@pytest.mark.parametrize("name, hyper", OTHERWISE)  # without settings, the contract suite asks the same
+def test_a_variant_declares_the_arrays_that_cross_and_no_others(name, hyper):
+    arrays_are_declared(plan_of(name, **hyper))
+
+
+@pytest.mark.parametrize("name", of_each_shape(METHODS))
+def test_a_network_with_batch_norm_costs_its_statistics_too(name):
+    cost_is_what_crosses(replace(plan_of(name), network=Network("cnn_bn", feature_size=8)), rounds=2)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -65,7 +72,7 @@ def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
     ranks = {}
 
     def build(device, plan, data):
-        half = plan.client_half(data.train, device)
+        half = plan.client_half(data.train, device, validation=data.validation)
         honest = half.run
 
         def run(ask):
@@ -79,7 +86,7 @@ def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
     run = simulation(tmp_path, name, build=build).run()
     for i, (device, agent) in enumerate(run.agents.items()):
         crossed = {k: n for (way, k), n in agent.link.meter.payload.items() if way == "up" and n}
-        rows = crossed.get("labels", 0) // NUMBER_BYTES["labels"]
+        rows = crossed.get("labels", 0) // 8
         expected = Counter()
         for number in range(1, POLICY.rounds + 1):
             sizes = Sizes(
@@ -87,6 +94,5 @@ def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
                 local_prototypes=rows if number == 1 else 0,
                 first_round=number == 1, last_rounds="head" in crossed, ranks=ranks[device, number], public=PUBLIC,
             )  # fmt: skip
-            expected.update(load(name).cost(sizes).up)
-        of_kinds = {k: n for k, n in expected.items() if n and k in KINDS}  # others are metered as control
-        assert crossed == {k: n * NUMBER_BYTES.get(k, 4) for k, n in of_kinds.items()}
+            expected.update(load(name).cost(sizes).bytes_up)
+        assert crossed == expected

@@ -17,13 +17,13 @@ from protofleet.protocol.wire.blocks import (
     chunked,
     decrypted,
     is_block,
-    kinds_in,
     length_of,
     manifest_of,
     pack,
     unpack,
 )
 from protofleet.protocol.wire.codec import MAX_BLOCKS
+from protofleet.protocol.wire.layout import Layout
 from protofleet.protocol.wire.messages import Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from tests.protocol.draws import damaged, manifests
@@ -65,8 +65,9 @@ def test_kinds_of_consecutive_spans_add_up_to_the_kinds_of_the_whole(manifest, c
         total[kind] += size
     marks = sorted({0, manifest.size, *(c for c in cuts if c < manifest.size)})
     found = Counter()
+    layout = Layout(manifest.parts)
     for start, stop in zip(marks, marks[1:]):
-        span = kinds_in(manifest, start, stop)
+        span = layout.within(start, stop)
         assert sum(span.values()) == stop - start and all(span.values())
         found.update(span)
     assert found == +total
@@ -77,10 +78,9 @@ def test_the_kind_of_each_byte_is_that_of_the_part_it_lies_in(parts, data):
     labels = "".join(kind * size for kind, size in parts)
     if not labels:
         return
-    manifest = manifest_of([bytes(len(labels))], tuple(parts), 4)
     start = data.draw(st.integers(0, len(labels)))
     stop = data.draw(st.integers(start, len(labels)))
-    assert kinds_in(manifest, start, stop) == dict(Counter(labels[start:stop]))
+    assert Layout(parts).within(start, stop) == dict(Counter(labels[start:stop]))
 
 
 @given(st.integers(1, 1 << 40), st.sampled_from([1024, DEFAULT_BLOCK]))

@@ -1,0 +1,62 @@
+"""The kinds that bytes are counted under: one for each array that a method declares, and `control` for all else.
+
+A kind is the first part of an array's name: `weights.head.bias` is of the kind `weights`. Kinds are labels of
+metrics, so their number and their letters are bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+CONTROL: Final = "control"
+OTHER: Final = "other"  # the kind of arrays of a method that declares none
+MOST_KINDS: Final = 16
+MOST_LETTERS: Final = 20
+NAME: Final = re.compile(rf"[a-z][a-z0-9_]{{0,{MOST_LETTERS - 1}}}")
+# Arrays that the framework sends, and no method: they are counted as control.
+FRAMEWORK: Final = frozenset({"confusion", "manifest"})
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The arrays whose bytes are payload, by the first parts of their names."""
+
+    declared: frozenset[str]
+    rest: str = CONTROL  # kind of an array that is not declared
+
+    def of(self, name: str) -> str:
+        """Return the kind of an array."""
+        first = name.partition(".")[0]
+        if first in self.declared:
+            return first
+        return CONTROL if first in FRAMEWORK else self.rest
+
+    def undeclared(self, names: Iterable[str]) -> list[str]:
+        """Return the first parts of the names that are not declared; none where nothing was declared at all."""
+        firsts = {name.partition(".")[0] for name in names} if self.rest == CONTROL else set()
+        return sorted(firsts - self.declared)
+
+
+UNDECLARED: Final = Kinds(frozenset(), OTHER)
+
+
+def declared_kinds(names: Iterable[str]) -> Kinds:
+    """Return the kinds of a declaration. Raise ValueError where a name cannot be one."""
+    found = list(names)
+    for name in found:
+        if not (isinstance(name, str) and NAME.fullmatch(name)):
+            raise ValueError(
+                f"{name!r} is no name of a kind: it has 1 to {MOST_LETTERS} letters, a to z, digits and _, a letter "
+                "first; declare the part of an array's name before its first dot"
+            )
+        if name == CONTROL or name in FRAMEWORK:
+            raise ValueError(f"{name!r} is the name of what the framework sends; call the array otherwise")
+    if len(set(found)) > MOST_KINDS:
+        raise ValueError(
+            f"{len(set(found))} kinds of arrays, at most {MOST_KINDS}: each is a label of metrics; put arrays of one "
+            "kind under one first name, as weights.a and weights.b"
+        )
+    return Kinds(frozenset(found))
