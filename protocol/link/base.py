@@ -343,6 +343,14 @@ class Link:
     def _on_unusable(self, header: Header, fault: Rejected) -> None:
         """Called with the header that the sender has signed, and the fault; the message is not marked as seen."""
 
+    def _receiver(self, topic: str) -> str | None:
+        """Name the device whose bytes a frame on this topic is, "" for those of all devices. None: do not divide."""
+        return None
+
+    def _sender_on(self, topic: str) -> str | None:
+        """Name the device that a frame came from, "" where that is not known. None: do not divide."""
+        return None
+
     def _publish_frame(
         self,
         topic: str,
@@ -352,7 +360,9 @@ class Link:
         retain: bool = False,
         qos: int = 1,
     ) -> None:
-        self.meter.count_packet(self.direction, packet_bytes(topic, len(frame)), len(frame), tensors, fresh)
+        self.meter.count_packet(
+            self.direction, packet_bytes(topic, len(frame)), len(frame), tensors, fresh, self._receiver(topic)
+        )
         self.transport.publish(topic, frame, retain, qos)
 
     def _count_frame(self, topic: str, frame: bytes, kind: str, take: Callable[[], FrameOutcome]) -> bool:
@@ -368,8 +378,9 @@ class Link:
         finally:
             packet = packet_bytes(topic, len(frame))
             self.meter.count_packet(
-                self.peer_direction, packet, len(frame), outcome.tensors, outcome.new and outcome.first
-            )
+                self.peer_direction, packet, len(frame), outcome.tensors, outcome.new and outcome.first,
+                self._sender_on(topic),
+            )  # fmt: skip
             self.meter.count_message(self.peer_direction, kind, result)
         return outcome.new
 

@@ -494,6 +494,15 @@ class CoordinatorLink(Link):
         place = self.topics.parse(topic)
         return place.device if place else ""
 
+    def _receiver(self, topic: str) -> str:
+        return self.device_of_topic(topic)
+
+    def _sender_on(self, topic: str) -> str:
+        device = self.device_of_topic(topic)
+        return (
+            device if device in self._windows else ""
+        )  # without a verified frame it is a name that anybody chose
+
     def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
         place = self.topics.parse(topic)
         device = place.device if place and place.kind == "up" else ""

@@ -24,18 +24,31 @@ class Meter:
     messages: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (direction, kind, result)
     frames: Counter[str] = field(default_factory=Counter)  # direction -> bytes handed to the transport
     rejected: Counter[Reason] = field(default_factory=Counter)  # frames, and what good frames said
+    # At a coordinator, `wire` divided by device: (device, direction, kind). A snapshot does not hold it.
+    by_device: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def count_packet(
-        self, direction: str, packet: int, frame: int, tensors: Mapping[str, int], fresh: bool
-    ) -> None:
-        """One PUBLISH packet of `packet` bytes holding `frame` bytes, of which `tensors` by kind."""
+        self, direction: str, packet: int, frame: int, tensors: Mapping[str, int], fresh: bool,
+        device: str | None = None,
+    ) -> None:  # fmt: skip
+        """Count one PUBLISH packet of `packet` bytes holding `frame` bytes, of which `tensors` by kind.
+
+        `device` is the one that the packet went to or came from, "" where no single device did, None where nobody
+        divides the bytes by device.
+        """
         for kind, size in tensors.items():
             if kind != "control":
-                self.wire[direction, kind] += size
+                self._count_wire(device, direction, kind, size)
                 if fresh:
                     self.payload[direction, kind] += size
-        self.wire[direction, "control"] += packet - sum(n for k, n in tensors.items() if k != "control")
+        control = packet - sum(n for k, n in tensors.items() if k != "control")
+        self._count_wire(device, direction, "control", control)
         self.frames[direction] += frame
+
+    def _count_wire(self, device: str | None, direction: str, kind: str, size: int) -> None:
+        self.wire[direction, kind] += size
+        if device is not None:
+            self.by_device[device, direction, kind] += size
 
     def count_message(self, direction: str, kind: str, result: str) -> None:
         self.messages[direction, kind, result] += 1
