@@ -74,7 +74,9 @@ class DeviceMetrics:
 
     def __init__(self, device: AgentView, sensors: Sensors | None = None) -> None:
         self.registry = r = CollectorRegistry()
-        r.register(MeterCollector(device.meter, ""))
+        self._device, self._bytes = device, MeterCollector(device.meter)
+        r.register(self._bytes)
+        self._bytes.begin(device.method)
         r.register(ConnectionErrors(lambda: device.connection_errors))
         r.register(BrokerCertificate(lambda: device.broker_certificate_ends))
         self.series = series = DeviceSeries(r)
@@ -88,6 +90,8 @@ class DeviceMetrics:
 
     def happened(self, what: str, **figures: float) -> None:
         self.series.round.set(figures["round"])
+        if what == "planned":
+            self._bytes.begin(self._device.method)
         if what == "died":
             self.series.deaths.inc()
         if what == "erred":

@@ -155,6 +155,7 @@ class TaskHandler:
             self.run.start(plan, job)
             self.queue.done()
             self._link.least_round = self._state.last_round
+            self._context.notify("planned", round=self._state.last_round)
             self.hellos.send()
 
     def _begin(self, job: Job, question: Question) -> None:

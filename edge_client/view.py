@@ -83,6 +83,12 @@ class AgentView:
         return self._context.state.saved.plan
 
     @property
+    def method(self) -> str:
+        """The method of the plan that it has taken up, empty before there is one."""
+        plan = self._tasks.run.plan
+        return plan.method if plan else ""
+
+    @property
     def idle(self) -> bool:
         """The run is over, and there has been no other yet."""
         return self._tasks.run.over

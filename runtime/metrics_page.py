@@ -6,9 +6,10 @@ import contextlib
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -45,11 +46,48 @@ class MeterReader(Protocol):
     def rejected(self) -> Mapping[Reason, int]: ...
 
 
+Bytes: TypeAlias = Mapping[tuple[str, str], int]  # (direction, kind) -> bytes
+MethodBytes: TypeAlias = Mapping[tuple[str, str, str], int]  # (method, direction, kind) -> bytes
+
+
+class MethodTotals:
+    """Bytes by the method that was in use when they crossed.
+
+    A device learns its method from the plan, and a later run may have another one.
+    """
+
+    def __init__(self, counted: Bytes, method: str) -> None:
+        self._counted = counted
+        # The present method, what was counted when it began, and (method, direction, kind) -> bytes of those before.
+        # One value, as another thread may read it while it changes.
+        self._state: tuple[str, Bytes, MethodBytes] = (method, {}, {})
+
+    def begin(self, method: str) -> None:
+        """Count what crosses from now on for this method. Called on the thread that counts."""
+        if method != self._state[0]:
+            self._state = (method, snapshot_of(self._counted), self.now())
+
+    def now(self) -> MethodBytes:
+        """Return (method, direction, kind) -> bytes."""
+        method, before, earlier = self._state
+        found = Counter(earlier)
+        for (direction, kind), size in snapshot_of(self._counted).items():
+            if since := size - before.get((direction, kind), 0):
+                found[method, direction, kind] += since
+        return found
+
+
 class MeterCollector:
     """Bytes by method, direction and kind; messages by direction, kind and result."""
 
-    def __init__(self, meter: MeterReader, method: str) -> None:
-        self._meter, self._method = meter, method
+    def __init__(self, meter: MeterReader, method: str = "") -> None:
+        self._meter = meter
+        self._payload, self._wire = MethodTotals(meter.payload, method), MethodTotals(meter.wire, method)
+
+    def begin(self, method: str) -> None:
+        """Count bytes for this method from now on."""
+        for totals in (self._payload, self._wire):
+            totals.begin(method)
 
     @staticmethod
     def describe() -> list[CounterMetricFamily]:
@@ -58,7 +96,7 @@ class MeterCollector:
             CounterMetricFamily(
                 "protofleet_message_bytes",
                 "Tensor bytes, each once; kind is weights, prototypes, anchors, classifier, amplifier, features, "
-                "labels or counts",
+                "labels or counts; method is empty for what crosses before a device has a plan",
                 labels=each,
             ),
             CounterMetricFamily(
@@ -83,9 +121,9 @@ class MeterCollector:
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         payload, wire, messages, rejected = self.describe()
-        for family, counter in ((payload, self._meter.payload), (wire, self._meter.wire)):
-            for (direction, kind), size in snapshot_of(counter).items():
-                family.add_metric([direction, kind, self._method], size)
+        for family, totals in ((payload, self._payload), (wire, self._wire)):
+            for (method, direction, kind), size in totals.now().items():
+                family.add_metric([direction, kind, method], size)
             yield family
         for key, number in snapshot_of(self._meter.messages).items():
             messages.add_metric(list(key), number)

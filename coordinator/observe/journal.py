@@ -9,9 +9,11 @@ averaged by the examples they hold.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from protofleet.coordinator.observe.by_device import divided
 from protofleet.coordinator.observe.confusion import Matrix, confusion_by_domain
 from protofleet.coordinator.observe.energy import RoundEnergy
 from protofleet.coordinator.observe.isolation import Isolation
@@ -68,7 +70,7 @@ class Journal:
 
     def __init__(self, run: RunView, sinks: Sequence[Sink], isolation: Isolation) -> None:
         self._run, self._sinks, self._isolation, self._model_bytes = run, sinks, isolation, run.model_bytes
-        self._meter_before = Meter()
+        self._meter_before, self._devices_before = Meter(), Counter[tuple[str, str, str]]()
         self._began_at, self._closed_at, self._asked_at = 0.0, 0.0, 0.0
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
@@ -210,6 +212,9 @@ class Journal:
         record.aside |= {device: words for device, (_, words) in self._gone_back.items()}
         self._gone_back = {d: known for d, known in self._gone_back.items() if known[0] > record.round}
         record.payload, record.wire = by_kind(crossed.payload), by_kind(crossed.wire)
+        by_device = run.traffic_by_device()
+        record.by_device = divided(by_device - self._devices_before, record.wire)
+        self._devices_before = by_device
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
         # One broadcast, as of any method here; the last evaluation of FedAvg takes one as well.
         answers = 0 if record.kind == EVALUATION else len(record.participants)

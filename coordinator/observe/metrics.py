@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
 
 from protofleet.coordinator.devices.last_wills import OUTCOMES
+from protofleet.coordinator.observe.by_device import MOST_DEVICES
 from protofleet.coordinator.observe.record import ByView, RoundRecord
 from protofleet.coordinator.observe.series import (
     Attendance,
@@ -186,6 +187,7 @@ class Metrics:
         self.registry = r = CollectorRegistry()
         self._run, self._method = run, run.plan.method
         self._device_names, self._domain_names = BoundedLabels(MAX_DEVICES), BoundedLabels(MAX_DEVICES)
+        self._run_names = BoundedLabels(MOST_DEVICES)  # of the devices in the run's bytes
         self._counted = 0  # the last round that is in the totals
         r.register(MeterCollector(run.meter, self._method))
         r.register(ConnectionErrors(lambda: run.connection_errors))
@@ -290,7 +292,7 @@ class Metrics:
         # What was dropped in the round in hand is nowhere on the disk.
         self.attendance.updates.labels("late").inc(len(record.late))
         self.attendance.updates.labels("refused").inc(len(record.dropped))
-        self.traffic.add(record, self._method)
+        self.traffic.add(record, self._method, self._run_names.label)
 
     def _set_last(self, record: RoundRecord) -> None:
         self.progress.seconds.set(record.seconds)

@@ -57,6 +57,7 @@ class RoundRecord:
     # Device -> "train" and "send" -> joules, of those whose boards measure them.
     energy: ByDevice = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and what good frames said
+    by_device: dict[str, ByKind] = field(default_factory=dict)  # `wire`, divided by device: by_device.py
 
 
 Count = Annotated[int, Within(1, LARGEST_COUNT)]  # of rounds; a reader goes through them one by one

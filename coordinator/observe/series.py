@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
+from protofleet.coordinator.observe.by_device import ALL, MOST_DEVICES, OTHER, rows_of
 from protofleet.coordinator.observe.record import ByKind, RoundRecord
 from protofleet.protocol.storage.disk import MIN_FREE
 
 SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)
 ROUNDS_BEHIND: Final = (0, 1, 2, 3, 5, 8)
 BY_KIND: Final = ("direction", "kind", "method")
+BY_DEVICE: Final = ("device", *BY_KIND)
 
 
 class Progress:
@@ -152,19 +154,29 @@ class LastRound:
                 "the cohort and down in one broadcast",
                 labels=["direction"],
             ),
+            GaugeMetricFamily(
+                "protofleet_round_device_wire_bytes",
+                f"All bytes of the last round by device: the {MOST_DEVICES} with the most, `{OTHER}` for what is "
+                f"left, and `{ALL}` for what is published once and heard by each device that was asked. Their sum "
+                "is that of protofleet_round_wire_bytes",
+                labels=BY_DEVICE,
+            ),
         ]
 
     def collect(self) -> list[GaugeMetricFamily]:
         return self._families
 
     def set(self, record: RoundRecord, method: str) -> None:
-        payload, wire, fedavg = families = self.describe()
+        payload, wire, fedavg, devices = families = self.describe()
         for direction, kinds in record.payload.items():
             for kind, size in kinds.items():
                 payload.add_metric([direction, kind, method], size)
             wire.add_metric([direction, method], sum(record.wire.get(direction, {}).values()))
         for direction, size in record.fedavg.items():
             fedavg.add_metric([direction], size)
+        for device, ways in rows_of(record.by_device, record.wire).items():
+            for direction, kind, size in of_kinds(ways):
+                devices.add_metric([device, direction, kind, method], size)
         self._families = families
 
 
@@ -190,6 +202,13 @@ class Traffic:
             BY_KIND,
             registry=r,
         )
+        self.devices = Counter(
+            "protofleet_run_device_wire_bytes",
+            f"All bytes of all rounds that have ended by device: the first {MOST_DEVICES} that a round had a row of, "
+            f"`{OTHER}` and `{ALL}` as above. Their sum is that of protofleet_run_wire_bytes",
+            BY_DEVICE,
+            registry=r,
+        )
         self.fedavg = Counter(
             "protofleet_fedavg_bytes",
             "What FedAvg would have cost in all training rounds that have ended",
@@ -197,7 +216,11 @@ class Traffic:
             registry=r,
         )
 
-    def add(self, record: RoundRecord, method: str) -> None:
+    def add(self, record: RoundRecord, method: str, device_label: Callable[[str], str]) -> None:
+        for device, ways in rows_of(record.by_device, record.wire).items():
+            label = device if device in (ALL, OTHER) else device_label(device)
+            for direction, kind, size in of_kinds(ways):
+                self.devices.labels(label, direction, kind, method).inc(size)
         for total, found in ((self.run_payload, record.payload), (self.run_wire, record.wire)):
             for direction, kind, size in of_kinds(found):
                 total.labels(direction, kind, method).inc(size)

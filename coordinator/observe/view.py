@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -213,6 +214,10 @@ class RunView:
     def traffic(self) -> Meter:
         """A copy of all that was counted until now."""
         return self._context.link.meter.snapshot()
+
+    def traffic_by_device(self) -> Counter[tuple[str, str, str]]:
+        """Return a copy of what this process has counted, by device, direction and kind."""
+        return Counter(self._context.link.meter.by_device)
 
     def earlier_traffic(self, round: int) -> list[RoundTraffic]:
         """Of this round, in earlier processes."""

@@ -9,6 +9,7 @@ from protofleet.deploy.monitoring.panels import variable
 DEVICE: Final = variable("device", "Device", 'label_values(up{job="devices"}, device)')
 DOMAIN: Final = variable("domain", "Domain", "label_values(protofleet_accuracy_ratio, domain)")
 VIEW: Final = variable("view", "View", "label_values(protofleet_accuracy_ratio, view)")
+ALL_DEVICES: Final = "all devices|other"  # rows of bytes by device that are no single device's
 METHOD: Final = variable("method", "Method", "label_values(protofleet_round_bytes, method)")
 
 ACCURACY: Final = 'protofleet_accuracy_ratio{split="test", domain=~"$domain", view=~"$view"}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from protofleet.deploy.monitoring.panels import dashboard, stat, table, time_series
-from protofleet.deploy.monitoring.queries import DEVICE, FEDAVG, METHOD, OURS
+from protofleet.deploy.monitoring.queries import ALL_DEVICES, DEVICE, FEDAVG, METHOD, OURS
 
 
 def traffic() -> dict[str, Any]:
@@ -14,6 +14,7 @@ def traffic() -> dict[str, Any]:
     wire = 'protofleet_run_wire_bytes_total{method=~"$method"}'
     crossing = 'protofleet_message_wire_bytes_total{job="coordinator", method=~"$method"}'
     theirs = 'protofleet_message_wire_bytes_total{job="devices", device=~"$device"}'
+    divided = f'{{device=~"$device|{ALL_DEVICES}", method=~"$method"}}'
     return dashboard(
         "protofleet-bytes",
         "protofleet: Bytes and methods",
@@ -69,6 +70,24 @@ def traffic() -> dict[str, Any]:
                 ("protofleet_round_fedavg_bytes", "FedAvg {{direction}}"),
                 width=12,
                 floor=0,
+            ),
+            time_series(
+                "All bytes of a round, by device, kind and direction",
+                "bytes",
+                (
+                    f"sum by (device, direction, kind) (protofleet_round_device_wire_bytes{divided})",
+                    "{{device}} {{direction}} {{kind}}",
+                ),
+                stacked=True,
+                width=12,
+                description="of the last round; `all devices` is published once, and each device that was asked "
+                "hears it; a broadcast is among it",
+            ),
+            table(
+                "All bytes of the run, by device, kind and direction",
+                "bytes",
+                f"sum by (device, direction, kind) (protofleet_run_device_wire_bytes_total{divided})",
+                description="of all rounds that have ended",
             ),
             time_series(
                 "On the wire",

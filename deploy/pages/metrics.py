@@ -11,6 +11,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from protofleet.coordinator.observe.by_device import MOST_DEVICES
 from protofleet.coordinator.observe.metrics import (
     MAX_DEVICES,
     BoundedLabels,
@@ -46,9 +47,9 @@ INTRO: Final = f"""\
 # Metrics
 
 A coordinator or a device with `metrics_port` serves these under `/metrics` at its `metrics_host`.
-Times are Unix times. A device's name is a label on two gauges and two counters only. Names and
-domains are labels for {MAX_DEVICES:,} values each and then `other`; views are the
-method's own, and a device has one domain for a run.
+Times are Unix times. A device's name is a label on three gauges and three counters only. Names and
+domains are labels for {MAX_DEVICES:,} values each and then `other`, names in bytes by device for
+{MOST_DEVICES}; views are the method's own, and a device has one domain for a run.
 
 What is said to be of the run goes on over a coordinator's restart; other counters begin with the process.
 

@@ -354,6 +354,14 @@ class Link:
     def _on_unusable(self, header: Header, fault: Rejected) -> None:
         """Called with the header that the sender has signed, and the fault; the message is not marked as seen."""
 
+    def _receiver(self, topic: str) -> str | None:
+        """Name the device whose bytes a frame on this topic is, "" for those of all devices. None: do not divide."""
+        return None
+
+    def _sender_on(self, topic: str) -> str | None:
+        """Name the device that a frame came from, "" where that is not known. None: do not divide."""
+        return None
+
     def _publish_frame(
         self,
         topic: str,
@@ -363,7 +371,10 @@ class Link:
         retain: bool = False,
         qos: int = 1,
     ) -> None:
-        self.meter.count_packet(self.direction, packet_bytes(topic, len(frame)), len(frame), tensors, fresh)
+        self.meter.count_packet(
+            self.direction, packet_bytes(topic, len(frame)), len(frame), tensors, fresh,
+            device=self._receiver(topic),
+        )  # fmt: skip
         self.transport.publish(topic, frame, retain, qos)
 
     def _count_frame(self, topic: str, frame: bytes, kind: str, take: Callable[[], FrameOutcome]) -> bool:
@@ -378,20 +389,21 @@ class Link:
             raise
         finally:
             packet, fresh = packet_bytes(topic, len(frame)), outcome.new and outcome.first
+            sender = self._sender_on(topic)
             self.meter.count_packet(
-                self.peer_direction, packet, len(frame), outcome.tensors, fresh, outcome.held
+                self.peer_direction, packet, len(frame), outcome.tensors, fresh, outcome.held, sender
             )
-            self._count_spans(outcome.spans)
+            self._count_spans(outcome.spans, sender)
             self.meter.count_message(self.peer_direction, kind, result)
         return outcome.new
 
-    def _count_spans(self, spans: Sequence[CountedSpan]) -> None:
+    def _count_spans(self, spans: Sequence[CountedSpan], device: str | None) -> None:
         for span in spans:
-            self.meter.count_bytes(self.peer_direction, span.size, span.tensors, span.fresh)
+            self.meter.count_bytes(self.peer_direction, span.size, span.tensors, span.fresh, device)
 
-    def _end_fetch(self, fetch: Fetch, forget: bool) -> None:
+    def _end_fetch(self, fetch: Fetch, forget: bool, device: str | None = None) -> None:
         """Stop receiving an object, and count what came of it before its table."""
-        self._count_spans(fetch.count.end())
+        self._count_spans(fetch.count.end(), device)
         fetch.partial.abandon(forget)
 
     def kind_of(self, frame: bytes) -> str:

@@ -356,7 +356,7 @@ class CoordinatorLink(Link):
         for name in list(self.fetches) if device is None else [device]:
             if held := self.fetches.pop(name, None):
                 self._retry_seconds[name] = held[0].retry
-                self._end_fetch(held[0], forget=for_good or device is None)
+                self._end_fetch(held[0], for_good or device is None, name)
                 self._with_unfinished.add(name)
         if device is None:
             for name in self._with_unfinished:
@@ -495,6 +495,15 @@ class CoordinatorLink(Link):
         """The only device that may publish there; empty if there is none."""
         place = self.topics.parse(topic)
         return place.device if place else ""
+
+    def _receiver(self, topic: str) -> str:
+        return self.device_of_topic(topic)
+
+    def _sender_on(self, topic: str) -> str:
+        device = self.device_of_topic(topic)
+        return (
+            device if device in self._windows else ""
+        )  # without a verified frame it is a name that anybody chose
 
     def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
         place = self.topics.parse(topic)

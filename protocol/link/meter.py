@@ -26,25 +26,36 @@ class Meter:
     messages: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (direction, kind, result)
     frames: Counter[str] = field(default_factory=Counter)  # direction -> bytes handed to the transport
     rejected: Counter[Reason] = field(default_factory=Counter)  # frames, and what good frames said
+    # At a coordinator, `wire` divided by device: (device, direction, kind). A snapshot does not hold it.
+    by_device: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def count_packet(
-        self, direction: str, packet: int, frame: int, tensors: Mapping[str, int], fresh: bool, held: int = 0
-    ) -> None:
+        self, direction: str, packet: int, frame: int, tensors: Mapping[str, int], fresh: bool, held: int = 0,
+        device: str | None = None,
+    ) -> None:  # fmt: skip
         """Count one PUBLISH packet of `packet` bytes holding `frame` bytes, of which `tensors` by kind.
 
-        `held` bytes of it are left out: they belong to a block, and `count_bytes` is told of them.
+        `held` bytes of it are left out: they belong to a block, and `count_bytes` is told of them. `device` is
+        the one that the packet went to or came from, "" for no single one, None if bytes are not divided by device.
         """
-        self.count_bytes(direction, packet - held, tensors, fresh)
+        self.count_bytes(direction, packet - held, tensors, fresh, device)
         self.frames[direction] += frame
 
-    def count_bytes(self, direction: str, size: int, tensors: Mapping[str, int], fresh: bool) -> None:
+    def count_bytes(
+        self, direction: str, size: int, tensors: Mapping[str, int], fresh: bool, device: str | None = None
+    ) -> None:
         """Count some bytes of packets, of which `tensors` by kind; the rest of them is control."""
         declared = {kind: n for kind, n in tensors.items() if kind != CONTROL}
         for kind, n in declared.items():
-            self.wire[direction, kind] += n
+            self._count_wire(device, direction, kind, n)
             if fresh:
                 self.payload[direction, kind] += n
-        self.wire[direction, CONTROL] += size - sum(declared.values())
+        self._count_wire(device, direction, CONTROL, size - sum(declared.values()))
+
+    def _count_wire(self, device: str | None, direction: str, kind: str, size: int) -> None:
+        self.wire[direction, kind] += size
+        if device is not None:
+            self.by_device[device, direction, kind] += size
 
     def count_message(self, direction: str, kind: str, result: str) -> None:
         self.messages[direction, kind, result] += 1

@@ -79,12 +79,12 @@ def test_a_task_without_a_job_is_left_to_the_next_hello(parts):
 def test_an_answer_is_said_once_it_is_durable_and_the_same_question_gets_it_again(following):
     question = following.question()
     following.tasks.take(question)
-    assert following.link.kinds() == [] and following.observed == ["started"]
+    assert following.link.kinds() == [] and following.observed == ["planned", "started"]
     following.worker.finish()
     assert following.link.kinds() == ["Update"] and following.state.answer_to(question.name)
     following.tasks.take(question)
     assert following.link.kinds() == ["Update"] and not following.worker.submitted
-    assert following.observed == ["started", "answered"]
+    assert following.observed == ["planned", "started", "answered"]
 
 
 def test_while_the_worker_is_busy_the_newest_question_waits_and_the_same_one_is_not_begun_twice(following):
@@ -124,7 +124,7 @@ def test_a_death_of_the_trainer_is_said_at_once_and_work_is_asked_for_after_a_pa
     following.context.now = 100.0
     following.tasks.take(following.question())
     following.worker.finish(DIED)
-    assert following.link.kinds() == ["Bye"] and following.observed == ["started", "died"]
+    assert following.link.kinds() == ["Bye"] and following.observed == ["planned", "started", "died"]
     assert following.run.job is None and not following.tasks.queue.busy
     assert following.hellos.next_at == following.hellos.backoff.until > 100.0
 

@@ -17,11 +17,13 @@ ASKED = {
     "answers": (2, "train"),
     "arrays": (2, "evaluate"),
     "traffic": (),
+    "traffic_by_device": (),
     "earlier_traffic": (2,),
     "missing": (),
     "is_enrolled": ("device-0",),
 }
-COPIES = ("traffic", "missing", "departures", "earlier_traffic")  # may be changed, and change nothing
+# May be changed, and change nothing.
+COPIES = ("traffic", "traffic_by_device", "missing", "departures", "earlier_traffic")
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import math
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -359,3 +360,46 @@ def test_fedavg_saves_nothing_against_itself(lived):
 def test_mean_accuracy_is_of_each_view_alone(lived):
     found = as_its_source_asks(lived, expression("federation", "Mean accuracy"))
     assert {one["metric"]["view"] for one in found} == {"global", "personal"}
+
+
+def shown_at(lived, title, at):
+    """What a panel shows of this moment, by device, direction and kind."""
+    query = re.sub(r"\$(device|method)\b", ".*", expression("bytes", title)["expr"])
+    found = lived.prometheus.ask("query", query=query, time=str(at))["result"]
+    labels = ("device", "direction", "kind")
+    return {tuple(one["metric"][name] for name in labels): float(one["value"][1]) for one in found}
+
+
+def by_device(lines):
+    """As rounds.jsonl has it."""
+    found = Counter()
+    for line in lines:
+        for device, ways in line["by_device"].items():
+            for way, kinds in ways.items():
+                found.update({(device, way, kind): size for kind, size in kinds.items()})
+    return found
+
+
+def test_bytes_by_device_are_those_of_rounds_jsonl_to_the_byte(lived):
+    lines = lines_of(lived.run)
+    for line in lines:
+        total = Counter()
+        for (_, way, kind), size in by_device([line]).items():
+            total[way, kind] += size
+        assert total == {(way, kind): n for way, kinds in line["wire"].items() for kind, n in kinds.items()}
+    last_scrape = max(
+        seen[-1][0] for seen in lived.stages["its last words"].values() if seen[-1][0] < lived.over
+    )
+    whole, single = (f"All bytes of {what}, by device, kind and direction" for what in ("the run", "a round"))
+    assert shown_at(lived, whole, last_scrape) == by_device(lines), "though its coordinator died"
+    assert shown_at(lived, single, last_scrape) == by_device(lines[-1:])
+    scrapes = {
+        at
+        for seen_then in lived.stages.values()
+        for name, seen in seen_then.items()
+        for at, _ in seen
+        if metric_of(name) == "protofleet_round_device_wire_bytes" and at < lived.over
+    }
+    rounds = [by_device([line]) for line in lines]
+    assert scrapes and all(shown_at(lived, single, at) in rounds for at in scrapes)
+    assert {device for device, *_ in by_device(lines)} >= {*DEVICES, "all devices"}

@@ -1,0 +1,174 @@
+"""A round's bytes by device: they add up to the round's, and are what each device counts itself."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from protofleet.coordinator.observe.by_device import ALL, MOST_DEVICES, OTHER, divided
+from protofleet.coordinator.observe.journal import by_kind
+from protofleet.coordinator.observe.metrics import Metrics
+from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.record import RoundRecord
+from protofleet.coordinator.observe.rounds_file import RoundsFile
+from protofleet.protocol.link.meter import DOWN, UP
+from protofleet.protocol.wire.reasons import Rejected
+from tests.deploy.pages.test_metrics_document import series
+from tests.support.small_federation import POLICY, replace_coordinator, simulation
+
+LAST, WHOLE = "protofleet_round_device_wire_bytes", "protofleet_run_device_wire_bytes_total"
+
+
+def summed(by_device):
+    """(direction, kind) -> bytes, over all rows."""
+    found = Counter()
+    for ways in by_device.values():
+        for way, kinds in ways.items():
+            for kind, size in kinds.items():
+                found[way, kind] += size
+    return found
+
+
+def flat(wire):
+    return Counter({(way, kind): size for way, kinds in wire.items() for kind, size in kinds.items()})
+
+
+def crossed_by_chance(draw):
+    names = ["", *(f"device-{i}" for i in range(draw.choice((0, 3, 64, 65, 300))))]
+    return {
+        (name, way, kind): draw.choice((0, draw.randrange(10_000)))
+        for name in names
+        for way in (UP, DOWN)
+        for kind in ("control", "weights")
+    }
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_add_up_to_the_round_and_name_the_devices_with_the_most_bytes(seed):
+    draw = random.Random(seed)
+    crossed = crossed_by_chance(draw)
+    earlier = {
+        (way, "control"): draw.randrange(100) for way in (UP, DOWN)
+    }  # of an earlier process: by no device
+    total = Counter(earlier)
+    for (_, way, kind), size in crossed.items():
+        total[way, kind] += size
+    found = divided(crossed, by_kind(total))
+    assert summed(found) == +total
+    sizes = Counter()
+    for (name, *_), size in crossed.items():
+        sizes[name] += size
+    del sizes[""]
+    named = [name for name in found if name not in (ALL, OTHER)]
+    assert len(named) == min(MOST_DEVICES, sum(size > 0 for size in sizes.values()))
+    left_out = [size for name, size in sizes.items() if name not in named]
+    assert all(sizes[name] >= max(left_out, default=0) for name in named)
+    for name in named:
+        own = {place[1:]: size for place, size in crossed.items() if place[0] == name and size}
+        assert flat(found[name]) == Counter(own)
+
+
+def test_a_broadcast_is_the_row_of_all_devices_and_a_strange_sender_is_none():
+    crossed = {("", DOWN, "weights"): 900, ("", UP, "control"): 70, ("d", UP, "weights"): 900}
+    wire = {UP: {"weights": 900, "control": 70}, DOWN: {"weights": 900}}
+    assert divided(crossed, wire) == {
+        "d": {UP: {"weights": 900}, DOWN: {}},
+        ALL: {UP: {}, DOWN: {"weights": 900}},
+        OTHER: {UP: {"control": 70}, DOWN: {}},
+    }
+
+
+def observed(run, folder):
+    file, metrics = RoundsFile(folder / "rounds.jsonl"), Metrics(run.service.run.view)
+    keep_journal(run.service.run, [file, metrics])
+    return file, metrics
+
+
+def test_each_device_counts_itself_what_its_rows_say(tmp_path):
+    """Nothing is lost here, so what the one end has sent the other has received."""
+    run = simulation(tmp_path / "run", "fedavg")
+    file, _ = observed(run, tmp_path)
+    run.run()
+    after_the_end = run.service.link.meter.snapshot()
+    rows = Counter()
+    for line in file.records:
+        assert summed(line["by_device"]) == flat(line["wire"])
+        for device, ways in line["by_device"].items():
+            for (way, kind), size in flat(ways).items():
+                rows[device, way, kind] += size
+    assert {device for device, *_ in rows} == {*run.agents, ALL}
+    for name, agent in run.agents.items():
+        for kind in ("weights", "prototypes"):
+            assert rows[name, UP, kind] == agent.link.meter.wire[UP, kind]
+            heard = rows[name, DOWN, kind] + rows[ALL, DOWN, kind]
+            assert heard == agent.link.meter.wire[DOWN, kind]
+    assert sum(rows.values()) <= sum(after_the_end.wire.values())
+    assert rows["device-0", UP, "weights"] > 0 and rows[ALL, DOWN, "weights"] > 0
+
+
+def of_device(metrics, name):
+    found = Counter()
+    for (device, way, kind, method), value in series(metrics, name).items():
+        assert method == "fedavg"
+        found[device, way, kind] += value
+    return found
+
+
+def test_prometheus_is_told_what_the_lines_say_though_the_coordinator_died(tmp_path):
+    run = simulation(tmp_path / "run", "fedavg", policy=replace(POLICY, rounds=2))
+    file = RoundsFile(tmp_path / "rounds.jsonl")
+    keep_journal(run.service.run, [file])
+    run.run(until=lambda: len(file.records) == 1)
+    replace_coordinator(run, file)
+    metrics = Metrics(run.service.run.view)
+    metrics.restore((RoundRecord(**{**line, "phases": []}) for line in file.records), 0.0)
+    keep_journal(run.service.run, [metrics])
+    run.run()
+    lines = file.records
+    assert len(lines) == 3
+    whole = Counter()
+    for line in lines:
+        assert summed(line["by_device"]) == flat(line["wire"])
+        for device, ways in line["by_device"].items():
+            whole.update({(device, *place): size for place, size in flat(ways).items()})
+    assert of_device(metrics, WHOLE) == whole
+    last = {(d, *place): n for d, ways in lines[-1]["by_device"].items() for place, n in flat(ways).items()}
+    assert of_device(metrics, LAST) == Counter(last)
+
+
+def test_lines_of_an_earlier_version_count_as_no_single_devices(tmp_path):
+    run = simulation(tmp_path / "run", "fedavg")
+    metrics = Metrics(run.service.run.view)
+    metrics.restore([RoundRecord(1, 0, "training", wire={UP: {"weights": 7}, DOWN: {"control": 3}})], 0.0)
+    expected = Counter({(OTHER, UP, "weights"): 7, (OTHER, DOWN, "control"): 3})
+    assert of_device(metrics, LAST) == of_device(metrics, WHOLE) == expected
+
+
+def test_a_run_names_its_first_64_devices_and_loses_no_byte_of_the_others(tmp_path):
+    run = simulation(tmp_path / "run", "fedavg")
+    metrics = Metrics(run.service.run.view)
+    records = [
+        RoundRecord(
+            number, 0, "training", wire={UP: {"weights": 64}, DOWN: {}},
+            by_device={f"device-{64 * (number - 1) + i}": {UP: {"weights": 1}, DOWN: {}} for i in range(64)},
+        )
+        for number in (1, 2)
+    ]  # fmt: skip
+    metrics.restore(records, 0.0)
+    found = of_device(metrics, WHOLE)
+    assert len(found) == MOST_DEVICES + 1 and found[OTHER, UP, "weights"] == 64
+    assert sum(found.values()) == 128
+
+
+def test_a_name_that_was_never_verified_has_no_row(tmp_path):
+    run = simulation(tmp_path / "run", "fedavg")
+    file, _ = observed(run, tmp_path)
+    link = run.service.link
+    for number in range(100):
+        with pytest.raises(Rejected):
+            link.arrived(link.topics.up(f"stranger-{number}"), b"nonsense", 0.0)
+    run.run()
+    lines = file.records
+    assert {name for line in lines for name in line["by_device"]} == {*run.agents, ALL, OTHER}
+    assert lines[0]["by_device"][OTHER][UP]["control"] > 0
