@@ -46,6 +46,7 @@ class CommandQueue:
         self._cannot_write = self._cannot_commit = False
         self.full_disk = FullDiskLog(log, spool.folder, "nothing new is begun", "the run goes on")
         self._is_locked = False  # locked by another program, which is in the log
+        self.is_held = False  # nothing is said
         self.wake_at = float("inf")
 
     def __len__(self) -> int:
@@ -56,6 +57,13 @@ class CommandQueue:
         self._waiting.extend(commands)
         if not self._cannot_write:
             self._write(now)
+
+    def hold(self) -> None:
+        """Say nothing until `release`: what is written is committed all the same."""
+        self.is_held = True
+
+    def release(self) -> None:
+        self.is_held = False
 
     def retry(self, command: Command, why: BaseException, now: float) -> None:
         """It was carried out, and its result found the disk full."""
@@ -96,7 +104,7 @@ class CommandQueue:
             return
         if any(isinstance(command, (Save, Accept, Close)) for command in self._written):
             self._something_was_written()
-        while self._written:
+        while self._written and not self.is_held:
             if not self._tried(self._performer.say, self._written[0], now):
                 self._cannot_commit = self._cannot_write = True
                 return

@@ -32,7 +32,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
-from protofleet.runtime.event_loop import ThreadWorker, serve, stop_on_signals, wait_for_broker
+from protofleet.runtime.event_loop import ThreadWorker, serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
 from protofleet.runtime.metrics_page import Scrapes
 
@@ -70,7 +70,9 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     # Two threads that judge the small arrays of an answer wait for each other longer than one takes.
     worker = ThreadWorker(inbox, heartbeats, begin=one_thread_here(settings.threads))
     context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
-    run = Run(plan, machine, spool, context, limits=settings.limits, class_names=settings.class_names)
+    spool.index.db.keep_waiting = unless(stopped, heartbeats)
+    with spool.index.detect_takeover():
+        run = Run(plan, machine, spool, context, limits=settings.limits, class_names=settings.class_names)
     service = CoordinatorService(context, run)
     inbox.dropped, inbox.unwanted = link.count_overflow, service.unwanted
     transport.connect(link.will(topics.coord_state), returns=lambda: link.hears_own_messages)
@@ -80,8 +82,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         scrapes = Scrapes()
         shown = observed(run, settings, folder, software, events, checks, scrapes, life.unclean_at)
         with shown as finish, watched:
-            wait_for_broker(inbox, settings.patience_seconds)
-            spool.index.db.keep_waiting = unless(stopped, heartbeats)
+            service.session.give_up_after(settings.patience_seconds, time.monotonic())
             with spool.index.detect_takeover():
                 serve(service, inbox, time.monotonic, heartbeats)
             finish()

@@ -81,7 +81,7 @@ class Run:
         )  # fmt: skip
         self.attendance = AttendanceLog(machine.policy)
         self.diverged = ""  # why, where the run has come to nothing
-        self._resumed = False
+        self._over: list[Command] = []  # the end of the run, where it had ended before this process began
         self._advancing: Advance | None = None  # what the worker is at
         self._too_large: Step | None = None  # its broadcast goes through no broker that there was since
         self.isolation = Isolation(context.clock)
@@ -90,6 +90,7 @@ class Run:
             plan, machine, spool, context, self.participants, self.server_runner, self.queue, self.limits,
             self.isolation, lambda: self.diverged,
         )  # fmt: skip
+        self._resume()
 
     def tell_of_devices(self, heard_from: Callable[[str], None]) -> None:
         """Each time when a device says something of its own."""
@@ -141,33 +142,38 @@ class Run:
 
     def go_on(self) -> None:
         """Over a new connection."""
-        if not self._resumed:
-            self._resume()
+        if self.queue.is_held:
+            self._begin()
         self.attendance.gathering(self.machine.stage is Stage.GATHERING, self._context.now)
         if step := self._too_large:
             self._too_large = None
             self._server_stepped(step)
 
     def _resume(self) -> None:
-        """Take up the round in which an earlier coordinator died, if there is one.
+        """Take up the round in which an earlier coordinator died, if there is one, before anything is heard.
 
-        Not before the first connection: a replay must cut its broadcasts as the broker's limits demand.
+        What that demands is held until the first connection: a replay cuts its broadcasts as the broker's limits
+        demand.
         """
-        now = self._context.now
-        self._resumed = True
-        self.participants.older_copies.start_listening(now)
+        self.queue.hold()
         if recovered := self.spool.recover():
             past, members = recovered
             self.participants.resume(members, self.spool.domains(), past.roster)
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
             damaged = [Forget()] if self.spool.damaged_answers else []
             commands = self.machine.resume(past)
-            self.queue.add([*damaged, *commands], now)
-            if over := [one for one in commands if isinstance(one, Finish)]:  # it died as it ended
-                for observer in self.observers:
-                    self.isolation.call(observer.happened, self.view, Woke(), over, now)
+            self._over = [one for one in commands if isinstance(one, Finish)]  # it died as the run ended
+            self.queue.add([*damaged, *commands], self._context.now)
             for device in self._context.bans.ignored:  # they were there when it was saved
                 self._context.error_boundary.exclude(device)
+
+    def _begin(self) -> None:
+        """Let out what was held until the first connection."""
+        self.participants.older_copies.start_listening(self._context.now)
+        self.queue.release()
+        if self._over:
+            for observer in self.observers:
+                self.isolation.call(observer.happened, self.view, Woke(), self._over, self._context.now)
 
     def happen(self, event: Event) -> None:
         now, before = self._context.now, self.machine.stage

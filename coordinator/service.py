@@ -15,6 +15,7 @@ from protofleet.protocol.wire.messages import HERE, Bye, Finished, Hello, State,
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Rejected
+from protofleet.runtime.broker_session import BrokerSession
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -25,6 +26,7 @@ class CoordinatorService:
     def __init__(self, context: ProcessContext, run: Run) -> None:
         self.context, self.run, self.link = context, run, context.link
         self.finished = False
+        self.session = BrokerSession(log)
         self.link.remember(run.spool.last_heard())
         self.link.admission_controller = run.answer_receiver
         self.link.error_scope, self.link.rate_limiter.on_flood = context.error_boundary.around, self._flooded
@@ -37,7 +39,9 @@ class CoordinatorService:
     @property
     def wake_at(self) -> float:
         c = self.context
-        return min(part.wake_at for part in (self.link, self.run, c.bans, c.here_timer, c.shutdown))
+        return min(
+            part.wake_at for part in (self.session, self.link, self.run, c.bans, c.here_timer, c.shutdown)
+        )
 
     def take(self, item: Item, now: float) -> None:
         self.context.now = now
@@ -45,6 +49,7 @@ class CoordinatorService:
 
     def wake(self, now: float) -> None:
         self.context.now = now
+        self.session.check(now)
         self.link.wake(now)
         self._announce_what_is_due(now)
         if reason := self.run.older_copy():
@@ -88,11 +93,10 @@ class CoordinatorService:
             case Connected(max_packet):
                 self._connected(max_packet, now)
             case Disconnected(reason, final):
-                log.warning("connection to the broker lost: %s", reason)
                 self.context.connected = False
                 self.context.here_timer.stop()
-                if final:
-                    self._stop(f"the broker ended the session: {reason}")
+                if why := self.session.lost(reason, final, now):
+                    self._stop(why)
             case Denied(topic, reason):
                 self._denied(topic, reason, now)
             case Done(call):
@@ -105,9 +109,11 @@ class CoordinatorService:
     # The connection.
 
     def _connected(self, max_packet: int, now: float) -> None:
+        self.session.accepted()
         self.run.spool.check_claim()
         if not self.run.fits_through(max_packet):
             return
+        self.session.stands(now)
         self.context.connected = True
         self.link.reconnected()
         self._subscribe()

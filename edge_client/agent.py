@@ -49,6 +49,7 @@ from protofleet.protocol.wire.messages import (
     Welcome,
 )
 from protofleet.protocol.wire.reasons import DisconnectReason, Reason, Rejected
+from protofleet.runtime.broker_session import BrokerSession
 from protofleet.runtime.event_loop import Worker
 from protofleet.runtime.faults import OURS
 
@@ -90,12 +91,14 @@ class Agent:
             InboxWatch(context, growing, self._is_idle, self._hellos.send, note_data) if growing else None
         )
         self._watchdog, self._run_end = CoordinatorWatchdog(), RunEndCheck()
+        self.session = BrokerSession(log)
         self.view = AgentView(context, self.tasks, self._watchdog)
         self.link, self.state, self.stays, self._context = link, state, stays, context
 
     @property
     def wake_at(self) -> float:
         timers = (
+            self.session.wake_at,
             self._hellos.next_at,
             self.tasks.delivery.wake_at,
             self._watchdog.alarm_at,
@@ -119,7 +122,7 @@ class Agent:
             case Connected(max_packet):
                 self._connected(max_packet, now)
             case Disconnected(reason, final):
-                self._disconnected(reason, final)
+                self._disconnected(reason, final, now)
             case Denied(topic, reason):
                 self._context.warn("the broker refused a message on %s: %s", topic, reason)
             case Done(call):
@@ -133,6 +136,7 @@ class Agent:
 
     def wake(self, now: float) -> None:
         self._context.now = now
+        self.session.check(now)
         self.link.wake(now)
         self._watchdog.check(now)
         if now >= self._hellos.next_at:
@@ -156,6 +160,7 @@ class Agent:
         self._hellos.resume()
 
     def _connected(self, max_packet: int, now: float) -> None:
+        self.session.accepted()
         try:
             self.link.adapt(
                 max_packet, self.tasks.delivery.largest_object, forms.MANIFEST in self.link.peer_forms
@@ -163,15 +168,15 @@ class Agent:
         except BrokerError as error:
             self.link.reject_connection(error)
             return
+        self.session.stands(now)
         self._watchdog.start(now)
         self._hellos.connected(waited_for=not self.tasks.idle)
 
-    def _disconnected(self, reason: str, final: bool) -> None:
-        log.warning("connection to the broker lost: %s", reason)
+    def _disconnected(self, reason: str, final: bool, now: float) -> None:
         self._hellos.disconnected()
         self._watchdog.stop()
-        if final:
-            self._context.end(f"the broker ended the session: {reason}")
+        if why := self.session.lost(reason, final, now):
+            self._context.end(why)
 
     def end_turn(self, now: float) -> None:
         """It says at once what it says: its answer is on the disk before."""

@@ -21,7 +21,7 @@ from protofleet.edge_client.view import AgentView
 from protofleet.methods.contract.liveness import tensors_work
 from protofleet.protocol.transport.inbox import BoundedInbox
 from protofleet.runtime.allocator import keep_blocks_at_work
-from protofleet.runtime.event_loop import serve, stop_on_signals, wait_for_broker
+from protofleet.runtime.event_loop import serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
 from protofleet.runtime.host.metrics import HostMetrics
 
@@ -40,7 +40,7 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     notifier = SystemdNotifier(agent, systemd, device.status, periodic_checks=device.check)
     systemd.notify("READY=1")
     try:
-        wait_for_broker(inbox, settings.patience_seconds, notifier.check)
+        agent.session.give_up_after(settings.patience_seconds, time.monotonic())
         metrics = serve_metrics(device, process, software)
         with metrics, watchdog(process.heartbeats, settings.watchdog_seconds):
             serve(notifier, inbox, time.monotonic, process.heartbeats)

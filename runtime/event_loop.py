@@ -8,13 +8,11 @@ import logging
 import queue
 import signal
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from protofleet.protocol.transport.address import BrokerError
-from protofleet.protocol.transport.base import Connected, Disconnected, Done, Item, Stop
+from protofleet.protocol.transport.base import Done, Item, Stop
 from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.faults import as_authors
 from protofleet.runtime.health import Heartbeats
@@ -108,34 +106,6 @@ def as_exception(error: BaseException) -> Exception:
     if isinstance(error, Exception):
         return error
     return EndedWorkError(f"the work was ended by {type(error).__name__}: {error}")
-
-
-def wait_for_broker(
-    inbox: queue.SimpleQueue[Item], seconds: float, alive: Callable[[], None] = lambda: None
-) -> None:
-    """Return when the first connection stands, or at what a signal asks for; or say why it does not stand.
-
-    The item on which it returns stays in the inbox. `alive` is called every few seconds. A device that is to work
-    offline waits for `inf` seconds.
-    """
-    last, deadline = "", time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        alive()
-        try:
-            item = inbox.get(timeout=min(left, 5.0))
-        except queue.Empty:
-            continue
-        match item:
-            case Connected() | Stop() | Done():
-                inbox.put(item)
-                return
-            case Disconnected(reason, final):
-                if final:
-                    raise BrokerError(reason)
-                if reason != last:
-                    log.warning("%s; trying again for %.0f s", reason, left)
-                last = reason
-    raise BrokerError(f"{last or 'no answer from the broker'}; gave up after {seconds:.0f} s")
 
 
 def stop_on_signals(put: Callable[[Item], None]) -> Callable[[], bool]:

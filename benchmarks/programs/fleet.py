@@ -35,7 +35,7 @@ from protofleet.protocol.transport.mqtt import Mqtt
 from protofleet.protocol.wire.messages import Update
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import Topics
-from protofleet.runtime.event_loop import ThreadWorker, serve, wait_for_broker
+from protofleet.runtime.event_loop import ThreadWorker, serve
 
 FEDERATION = "bench"
 PATIENCE = 120.0
@@ -127,7 +127,7 @@ def conduct(
     service = CoordinatorService(context, run)
     transport.connect(link.will(topics.coord_state))
     try:
-        wait_for_broker(inbox, PATIENCE)
+        service.session.give_up_after(PATIENCE, time.monotonic())
         serve(service, inbox, time.monotonic)
     finally:
         transport.close()

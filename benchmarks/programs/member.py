@@ -25,7 +25,7 @@ from protofleet.protocol.transport.base import Item
 from protofleet.protocol.transport.mqtt import Mqtt
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import Topics
-from protofleet.runtime.event_loop import ThreadWorker, serve, stop_on_signals, wait_for_broker
+from protofleet.runtime.event_loop import ThreadWorker, serve, stop_on_signals
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ def main(wish: dict[str, object]) -> None:
     def build(plan: Plan) -> ClientHalf:
         return plan.client_half(data.train, name)
 
-    wait_for_broker(inbox, PATIENCE)
     agent = Agent(
         data, local_jobs(build, data), link, memory, ThreadWorker(inbox), stays=bool(wish.get("stays"))
     )
+    agent.session.give_up_after(PATIENCE, time.monotonic())
     stop_on_signals(inbox.put)
     serve(agent, inbox, time.monotonic)
     (folder / "devices" / name / "meter.json").write_text(

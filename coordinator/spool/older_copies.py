@@ -85,11 +85,13 @@ class OlderCopyDetector:
         self._hold_unknown: set[str] = set()  # devices that hold what this folder has never asked with
         self._ahead: dict[str, int] = {}  # devices, and the later round that each has answered
         self._judged_boots: dict[str, int] = {}  # by device
-        self._listening_since = 0.0
+        self._listening_since = float("inf")
         self.wake_at = float("inf")
 
     def start_listening(self, now: float) -> None:
         self._listening_since = now
+        if self._ahead:
+            self.wake_at = now + self._listen
 
     def answered(self, device: str, round: int, now: float) -> None:
         """An answer of this run to a question of a round that has not begun, as far as this folder knows."""

@@ -11,11 +11,10 @@ from functools import partial
 from typing import TypeAlias
 
 from protofleet.edge_client.group.device import Device
-from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Done, Item
 from protofleet.protocol.transport.inbox import BoundedInbox
 from protofleet.protocol.transport.mqtt import close_all
-from protofleet.protocol.transport.timers import NEVER, Timers
+from protofleet.protocol.transport.timers import Timers
 from protofleet.runtime.logs import lines_about
 from protofleet.runtime.restart_backoff import RestartBackoff
 
@@ -57,7 +56,7 @@ class DeviceGroup:
         self.ended = dict[str, str]()
         self._running, self._left = dict[MemberInbox, Device](), list[Device]()
         self._timers, self._check_at = Timers[MemberInbox](), clock()
-        self._give_up_at, self._started_at = dict[MemberInbox, float](), dict[str, float]()
+        self._started_at = dict[str, float]()
         self._restarts, self._backoffs = Timers[str](), {name: RestartBackoff() for name in names}
         self._waiting, self._stopping = set[str](), False
         self._run_is_over = False  # a device has ended with it, in good order: there is none to come back to
@@ -102,7 +101,7 @@ class DeviceGroup:
 
     def wake(self, now: float) -> None:
         for inbox in self._timers.take_due(now):
-            self._let(inbox, partial(self._wake, inbox, now))
+            self._let(inbox, partial(_wake_device, now))
         if due := self._restarts.take_due(now):
             self.close()  # who ended in order may have a connection of the same name yet
         for name in due:
@@ -131,7 +130,7 @@ class DeviceGroup:
                 return
         self.ended.pop(name, None)
         self._running[inbox] = device
-        self._give_up_at[inbox] = self._clock() + device.settings.patience_seconds
+        device.agent.session.give_up_after(device.settings.patience_seconds, self._clock())
         self._set_timer(inbox)
 
     def _failed(self, name: str, problem: str, cannot_follow: bool = False) -> None:
@@ -145,13 +144,6 @@ class DeviceGroup:
         log.warning("starts again in %.1f s", pause)
         self._waiting.add(name)
         self._restarts.set(name, self._clock() + pause)
-
-    def _wake(self, inbox: MemberInbox, now: float, device: Device) -> None:
-        if not device.agent.view.connected and now >= self._give_up_at[inbox]:
-            seconds = device.settings.patience_seconds
-            raise BrokerError(f"no answer from the broker; gave up after {seconds:.0f} s")
-        if now >= device.agent.wake_at:
-            device.agent.wake(now)
 
     def _check(self, now: float) -> None:
         self._check_at = now + CHECK_SECONDS
@@ -176,17 +168,14 @@ class DeviceGroup:
                 self._end(inbox, device.agent.view.problem)
                 self._left.append(device)
                 return
-        if device.agent.view.connected:
-            self._give_up_at[inbox] = NEVER
         self._set_timer(inbox)
 
     def _set_timer(self, inbox: MemberInbox) -> None:
-        self._timers.set(inbox, min(self._running[inbox].agent.wake_at, self._give_up_at[inbox]))
+        self._timers.set(inbox, self._running[inbox].agent.wake_at)
 
     def _end(self, inbox: MemberInbox, problem: str) -> None:
         device = self._running.pop(inbox)
         self._timers.forget(inbox)
-        del self._give_up_at[inbox]
         device.pages.close()
         if device.status is not None:
             device.status.write(device.agent.view, problem)
@@ -200,6 +189,11 @@ def words_of(error: Exception) -> str:
     """Our own errors are whole sentences for who runs the device; of others the kind says more than the message."""
     ours = type(error).__module__.startswith("protofleet.")
     return str(error) if ours else f"{type(error).__name__}: {error}"
+
+
+def _wake_device(now: float, device: Device) -> None:
+    if now >= device.agent.wake_at:
+        device.agent.wake(now)
 
 
 def _check_device(device: Device) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -56,10 +55,6 @@ class SystemdNotifier:
     @property
     def finished(self) -> bool:
         return self.agent.finished
-
-    def check(self) -> None:
-        """For the time before the agent's first event."""
-        self._report(time.monotonic())
 
     def take(self, item: Item, now: float) -> None:
         self.agent.take(item, now)

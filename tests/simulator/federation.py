@@ -113,7 +113,7 @@ class Federation:
         self.processes: dict[str, Process] = {}
         self.platters: dict[Path, Platter] = {}
         self.ends: list[str] = []  # what processes said that ended of themselves
-        self.finished = False
+        self.finished, self.boots = False, 0
         self.least_wall = 1.7e9  # of the coordinator's clock, ever
         self._set_at = float("inf")  # when the operator sets the clocks
         self._names = (COORDINATOR, *s.devices)
@@ -143,6 +143,7 @@ class Federation:
         boot = self._boot_coordinator if name == COORDINATOR else self._boot_device
         try:
             boot(process, name, where)
+            self._order_of_start(process)
         except DamagedError as error:
             raise BrokenPromise(f"I2: what {place} had made durable is damaged: {error}") from error
         except SAID as error:
@@ -151,6 +152,12 @@ class Federation:
         except Killed:
             process.alive = False
             self._exited(process, name, folder)
+
+    def _order_of_start(self, process: Process) -> None:
+        self.boots += 1
+        if self.scenario.starts and self.clock.now < self.scenario.bad_seconds:
+            dice = random.Random(f"{self.scenario.seed}/start/{self.boots}")
+            process.read_late(dice.choice((0.1, 1.0, 5.0, 20.0)), dice)
 
     def _boot_coordinator(self, process: Process, name: str, folder: Path) -> None:
         spool = self._spool(folder, disk=process.disk)
@@ -167,7 +174,9 @@ class Federation:
         line.leave(link.will(topics.coord_state))
         machine = self.parts.machine(self.scenario.policy, self.plan.rounds, self.plan.seed)
         context = ProcessContext(link, process.worker, Bans(spool.folder, spool.disk))
-        run = self._run(self.plan, machine, spool, context)
+        # Where the classes have names, a hello counts that was said to an earlier coordinator.
+        names = tuple(f"class {i}" for i in range(self.plan.classes)) if self.scenario.starts else ()
+        run = self._run(self.plan, machine, spool, context, class_names=names)
         process.turn_items = self.scenario.turn_items
         process.start(CoordinatorService(context, run), line)
 

@@ -16,7 +16,7 @@ from protofleet.coordinator.spool.spool import FencedError, RunMismatchError
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.transport.address import BrokerError
-from protofleet.protocol.transport.base import Arrived, Done, Item
+from protofleet.protocol.transport.base import Arrived, Connected, Disconnected, Done, Item
 from protofleet.protocol.wire.blocks import is_block
 from protofleet.runtime.event_loop import EventLoopApp
 from tests.crash.platter import FrailDisk, Platter
@@ -69,6 +69,7 @@ class Process:
         self.exited: Callable[[Process], None] = lambda process: None
         self.committed: Callable[[Path], None] = lambda folder: None  # told of each transaction that is over
         self._inbox: deque[Item] = deque()
+        self._start_dice: random.Random | None = None
         self._stepping = False
         self._born, self._zero = clock.now, 1000.0 * dice.random()
 
@@ -84,6 +85,19 @@ class Process:
         if self.alive:
             self._inbox.append(item)
             self._soon(self._moment)
+
+    def read_late(self, seconds: float, dice: random.Random) -> None:
+        """Take no item for a while. `Connected` then stands anywhere among those that have come until then."""
+        self.paused_until, self._start_dice = self.clock.now + seconds, dice
+
+    def _permute_inbox(self) -> None:
+        dice, self._start_dice = self._start_dice, None
+        items = list(self._inbox)
+        last = next((i for i, item in enumerate(items) if isinstance(item, Disconnected)), len(items))
+        place = next((i for i, item in enumerate(items[:last]) if isinstance(item, Connected)), None)
+        if dice is not None and place is not None:
+            items.insert(dice.randrange(last), items.pop(place))
+            self._inbox = deque(items)
 
     def stop(self, until: float) -> None:
         """SIGSTOP: time goes on without it."""
@@ -141,6 +155,8 @@ class Process:
             self._serve(party, now)
 
     def _serve(self, party: EventLoopApp[Item], now: float) -> None:
+        if self._start_dice:
+            self._permute_inbox()
         for _ in range(self.turn_items):
             if self._inbox and not party.finished:
                 self._take(party, self._inbox.popleft(), now)

@@ -42,6 +42,7 @@ class Scenario:
     malice: float  # how often who means harm does any
     turn_items: int = 1  # that a coordinator takes at most before it commits
     axes: tuple[int, ...] = ()  # of one sample; (): a square picture
+    starts: bool = False  # processes read their first items late, and `Connected` anywhere among them
 
     @property
     def bound(self) -> float:
@@ -82,6 +83,7 @@ def draw(seed: int) -> Scenario:
         malice=dice("malice").choice((0.02, 0.1, 0.3)),
         turn_items=dice("turn").choice((1, 1, 3, 64)),
         axes=dice("axes").choice(((), (), (), (), SERIES, VECTOR)),
+        starts=dice("inbox").random() < 0.2,
     )
 
 

@@ -1,33 +1,40 @@
 """Many devices on one loop: each has its turns, and a fault ends the one whose it is."""
 
+import logging
 import queue
 from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.group.group import DeviceGroup, MemberInbox, words_of
-from protofleet.protocol.transport.base import Arrived, Stop
+from protofleet.protocol.transport.base import Arrived, Connected, Stop
+from protofleet.runtime.broker_session import BrokerSession
 
 NEVER = float("inf")
 
 
-@dataclass
 class FakeAgent:
     """As much of an agent as a group sees."""
 
-    wake_at: float = NEVER
-    finished: bool = False
-    taken: list[object] = field(default_factory=list)
-    woken: list[float] = field(default_factory=list)
-    view: SimpleNamespace = field(
-        default_factory=lambda: SimpleNamespace(connected=True, problem="", cannot_follow=False)
-    )
+    def __init__(self):
+        self.finished, self.taken, self.woken, self._due = False, [], [], NEVER
+        self.session = BrokerSession(logging.getLogger("fake"))
+        self.view = SimpleNamespace(connected=True, problem="", cannot_follow=False)
+
+    @property
+    def wake_at(self):
+        return min(self._due, self.session.wake_at)
+
+    @wake_at.setter
+    def wake_at(self, due):
+        self._due = due
 
     def take(self, item, now):
+        if isinstance(item, Connected):
+            self.session.accepted()
         if isinstance(item, Arrived) and item.frame == b"bad":
             raise ValueError("nobody has thought of this")
         if isinstance(item, Stop):
@@ -35,6 +42,7 @@ class FakeAgent:
         self.taken.append(item)
 
     def wake(self, now):
+        self.session.check(now)
         self.woken.append(now)
         self.wake_at = NEVER
 
@@ -133,9 +141,8 @@ def test_a_stop_ends_all_and_the_reasons_are_kept():
 
 def test_a_device_that_reaches_no_broker_within_its_patience_ends_and_who_did_goes_on():
     fleet = Fleet(patience=60.0)
-    fleet.agent("a").view.connected = False
     for name in "bc":
-        fleet.inboxes[name].put(Arrived("t", b"good"))
+        fleet.inboxes[name].put(Connected(1 << 20, 20))
     fleet.turn()
     fleet.wake(59.0)
     assert not fleet.ended

@@ -1,0 +1,56 @@
+"""A party that starts reads `Connected` at any place among what came first: what it does is the same."""
+
+from dataclasses import replace
+
+import pytest
+
+from protofleet.protocol.wire.names import COORDINATOR
+from tests.simulator.test_rounds import CALM, as_soon_as, decisions, judged
+
+__all__ = ["judged"]  # a fixture
+READ_LATE = 20.0  # seconds: every device has said hello more than once
+
+
+class Behind:
+    """Dice that put `Connected` behind so many of the items that wait."""
+
+    def __init__(self, number):
+        self.number, self.waited = number, 0
+
+    def randrange(self, items):
+        self.waited = items
+        return min(self.number, items - 1)
+
+
+def started_again(place, order):
+    """Kill a party in the second round, and let its next process read its inbox in this order."""
+
+    def before(f):
+        def again():
+            f.kill(place)
+            f.clock.after(1.0, f"{place} is switched on", boot)
+
+        def boot():
+            f.boot(place)
+            f.processes[place].read_late(READ_LATE, order)
+
+        as_soon_as(f, lambda: (2, 0, "train") in f.history.closed, again)
+
+    return before
+
+
+@pytest.mark.parametrize("number", (0, 3, 6, 9))
+def test_a_coordinator_resumes_wherever_connected_stands_among_what_it_reads_first(judged, number):
+    order = Behind(number)
+    calm = {"policy": replace(CALM, quorum=4, settle_seconds=0.0), "bad_seconds": 15.0, "starts": True}
+    run = judged(1, started_again(COORDINATOR, order), **calm)
+    assert order.waited > number, "as many items were there"
+    assert decisions(run) == decisions(judged(1, **calm))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_device_keeps_its_promises_wherever_connected_stands_among_what_it_reads_first(judged, number):
+    order = Behind(number)
+    run = judged(1, started_again("d0", order), policy=replace(CALM, quorum=5), bad_seconds=15.0)
+    assert order.waited > number, "as many items were there"
+    assert [save.round for save in run.history.saves] == list(range(1, CALM.rounds + 3))
