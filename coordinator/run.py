@@ -276,7 +276,15 @@ class Run:
             "back to round %d, which is repeated without the answer of %s: %s",
             command.round, ", ".join(command.aside), command.words,
         )  # fmt: skip
-        self.spool.put_aside(command.round, command.phase, command.devices, command.aside, command.words)
+        if command.returned:
+            log.error(
+                "the answer of %s to round %d counts again: without it the same happened",
+                ", ".join(command.returned), command.round,
+            )  # fmt: skip
+        self.spool.put_aside(
+            command.round, command.phase, command.devices, command.aside, command.words, command.trial,
+            command.returned,
+        )  # fmt: skip
         self.server_runner.restore()
         self._link.meter.rejected[Reason.OUT_OF_BOUNDS] += len(command.aside)
 

@@ -1,7 +1,7 @@
 """Keeps the model of all that was best by validation, beside the newest one, which the spool has anyway.
 
 A record's validation is that of the model its round began with, and the spool still has that state when the round
-ends: the snapshot gets a second name here. The choice is the summary's (`coordinator/observe/choice.py`).
+ends: the snapshot gets a second name here. The choice is the summary's (`coordinator/models/choice.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.coordinator.observe.choice import Validation
+from protofleet.coordinator.models.choice import Validation
 from protofleet.coordinator.observe.record import ByView, RoundRecord
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.storage.disk import is_full

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from protofleet.coordinator.observe.choice import Validation, best_point
+from protofleet.coordinator.models.choice import Validation, best_point
 from protofleet.protocol.link.meter import DOWN, UP
 
 Lines = Sequence[Mapping[str, Any]]

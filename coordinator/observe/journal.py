@@ -169,7 +169,10 @@ class Journal:
                 self._tell_sinks("dropped", **place, verdict=verdict, reason=problem.message)
             case Rollback():
                 self._tell_sinks("again", round=self._record.round)
-            case PutAside(number, phase, _, aside, words):
+            case PutAside(number, phase, _, aside, words, _, returned):
+                for device in returned:
+                    self._gone_back.pop(device, None)
+                    self._tell_sinks("returned", round=number, phase=phase, device=device)
                 self._note_went_back(number, phase, aside, words)
             case Diverge(number, words):
                 self._tell_sinks("diverged", round=number, reason=words)

@@ -68,6 +68,7 @@ class Blamed:
     devices: tuple[str, ...] = ()
     words: str = ""
     tried: bool = False  # without them the server half goes on
+    trial: bool = False  # one answer, left out to see whether the round after it reaches its quorum then
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,9 @@ class Blame:
     why: str
     server_half: bool = False  # it is the server half that cannot go on, so it can be tried without some
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # so far: round -> devices
+    trial: bool = False  # name one answer that was not left out before
+    tried: tuple[str, ...] = ()  # whose answers were
+    endless: bool = False  # where all were, name one again
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,8 @@ class PutAside:
     devices: tuple[str, ...]
     aside: tuple[str, ...]  # whose answers are put aside
     words: str
+    trial: bool = False  # to see whether the round after it reaches its quorum then
+    returned: tuple[str, ...] = ()  # whose answers were put aside for that, and were not at fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +236,8 @@ class Recovered:
     earlier: Mapping[str, tuple[int, Mapping[str, bytes]]] = field(default_factory=dict)
     # Round -> whose answers were put aside in it.
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    # Round -> whose answers were left out one at a time, to see without which the next round reaches its quorum.
+    tried: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     diverged: str = ""  # why the run has ended
     seconds: float = 0.0  # that earlier processes were at it, as far as they have written that down
     ahead: tuple[Recovered, ...] = ()  # rounds after it that had begun, where its replay comes first

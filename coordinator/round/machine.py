@@ -46,7 +46,9 @@ from protofleet.coordinator.round.events import (
 )
 from protofleet.coordinator.round.flapping import FlapDetector
 from protofleet.coordinator.round.policy import Policy
+from protofleet.coordinator.round.silence import SilentDevices
 from protofleet.coordinator.round.stragglers import StragglerDeadline
+from protofleet.coordinator.round.trials import Trials
 from protofleet.coordinator.round.verdicts import Verdicts
 from protofleet.protocol.wire.reasons import Problem, Reason
 
@@ -67,6 +69,8 @@ class RoundMachine:
     roster: set[str] = field(default_factory=set)
     cohort: tuple[str, ...] = ()
     verdicts: Verdicts = field(default_factory=Verdicts)
+    silent: SilentDevices = field(default_factory=SilentDevices)
+    trials: Trials = field(default_factory=Trials)
     _answered: set[str] = field(default_factory=set)  # and accepted
     # Of the cohort, while it is asked: no answer and no refusal.
     _missing: set[str] = field(default_factory=set)
@@ -89,6 +93,7 @@ class RoundMachine:
     def resume(self, past: Recovered) -> list[Command]:
         """Go on in the middle of a round: the first thing a coordinator does after a crash."""
         self.roster, self._later_rounds, self._aside = set(past.roster), list(past.ahead), dict(past.aside)
+        self.trials.resume(past.tried)
         self.verdicts.last = {d: (number, dict(bases)) for d, (number, bases) in past.earlier.items()}
         self._restore_round(past)
         if past.diverged:
@@ -172,7 +177,7 @@ class RoundMachine:
 
     def not_counted_on(self, now: float) -> AbstractSet[str]:
         """Who is present and unsteady, or had an answer refused in this round."""
-        return self.roster - self._reliable(now)
+        return self.roster - (self._reliable(now) - self.silent.devices)
 
     def _reliable(self, now: float) -> set[str]:
         """Of those present, who can be counted on."""
@@ -182,7 +187,7 @@ class RoundMachine:
         """Nobody is asked just now."""
         self.roster.add(event.device)
         self._unenrolled.discard(event.device)
-        if event.device in self._reliable(now):
+        if event.device in self._reliable(now) and event.device not in self.silent.devices:
             self._absent.pop(event.device, None)
         return ()
 
@@ -256,13 +261,19 @@ class RoundMachine:
             yield from self._start(now)
 
     def _start(self, now: float) -> Iterator[Command]:
-        steady = self._reliable(now).difference(self._aside.get(self.round, ()))
-        others = (self.roster - steady).difference(self._aside.get(self.round, ()))
-        self.cohort = self.selection.draw(steady, others, self.round, self.attempt)
+        aside = self._aside.get(self.round, ())
+        steady = (self._reliable(now) - self.silent.devices).difference(aside)
+        others = (self.roster - steady).difference(aside)
+        drawn = self.selection.draw(steady, others, self.round, self.attempt)
+        self.cohort = tuple(sorted((*drawn, *self._asked_in_addition(others.difference(drawn)))))
         self.stage, self.selection.settled, self._earlier = Stage.COMPUTING, None, None
         self._absent = {device: now for device in self.cohort if device not in steady}
         yield Save(self.round, self.attempt, self.cohort)
         yield Advance(self.round, None, ())
+
+    def _asked_in_addition(self, others: AbstractSet[str]) -> tuple[str, ...]:
+        """A silent device that got no seat: else it could answer nothing."""
+        return () if self.evaluating else self.silent.in_turn(others)
 
     def _open(self, phase: str, base: bytes, now: float) -> Iterator[Command]:
         self.asked, self.base = phase, base
@@ -279,6 +290,7 @@ class RoundMachine:
         self.stage = Stage.COLLECTING
         self._deadline = now + self.policy.patience_seconds
         self._start_timing(now, bool(closed))
+        self._wait_for_no_silent_device(now)
         for device in sorted(self._missing):
             yield Send(device, self.round, phase, self.policy.patience_seconds)
         yield from self._maybe_close(now)
@@ -294,7 +306,19 @@ class RoundMachine:
         if self.evaluating and self.cohort:
             self.straggler_deadline.asked_at_the_end()
 
+    def _wait_for_no_silent_device(self, now: float) -> None:
+        """Once the quorum is in, as if its time to come back were over."""
+        silent = self._missing & self.silent.devices
+        self._absent |= dict.fromkeys(silent, now - self.policy.grace_seconds)
+        self.silent.asked(silent, (self.round, self.asked, self.base))
+
+    def _note_answer(self, event: Answered) -> None:
+        device = event.device
+        if self.silent.answered(device, (event.round, event.phase, event.base)):
+            self._absent.pop(device, None)
+
     def _answer_late(self, event: Answered, now: float) -> Iterable[Command]:
+        self._note_answer(event)
         place = event.device, event.round, event.phase
         if self._was_accepted(event):
             return [Repeat(*place)]
@@ -306,6 +330,7 @@ class RoundMachine:
         yield from self._maybe_close(now)
 
     def _judge(self, event: Answered, now: float) -> Iterator[Command]:
+        self._note_answer(event)
         device, place = event.device, (event.device, event.round, event.phase)
         if self._was_accepted(event) or (event.round, event.phase) != (self.round, self.asked):
             yield from self._answer_late(event, now)
@@ -338,6 +363,9 @@ class RoundMachine:
         over = wake_at is not None and now >= wake_at
         if self._missing and not over and not self._has_first_answers:
             return
+        if now >= self._deadline:
+            silent = self._missing - self._absent.keys()
+            self.silent.gave_no_answer(silent, (self.round, self.asked, self.base))
         if len(self._answered) < self._quorum:
             yield from self._repeat_round(now)
             return
@@ -349,9 +377,13 @@ class RoundMachine:
 
     def _maybe_blame(self) -> Iterator[Command]:
         """Whether most of the cohort have made nothing of the broadcast: one device alone is its own matter."""
-        many = 2 * len(self.verdicts.broken) > len(self.cohort)
-        if many and self.stage is Stage.COLLECTING and not self.evaluating:
-            yield from self._blame(self._suspected_round, self._who_has_diverged())
+        many, number = 2 * len(self.verdicts.broken) > len(self.cohort), self._suspected_round
+        if not many or self.stage is not Stage.COLLECTING or self.evaluating:
+            return
+        if self.trials.are_under_way(number):
+            yield from self._fail_by_broken_answers()
+        else:
+            yield from self._blame(number, self._who_has_diverged())
 
     @property
     def _suspected_round(self) -> int:
@@ -370,21 +402,33 @@ class RoundMachine:
     def _go_back(self, blamed: Blamed, now: float) -> Iterator[Command]:
         """A round is repeated once, and again as often as trying has told without whom."""
         past, phase = blamed.past, blamed.phase
-        if past.round in self._aside and not blamed.tried:
+        if past.round in self._aside and not (blamed.tried or blamed.trial):
             yield from self._diverge(f"{blamed.words}, and {self._repeated(past.round)}")
             return
         if not blamed.devices:
             yield from self._diverge(blamed.words)
             return
-        left = tuple(device for device in past.closed[phase] if device not in blamed.devices)
+        returned = self._return_the_last(past.round) if blamed.trial else ()
+        known = past.accepted.get(phase, {}).keys() & set(past.cohort)
+        counted = {*past.closed[phase], *known.intersection(returned)}
+        left = tuple(sorted(counted.difference(blamed.devices)))
         self._aside[past.round] = (*self._aside.get(past.round, ()), *blamed.devices)
-        yield PutAside(past.round, phase, left, blamed.devices, blamed.words)
+        if blamed.trial:
+            self.trials.leave_out(past.round, blamed.devices)
+        yield PutAside(past.round, phase, left, blamed.devices, blamed.words, blamed.trial, returned)
+        self.trials.begin_round()
         self._later_rounds = []  # what was decided after it stood on it
         closed = {**past.closed, phase: left}
         until = list(closed).index(phase) + 1
         self._restore_round(replace(past, closed={name: closed[name] for name in list(closed)[:until]}))
         self._earlier, self.stage = None, Stage.COMPUTING
         yield Advance(self.round, None, ())
+
+    def _return_the_last(self, number: int) -> tuple[str, ...]:
+        """Count the answer again that was left out in vain."""
+        returned = self.trials.left_out(number, self._aside.get(number, ()))
+        self._aside[number] = tuple(d for d in self._aside.get(number, ()) if d not in returned)
+        return returned
 
     def _repeated(self, number: int) -> str:
         return f"round {number} was repeated without {', '.join(self._aside[number])}"
@@ -396,9 +440,10 @@ class RoundMachine:
 
     def _repeat_round(self, now: float) -> Iterator[Command]:
         """Too few answers: the same round once more, from its beginning, or the end where that has been tried."""
-        if self._is_hopeless:
-            yield from self._diverge(f"{self._who_has_diverged()}, and policy.quorum is {self._quorum}")
-            return
+        if self.verdicts.broken and len(self._answered) + len(self.verdicts.broken) >= self._quorum:
+            yield from self._fail_by_broken_answers()
+            if self.stage is not Stage.COLLECTING:
+                return
         words = f"{len(self._answered)} of {len(self.cohort)} answers are in, policy.quorum is {self._quorum}"
         why, missing = words + self.verdicts.words_of_the_refused(), tuple(sorted(self._missing))
         self.attempt += 1
@@ -406,11 +451,17 @@ class RoundMachine:
         yield Rollback(why, missing)
         yield from self._maybe_start(now)
 
-    @property
-    def _is_hopeless(self) -> bool:
-        """A quorum would be there but for broken answers, after as many attempts as such a round gets."""
-        tried = 0 < self.policy.attempts <= self.attempt + 1
-        return tried and len(self._answered) + len(self.verdicts.broken) >= self._quorum
+    def _fail_by_broken_answers(self) -> Iterator[Command]:
+        """A quorum would be there but for them: repeat the step before without one answer, or end the run."""
+        self.trials.failures += 1
+        number, most = self._suspected_round, self.policy.attempts_of(len(self.cohort))
+        why = f"{self._who_has_diverged()}, and policy.quorum is {self._quorum}"
+        if 0 < most <= self.trials.attempts(number):
+            yield from self._diverge(why)
+        elif self.trials.are_due(number):
+            self.stage, self._deadline = Stage.BLAMING, None
+            tried, endless = self.trials.tried.get(number, ()), self.policy.attempts == 0
+            yield Blame(number, why, False, dict(self._aside), True, tried, endless)
 
     def _who_has_diverged(self) -> str:
         broken, where = self.verdicts.broken, f"round {self.round} {self.asked}"
@@ -419,6 +470,7 @@ class RoundMachine:
 
     def _end_round(self, now: float) -> Iterator[Command]:
         self.verdicts.end_round(self.round)
+        self.trials.begin_round()
         self.round, self.attempt = self.round + 1, 0
         self._closed, self._answered = {}, set()
         if self._later_rounds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from protofleet.protocol.settings.bounds import (
     LARGEST_COUNT,
@@ -17,7 +17,7 @@ from protofleet.protocol.settings.reader import demand_within
 
 Quorum = Annotated[int, Within(1, LARGEST_COUNT)]
 StragglerFactor = Annotated[float, Within(1, LARGEST_FACTOR, also=((0, "off"),))]
-Attempts = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "without end"),))]
+Attempts: TypeAlias = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "without end"),))] | Literal["auto"]
 WeightCap = Annotated[float, Within(1, LARGEST_FACTOR, also=((0, "off"),))]
 Flaps = Annotated[int, Within(2, LARGEST_COUNT, also=((0, "never"),))]
 
@@ -38,8 +38,9 @@ class Policy:
     flaps: Flaps = 5
     flap_seconds: Seconds = 300.0
 
-    # So often a round is tried that broken numbers alone keep from its quorum; then the run has diverged.
-    attempts: Attempts = 0
+    # Number of times that broken answers alone may keep a round from its quorum; then the run has diverged. "auto" is
+    # 1 + the size of the cohort, as the server step before is repeated without each of its answers in turn.
+    attempts: Attempts = "auto"
 
     # A device weighs at most so many times the median of its cohort, in training and in reports; 0: as it claims.
     weight_cap: WeightCap = 3.0
@@ -52,3 +53,7 @@ class Policy:
             )
         if self.spares and not self.cohort:
             raise ValueError(f"spares is {self.spares} with cohort = 0, it must be 0 where all are invited")
+
+    def attempts_of(self, cohort: int) -> int:
+        """Return the number of attempts of a round with a cohort of that size; 0: without end."""
+        return 1 + cohort if self.attempts == "auto" else self.attempts

@@ -113,6 +113,8 @@ class CulpritSearch:
             return Blamed(past, "", words=f"{blame.why}; no answer to round {blame.round} is known any more")
         try:
             sizes = sizes_by_device(failed.closed[failed.phase], self._arrays)
+            if blame.trial:
+                return one_more(blame, failed, farthest(sizes))
             if blame.server_half and not self._works_with_all(failed):
                 return self._by_trial(blame, failed, farthest(sizes))
             return self._by_size(blame, failed, worst(sizes))
@@ -165,6 +167,24 @@ class CulpritSearch:
 
     def _trial_of(self, failed: FailedRound, phase: str) -> Works:
         return lambda kept: failed.works(self._new_stepper(), phase, kept)
+
+
+def one_more(blame: Blame, failed: FailedRound, suspicion: Mapping[str, Outlier]) -> Blamed:
+    """Name one answer that was not left out before: of a device put aside in other rounds, else the farthest."""
+    closed = failed.closed[failed.phase]
+    left = [device for device in closed if device not in blame.tried]
+    left = left or ([*closed] if blame.endless else [])
+    if not left or len(closed) + bool(blame.tried) < 2:
+        words = f"{blame.why}; it is so without any one of the answers to round {blame.round} too"
+        return Blamed(failed.past, failed.phase, words=words)
+    known = [device for devices in blame.aside.values() for device in devices]
+
+    def rank(device: str) -> tuple[int, float, str]:
+        return -known.count(device), -suspicion[device].ratio if device in suspicion else 0.0, device
+
+    one = min(left, key=rank)
+    words = f"{blame.why}; its answers are left out one at a time, now that of {one}"
+    return Blamed(failed.past, failed.phase, (one,), words, trial=True)
 
 
 @dataclass

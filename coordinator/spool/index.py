@@ -44,6 +44,7 @@ ADDED_TABLES: Final = {
     "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
     "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",  # of device names, at the boots in `heard`
     "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has diverged there
+    "tried": "round INTEGER, device TEXT",  # whose answers were put aside one at a time, for a while
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # of the classes
     "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",  # of answers in the log
     "epochs": "epoch INTEGER PRIMARY KEY",  # of the coordinators that have claimed the folder
@@ -54,6 +55,7 @@ UNIQUE: Final = {
     "closed": "round, phase",
     "crossed": "round, epoch",
     "aside": "round, device",
+    "tried": "round, device",
     "places": "device, object",
 }
 Value = str | int | bytes | None

@@ -351,7 +351,14 @@ class Spool:
         first, *later = [self._recovered(row) for row in self._usable]
         aside, diverged = self._answers_put_aside()
         earlier = self._earlier_answers(first.round)
-        recovered = replace(first, ahead=tuple(later), earlier=earlier, aside=aside, diverged=diverged)
+        recovered = replace(
+            first,
+            ahead=tuple(later),
+            earlier=earlier,
+            aside=aside,
+            tried=self._answers_tried(),
+            diverged=diverged,
+        )
         return recovered, {name: saved.member for name, saved in self._saved_devices()}
 
     def saved_round(self, round: int) -> SavedRound | None:
@@ -373,9 +380,13 @@ class Spool:
         return ClassNames(row[0], tuple(names_in(row[1]))) if row else None
 
     def put_aside(
-        self, round: int, phase: str, devices: Sequence[str], aside: Sequence[str], reason: str
-    ) -> None:
-        """Back to the start of a round, for good: all later rounds are deleted, and the answers of `aside` unused."""
+        self, round: int, phase: str, devices: Sequence[str], aside: Sequence[str], reason: str,
+        trial: bool = False, returned: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """Back to the start of a round, for good: all later rounds are deleted, and the answers of `aside` unused.
+
+        With `trial` it is noted that they were tried; the answers of `returned` are used again.
+        """
         with self._transaction():
             for table in ("checkpoint", "accepted", "closed"):
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round,))
@@ -385,6 +396,10 @@ class Spool:
             self.index.put("closed", round, phase, json.dumps(devices))
             for device in aside:
                 self.index.put("aside", round, device, reason)
+                if trial:
+                    self.index.put("tried", round, device)
+            for device in returned:
+                self._db.execute("DELETE FROM aside WHERE round = ? AND device = ?", (round, device))
         self.index.keep_copy()
         self._usable = self._checkpoints()[:1]
         self._prune()
@@ -404,6 +419,13 @@ class Spool:
             else:
                 diverged = reason
         return found, diverged
+
+    def _answers_tried(self) -> dict[int, tuple[str, ...]]:
+        """By round, the devices whose answers were put aside one at a time."""
+        found: dict[int, tuple[str, ...]] = {}
+        for number, device in self._db.execute("SELECT round, device FROM tried ORDER BY rowid"):
+            found[number] = (*found.get(number, ()), device)
+        return found
 
     def domains(self) -> dict[str, str]:
         """Of the members that `recover` returns."""

@@ -3,6 +3,7 @@
 import statistics
 from collections import Counter
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -262,7 +263,9 @@ class AnyWeather(RuleBasedStateMachine):
     def only_who_is_there_is_invited(self):
         assert set(self.machine.cohort) <= set(DEVICES) and len(self.machine.cohort) <= max(3, len(DEVICES))
         if not self.machine.evaluating:
-            assert len(self.machine.cohort) <= self.policy.cohort + self.policy.spares
+            in_addition = 1 if self.machine.silent.devices else 0
+            most = self.policy.cohort + self.policy.spares + in_addition
+            assert len(self.machine.cohort) <= most or self.reborn
 
     @invariant()
     def says_nothing_new_after_the_end(self):
@@ -402,7 +405,8 @@ def test_a_round_that_begins_again_asks_everybody_its_first_phase_again():
     assert m.handle(Woke(), 5.0)[0] == Close(1, "train", ("a", "b"))
     m.handle(Advanced("mix", b"mixed"), 6.0)
     assert m.handle(Woke(), 11.0)[:2] == [Rollback(), Save(1, 1, ("a", "b", "c"))]
-    assert [c.device for c in m.handle(Advanced("train", b"base"), 12.0)] == ["c"]
+    again = m.handle(Advanced("train", b"base"), 12.0)
+    assert [c.device for c in again if isinstance(c, Send)] == ["c"]
 
 
 def test_a_device_that_left_is_waited_for_only_so_long():
@@ -777,15 +781,208 @@ def test_a_round_that_broken_numbers_alone_keep_from_its_quorum_ends_the_run_aft
         )
 
 
-def test_in_a_fleet_such_a_round_is_repeated_without_end():
-    m, _ = in_round_two(quorum=4)
-    said = quorum_but_for_broken(m)
-    assert len(said) == 3 and all(any(isinstance(c, Rollback) for c in commands) for commands in said)
+def without(past, device, returned=()):
+    """What the disk knows of round 1 once that answer is left out."""
+    closed = tuple(d for d in past.cohort if d != device)
+    return replace(past, closed={"train": closed})
 
 
-def test_a_quorum_that_others_miss_too_is_no_end():
-    m, _ = in_round_two(quorum=4, attempts=1)
-    answer(m, "a", round=2, base=b"two")
-    answer(m, "d", round=2, base=b"two", problem=NAN)
-    commands = m.handle(Woke(), 1000.0)
+def fails_once_more(m, base, broken="cd", now=3.0):
+    """Half of a cohort of four cannot work with the broadcast; the last commands."""
+    for device in "abcd":
+        problem = NAN if device in broken else None
+        commands = answer(m, device, round=2, base=base, problem=problem, now=now)
+    return commands
+
+
+def on_trial(**rules):
+    """Round 2 has failed twice, as it stands on an answer of round 1. What the disk knows, and the Blame."""
+    m, past = in_round_two(**rules)
+    assert any(isinstance(c, Rollback) for c in fails_once_more(m, b"two"))
+    m.handle(Woke(), 1000.0), m.handle(Advanced("train", b"two"), 1000.0)
+    (blame,) = [c for c in fails_once_more(m, b"two", now=1001.0) if isinstance(c, Blame)]
+    assert m.stage is Stage.BLAMING
+    return m, past, blame
+
+
+def leave_out(m, past, device, base):
+    """The commands of going back, and of the round that begins again."""
+    commands = m.handle(Blamed(past, "train", (device,), "one at a time", trial=True), 1002.0)
+    m.handle(Advanced("train", b"base"), 1002.0)
+    again = m.handle(Advanced(None), 1002.0)
+    assert again[0] == Save(2, 0, tuple("abcd"))
+    m.handle(Advanced("train", base), 1002.0)
+    return commands
+
+
+def test_a_round_that_broken_answers_keep_from_its_quorum_twice_is_repeated_without_one_answer_before_it():
+    m, past, blame = on_trial()
+    assert (blame.round, blame.trial, blame.tried, blame.server_half) == (1, True, (), False)
+    commands = leave_out(m, past, "d", b"without d")
+    assert commands == [
+        PutAside(1, "train", tuple("abc"), ("d",), "one at a time", True), Advance(1, None, ())
+    ]  # fmt: skip
+    for device in "abcd":
+        commands = answer(m, device, round=2, base=b"without d", now=1003.0)
+    assert Close(2, "train", tuple("abcd")) in commands, "who was put aside takes part in the next round"
+
+
+def test_an_answer_that_was_left_out_in_vain_returns_and_another_one_is_left_out():
+    m, past, _ = on_trial()
+    leave_out(m, past, "a", b"without a")
+    (blame,) = [c for c in fails_once_more(m, b"without a", now=1003.0) if isinstance(c, Blame)]
+    assert blame.tried == ("a",), "one failure is enough for that"
+    commands = leave_out(m, without(past, "a"), "d", b"without d")
+    assert commands[0] == PutAside(1, "train", tuple("abc"), ("d",), "one at a time", True, ("a",))
+
+
+def test_that_goes_on_after_a_death_of_the_coordinator():
+    m, past, _ = on_trial()
+    leave_out(m, past, "a", b"without a")
+    m = machine(quorum=3, gather=4, rounds=5)
+    roster = tuple("abcd")
+    m.resume(Recovered(2, 0, roster, roster=roster, aside={1: ("a",)}, tried={1: ("a",)}))
+    m.handle(Advanced("train", b"without a"), 0.0)
+    (blame,) = [c for c in fails_once_more(m, b"without a") if isinstance(c, Blame)]
+    assert blame.tried == ("a",) and blame.aside == {1: ("a",)}
+    assert leave_out(m, without(past, "a"), "d", b"without d")[0].returned == ("a",)
+
+
+def test_where_most_are_broken_meanwhile_the_next_answer_is_left_out_all_the_same():
+    m, past, _ = on_trial()
+    leave_out(m, past, "a", b"without a")
+    for device in "abc":
+        commands = answer(m, device, round=2, base=b"without a", problem=NAN, now=1003.0)
+    assert [c.tried for c in commands if isinstance(c, Blame)] == [("a",)]
+
+
+@pytest.mark.parametrize(("attempts", "trials"), [("auto", 4), (4, 3), (2, 0)])
+def test_after_as_many_attempts_the_run_has_diverged(attempts, trials):
+    """By default after one more than the cohort has devices: as it was, and without each answer."""
+    m, past = in_round_two(attempts=attempts)
+    fails_once_more(m, b"two")
+    m.handle(Woke(), 1000.0), m.handle(Advanced("train", b"two"), 1000.0)
+    commands, left_out = fails_once_more(m, b"two", now=1001.0), []
+    while not any(isinstance(c, Diverge) for c in commands):
+        device = "abcd"[len(left_out)]
+        known = without(past, left_out[-1]) if left_out else past
+        leave_out(m, known, device, device.encode())
+        left_out.append(device)
+        commands = fails_once_more(m, device.encode(), now=1003.0)
+    assert len(left_out) == trials and m.stage is Stage.FINISHED
+
+
+def test_with_attempts_0_there_is_no_end():
+    m, past, blame = on_trial(attempts=0)
+    known = past
+    for device in "abcdabcd":
+        assert blame.endless
+        leave_out(m, known, device, device.encode())
+        (blame,) = [c for c in fails_once_more(m, device.encode(), now=1003.0) if isinstance(c, Blame)]
+        known = without(past, device)
+
+
+def test_attempts_that_others_than_broken_answers_made_fail_do_not_count():
+    m, _ = in_round_two(patience_seconds=10.0, attempts=2)
+    for attempt in range(5):
+        assert any(isinstance(c, Rollback) for c in m.handle(Woke(), 100.0 * (attempt + 1)))
+        m.handle(Woke(), 100.0 * (attempt + 1) + 50.0)
+        m.handle(Advanced("train", b"two"), 100.0 * (attempt + 1) + 50.0)
+    commands = fails_once_more(m, b"two", now=551.0)
     assert any(isinstance(c, Rollback) for c in commands) and m.stage is not Stage.FINISHED
+
+
+def test_the_first_phase_of_the_first_round_stands_on_no_answer():
+    m = machine(quorum=3, gather=4)
+    started(m, "abcd")
+    now = 1.0
+    for attempt in range(1, 6):
+        for device in "abcd":
+            commands = answer(m, device, problem=NAN if device in "cd" else None, now=now)
+        assert not any(isinstance(c, Blame) for c in commands)
+        assert any(isinstance(c, Diverge) for c in commands) == (attempt == 5)
+        if attempt < 5:
+            now = m.wake_at
+            m.handle(Woke(), now), m.handle(Advanced("train", b"base"), now)
+
+
+def test_a_silent_device_is_not_drawn_again_and_nobody_waits_for_it():
+    """With seats for all but one it costs one patience, whatever hellos it says, and is asked beside the cohort."""
+    m = machine(cohort=3, quorum=3, gather=4, rounds=20, grace_seconds=5.0, patience_seconds=100.0)
+    now, patience_spent = 0.0, 0
+    for device in "abcd":
+        m.handle(Joined(device), now)
+    while m.round <= 20:
+        m.handle(Advanced("train", b"%d" % m.round), now)
+        for device in set(m.cohort) - {"d"}:
+            answer(m, device, now=now, round=m.round, base=b"%d" % m.round)
+            m.handle(Joined("d"), now)
+        if m.stage is Stage.COLLECTING:
+            patience_spent += 1
+            now = m.wake_at
+            m.handle(Woke(), now)
+        else:
+            m.handle(Advanced(None), now)
+    assert patience_spent == 1
+
+
+def silent_in_round_one(**rules):
+    """Its question has been closed without it after the whole patience; the second one is open."""
+    m = machine(quorum=2, gather=3, grace_seconds=5.0, patience_seconds=100.0, rounds=9, **rules)
+    started(m)
+    answer(m, "a"), answer(m, "b")
+    assert m.handle(Woke(), 100.0)[0] == Close(1, "train", ("a", "b"))
+    m.handle(Advanced(None), 100.0), m.handle(Advanced("train", b"two"), 100.0)
+    assert m.cohort == ("a", "b", "c") and m.silent.devices == {"c"} == m.not_counted_on(100.0)
+    return m
+
+
+def test_where_seats_are_free_a_silent_device_is_asked_and_its_answer_counts():
+    m = silent_in_round_one()
+    answer(m, "c", now=101.0, round=2, base=b"two")
+    assert not m.silent.devices
+    answer(m, "a", now=101.0, round=2, base=b"two")
+    assert Close(2, "train", ("a", "b", "c")) in answer(m, "b", now=101.0, round=2, base=b"two")
+
+
+def test_a_quorum_does_not_wait_for_a_silent_device():
+    m = silent_in_round_one()
+    answer(m, "a", now=101.0, round=2, base=b"two")
+    m.handle(Joined("c"), 101.0)
+    assert Close(2, "train", ("a", "b")) in answer(m, "b", now=101.0, round=2, base=b"two")
+
+
+def test_a_late_answer_to_what_it_was_asked_is_an_answer_and_an_old_one_said_again_is_none():
+    m = silent_in_round_one()
+    answer(m, "c", now=101.0, base=b"?"), answer(m, "c", now=101.0, round=1, phase="mix")
+    assert m.silent.devices == {"c"}
+    m.handle(Left("c"), 101.0), m.handle(Joined("c"), 101.0)
+    assert m.silent.devices == {"c"}, "a hello is no answer"
+    answer(m, "c", now=102.0, round=2, phase="train", base=b"two")
+    assert not m.silent.devices and m.wake_at == 200.0
+
+
+def test_a_device_that_left_or_was_slow_beside_others_is_not_silent():
+    m = machine(quorum=2, gather=4, grace_seconds=5.0, patience_seconds=100.0, straggler_factor=2.5)
+    started(m, "abcd")
+    answer(m, "a"), answer(m, "b"), answer(m, "c")
+    assert isinstance(m.handle(Woke(), m.wake_at)[0], Close) and not m.silent.devices
+    m = machine(quorum=2, gather=3, grace_seconds=500.0, patience_seconds=100.0)
+    started(m)
+    m.handle(Left("c"), 1.0), answer(m, "a"), answer(m, "b")
+    assert isinstance(m.handle(Woke(), 100.0)[0], Close) and not m.silent.devices
+
+
+def test_several_silent_devices_are_asked_in_turns():
+    m = machine(cohort=2, quorum=2, gather=4, rounds=9)
+    m.silent.gave_no_answer("cd", (0, "", b""))
+    for device in "abcd":
+        m.handle(Joined(device), 0.0)
+    drawn = []
+    for number in range(1, 5):
+        drawn.append("".join(m.cohort))
+        m.handle(Advanced("train", b"%d" % number), 0.0)
+        for device in "ab":
+            answer(m, device, round=number, base=b"%d" % number)
+        m.handle(Advanced(None), 1.0)
+    assert drawn == ["abc", "abd", "abc", "abd"]

@@ -12,7 +12,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import protofleet.coordinator.round.cohort
 import protofleet.coordinator.round.machine
+import protofleet.coordinator.round.silence
 import protofleet.coordinator.round.stragglers
+import protofleet.coordinator.round.trials
 import protofleet.coordinator.round.verdicts
 from tests.coordinator import test_bad_weather
 from tests.coordinator.round import test_machine
@@ -21,7 +23,9 @@ from tests.coordinator.round.test_machine import AnyWeather
 PARTS = (
     protofleet.coordinator.round.machine,
     protofleet.coordinator.round.cohort,
+    protofleet.coordinator.round.silence,
     protofleet.coordinator.round.stragglers,
+    protofleet.coordinator.round.trials,
     protofleet.coordinator.round.verdicts,
 )
 QUICK = settings(
@@ -111,6 +115,32 @@ FAULTS = {
     "holds the end for who is silent": (
         "        quorum = 0 if self._quorum_is_unreachable else self._quorum\n",
         "        quorum = 0 if self._quorum_is_unreachable else 99 if self.evaluating else self._quorum\n",
+    ),
+    "waits for a silent device": (
+        "        self._absent |= dict.fromkeys(silent, now - self.policy.grace_seconds)\n",
+        "",
+    ),
+    "waits again for a silent device that says hello": (
+        " and event.device not in self.silent.devices:",
+        ":",
+    ),
+    "draws a silent device like others": (
+        "steady = (self._reliable(now) - self.silent.devices)",
+        "steady = self._reliable(now)",
+    ),
+    "never asks a silent device again": ("return tuple(waiting[:1])", "return ()"),
+    "takes an old answer said again for one": (
+        "if question not in self._asked.get(device, ()):",
+        "if device not in self._asked:",
+    ),
+    "repeats no step without one of its answers": ("FAILURES: Final = 2", "FAILURES: Final = 99"),
+    "forgets after a crash whose answers were left out": (
+        "        self.trials.resume(past.tried)\n",
+        "",
+    ),
+    "does not count an answer again that was left out in vain": (
+        "{*past.closed[phase], *known.intersection(returned)}",
+        "{*past.closed[phase]}",
     ),
 }
 
