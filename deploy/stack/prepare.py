@@ -93,7 +93,8 @@ def _enrol(stack: Stack) -> None:
     federation = enrol_federation(
         stack.folder / "enrolled", stack.federation_name, stack.devices, BROKER_HOSTS
     )
-    write_mosquitto_conf(federation.folder_of(BROKER), ListenerSettings(BROKER_PORT), BROKER_ROOT)
+    listener = ListenerSettings(BROKER_PORT, devices=len(stack.devices) + 1)  # and the health check
+    write_mosquitto_conf(federation.folder_of(BROKER), listener, BROKER_ROOT)
     if stack.cluster:
         _write_rabbitmq(stack)
     _enrol_healthcheck(federation)
