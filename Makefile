@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 LOCKED := $(PIP) install --require-hashes --only-binary=:all: --no-deps
+# The same, which prints what it downloads.
+SHOWN  := sh deploy/locks/install.sh
+LOUD    = $(subst -q install,install,$(LOCKED))
 OURS   := $(PIP) install --no-deps --no-build-isolation --no-index -e .
 HASHED ?= yes
 # Of the tests, which wait for processes and time-outs as well: one more than a small machine has cores.
@@ -40,24 +43,28 @@ test: $(VENV)/.dev mosquitto ## what every change must pass, in seven minutes: e
 test-all: $(VENV)/.all mosquitto ## that, and all that takes longer: processes, harm, wheels, browsers, Prometheus
 	@$(PYTEST) $(ARGS)
 
-up: $(VENV)/.run up-arguments images ## the stack in containers: broker, coordinator, DEVICES=6, Prometheus, Grafana; FRESH=1 begins anew
+up: engine $(VENV)/.run up-arguments images ## the stack in containers: broker, coordinator, DEVICES=6, Prometheus, Grafana; FRESH=1 begins anew
 	@$(STACK) up $(if $(DEVICES),--devices $(DEVICES)) $(if $(FRESH),--fresh) --experiment $(EXPERIMENT) $(ARGS)
 
 # A slip is said before images are built for minutes.
-.PHONY: up-arguments
-up-arguments: $(VENV)/.run
-	@$(STACK) check $(if $(DEVICES),--devices $(DEVICES)) --experiment $(EXPERIMENT) $(ARGS)
+# Without an engine nothing is installed for it first.
+.PHONY: up-arguments engine
+engine:
+	@sh deploy/images/engine.sh
 
-down: $(VENV)/.run ## end the stack; FORGET=1 removes its keys, results and metrics too
+up-arguments: $(VENV)/.run
+	@$(STACK) check $(if $(DEVICES),--devices $(DEVICES)) $(if $(FRESH),--fresh) --experiment $(EXPERIMENT) $(ARGS)
+
+down: engine $(VENV)/.run ## end the stack; FORGET=1 removes its keys, results and metrics too
 	@$(STACK) down $(if $(FORGET),--forget)
 
-logs: $(VENV)/.run ## what the stack's containers say
+logs: engine $(VENV)/.run ## what the stack's containers say
 	@$(STACK) logs
 
 demo-compose: up ## the demonstration in containers: until the run is over, then its report
 	@$(STACK) follow $(if $(DEVICES),--devices $(DEVICES)) --experiment $(EXPERIMENT) $(ARGS)
 
-images: $(VENV)/.run ## build the images and say what they weigh: IMAGES="edge coordinator demo" BASE=name@sha256:...
+images: engine $(VENV)/.run ## build the images and say what they weigh: IMAGES="edge coordinator demo" BASE=name@sha256:...
 	@$(BIN)/python -m protofleet.deploy.images build $(IMAGES) $(if $(BASE),--base $(BASE)) $(if $(WHEELS),--wheels $(WHEELS)) $(IMAGE_ARGS)
 
 check: $(VENV)/.dev .links ## lint, format and types
@@ -136,12 +143,13 @@ $(BIN)/python:
 # same versions that no lock knows, such as one's own torch.
 ifeq ($(HASHED),yes)
 $(VENV)/.run: $(BIN)/python pyproject.toml $(wildcard deploy/locks/*.txt)
-	@echo "installing into $(VENV) ..."
-	@$(LOCKED) -r deploy/locks/cpu.txt >/dev/null 2>&1 || true
-	@$(LOCKED) -r deploy/locks/torch.txt
-	@if $(BIN)/python -m pip check | grep -qE '^torch .* requires (nvidia|cuda|triton)'; then $(LOCKED) -r deploy/locks/cuda.txt; fi
-	@$(LOCKED) -r deploy/locks/device.txt -r deploy/locks/broker.txt
-	@$(LOCKED) -r deploy/locks/data.txt
+	@echo "installing into $(VENV): some minutes the first time"
+	@$(SHOWN) "1 of 4: torch for the CPU, from PyTorch's own index where that is reached" $(LOUD) -r deploy/locks/cpu.txt 2>/dev/null || true
+	@$(SHOWN) "2 of 4: torch and torchvision" $(LOUD) -r deploy/locks/torch.txt
+	@if $(BIN)/python -m pip check | grep -qE '^torch .* requires (nvidia|cuda|triton)'; then \
+	  $(SHOWN) "  what that build of torch needs for a GPU" $(LOUD) -r deploy/locks/cuda.txt; fi
+	@$(SHOWN) "3 of 4: what a device needs, and a broker" $(LOUD) -r deploy/locks/device.txt -r deploy/locks/broker.txt
+	@$(SHOWN) "4 of 4: bundled data" $(LOUD) -r deploy/locks/data.txt
 	@$(OURS)
 	@touch $@
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from protofleet.protocol.wire.blocks import DEFAULT_BLOCK
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import TOPIC_RULES, TopicRule, Topics
 
@@ -18,21 +19,65 @@ PID_FILE: Final = "mosquitto.pid"
 DATA_FOLDER: Final = "data"
 
 # 20 blocks of 64 KiB in flight fill 200 Mbit/s at 50 ms. Mosquitto acknowledges messages that it drops at a full
-# queue: so their number is unlimited, their bytes are bounded, and our own credit stays below that.
+# queue; what was dropped is asked for again.
 # Version 2.1 accepts packets of 2 MB by default, 2.0 of any size: with the limit set, both do the same.
 LIMITS: Final = """\
 max_packet_size 2097152
 max_inflight_messages 20
-max_queued_messages 0
-max_queued_bytes 536870912
+max_queued_messages {messages}
+max_queued_bytes {queue}
 set_tcp_nodelay true
 max_keepalive 120
 """
 
+MOST_QUEUE: Final = 512 << 20  # bytes of a session
+LEAST_QUEUE: Final = 4 << 20  # the blocks that a device asks for at a time
+LEAST_MESSAGES: Final = 256  # blocks that are under way to a coordinator
+PACKET: Final = 2 << 20  # max_packet_size
+OTHER_PACKETS: Final = 3  # of a device: its retained state, its will, and one that is being received
+FEWEST_DEVICES: Final = 16
+DEFAULT_DEVICES: Final = 64  # where their number is not known
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """The limits of one session's queue, by which the queues of all devices fit into three quarters of the memory.
+
+    Mosquitto has one limit for all sessions. It counts bytes for QoS 1 and messages for QoS 0, so both are set. The
+    quarter that is left is the coordinator's.
+    """
+
+    devices: int
+    bytes: int
+    messages: int
+
+    @property
+    def memory_needed(self) -> int:
+        """The smallest memory_limit into which all devices fit."""
+        return (self.devices * (self.bytes + OTHER_PACKETS * PACKET) + self.bytes) * 4 // 3
+
+
+def queue_limits(memory: int, devices: int) -> QueueLimits:
+    """`devices`: those that are enrolled. The limits change only when their number doubles."""
+    sessions = max(FEWEST_DEVICES, 1 << (devices - 1).bit_length())
+    room = memory * 3 // 4 - sessions * OTHER_PACKETS * PACKET
+    size = max(LEAST_QUEUE, min(MOST_QUEUE, room // (sessions + 1)))
+    return QueueLimits(sessions, size, max(LEAST_MESSAGES, size // DEFAULT_BLOCK))
+
+
+def queues_are_full(devices: int) -> bool:
+    """Tell whether this device is the first for which the limits have to change."""
+    return (
+        devices > DEFAULT_DEVICES and queue_limits(0, devices).devices > queue_limits(0, devices - 1).devices
+    )
+
+
+UNBOUNDED: Final = LIMITS.format(messages=0, queue=MOST_QUEUE)
+
 # For local clients only: any client on the loopback, nothing on the disk.
 PLAIN_SETTINGS: Final = (
     "listener {port} {host}\nallow_anonymous true\n"
-    + LIMITS
+    + UNBOUNDED
     + """\
 persistence false
 sys_interval {sys_seconds}
@@ -60,6 +105,7 @@ use_identity_as_username true
 use_username_as_clientid true
 max_connections {connections}
 
+# Queues for {devices} devices.
 """
     + LIMITS
     + """\
@@ -86,6 +132,7 @@ class ListenerSettings:
     user: str = ""  # to which Mosquitto changes when root starts it
     connections: int = 2000
     memory: int = 2 << 30
+    devices: int = DEFAULT_DEVICES  # that are enrolled: their queues share the memory
     persistence: bool = True
     sys_seconds: int = 10
 
@@ -96,7 +143,9 @@ def tls_settings(folder: Path, listener: ListenerSettings, state: Path | None = 
     Paths are absolute: it may be started in any folder.
     """
     root, own = folder.absolute(), (state or folder).absolute()
+    limits = queue_limits(listener.memory, listener.devices)
     text = TLS_SETTINGS.format(
+        devices=limits.devices, queue=limits.bytes, messages=limits.messages,
         current=root / "current", data=own / DATA_FOLDER, pid=own / PID_FILE, port=listener.port,
         host=listener.host, connections=listener.connections, memory=listener.memory,
         persistence=str(listener.persistence).lower(), sys_seconds=listener.sys_seconds,

@@ -154,6 +154,7 @@ def _add_listener_options(step: argparse.ArgumentParser) -> None:
     """No defaults: what a mosquitto.conf already says stays as it is."""
     group = step.add_argument_group("a broker's mosquitto.conf")
     group.add_argument("--port", type=PORT, help="(default: 8883)")
+    group.add_argument("--devices", type=DEVICES, metavar="N", help="that share its memory (default: 64)")
     group.add_argument("--listen", metavar="ADDRESS", help="(default: 0.0.0.0, all)")
     group.add_argument(
         "--plain-port", type=OPTIONAL_PORT, help="without TLS, for 127.0.0.1; 0: none (default)"

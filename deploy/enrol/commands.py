@@ -12,6 +12,7 @@ from typing import Final
 
 from cryptography import x509
 
+from protofleet.deploy.brokers.mosquitto import queues_are_full
 from protofleet.deploy.enrol import disconnect, key_folder, lifecycle
 from protofleet.deploy.enrol.approval import APPROVAL, unverified_approval, unverified_roots
 from protofleet.deploy.enrol.authority import DAY, Authority, make_authority
@@ -89,6 +90,11 @@ def approve(o: Options) -> int:
         print(
             f"there is no coordinator yet: enrol it, then `enrol renew {r.name}` gives this device its record"
         )
+    if r.part == "device" and queues_are_full(enrolled := lifecycle.enrolled_devices(authority)):
+        print(
+            f"{enrolled} devices are enrolled, and the queues of a broker whose mosquitto.conf says `Queues for "
+            f"{enrolled - 1} devices` are too large: `enrol install` its approval with --devices {2 * (enrolled - 1)}"
+        )
     _print_approval(authority, r.name)
     return 0
 
@@ -141,7 +147,7 @@ def fleet(o: Options) -> int:
     listener_to_write(o, LocalFederation(o.folder).folder_of("broker"))
     local = enrol_federation(o.folder, _name(federation), names, (*LOOPBACK, *o.host), o.days)
     print(f"{len(names)} devices, a coordinator and a broker of {federation}: {o.folder}")
-    write_conf(o, local.folder_of("broker"))
+    write_conf(o, local.folder_of("broker"), lifecycle.enrolled_devices(local.authority()))
     return 0
 
 

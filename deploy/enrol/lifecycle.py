@@ -243,6 +243,11 @@ def _write_approval(authority: Authority, request: Request, issued: IssuedCertif
     return data
 
 
+def enrolled_devices(authority: Authority) -> int:
+    """Count the devices that have a valid certificate."""
+    return sum(e.part == "device" for e in authority.register.current_entries(authority.now()))
+
+
 def revoked_names(authority: Authority, now: int) -> set[str]:
     """Names that were revoked and have not been enrolled again."""
     current = {entry.name for entry in authority.register.current_entries(now)}

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.deploy.brokers.mosquitto import CONF_FILE, ListenerSettings, tls_settings
+from protofleet.deploy.brokers.mosquitto import CONF_FILE, DEFAULT_DEVICES, ListenerSettings, tls_settings
 from protofleet.deploy.enrol import disconnect
 from protofleet.deploy.enrol.local_federation import write_mosquitto_conf
 from protofleet.protocol.settings.reader import SettingsError
@@ -22,7 +22,9 @@ from protofleet.protocol.transport.address import BrokerError
 
 MOSQUITTO: Final = "mosquitto"  # the user that Mosquitto becomes when root starts it
 ROOT: Final = "root"
-OPTIONS: Final = {"port": "port", "listen": "host", "plain_port": "plain_port", "user": "user"}
+OPTIONS: Final = {
+    "port": "port", "listen": "host", "plain_port": "plain_port", "user": "user", "devices": "devices"
+}  # fmt: skip
 
 
 def given_options(o: argparse.Namespace) -> dict[str, Any]:
@@ -34,19 +36,22 @@ def given_flags(o: argparse.Namespace) -> str:
     return ", ".join(f"--{key.replace('_', '-')}" for key in OPTIONS if getattr(o, key) is not None)
 
 
-def listener_to_write(o: argparse.Namespace, folder: Path) -> ListenerSettings | None:
-    """The listener settings to write; None where the file stays as it is."""
+def listener_to_write(o: argparse.Namespace, folder: Path, enrolled: int = 0) -> ListenerSettings | None:
+    """The listener settings to write, with room for the enrolled devices; None where the file stays as it is."""
     given, path = given_options(o), folder / CONF_FILE
     if user := given.get("user"):
         _check_user(user)
     if not path.exists():
-        return replace(ListenerSettings(user=_default_user(folder)), **given)
+        room = max(DEFAULT_DEVICES, enrolled)
+        return replace(ListenerSettings(user=_default_user(folder), devices=room), **given)
     before = written_listener(folder)
     if given and before is None:
         raise SettingsError(
             f"{path} is not as it was written for this folder, so {given_flags(o)} cannot be put into it: "
             "change it there, or move it away and run this again"
         )
+    if before and enrolled > before.devices:
+        given = {"devices": enrolled} | given
     after = replace(before, **given) if before else None
     return after if after != before else None
 
@@ -59,12 +64,17 @@ def written_listener(folder: Path) -> ListenerSettings | None:
     if not 1 <= len(listeners) <= 2:
         return None
     plain = int(listeners[1][0]) if len(listeners) == 2 else 0
-    found = ListenerSettings(int(listeners[0][0]), listeners[0][1], plain, user[1] if user else "")
+    room = re.search(r"^# Queues for (\d{1,7}) devices\.$", text, re.MULTILINE)
+    if room is None:
+        return None
+    found = ListenerSettings(
+        int(listeners[0][0]), listeners[0][1], plain, user[1] if user else "", devices=int(room[1])
+    )
     return found if tls_settings(folder, found) == text else None
 
 
-def write_conf(o: argparse.Namespace, folder: Path) -> None:
-    listener, new = listener_to_write(o, folder), not (folder / CONF_FILE).exists()
+def write_conf(o: argparse.Namespace, folder: Path, enrolled: int = 0) -> None:
+    listener, new = listener_to_write(o, folder, enrolled), not (folder / CONF_FILE).exists()
     if listener is None:
         _reload(folder)
         return

@@ -173,7 +173,7 @@ def apply(d: Deployment, o: Options) -> int:
     failed = [outcome for outcome in outcomes if outcome.problem]
     for outcome in failed:
         print(printable_lines(f"protofleet: {outcome.name}: {outcome.problem}"), file=sys.stderr)
-    changed = sum(1 for outcome in outcomes if outcome.changed)
+    changed = sum(1 for outcome in outcomes if outcome.changed and not outcome.problem)
     untouched = len(d.hosts) - len(outcomes)
     rest = f"; {untouched} not changed, because {d.rollout.stopped}" if untouched else ""
     hosts = counted(len(outcomes), "host")

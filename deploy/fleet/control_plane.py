@@ -23,6 +23,7 @@ from protofleet.deploy.enrol.lifecycle import (
     DAYS,
     ReviewedRequest,
     approve,
+    enrolled_devices,
     reissue_approvals,
     renew,
     review_request,
@@ -136,7 +137,7 @@ class ControlPlane:
         """The settings of a host of any role; SettingsError for a mistake in the fleet's file."""
         match self.role(name).name:
             case "broker":
-                return broker_conf(self.fleet)
+                return broker_conf(self.fleet, enrolled_devices(self.authority))
             case "coordinator":
                 settings: object = self.coordinator_settings()
             case _:

@@ -55,6 +55,8 @@ BUILD_SECONDS: Final = 1800.0
 SWITCH_SECONDS: Final = 900.0  # a whole release is read again, perhaps from an SD card
 SETTLE_SECONDS: Final = 150.0  # the host itself waits for two minutes
 POLL_SECONDS: Final = 0.5
+# For which a device stays healthy before it counts as that: who is refused has been answered too.
+STEADY_SECONDS: Final = 5.0
 GATHERING_SECONDS: Final = (
     10.0  # for which a run has to wait for further devices, until none waits for a round of it
 )
@@ -78,11 +80,14 @@ class ServiceState:
     service: Service
     status: Status | None
     answers: str = ""
+    over: str = ""  # why the last process has ended, or this one is about to
 
     @property
     def healthy(self) -> bool:
+        """It is in the run, or waits for one: a process that is about to end says why in its status."""
         if self.status is not None:
-            return self.status.connected and (self.status.heard or self.status.idle)
+            status = self.status
+            return status.connected and (status.heard or status.idle) and not status.over
         return self.answers == "ok" or (self.service.active, self.service.sub) == ("active", "exited")
 
 
@@ -232,22 +237,33 @@ class Executor:
             self.report(message)
 
     def _wait_until_healthy(self, seconds: float) -> None:
-        """Healthy is this process once the coordinator has answered it, signed; an open port is not enough."""
+        """Healthy is this process once the coordinator has answered it, signed, and it has stayed up since; an open
+        port is not enough."""
         started_at, restarts, failures = time.monotonic(), self.service_state().service.restarts, 0
+        steady = STEADY_SECONDS if self.place.role == DEVICE else 0.0
+        healthy_since = (0, 0.0)  # process, time
         while True:
-            seen = self.service_state()
+            seen, now = self.service_state(), time.monotonic()
             failures += seen.service.sub == "auto-restart"  # the first may be of the process before
             if seen.healthy:
-                return
+                if healthy_since[0] != seen.service.pid or not healthy_since[1]:
+                    healthy_since = (seen.service.pid, now)
+                if now - healthy_since[1] >= steady:
+                    return
+            else:
+                healthy_since = (0, 0.0)
             if (
                 failures > 1
                 or seen.service.restarts > restarts
                 or seen.service.active in ("failed", "inactive")
             ):
-                raise StepError(f"it does not keep running: {self.last_log_line()}")
-            if time.monotonic() - started_at > seconds:
+                raise StepError(f"it does not keep running: {self._why_it_ended(seen)}")
+            if not seen.healthy and now - started_at > seconds:
                 raise StepError(self._unhealthy_reason(seen, seconds))
             time.sleep(POLL_SECONDS)
+
+    def _why_it_ended(self, seen: ServiceState) -> str:
+        return seen.over or self.last_log_line()
 
     def _unhealthy_reason(self, seen: ServiceState, seconds: float) -> str:
         if self.place.role != DEVICE:
@@ -266,8 +282,8 @@ class Executor:
         asked_at = started_at
         while True:
             seen = self.service_state()
-            if seen.service.pid != first.service.pid:
-                raise StepError(f"it was restarted during the soak: {self.last_log_line()}")
+            if seen.service.pid != first.service.pid or (seen.status and seen.status.over):
+                raise StepError(f"it has ended during the soak: {self._why_it_ended(seen)}")
             if (status := seen.status) is not None:
                 if status.refused:
                     raise StepError(
@@ -301,7 +317,7 @@ def read_state(name: str, result: Result) -> ServiceState:
         raise NonsenseError(f"{name}: its state cannot be read: {error}") from None
     status = read_object(Status, said.raw("status"))
     own = status if status and status.pid == service.pid else None
-    return ServiceState(service, own, answers)
+    return ServiceState(service, own, answers, status.over if status else "")
 
 
 def upload(ssh: Ssh, place: Place, files: Mapping[str, str | bytes], private: bool = False) -> None:

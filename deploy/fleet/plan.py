@@ -16,6 +16,7 @@ from protofleet.deploy.fleet.settings import RolloutSettings
 from protofleet.protocol.wire.names import COORDINATOR
 
 DAY: Final = 86_400
+YOUNG_SECONDS: Final = 60  # of a process that was started again after it had ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +165,17 @@ def plan(
     if reasons := [f"{check.name}: {check.reason}; {check.fix}" for check in failures(checks)]:
         return [Refuse(tuple(reasons))]
     if desired.blocked_key in installed.blocked and not force:
-        problem = (
-            f"release {desired.release} with these settings has failed on this {desired.role.name} before"
-        )
-        return [Refuse((f"{problem}; change one of them, or say --force",))]
+        return [Refuse((_blocked_reason(desired, installed.rolled_back),))]
     return list(_steps(facts, desired, present))
+
+
+def _blocked_reason(desired: Desired, rolled_back: frozenset[str]) -> str:
+    what, role = f"release {desired.release} with these settings", desired.role.name
+    if desired.blocked_key in rolled_back:
+        return (
+            f"{what} was rolled back by hand on this {role}; --force deploys it again, or change one of them"
+        )
+    return f"{what} has failed on this {role} before; change one of them, or say --force"
 
 
 def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterator[Step]:
@@ -233,7 +240,17 @@ def is_healthy(facts: Facts) -> bool:
     if facts.installed.answers or has_ended(facts):
         return facts.installed.answers in ("ok", "")
     status = facts.installed.status
-    return status is not None and status.pid == facts.installed.service.pid and status.connected
+    if status is None or status.pid != facts.installed.service.pid or keeps_ending(facts):
+        return False
+    return status.connected and not status.over
+
+
+def keeps_ending(facts: Facts) -> bool:
+    """Tell whether systemd starts the service again and again: this process is young, and others ended before it."""
+    service, status = facts.installed.service, facts.installed.status
+    if service.sub == "auto-restart":
+        return True
+    return bool(service.restarts and status and facts.now - status.started < YOUNG_SECONDS)
 
 
 def is_known_good(good: KnownGood | None, desired: Desired) -> bool:

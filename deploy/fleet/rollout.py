@@ -41,6 +41,7 @@ from protofleet.protocol.security.statements import StatementError
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import COORDINATOR
 
+BY_HAND: Final = "by hand"  # why a release is blocked that has not failed
 ROLLBACK_DRAIN_SECONDS: Final = 30.0  # for the work in progress of a release that has failed
 
 Report = Callable[[str, str], None]  # given a device's name and what happens there
@@ -317,7 +318,7 @@ def roll_back_by_hand(rollout: Rollout, ssh: Ssh) -> str:
     if here.good is None or here.previous is None:
         raise RunError(f"{ssh.name} has no earlier good state to roll back to")
     executor = Executor(ssh, rollout.control, target, lambda message: rollout.report(ssh.name, message))
-    executor.run_step("block", f"{here.good.release}-{here.good.settings}")
+    executor.run_step("block", f"{here.good.release}-{here.good.settings}", BY_HAND)
     rollout.restore(executor, "previous", here.previous)
     executor.record(here.previous.release, here.previous.settings, here.previous.unit)
     rollout.log.append(ssh.name, "rollback", "done", release=here.previous.release)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.brokers.mosquitto import ListenerSettings, tls_settings
+from protofleet.deploy.brokers.mosquitto import ListenerSettings, queue_limits, tls_settings
 from protofleet.deploy.enrol.local_federation import tls_files
 from protofleet.deploy.fleet.device import shipped_template
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES
@@ -218,7 +218,15 @@ class Fleet:
             "that is no other name of it, correct device.broker.host"
             for name in self.of_role(BROKER)
             if (host := self.hosts[name]).address != sought
-        ]
+        ] + self._too_little_memory()
+
+    def _too_little_memory(self) -> list[str]:
+        memory = self.mosquitto.memory_bytes
+        needed = queue_limits(memory, len(self.of_role(DEVICE.name))).memory_needed
+        if not self.of_role(BROKER) or needed <= memory:
+            return []
+        words = "so devices that never read could together stop the broker (docs/security.md)"
+        return [f"mosquitto.memory_bytes is {memory}, {words}: set at least {needed}, if its host has that"]
 
     def of_role(self, role: str) -> list[str]:
         return sorted(name for name, host in self.hosts.items() if host.role == role)
@@ -355,13 +363,14 @@ def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR)
 
 
 @names_its_file
-def broker_conf(fleet: Fleet) -> str:
-    """mosquitto.conf of the broker that is deployed."""
+def broker_conf(fleet: Fleet, enrolled: int = 0) -> str:
+    """mosquitto.conf of the broker that is deployed, for the devices of the fleet or for all that are enrolled."""
     role = ROLES[BROKER]
     limits = fleet.mosquitto
     listener = ListenerSettings(
-        broker_port(fleet), connections=limits.connections, memory=limits.memory_bytes
-    )
+        broker_port(fleet), connections=limits.connections, memory=limits.memory_bytes,
+        devices=max(len(fleet.of_role(DEVICE.name)), enrolled),
+    )  # fmt: skip
     return tls_settings(role.keys, listener, Path(role.home))
 
 

@@ -7,15 +7,16 @@ from typing import Final
 
 from protofleet.deploy.fleet.device.facts import Facts, ServedVersion
 from protofleet.deploy.fleet.device.roles import DEVICE
-from protofleet.deploy.fleet.plan import Desired, has_ended, is_healthy, is_known_good
+from protofleet.deploy.fleet.plan import Desired, has_ended, is_healthy, is_known_good, keeps_ending
 from protofleet.protocol.security.records import day
 
 ROW_FORMAT = "{:16} {:12} {:18} {:28} {:>5} {:>8} {:>7}  {:32}  {}"
 # What a host is at, for people; docs/glossary.md says what each means.
 OVER, ANSWERS = "its run is over", "answers"
+ENDS = "ends again and again"
 CUT_OFF, UNHEARD = "not connected to the broker", "no coordinator has answered"
 WORKING, UNCONFIRMED, IDLE = "working", "waits for a receipt", "waits for work"
-NOW: Final = (OVER, ANSWERS, CUT_OFF, UNHEARD, WORKING, UNCONFIRMED, IDLE, "revoked")
+NOW: Final = (OVER, ANSWERS, ENDS, CUT_OFF, UNHEARD, WORKING, UNCONFIRMED, IDLE, "revoked")
 
 TITLES = ("host", "service", "release", "now", "round", "accepted", "hottest", "serves", "good since")
 
@@ -47,6 +48,8 @@ def status_cells(
         if alive.connected:
             doing = WORKING if alive.working else UNCONFIRMED if alive.waiting else IDLE
             now = doing if alive.heard else UNHEARD
+    if keeps_ending(facts):
+        now = f"{ENDS}{f': {status.over}' if status and status.over else ''}"
     if revoked:
         now = f"revoked {revoked}"
     wanted_here = here.release == desired.release and is_known_good(here.good, desired)

@@ -15,7 +15,7 @@ from protofleet.deploy.images.docker_engine import require_docker
 from protofleet.deploy.images.image_ids import IDS_FILE, ids_of, read_ids
 from protofleet.deploy.local.experiment import Experiment, read_experiment
 from protofleet.deploy.stack import compose
-from protofleet.deploy.stack.earlier_runs import earlier_run, has_other_settings, put_aside
+from protofleet.deploy.stack.earlier_runs import earlier_run, has_other_settings, put_aside, unfinished_run
 from protofleet.deploy.stack.layout import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, Stack
 from protofleet.deploy.stack.prepare import check_names, prepare
 from protofleet.protocol.settings.reader import SettingsError
@@ -95,9 +95,24 @@ def with_devices(experiment: Experiment, number: int) -> Experiment:
 
 def check(options: argparse.Namespace) -> int:
     """Whether `up` can be asked for this."""
-    check_names(stack_from(options))
+    stack = stack_from(options)
+    check_names(stack)
     require_docker("compose")
+    _demand_nothing_runs(stack, options.fresh)
     return 0
+
+
+def _demand_nothing_runs(stack: Stack, fresh: bool) -> None:
+    """Other settings end what runs: that is done only where it was asked for."""
+    run = unfinished_run(stack) if has_other_settings(stack) else None
+    if run is None or not compose.is_running(stack.folder):
+        return
+    if not fresh:
+        raise SettingsError(
+            f"the run {run.name} goes on in {stack.folder}, and other settings would end it: FRESH=1 ends it, "
+            "with its results kept, `make down` does that first; `make logs` shows the run"
+        )
+    print(f"stack: the run {run.name} is ended; its results are kept")
 
 
 def up(options: argparse.Namespace) -> int:
@@ -109,6 +124,7 @@ def up(options: argparse.Namespace) -> int:
             raise SettingsError(warning)
         print(f"stack: {warning}", file=sys.stderr)
     check_names(stack)
+    _demand_nothing_runs(stack, options.fresh)
     earlier = earlier_run(stack, options.fresh)
     if earlier or has_other_settings(stack):
         compose.down(stack.folder, forget=False)  # whoever runs has read the earlier settings

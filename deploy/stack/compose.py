@@ -44,6 +44,11 @@ def up(folder: Path) -> None:
         _asked(folder, "exec", "-T", PROMETHEUS, "sh", "-c", "kill -HUP 1")
 
 
+def is_running(folder: Path) -> bool:
+    """Tell whether the stack has a coordinator that runs."""
+    return bool(_asked(folder, "ps", "--status", "running", "--quiet", COORDINATOR).strip())
+
+
 def _asked(folder: Path, *words: str) -> str:
     return subprocess.run(compose_command(folder, *words), capture_output=True, text=True).stdout
 

@@ -40,6 +40,13 @@ def has_other_settings(stack: Stack) -> bool:
     return last.exists() and not same_settings(last, stack.experiment)
 
 
+def unfinished_run(stack: Stack) -> Path | None:
+    """The folder of the run that this stack's containers were started for last, where it has not ended."""
+    last = stack.folder / EXPERIMENT_FILE
+    run = stack.run_folder.parent / name if last.exists() and (name := _name_in(last)) else None
+    return run if run and run.exists() and not (run / "summary.json").exists() else None
+
+
 def put_aside(run: Path) -> None:
     print(f"stack: the results of the earlier run are now in {renamed(run)}; keys and metrics go on")
 

@@ -93,7 +93,8 @@ def _enrol(stack: Stack) -> None:
     federation = enrol_federation(
         stack.folder / "enrolled", stack.federation_name, stack.devices, BROKER_HOSTS
     )
-    write_mosquitto_conf(federation.folder_of(BROKER), ListenerSettings(BROKER_PORT), BROKER_ROOT)
+    listener = ListenerSettings(BROKER_PORT, devices=len(stack.devices) + 1)  # and the health check
+    write_mosquitto_conf(federation.folder_of(BROKER), listener, BROKER_ROOT)
     if stack.cluster:
         _write_rabbitmq(stack)
     _enrol_healthcheck(federation)
@@ -103,6 +104,8 @@ def _enrol_healthcheck(federation: LocalFederation) -> None:
     """The broker's container gets only the TLS files: with the other keys it could act as a device."""
     keys = federation.folder / HEALTHCHECK_CLIENT
     enrol(federation.authority(), keys, HEALTHCHECK_CLIENT, HEALTHCHECK_DAYS)
+    # No device: a coordinator that finds a record waits for whom it names.
+    (federation.root / "records" / f"{HEALTHCHECK_CLIENT}.record").unlink(missing_ok=True)
     mounted = federation.folder_of(BROKER) / HEALTHCHECK_CLIENT
     mounted.mkdir(exist_ok=True, mode=0o700)
     for name in (TLS_CA, TLS_CERT, TLS_KEY):

@@ -59,6 +59,7 @@ class Installed:
     release: str = ""  # that `current` links to
     complete: frozenset[str] = frozenset()
     blocked: frozenset[str] = frozenset()
+    rolled_back: frozenset[str] = frozenset()  # those of them that have not failed: by hand
     settings: bytes = b""  # the signed statement
     good_settings: bytes = b""
     previous_settings: bytes = b""
@@ -164,7 +165,7 @@ def _installed(said: Fields) -> Installed:
     service = read_service(said)
     return Installed(
         "user" in said, said.text("pinned"), said.text("release"),
-        frozenset(said.texts("complete")), frozenset(said.texts("blocked")),
+        frozenset(said.texts("complete")), frozenset(said.texts("blocked")), frozenset(said.texts("rolled_back")),
         settings=_statement(said.raw("settings")), good_settings=_statement(said.raw("good_settings")),
         previous_settings=_statement(said.raw("previous_settings")),
         unit=said.text("unit"), tls=said.text("tls"), roots=said.text("roots"),

@@ -57,7 +57,10 @@ has iptables && say iptables "$(with_timeout iptables --version)"
 
 [ -L $top/current ] && say release "$(basename "$(readlink $top/current)")"
 for made in $top/releases/*/.complete; do [ -e "$made" ] && say complete "$(basename "$(dirname "$made")")"; done
-for failed in $top/blocked/*; do [ -e "$failed" ] && say blocked "$(basename "$failed")"; done
+for blocked in $top/blocked/*; do
+  [ -e "$blocked" ] && say blocked "$(basename "$blocked")"
+  grep -qsx 'by hand' "$blocked" && say rolled_back "$(basename "$blocked")"
+done
 for kept in good previous; do
   [ -r $top/kept/$kept/record ] && say $kept "$(cat $top/kept/$kept/record)"
   [ -r $top/kept/$kept/settings ] && say ${kept}_settings "$(cat $top/kept/$kept/settings)"

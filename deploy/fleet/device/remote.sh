@@ -310,7 +310,11 @@ record() { # JSON: the release in use is known good now, and a rollback goes to 
     done
 }
 
-block() { install -d $top/blocked; : >"$top/blocked/$1"; sync $top/blocked; }
+block() { # release-settings, and "by hand" where it has not failed
+    install -d $top/blocked
+    printf '%s' "${2:-}" >"$top/blocked/$1"
+    sync $top/blocked
+}
 allow() { rm -f "$top/blocked/$1"; }
 
 tune() { replace $top/incoming/tuning $etc/tuning 0644; rm -f $top/incoming/tuning; }

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from protofleet.deploy.brokers.mosquitto import LIMITS
+from protofleet.deploy.brokers.mosquitto import MOST_QUEUE
 from protofleet.deploy.brokers.rabbitmq import definitions, settings
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import TOPIC_RULES
@@ -71,4 +71,4 @@ def test_what_one_name_may_take_of_the_broker_is_bounded():
     assert all(2 <= user["limits"]["max-connections"] <= 10 for user in table["users"])
     (policy,) = table["policies"]
     assert re.match(policy["pattern"], "mqtt-subscription-lab.d1qos1")
-    assert policy["definition"]["max-length-bytes"] == int(re.search(r"max_queued_bytes (\d+)", LIMITS)[1])
+    assert policy["definition"]["max-length-bytes"] == MOST_QUEUE

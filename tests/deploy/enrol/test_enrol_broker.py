@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from protofleet.deploy.brokers.mosquitto import queue_limits, queues_are_full
 from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.enrol import disconnect
@@ -170,3 +171,23 @@ def test_a_broker_of_another_user_is_not_reloaded_and_that_is_said(lab, monkeypa
     monkeypatch.setattr(os, "kill", refused)
     with pytest.raises(BrokerError, match=rf"tell it to reload: kill -HUP {os.getpid()}, as root"):
         disconnect.reload(lab / "broker")
+
+
+@pytest.mark.slow
+def test_the_queues_of_a_broker_are_those_for_the_devices_that_are_said(lab):
+    enrol_in(lab, "broker localhost --root root --folder broker")
+    assert "# Queues for 64 devices." in conf(lab)
+    enrol_in(lab, "install root/approvals/broker.approval --folder broker --yes --devices 100 --port 8884")
+    limits = queue_limits(2 << 30, 100)
+    assert {"# Queues for 128 devices.", f"max_queued_bytes {limits.bytes}", "max_queued_messages 256"} <= {
+        *conf(lab)
+    }
+    assert "listener 8884 0.0.0.0" in conf(lab)
+    enrol_in(lab, "install root/approvals/broker.approval --folder broker --yes --port 8885")
+    assert "# Queues for 128 devices." in conf(lab), "what was said once stays"
+
+
+def test_a_fleet_that_grows_gets_other_queues_and_the_operator_of_another_broker_is_told():
+    sizes = [queue_limits(2 << 30, devices).bytes for devices in (16, 17, 64, 65, 128)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[3] == sizes[4]
+    assert [devices for devices in range(1, 600) if queues_are_full(devices)] == [65, 129, 257, 513]

@@ -27,7 +27,14 @@ from protofleet.protocol.security.statements import Reader, from_armour, unverif
 
 SHELL: Final = f"exec {AS_ROOT} sh -s -- "
 SCRIPTS: Final = {FACTS_SCRIPT: "facts.sh", REMOTE_SCRIPT: "remote.sh"}
-LISTS: Final = ("tool", "complete", "blocked", "served", "temperature")  # a value for each line
+LISTS: Final = (
+    "tool",
+    "complete",
+    "blocked",
+    "served",
+    "temperature",
+    "rolled_back",
+)  # a value for each line
 FIT: Final = {
     "arch": "aarch64", "uid": "0", "tool": "rsync\npython3\nsha256sum", "python": "3.10.12", "venv": "yes",
     "systemd": "249", "systemd_state": "running", "clock_synced": "yes", "disk_free": "80000000000",
@@ -113,6 +120,7 @@ class RecordedBoard:
                 self.facts |= {"good": arguments[0], "good_settings": self.facts["settings"]}
             case "block":
                 self.facts["blocked"] = arguments[0]
+                self.facts |= {"rolled_back": arguments[0]} if arguments[1:] == ["by hand"] else {}
             case "erase_keys":
                 shutil.rmtree(self.folder, ignore_errors=True)
                 self.facts |= {"tls": "", "ActiveState": "inactive"}

@@ -6,9 +6,10 @@ import pytest
 
 from protofleet.deploy.fleet.checks import Check
 from protofleet.deploy.fleet.device.facts import KnownGood, Service
-from protofleet.deploy.fleet.plan import InstalledSettings, Refuse, describe, name_of, plan
+from protofleet.deploy.fleet.plan import InstalledSettings, Refuse, describe, is_healthy, name_of, plan
 from protofleet.deploy.fleet.rollout import waves
-from tests.deploy.fleet.boards import GOOD, MARK, RELEASE, SETTINGS, WANTED, deployed, jetson
+from protofleet.deploy.fleet.status import status_cells
+from tests.deploy.fleet.boards import GOOD, MARK, NOW, RELEASE, SETTINGS, WANTED, deployed, jetson
 
 PRESENT = InstalledSettings(SETTINGS, 5)
 ALL = ["prepare", "ship", "build", "enrol", "configure", "switch", "start", "health", "soak", "record"]
@@ -91,6 +92,32 @@ def test_what_has_failed_here_before_is_not_tried_again_unless_it_is_forced():
     (refused,) = plan(jetson(installed=here), WANTED, [], PRESENT)
     assert isinstance(refused, Refuse) and "say --force" in describe(refused)
     assert names(jetson(installed=here), force=True) == ["health", "soak", "record"]
+
+
+def test_what_was_rolled_back_by_hand_is_not_said_to_have_failed():
+    key = f"{RELEASE}-{SETTINGS}"
+    here = deployed(good=None, blocked=frozenset({key}), rolled_back=frozenset({key}))
+    (refused,) = plan(jetson(installed=here), WANTED, [], PRESENT)
+    words = describe(refused)
+    assert "was rolled back by hand on this device" in words and "--force" in words and "failed" not in words
+
+
+@pytest.mark.parametrize(
+    ("sub", "restarts", "age", "over", "healthy"),
+    [
+        ("running", 0, 5, "", True),
+        ("running", 1, 86_400, "", True),  # a crash of long ago
+        ("running", 7, 5, "", False),  # connected for the moment
+        ("running", 0, 5, "the coordinator refuses this device", False),  # it is about to end
+        ("auto-restart", 3, 5, "", False),
+    ],
+)
+def test_a_device_that_ends_again_and_again_is_not_healthy_while_it_is_up(sub, restarts, age, over, healthy):
+    here = deployed(service=Service("active", sub, True, 77, restarts, RELEASE, MARK))
+    facts = jetson(installed=replace(here, status=replace(here.status, started=NOW - age, over=over)))
+    cells, well = status_cells("board-7", facts, WANTED)
+    assert (is_healthy(facts), well) == (healthy, healthy)
+    assert ("ends again and again" in cells[3]) == (sub == "auto-restart" or restarts == 7)
 
 
 def test_a_device_that_is_not_fit_is_not_touched_and_all_reasons_are_said():

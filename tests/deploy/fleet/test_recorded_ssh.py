@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+from dataclasses import asdict
 
 import pytest
 
@@ -11,6 +12,7 @@ from protofleet.deploy.enrol.local_federation import enrol
 from protofleet.deploy.fleet import commands, execute
 from protofleet.deploy.fleet.settings import Fleet, Host
 from protofleet.deploy.fleet.ssh import AS_ROOT, Result, Ssh
+from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.settings.reader import SettingsError, write_toml
 from tests.deploy.fleet.recorded import RecordedBoard, recording
 
@@ -300,7 +302,7 @@ def test_a_rollback_blocks_the_present_state_and_restores_the_one_before(deploye
     assert deployed.code == 0
     assert lines == [
         LOOK,
-        f"remote.sh block {release}-{second['settings']}",
+        f"remote.sh block {release}-{second['settings']} 'by hand'",
         LOOK,
         "remote.sh settle",
         f"rsync manifest,settings {TOP}/incoming/",
@@ -314,6 +316,52 @@ def test_a_rollback_blocks_the_present_state_and_restores_the_one_before(deploye
     ]
     assert record_of(record)["settings"] == first["settings"]
     assert allow == f"remote.sh allow {release}-{first['settings']}"
+
+
+def test_a_plan_after_a_rollback_by_hand_says_that_it_was_one(deployed, capsys):
+    deployed.write(threads=2)
+    deployed.deploy("apply")
+    deployed.deploy("rollback")
+    capsys.readouterr()
+    deployed.deploy("plan")
+    said = capsys.readouterr().out
+    assert deployed.code == 1 and "was rolled back by hand" in said and "has failed" not in said
+
+
+class Refused(RecordedBoard):
+    """Its data have other classes than the run: it is heard, says why it ends, and systemd starts it again."""
+
+    def _answer(self, step, arguments):
+        if step == "state":
+            self.facts["NRestarts"] = str(self.asked // 4)
+            up = self.asked % 4 in (1, 2)
+            self.facts |= {"SubState": "running" if up else "auto-restart", "agent": "9" if up else "0"}
+            self.facts["status"] = self.said("" if self.asked % 4 == 1 else OTHER_CLASSES)
+            self.asked += 1
+        return super()._answer(step, arguments)
+
+    asked = 0
+
+    def said(self, over):
+        return json.dumps(asdict(Status(9, 1, 0, "0.1.0", 1, connected=True, heard=True, over=over)))
+
+
+OTHER_CLASSES = "the coordinator refuses this device: its classes are others"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", range(4))
+def test_a_board_that_is_refused_and_started_again_and_again_is_never_healthy(
+    desk, capsys, monkeypatch, asked
+):
+    monkeypatch.setattr(execute, "STEADY_SECONDS", 1.0)
+    desk.board = Refused(desk.folder / "board-1")
+    desk.board.asked = asked
+    desk.deploy("apply")
+    said = capsys.readouterr()
+    assert desk.code == 1 and f"it does not keep running: {OTHER_CLASSES}" in said.err
+    assert ("record", "done") not in desk.logged()
+    assert "1 host: 0 changed, 1 failed" in said.out
 
 
 def test_tuning_is_sent_signed_and_then_applied(deployed):

@@ -77,6 +77,11 @@ def test_a_new_fleet_s_settings_fit_each_other(written):
     assert "listener 8883" in broker_conf(fleet) and "/etc/protofleet-broker/keys/current/acl" in broker_conf(
         fleet
     )
+    assert "# Queues for 16 devices." in broker_conf(fleet) and "# Queues for 32 devices." in broker_conf(
+        fleet, 17
+    )
+    small = replace(fleet, mosquitto=replace(fleet.mosquitto, memory_bytes=200 << 20))
+    assert not fleet.doubts() and "so devices that never read could together stop" in small.doubts()[0]
     hosts = fleet.hosts
     assert (hosts["board-2"].address, hosts["board-2"].port, hosts["board-2"].user) == (
         "fd00::12",

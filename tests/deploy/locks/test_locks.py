@@ -182,6 +182,52 @@ def test_make_installs_nothing_without_a_hash_but_our_own_source():
         assert "--require-hashes --only-binary=:all:" in line, line
 
 
+def made_by(*words):
+    environment = {**os.environ, "MAKEFLAGS": ""}
+    command = ["make", "-n", "-B", "VENV=/nowhere", *words]
+    return subprocess.run(
+        command, cwd=SOURCE, capture_output=True, text=True, env=environment
+    ).stdout.splitlines()
+
+
+@pytest.mark.parametrize("target", ["up", "demo-compose", "images", "down", "logs"])
+def test_make_looks_for_a_container_engine_before_it_installs_anything(target):
+    assert made_by(target)[0] == "sh deploy/images/engine.sh"
+
+
+@pytest.mark.parametrize(
+    ("docker", "words"), [("", "there is no docker"), ("exit 1", "engine does not answer"), ("exit 0", "")]
+)
+def test_without_a_container_engine_there_is_one_line_with_the_way_out(tmp_path, docker, words):
+    if docker:
+        (tmp_path / "docker").write_text(f"#!/bin/sh\n{docker}\n")
+        (tmp_path / "docker").chmod(0o755)
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    script = SOURCE / "deploy/images/engine.sh"
+    done = subprocess.run(["/bin/sh", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == (1 if words else 0)
+    assert words in done.stderr and len(done.stderr.splitlines()) == bool(words)
+    assert not words or "`make demo`" in done.stderr
+
+
+PIP_SAYS = """echo 'Collecting torch'
+echo '  Downloading https://index.example/torch-2.13.0-cp311-cp311-linux_x86_64.whl (191.2 MB)'
+echo 'Using cached numpy-2.4.6-cp311-cp311-linux_x86_64.whl (16.6 MB)'
+echo 'Downloading tiny-1.0-py3-none-any.whl (12 kB)'
+echo 'ERROR: no space' >&2
+exit 3
+"""
+
+
+def test_what_make_demo_installs_is_said_while_it_comes_and_ends_as_pip_does():
+    steps = [line for line in made_by("demo") if "install.sh" in line]
+    assert [step for step in steps if " of 4: " in step] and len(steps) == 5
+    command = ["sh", SOURCE / "deploy/locks/install.sh", "1 of 4: torch", "sh", "-c", PIP_SAYS]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "1 of 4: torch\n  torch-2.13.0  191.2 MB\n  numpy-2.4.6  16.6 MB\n"
+    assert (done.returncode, done.stderr) == (3, "ERROR: no space\n")
+
+
 def test_a_wheel_that_is_brought_along_is_taken_in_place_of_the_locked_one(tmp_path):
     packages = [
         LockedPackage("tiny", "1.0", "", ("sha256:" + "0" * 64,)),

@@ -153,6 +153,33 @@ def test_another_method_keeps_results_keys_and_metrics_of_the_one_before(finishe
     assert run.with_name("tiny.2").exists(), "an unfinished one, as that was asked for"
 
 
+def test_another_experiment_ends_the_one_that_runs_only_where_that_was_asked_for(
+    finished, docker, tmp_path, capsys
+):
+    asked, other = (
+        docker('case "$*" in *"ps --status running"*) echo id ;; esac'),
+        [*finished, "--set", "name=other"],
+    )
+    assert main(["up", *finished]) == 0
+    before = asked()
+    for command in ("check", "up"):
+        capsys.readouterr()
+        assert main([command, *other]) == 1
+        said = capsys.readouterr().err
+        assert "the run tiny goes on" in said and "FRESH=1" in said and "make down" in said
+        assert " down " not in asked()[len(before) :]
+    assert main(["up", *other, "--fresh"]) == 0 and " down " in asked()[len(before) :]
+    assert "the run tiny is ended" in capsys.readouterr().out
+    (tmp_path / "s/state/coordinator/other/summary.json").write_text("{}")
+    assert main(["up", *finished, "--set", "name=third"]) == 0, "what has ended is not in the way"
+
+
+def test_the_health_check_of_the_broker_is_no_device_that_a_run_waits_for(stack):
+    records = {path.stem for path in (stack.federation.root / "records").glob("*.record")}
+    assert records == {"coordinator", *stack.devices}
+    assert (stack.federation.folder_of("broker") / "probe" / "tls.crt").exists()
+
+
 @pytest.mark.parametrize("running", ["", "0123abc"])
 def test_a_prometheus_that_runs_reads_again_what_its_operator_has_edited(finished, docker, running):
     asked = docker(f'case "$*" in *" ps "*) echo {running};; esac')
