@@ -5,6 +5,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Policy
@@ -77,3 +78,44 @@ def test_where_nobody_can_learn_the_run_ends_as_diverged_with_exit_code_4(tmp_pa
         assert "Traceback" not in f.log_of(coordinator)
         assert json.loads((f.run / "summary.json").read_text())["ended"].startswith("diverged: ")
         assert f.wait_for_end(f.coordinator(), 60) == 4, "and it stays so"
+
+
+def tender(task):
+    """A device whose training leaves every bound where the weights that it is sent are too large."""
+    norms = {n: np.linalg.norm(v) for n, v in task.arrays.items() if v.dtype.kind == "f"}
+    if task.round == 1:
+        FIRST.update(norms)
+    large = any(norm > 1.6 * FIRST[n] for n, norm in norms.items() if FIRST[n])
+    return times(task, 1e9 if large else 1.0)
+
+
+def times(task, factor):
+    if task.phase != "train":
+        return honest(task)
+    arrays = {n: v * v.dtype.type(factor) if v.dtype.kind == "f" else v for n, v in task.arrays.items()}
+    return Answer(arrays)
+
+
+FIRST = {}  # norms of the weights that the run begins with
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [False, True])
+def test_weights_times_eight_of_one_device_of_four_do_not_stop_the_run(tmp_path, kill):
+    """The same two were refused in each attempt, 12 times in 260 s, and there was no end."""
+    policy = Policy(quorum=3, gather=4, patience_seconds=8.0, settle_seconds=1.0, straggler_factor=0.0)
+    with Federation(tmp_path, "one", "two", "three", "liar", policy=policy, rounds=3) as f:
+        coordinator = f.coordinator()
+        f.raw("one", tender), f.raw("two", tender), f.raw("three")
+        f.raw("liar", lambda task: times(task, 8.0))
+        said = "back to round 1, which is repeated without the answer of liar: 2 of 4 devices have diverged"
+        if kill:
+            f.wait_until(lambda: said in f.log_of(coordinator), "the way back", 120)
+            coordinator.kill()
+            assert f.wait_for_end(f.coordinator(), 180) == 0, f.last_words()
+        else:
+            assert f.wait_for_end(coordinator, 180) == 0, f.last_words()
+            assert said in f.log_of(coordinator)
+        assert [line["round"] for line in f.rounds()] == [1, 2, 3, 4]
+        summary = json.loads((f.run / "summary.json").read_text())
+        assert summary["ended"] == "finished"

@@ -167,6 +167,8 @@ class Progress:
                 return str(event["reason"])
             case "went_back":
                 return f"back to round {event['round']}, without the answer of {event['device']}: {event['reason']}"
+            case "returned":
+                return f"{event['device']}: answer to round {event['round']} counts again"
             case "round":
                 done = f"{p.stage} took {event['seconds']:.1f} s"
                 mean = f", mean accuracy {p.mean_accuracy:.1%}" if p.mean_accuracy is not None else ""
