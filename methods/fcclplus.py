@@ -214,7 +214,18 @@ def variant(hyper: Hyper) -> Method:
     return replace(METHOD, reports="personal", alike="nothing", cost=cost_of_images)
 
 
+def misfit(hyper: Hyper, classes: int) -> str:
+    """From T = classes on, the sum over the other classes draws a label's score down more than CE draws it up."""
+    if hyper.temperature < classes:
+        return ""
+    return (
+        f"method.temperature is {hyper.temperature:g}, and the run has {classes} classes: from as many on, devices "
+        f"unlearn what they know; set method.temperature below {classes}, for example to 1"
+    )
+
+
 METHOD = Method(
     "arXiv:2309.16286", Hyper, Server, Client,
     private="the model that it trained last", public=True, cost=cost, variant=variant,
+    misfit=misfit,
 )  # fmt: skip

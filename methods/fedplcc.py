@@ -145,4 +145,7 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": G, "shares": G})
 
 
-METHOD = Method("Kuang et al.: FedPLCC", Hyper, Server, Client, other_rules=("prototype",), cost=cost)
+METHOD = Method(
+    "Kuang et al.: FedPLCC", Hyper, Server, Client,
+    other_rules=("prototype",), cost=cost, calmer=("lr", "lambda1"),
+)  # fmt: skip

@@ -87,4 +87,4 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": G})
 
 
-METHOD = Method("arXiv:2403.09048", Hyper, ClusteringServer, Client, cost=cost)
+METHOD = Method("arXiv:2403.09048", Hyper, ClusteringServer, Client, cost=cost, calmer=("lr", "lam"))
