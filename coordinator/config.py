@@ -100,11 +100,13 @@ class CoordinatorSettings:
         hashes = {"method": method} if method else {}
         if self.metrics is not None:
             hashes["metrics"] = self.metrics.hash_in(self.plugins)
-        return Plan(
+        plan = Plan(
             name, self.classes, self.rounds, self.seed, self.size, self.network.taken(self.plugins), hyper,
             self.channels, self.mutual and self.mutual.taken(self.plugins),
             agreed_public_set(name, self.public, method), self.init, self.freeze, hashes, self.shape,
         )  # fmt: skip
+        plan.demand_fit()
+        return plan
 
 
 def split_method(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -62,6 +62,7 @@ class Run:
         observers: Sequence[Observer] = (), limits: Limits | None = None, class_names: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or Limits()
+        machine.way_out = plan.variant.way_out_of_divergence
         self._context, self._link = context, context.link
         self.queue = CommandQueue(spool, self)
         outlier, confusion = self.limits.outlier, self.limits.confusion

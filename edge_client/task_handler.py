@@ -21,7 +21,6 @@ from protofleet.edge_client.trainer.job import Job
 from protofleet.edge_client.work_queue import Question, WorkQueue
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
-from protofleet.methods.plugins.errors import PlugInError
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import is_full
 from protofleet.protocol.storage.store import DamagedError
@@ -200,8 +199,10 @@ class TaskHandler:
             self._back_off(error)
         elif is_full(error):
             self.disk_space.ran_out(str(error))
-        elif isinstance(error, AuthorError | PlugInError):
-            self._refuse_plan(error)  # it would raise again at the same line
+        elif isinstance(error, AuthorError | SettingsError):
+            self._refuse_plan(
+                error
+            )  # a file of the device has changed, or it would raise again at the same line
         else:
             raise error
         self.queue.done()

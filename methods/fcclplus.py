@@ -214,9 +214,19 @@ def variant(hyper: Hyper) -> Method:
     return replace(METHOD, reports="personal", alike="nothing", arrays=IMAGES, cost=cost_of_images)
 
 
+def misfit(hyper: Hyper, classes: int) -> str:
+    """From T = classes on, the sum over the other classes draws a label's score down more than CE draws it up."""
+    if hyper.temperature < classes:
+        return ""
+    return (
+        f"method.temperature is {hyper.temperature:g}, and the run has {classes} classes: from as many on, devices "
+        f"unlearn what they know; set method.temperature below {classes}, for example to 1"
+    )
+
+
 IMAGES = ("logits", "cosines")
 METHOD = Method(
     "arXiv:2309.16286", Hyper, Server, Client,
     private="the model that it trained last", public=True, arrays=(*WEIGHTS, *IMAGES),
-    cost=cost, variant=variant,
+    cost=cost, variant=variant, misfit=misfit,
 )  # fmt: skip

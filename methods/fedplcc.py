@@ -150,5 +150,5 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "Kuang et al.: FedPLCC", Hyper, Server, Client, other_rules=("prototype",),
-    arrays=(*WEIGHTS, *HELD_ROWS, "shares"), cost=cost,
+    arrays=(*WEIGHTS, *HELD_ROWS, "shares"), cost=cost, calmer=("lr", "lambda1"),
 )  # fmt: skip

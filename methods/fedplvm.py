@@ -89,4 +89,7 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": eight_bytes(G)})
 
 
-METHOD = Method("arXiv:2403.09048", Hyper, ClusteringServer, Client, arrays=(*WEIGHTS, *ROWS), cost=cost)
+METHOD = Method(
+    "arXiv:2403.09048", Hyper, ClusteringServer, Client,
+    arrays=(*WEIGHTS, *ROWS), cost=cost, calmer=("lr", "lam"),
+)  # fmt: skip

@@ -61,6 +61,7 @@ class RoundMachine:
     rounds: int
     seed: int = 0
     evaluate: bool = True  # one more round at the end in which everybody present is only asked to evaluate
+    way_out: str = "lower method.lr"  # of a run that diverges, for whoever runs it; "": none is known
     round: int = 1
     attempt: int = 0
     stage: Stage = Stage.GATHERING
@@ -465,8 +466,8 @@ class RoundMachine:
 
     def _who_has_diverged(self) -> str:
         broken, where = self.verdicts.broken, f"round {self.round} {self.asked}"
-        example = next(iter(broken.values())).message
-        return f"{len(broken)} of {len(self.cohort)} devices have diverged in {where} ({example}; lower method.lr)"
+        found = "; ".join(filter(None, (next(iter(broken.values())).message, self.way_out)))
+        return f"{len(broken)} of {len(self.cohort)} devices have diverged in {where} ({found})"
 
     def _end_round(self, now: float) -> Iterator[Command]:
         self.verdicts.end_round(self.round)

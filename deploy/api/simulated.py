@@ -144,9 +144,11 @@ def plan_of(
     named = decode(Network, {"name": network if isinstance(network, str) else ANY_SAMPLES})
     shape = input_shape(shape_of(of)).settings()
     try:
-        return OwnPlan(
+        plan = OwnPlan(
             name, of.classes, rounds, seed, network=named, hyper=settings, own=own, recipe=recipe, **shape
         )
+        plan.demand_fit()
+        return plan
     except ValueError as error:  # such as a network that takes no samples of that shape
         raise SettingsError(str(error)) from None
 

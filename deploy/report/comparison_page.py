@@ -38,9 +38,7 @@ def comparison_page(groups: Sequence[Group], tables: Sequence[Table], title: str
 
 def table_section(found: Table) -> str:
     html = table(found.title, found.head, found.rows, found.best, left=found.words)
-    alike = " among runs with the same view" if "view" in found.head else ""
-    note = f"{found.note} Bold: the best of its column{alike}." if found.best else found.note
-    return section(found.title, html, note=note)
+    return section(found.title, html, note=found.legend)
 
 
 def settings_section(groups: Sequence[Group]) -> str:

@@ -25,6 +25,12 @@ class Table:
     best: frozenset[tuple[int, int]] = frozenset()  # rows and columns of the best of a column
 
     @property
+    def legend(self) -> str:
+        """The note, and what bold means. Two views measure different models, so each view has its own best."""
+        alike = " among runs with the same view" if "view" in self.head else ""
+        return f"{self.note} Bold: the best of its column{alike}.".lstrip() if self.best else self.note
+
+    @property
     def words(self) -> frozenset[int]:
         """Columns that are read from the left: names, methods, views."""
         return columns_of_words(self.rows)

@@ -14,7 +14,7 @@ from typing import Final
 from protofleet.deploy.report.comparison_tables import Table
 from protofleet.deploy.report.numbers import NONE
 
-PREAMBLE: Final = "% The preamble needs \\usepackage{booktabs,graphicx}; bold is the best of its column."
+PREAMBLE: Final = "% The preamble needs \\usepackage{booktabs,graphicx}."
 COMMANDS: Final = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -54,7 +54,7 @@ def latex_table(table: Table) -> str:
         for i, row in enumerate(table.rows)
     ]
     label = re.sub(r"[^a-z0-9]+", "-", table.title.lower()).strip("-")
-    note = [rf"\par\smallskip\footnotesize {latex_text(table.note)}"] if table.note else []
+    note = [rf"\par\smallskip\footnotesize {latex_text(table.legend)}"] if table.legend else []
     columns = "".join("l" if i in table.words else "r" for i in range(len(table.head)))
     head = latex_row(list(map(latex_text, table.head)))
     return "\n".join([

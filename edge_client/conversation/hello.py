@@ -83,6 +83,7 @@ def plan_for(
     """SettingsError where the plan is invalid, or not for these data, or names a plug-in that this device does not
     allow. `names` are those of the run's classes."""
     plan = read_plan(text, plugins)
+    plan.demand_fit()
     if plan.classes != data.classes:
         raise SettingsError(f"the run has {plan.classes} classes, this device's data {data.classes}")
     if problem := difference("this device's data", data.names, "the run", names):

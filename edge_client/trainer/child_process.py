@@ -47,7 +47,7 @@ def main(number: int) -> int:
         try:
             server = JobServer(connection, LocalTrainer(settings), settings.plugins)
         except (DataError, PlugInError) as error:
-            send(connection, {"data": str(error)})
+            send(connection, {"data" if isinstance(error, DataError) else "unfit": str(error)})
             return 1
         server.describe_data()
         while True:

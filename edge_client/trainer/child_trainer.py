@@ -26,7 +26,7 @@ from protofleet.edge_client.trainer.job import Metrics
 from protofleet.edge_client.trainer.pipe import ClosedError, receive, send
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.authors import AuthorError
-from protofleet.protocol.settings.reader import decode, encode
+from protofleet.protocol.settings.reader import SettingsError, decode, encode
 from protofleet.protocol.wire.messages import NOTHING, Arrays
 from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime import children
@@ -150,7 +150,7 @@ class ChildTrainer:
             raise self._died() from None
         match message:
             case {"unfit": str(reason)}:
-                raise ValueError(reason)
+                raise SettingsError(reason)
             case {"data": str(reason)}:
                 raise DataError(reason)
             case {"no_memory": str(reason)}:

@@ -211,6 +211,10 @@ class Method:
     arrays: tuple[str, ...] | None = None
     cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
     variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings
+    # Why settings cannot be used with a number of classes; "" where they can.
+    misfit: Callable[[Any, int], str] | None = None
+    # Settings to lower where training diverges, the first one first. Those that Hyper lacks are left out.
+    calmer: tuple[str, ...] = ("lr",)
 
     VIEWS: ClassVar[tuple[str, ...]] = ("global", "personal")
 
@@ -228,7 +232,7 @@ class Method:
                 raise TypeError(f"{half.__name__} lacks {lacking}, which a {base.__name__} has to have")
         if self.reports not in self.VIEWS:
             raise ValueError(f"Method(reports={self.reports!r}), it must be one of {', '.join(self.VIEWS)}")
-        for name, call in {"cost": self.cost, "variant": self.variant}.items():
+        for name, call in {"cost": self.cost, "variant": self.variant, "misfit": self.misfit}.items():
             if not (call is None or callable(call)):
                 raise TypeError(f"Method({name}={call!r}), it must be a function")
         if not (self.arrays is None or isinstance(self.arrays, tuple)):
@@ -255,6 +259,12 @@ class Method:
         models = self.VIEWS if self.reports == "global" else ("personal",)
         others = [f"-{name}" for name in self.other_rules]
         return frozenset(model + other for model in models for other in ("", *others))
+
+    @property
+    def way_out_of_divergence(self) -> str:
+        """Advice for whoever ran it, such as "lower method.lr"; "" where no setting is known to help."""
+        known = [f"method.{name}" for name in self.calmer if name in self.Hyper.__dataclass_fields__]
+        return f"lower {' or '.join(known)}" if known else ""
 
     def under(self, hyper: Any) -> Method:
         """The method as a run with these settings has it."""

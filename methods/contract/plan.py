@@ -140,6 +140,15 @@ class Plan:
         """What is measured beside accuracy and loss."""
         return metrics_of(self.plugins.get("metrics", ""))
 
+    def demand_fit(self) -> None:
+        """Raise SettingsError if no run may begin with these settings and so many classes.
+
+        Models that an earlier version trained with them are still opened.
+        """
+        misfit = self.load().misfit
+        if misfit and (problem := misfit(self.settings(), self.classes)):
+            raise SettingsError(f"{self.method}: {problem}")
+
     def settings(self) -> Any:
         return decode(self.load().Hyper, self.hyper, "method")
 

@@ -5,6 +5,8 @@ import errno
 import pytest
 
 from protofleet.edge_client.trainer.errors import TrainerDiedError
+from protofleet.methods.plugins.errors import PlugInError
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.wire.messages import About, Receipt
 from protofleet.protocol.wire.reasons import DisconnectReason
@@ -69,6 +71,17 @@ def test_a_plan_that_does_not_fit_the_network_is_refused_when_the_worker_finds_o
     parts.tasks.welcomed(parts.welcome(), EPOCH)
     parts.worker.finish(ValueError("the network takes 1 channel"))
     assert parts.context.problem.endswith("plan: the network takes 1 channel")
+
+
+@pytest.mark.parametrize("error", [SettingsError("another fednova.py"), PlugInError("mine.py:3")])
+def test_a_plan_that_cannot_be_read_again_in_the_middle_of_a_run_is_refused_at_once(following, error):
+    """A process that trains has died, and the one that replaces it finds a changed file."""
+    following.tasks.take(following.question())
+    following.link.kinds()
+    following.worker.finish(error)
+    (bye,) = following.link.said
+    assert bye.reason == f"cannot_follow: {error}"
+    assert following.context.problem == f"this device cannot follow the run's plan: {error}"
 
 
 def test_a_task_without_a_job_is_left_to_the_next_hello(parts):

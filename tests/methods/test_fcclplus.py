@@ -3,6 +3,7 @@
 import copy
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.edge_client.conversation.hello import plan_for
 from protofleet.methods import fcclplus
 from protofleet.methods.contract.base import Ask, Reply
 from protofleet.methods.contract.cost import Sizes, parameters
@@ -18,6 +22,7 @@ from protofleet.methods.contract.public import PublicSet
 from protofleet.methods.maths.distillation import non_target_divergence
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import weights_of
+from protofleet.protocol.settings.reader import SettingsError, decode
 from tests.methods.plain import DATA, PRESENT, WITHOUT_2, batches, halves, network, order_of, played
 from tests.methods.test_oracles import case, check, gradient, leaf
 from tests.methods.tiny import PUBLIC, SHARDS, answer, member, normal, play, same, with_public_set
@@ -309,3 +314,31 @@ def test_without_the_mean_models_may_be_of_any_kind_and_each_is_measured():
 def test_a_setting_that_cannot_be_is_refused_by_its_name(setting):
     with pytest.raises(ValueError, match=next(iter(setting))):
         fcclplus.Hyper(**setting)
+
+
+@pytest.mark.parametrize(("classes", "temperature"), [(2, 2.0), (2, 3.0), (3, 3.0), (3, 3.5)])
+def test_a_temperature_of_as_many_as_the_classes_is_refused_before_a_run_begins(classes, temperature):
+    words = f"method.temperature is {temperature:g}, and the run has {classes} classes.*below {classes}"
+    method = {"name": "fcclplus", "temperature": temperature}
+    with pytest.raises(SettingsError, match=words):
+        decode(Experiment, {"name": "a", "rounds": 1, "classes": classes, "method": method})
+    with pytest.raises(SettingsError, match=words):
+        CoordinatorSettings("a", 1, classes, method)
+    data = SimpleNamespace(classes=classes, names=())
+    with pytest.raises(SettingsError, match=words):
+        plan_for(data, Plan("fcclplus", classes, 1, hyper={"temperature": temperature}).encode())
+    cooler = Plan("fcclplus", classes, 1, hyper={"temperature": 1.5})
+    assert plan_for(data, cooler.encode()) == cooler
+
+
+@pytest.mark.parametrize(("temperature", "draws"), [(1.5, True), (2.0, False), (3.0, False)])
+def test_from_a_temperature_of_as_many_as_the_classes_on_a_step_draws_labels_down(temperature, draws):
+    """Why such a temperature is refused: two classes, and a network that knows nothing yet."""
+    scores = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([0, 1, 0, 1])
+    teacher = torch.zeros_like(scores.detach())
+    loss = F.cross_entropy(scores, y)
+    loss = loss + temperature**2 * non_target_divergence(teacher, scores / temperature, y)
+    (gradient,) = torch.autograd.grad(loss, scores)
+    own = -gradient[torch.arange(4), y]
+    assert bool((own > 1e-12).all()) == draws

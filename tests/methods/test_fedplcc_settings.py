@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from protofleet.methods.maths.finch import finch_star
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import weights_of
 from tests.methods.tiny import clients_of, normal, play, server_of
+from tests.support.small_federation import simulation
 
 HYPER = fedplcc.Hyper(epochs=2, batch=8, lr=0.05, lambda1=1.0)
 LABELS, SHARES = torch.tensor([0, 0, 0, 1, 2]), torch.tensor([0.5, 0.3, 0.2, 1.0, 1.0])
@@ -115,3 +116,18 @@ def test_a_prototype_out_of_all_measure_is_refused(value):
     whole = torch.ones(1, dtype=torch.int64)
     sent = {"prototypes": torch.full((1, 6), value), "labels": whole, "counts": whole}
     assert "prototypes has" in ask.problem_with({**snapshot(weights_of(server.model)), **sent}).message
+
+
+def test_a_run_that_diverges_is_told_to_lower_the_rate_or_lambda1(tmp_path):
+    machine = simulation(tmp_path / "one", "fedplcc").service.run.machine
+    assert machine.way_out == "lower method.lr or method.lambda1"
+    assert simulation(tmp_path / "two", "fedavg").service.run.machine.way_out == "lower method.lr"
+
+
+def test_a_method_names_no_setting_that_it_does_not_have():
+    @dataclass(frozen=True)
+    class Own:
+        rate: float = 0.1
+
+    assert replace(fedplcc.METHOD, Hyper=Own).way_out_of_divergence == ""
+    assert replace(fedplcc.METHOD, Hyper=Own, calmer=("rate",)).way_out_of_divergence == "lower method.rate"

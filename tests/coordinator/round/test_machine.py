@@ -623,6 +623,17 @@ def in_round_two(**rules):
     return m, Recovered(1, 0, tuple("abcd"), {"train": tuple("abcd")}, accepted)
 
 
+@pytest.mark.parametrize(
+    ("way_out", "said"),
+    [("lower method.lr or method.lambda1", "; lower method.lr or method.lambda1)"), ("", ")")],
+)
+def test_a_run_that_diverges_names_the_settings_of_its_method(way_out, said):
+    m, _ = in_round_two()
+    m.way_out = way_out
+    (blame,) = [c for c in all_nan(m, "abc") if isinstance(c, Blame)]
+    assert f"devices have diverged in round 2 train (weights is not finite{said}" in blame.why
+
+
 def all_nan(m, devices):
     for device in devices:
         commands = answer(m, device, round=m.round, base=m.base, problem=NAN)

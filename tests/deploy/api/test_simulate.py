@@ -105,6 +105,7 @@ MISTAKES = {
     "a list of data": ([], {}, "data is list, it must be Mapping"),
     "a function": (DATA, {"method": len}, "method is builtin_function_or_method, it must be Method or str or Path"),
     "a setting": (DATA, {"settings": {"tua": 1}}, "method.tua is not a setting"),
+    "a temperature": (DATA, {"method": "fcclplus"}, "temperature is 3, and the run has 3 classes"),
     "shapes": (
         DATA | {"z": odd(9, [0, 1, 2] * 9)}, {},
         rf"z has samples \(3, 9, 9\) of 3 classes, device-0 has \(3, {SIZE}, {SIZE}\)",

@@ -5,12 +5,14 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from statistics import mean, stdev
 
 import pytest
 
 from protofleet.deploy.cli.main import main
+from protofleet.deploy.report.comparison_page import table_section
 from protofleet.deploy.report.comparison_tables import Table
 from protofleet.deploy.report.latex import as_latex, latex_table, latex_text
 from protofleet.deploy.report.numbers import NONE, percent_points
@@ -116,6 +118,17 @@ def test_csv_tells_the_rounds_that_were_planned_from_those_that_a_diverged_run_h
     assert main(["compare", *map(str, runs[:2]), "--csv", str(tmp_path / "runs.csv")]) == 0
     rows = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
     assert [(row["rounds"], row["rounds_done"]) for row in rows] == [("4", "2"), ("4", "4")]
+
+
+def test_latex_says_what_bold_is_as_the_page_does():
+    """The global model and a device's own are not compared: each view has a best in its column."""
+    rows = [["a", "global", "50"], ["b", "global", "60"], ["c", "personal", "90"], ["d", "personal", "80"]]
+    views = Table("Accuracy", "A note.", ["run", "view", "mean"], rows, frozenset({(1, 2), (2, 2)}))
+    said = "A note. Bold: the best of its column among runs with the same view."
+    assert said in latex_table(views) and said in table_section(views)
+    alone = Table("Bytes", "", ["run", "up"], [["a", "1"], ["b", "2"]], frozenset({(0, 1)}))
+    assert "Bold: the best of its column." in latex_table(alone)
+    assert "best" not in as_latex([replace(alone, best=frozenset())])
 
 
 def test_latex_takes_no_name_for_a_command():

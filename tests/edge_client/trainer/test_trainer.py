@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,15 @@ from protofleet.edge_client.trainer.child_trainer import ChildTrainer, kills
 from protofleet.edge_client.trainer.errors import TrainerDiedError, TrainingError
 from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.edge_client.trainer.pipe import receive, send
+from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
 from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.messages import Bye
 from protofleet.protocol.wire.reasons import DisconnectReason, disconnect_reason_of
+from tests.support.plug_ins import block, sha256
 from tests.support.small_federation import POLICY, assert_same, simulation
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +40,7 @@ DATA = DataSettings(source="digits", domain="mnist", samples=80, test_samples=20
 
 def settings(folder, **changes):
     return DeviceSettings(
-        "a", folder=str(folder), data=DATA, threads=1, trainer="child", compute="cpu", **changes
+        "a", folder=str(folder), **{"data": DATA, **changes}, threads=1, trainer="child", compute="cpu"
     )
 
 
@@ -45,7 +50,7 @@ def plan_of(**hyper):
 
 def asked(plan):
     server = plan.server_half()
-    server.begin(1, [])
+    server.begin(1, [Member("a", 80, (8,) * 10)])
     return next(server.round())
 
 
@@ -148,6 +153,32 @@ def test_a_process_that_died_between_two_pieces_of_work_is_replaced_with_the_sam
     os.kill(child.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # with all threads; the code can still be read
     assert_equal(rounds_of(job, ask, count=1), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["plan", "data"])
+def test_a_process_that_replaces_another_says_which_plug_in_has_changed(tmp_path, trainer, where):
+    code = block("adding-a-method.md", "fednova") if where == "plan" else block("plug-ins.md", "blobs")
+    file = tmp_path / f"{'fednova' if where == 'plan' else 'blobs'}.py"
+    file.write_text(code)
+    plugins = PlugIns((str(file),), (sha256(code),))
+    own = {"data": DataSettings(source="blobs", file=str(file), size=16)} if where == "data" else {}
+    child = trainer(plugins=plugins, **own)
+    plan = plan_of()
+    if where == "plan":
+        plugins.take("method", "fednova", sha256(code))
+        plan = Plan(
+            "fednova", 10, 3, 1, 16, Network("cnn23"), {"epochs": 1}, plugins={"method": sha256(code)}
+        )
+    else:
+        plan = replace(plan, classes=child.data.classes)
+    job, ask = child.start(plan), asked(plan)
+    job.run(ask.phase, 1, to_numpy(ask.payload))
+    file.write_text(code + "# changed\n")
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(SettingsError, match="another fednova.py|blobs.py has SHA-256"):
+        job.run(ask.phase, 2, to_numpy(ask.payload))
 
 
 @pytest.mark.slow

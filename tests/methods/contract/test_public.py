@@ -78,7 +78,7 @@ def test_the_server_half_knows_how_many_there_are_and_has_none():
 
 
 def test_a_coordinator_puts_the_hash_into_the_plan():
-    table = {"name": "a", "rounds": 1, "classes": 3, "method": {"name": "fcclplus"}}
+    table = {"name": "a", "rounds": 1, "classes": 4, "method": {"name": "fcclplus"}}
     made = decode(CoordinatorSettings, table).plan()
     assert made.public == PublicSet(sha256=USUAL)
     assert read_plan(made.encode()) == made and json.loads(made.encode())["public"]["sha256"] == USUAL
@@ -99,7 +99,7 @@ def test_a_set_of_files_takes_a_hash_and_the_way_to_it_is_said():
     ):
         agreed_public_set("fcclplus", MNIST)
     table = {"source": "digits", "domain": "mnist"}
-    settings = {"name": "a", "rounds": 1, "classes": 3, "method": {"name": "fcclplus"}, "public": table}
+    settings = {"name": "a", "rounds": 1, "classes": 4, "method": {"name": "fcclplus"}, "public": table}
     with pytest.raises(SettingsError, match="public.sha256 is missing"):
         decode(CoordinatorSettings, settings)
 
