@@ -60,6 +60,7 @@ def loop_seconds(experiment: Experiment, place: torch.device) -> float:
     """Time the same steps without a federation: each device's training in turn, then the mean of the weights."""
     shards = [moved(Shards().load(data), place) for _, data in sorted(experiment.shards.items())]
     settings, model = experiment.plan.settings(), experiment.plan.model().to(place)
+    torch.set_num_threads(1)  # as in a run: several would spin for a core beside what else the machine does
     taken = []
     for _ in range(SAMPLE_ROUNDS):
         wait_for(place)
