@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.shard import Shard, TensorSamples
+from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.torch_setup import compute_deterministically
 from protofleet.protocol.settings.reader import SettingsError
+
+CPU: Final = torch.device("cpu")
+# A training batch that is less work than this for each core is as fast on the cores: docs/scale.md.
+FLOPS_PER_CORE: Final = 50_000_000
+FLOPS_PER_WEIGHT: Final = 2  # a multiplication and an addition
+BACK_AND_FORTH: Final = 3  # the way back is twice the work of the way forth
 
 
 def set_torch(settings: DeviceSettings) -> torch.device:
@@ -21,10 +33,53 @@ def set_torch(settings: DeviceSettings) -> torch.device:
     return place
 
 
-def compute_place(choice: str) -> torch.device:
+def gpu_pays(plan: Plan, network: Network | None = None, cores: int = 0) -> bool:
+    """Tell whether a batch is enough work for a GPU to be faster than so many cores; 0: those of this process.
+
+    A GPU takes some milliseconds for a batch, however small the network: for starting its hundreds of kernels. The
+    rule is a count and no measurement: what is measured at a start depends on what else the machine does, a restarted
+    device might go to the other place, and there the same question has other bits.
+    """
+    enough, batch = FLOPS_PER_CORE * (cores or available_cores()), BACK_AND_FORTH * int(plan.settings().batch)
+    with torch.device("meta"):  # which takes no memory
+        parameters = sum(weights.numel() for weights in plan.model(network).parameters())
+    if (
+        FLOPS_PER_WEIGHT * parameters * batch >= enough
+    ):  # each weight is used at least once, so nothing is computed
+        return True
+    return flops_of(plan.model(network), plan.input_shape.axes) * batch >= enough
+
+
+def flops_of(model: nn.Module, sample: Sequence[int]) -> int:
+    """Count what linear and convolutional layers compute for one sample on the way forth."""
+    found = 0
+
+    def count(layer: nn.Module, given: object, result: torch.Tensor) -> None:
+        nonlocal found
+        weight = layer.weight
+        assert isinstance(weight, torch.Tensor)
+        found += FLOPS_PER_WEIGHT * weight.numel() * result.numel() // len(weight)
+
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear | _ConvNd):
+            layer.register_forward_hook(count)
+    with torch.no_grad():
+        model.eval()(torch.zeros(1, *sample))
+    return found
+
+
+def available_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compute_place(choice: str, plan: Plan | None = None, network: Network | None = None) -> torch.device:
+    """Return the GPU or the CPU. With "auto" and a plan it is the CPU where the plan's network is too little work."""
     if choice == "cuda" and not torch.cuda.is_available():
         raise SettingsError('compute is "cuda", but torch sees no CUDA device here; use "auto" or "cpu"')
-    return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")
+    if choice == "cpu" or not torch.cuda.is_available():
+        return CPU
+    return CPU if choice == "auto" and plan and not gpu_pays(plan, network) else torch.device("cuda")
 
 
 def moved(shard: Shard, place: torch.device) -> Shard:

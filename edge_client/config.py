@@ -57,7 +57,7 @@ class DeviceSettings:
     pictures: Snapshots = field(default_factory=Snapshots)
     models: ModelSettings | None = None  # what it serves to programs of its machine; None: nothing
     limits: Limits = field(default_factory=Limits)  # of what a run's plan can make this device do
-    compute: str = "auto"  # auto, cpu or cuda
+    compute: str = "auto"  # auto (the GPU where it pays), cpu or cuda
     threads: Threads = 0  # for torch; 0 leaves it to torch
     slots: Slots = field(default_factory=Slots)  # for devices of one machine that compute on its cores
     trainer: str = "inside"  # or "child": a process of its own, whose death for want of memory is reported

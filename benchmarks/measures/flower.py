@@ -31,12 +31,14 @@ from typing import Any, ClassVar
 from benchmarks.harness.measure import Figure, MeasureError
 from benchmarks.harness.processes import LOOPBACK, CountingProxy, Family, listens
 from benchmarks.harness.trees import ROOT, Tree
-from benchmarks.programs.counted import PAYLOAD
+from benchmarks.programs.counted import payload
 from benchmarks.programs.rounds import DEVICES, MODEL, ROUNDS
 from protofleet.deploy.brokers.ports import free_port
 
-WANTED = ("flwr==1.41.0", "numpy>=2,<3")  # Flower's command line changes with every few versions
-INSTALL_SECONDS, START_SECONDS, LIMIT_SECONDS = 600.0, 180.0, 300.0
+VERSION = "1.41.0"  # Flower's command line changes with every few versions
+PEER = f"Flower {VERSION}"
+WANTED = (f"flwr=={VERSION}", "numpy>=2,<3")
+INSTALL_SECONDS, START_SECONDS, LIMIT_SECONDS = 600.0, 600.0, 1800.0  # a busy machine takes ten times as long
 SHAPES = [list(w.shape) for w in MODEL.model().state_dict().values()]
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -59,8 +61,12 @@ class NotInstalled(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Flower:
+    devices: int = DEVICES
+    rounds: int = ROUNDS
     name: str = "flower"
-    what: str = "a round of FedAvg with ten devices, 53,002 parameters and trivial training, beside Flower's"
+    what: str = (
+        f"a round of FedAvg with {DEVICES} devices, 53,002 parameters, trivial training, beside {PEER}'s"
+    )
     figures: ClassVar = {
         "round over Flower's": Figure("", steady=True),
         "memory when idle over Flower's": Figure("", steady=True),
@@ -70,10 +76,13 @@ class Flower:
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
         try:
-            theirs = of_flower(environment().parent, folder / "flower")
+            theirs = self._flower(environment().parent, folder / "flower")
         except (NotInstalled, RuntimeError) as error:
             raise MeasureError(f"Flower: {error}") from None
-        ours = of_ours(tree, folder / "ours")
+        try:
+            ours = self._ours(tree, folder / "ours")
+        except RuntimeError as error:
+            raise MeasureError(str(error)) from None
         return {
             "round over Flower's": ours["round_seconds_median"] / theirs["round_seconds_median"],
             "memory when idle over Flower's": ours["idle"]["pss_MB"] / theirs["idle"]["pss_MB"],
@@ -81,13 +90,35 @@ class Flower:
             "Flower's bytes / payload": theirs["bytes_over_payload"],
         }
 
+    def _ours(self, tree: Tree, folder: Path) -> dict[str, Any]:
+        folder.mkdir()
+        with Family(folder, tree.environment()) as family:
+            sizes = (str(self.devices), str(self.rounds))
+            command = tree.command("benchmarks.programs.counted", str(folder), *sizes)
+            told = family.finish("ours", LIMIT_SECONDS, *command)
+            return dict(json.loads(told.splitlines()[-1]))
 
-def of_ours(tree: Tree, folder: Path) -> dict[str, Any]:
-    folder.mkdir()
-    with Family(folder, tree.environment()) as family:
-        command = tree.command("benchmarks.programs.counted", str(folder))
-        told = family.finish("ours", LIMIT_SECONDS, *command)
-        return dict(json.loads(told.splitlines()[-1]))
+    def _flower(self, programs: Path, folder: Path) -> dict[str, Any]:
+        folder.mkdir()
+        with contextlib.ExitStack() as stack:
+            path = f"{programs}{os.pathsep}{os.environ['PATH']}"  # a superlink starts its helpers by name
+            family = stack.enter_context(Family(folder, {**QUIET, "FLWR_HOME": str(folder), "PATH": path}))
+            link = superlink(family)
+            proxy = stack.enter_context(CountingProxy(link))
+            supernodes(family, proxy.port, self.devices)
+            idle = family.settled_memory()
+            notes = submit(family, link, self.devices, self.rounds)
+            marks = follow(notes, proxy, self.rounds)
+            if len(marks) < 2:
+                raise RuntimeError(f"Flower ended no round; {family.last_words()}")
+        seconds = [after - before for (before, _), (after, _) in itertools.pairwise(marks)]
+        return {
+            "rounds": len(seconds),
+            "round_seconds_median": round(statistics.median(seconds), 2),
+            "round_seconds": [round(s, 2) for s in seconds],
+            "bytes_over_payload": (marks[-1][1] - marks[0][1]) / (payload(self.devices) * len(seconds)),
+            "idle": idle,
+        }
 
 
 def environment(name: str = "flower-venv", wanted: Sequence[str] = WANTED) -> Path:
@@ -115,29 +146,6 @@ def asked(command: Sequence[str]) -> None:
         raise NotInstalled(f"{' '.join(command[1:])}: no end after {INSTALL_SECONDS:.0f} s") from None
 
 
-def of_flower(programs: Path, folder: Path) -> dict[str, Any]:
-    folder.mkdir()
-    with contextlib.ExitStack() as stack:
-        path = f"{programs}{os.pathsep}{os.environ['PATH']}"  # a superlink starts its helpers by name
-        family = stack.enter_context(Family(folder, {**QUIET, "FLWR_HOME": str(folder), "PATH": path}))
-        link = superlink(family)
-        proxy = stack.enter_context(CountingProxy(link))
-        supernodes(family, proxy.port)
-        idle = family.settled_memory()
-        notes = submit(family, link)
-        marks = follow(notes, proxy)
-        if len(marks) < 2:
-            raise RuntimeError(f"Flower ended no round; {family.last_words()}")
-    seconds = [after - before for (before, _), (after, _) in itertools.pairwise(marks)]
-    return {
-        "rounds": len(seconds),
-        "round_seconds_median": round(statistics.median(seconds), 2),
-        "round_seconds": [round(s, 2) for s in seconds],
-        "bytes_over_payload": (marks[-1][1] - marks[0][1]) / (PAYLOAD * len(seconds)),
-        "idle": idle,
-    }
-
-
 def superlink(family: Family) -> int:
     port = free_port()
     family.start("superlink", "flower-superlink", "--insecure", "--host", LOOPBACK, "--port", str(port))
@@ -145,11 +153,11 @@ def superlink(family: Family) -> int:
     return port
 
 
-def supernodes(family: Family, link: int) -> None:
+def supernodes(family: Family, link: int, devices: int) -> None:
     place = ("--superlink", f"{LOOPBACK}:{link}", "--host", LOOPBACK)
     logs = [
         family.start(f"supernode-{i}", "flower-supernode", "--insecure", *place, "--port", str(free_port()))
-        for i in range(DEVICES)
+        for i in range(devices)
     ]
     until(
         "all supernodes are registered",
@@ -166,23 +174,23 @@ def until(what: str, true: Callable[[], bool], family: Family) -> None:
         time.sleep(0.2)
 
 
-def submit(family: Family, link: int) -> Path:
+def submit(family: Family, link: int, devices: int, rounds: int) -> Path:
     """Hand the app to the superlink. Its server part will note the end of each round in this file."""
     (family.folder / "config.toml").write_text(CONFIG.format(address=f"{LOOPBACK}:{link}"))
     notes, wish = family.folder / "notes", family.folder / "run.toml"
     wish.write_text(
-        f'shapes = "{json.dumps(SHAPES)}"\ndevices = {DEVICES}\nrounds = {ROUNDS}\nnotes = "{notes}"\n'
+        f'shapes = "{json.dumps(SHAPES)}"\ndevices = {devices}\nrounds = {rounds}\nnotes = "{notes}"\n'
     )
     app = ROOT / "benchmarks" / "flower_app"
     family.finish("run", START_SECONDS, "flwr", "run", str(app), "bench", "--run-config", str(wish))
     return notes
 
 
-def follow(notes: Path, proxy: CountingProxy) -> list[tuple[float, int]]:
+def follow(notes: Path, proxy: CountingProxy, rounds: int) -> list[tuple[float, int]]:
     """(end of a round, bytes until then), with the beginning of the first round as the first of them."""
     marks: list[tuple[float, int]] = []
     deadline = time.monotonic() + START_SECONDS
-    while len(marks) <= ROUNDS and time.monotonic() < deadline:
+    while len(marks) <= rounds and time.monotonic() < deadline:
         ended = notes.read_text().split("\n")[:-1] if notes.exists() else []
         if ended and not marks:
             deadline = time.monotonic() + LIMIT_SECONDS

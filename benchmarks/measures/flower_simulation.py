@@ -19,18 +19,19 @@ from typing import Any
 from benchmarks.harness.measure import Figure, MeasureError
 from benchmarks.harness.processes import Family
 from benchmarks.harness.trees import ROOT, Tree
-from benchmarks.measures.flower import QUIET, NotInstalled, environment
+from benchmarks.measures.flower import PEER, QUIET, VERSION, NotInstalled, environment
 from benchmarks.programs.hosted_round import ROUNDS
 from benchmarks.programs.round_cost import EXAMPLES
 from benchmarks.programs.rounds import DEVICES
 
-WANTED = ("flwr[simulation]==1.41.0", "numpy>=2,<3", f"torch=={version('torch')}")  # our own torch
-LIMIT_SECONDS, POLL_SECONDS = 300.0, 0.01
+WANTED = (f"flwr[simulation]=={VERSION}", "numpy>=2,<3", f"torch=={version('torch')}")  # our own torch
+LIMIT_SECONDS, POLL_SECONDS = 1800.0, 0.01
 
 
 @dataclass(frozen=True)
 class FlowerSimulation:
     epochs: int = 1
+    rounds: int = ROUNDS
     figures: dict[str, Figure] = field(
         default_factory=lambda: {
             "seconds over Flower's": Figure("", steady=True),
@@ -50,7 +51,7 @@ class FlowerSimulation:
     def what(self) -> str:
         return (
             f"a round of {DEVICES} devices x {EXAMPLES} samples x {self.epochs} epoch{'s' * (self.epochs > 1)} x "
-            "53,002 parameters in as many processes as cores, beside Flower's simulation"
+            f"53,002 parameters in as many processes as cores, beside the simulation of {PEER}"
         )
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
@@ -70,7 +71,7 @@ class FlowerSimulation:
 
     def _ours(self, tree: Tree, folder: Path) -> dict[str, Any]:
         folder.mkdir()
-        wish = {"epochs": self.epochs, "processes": os.cpu_count() or 1}
+        wish = {"epochs": self.epochs, "processes": os.cpu_count() or 1, "rounds": self.rounds}
         command = tree.command("benchmarks.programs.show", "hosted_round", json.dumps(wish))
         with Family(folder, tree.environment()) as family:
             try:
@@ -83,15 +84,15 @@ class FlowerSimulation:
         folder.mkdir()
         program, notes = ROOT / "benchmarks" / "flower_app" / "simulation.py", folder / "notes"
         wish = {
-            "devices": DEVICES, "rounds": ROUNDS, "epochs": self.epochs, "examples": EXAMPLES,
+            "devices": DEVICES, "rounds": self.rounds, "epochs": self.epochs, "examples": EXAMPLES,
             "processes": os.cpu_count() or 1, "notes": str(notes),
         }  # fmt: skip
         shared = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "FLWR_HOME": str(folder)}
         with Family(folder, {**QUIET, **shared, "RAY_USAGE_STATS_ENABLED": "0"}) as family:
             family.start("simulation", str(python), str(program), json.dumps(wish))
             first, before = self._ended(family, notes, 1)
-            last, after = self._ended(family, notes, ROUNDS)
-        rounds = ROUNDS - 1
+            last, after = self._ended(family, notes, self.rounds)
+        rounds = self.rounds - 1
         return {"seconds": (last - first) / rounds, "cpu": (after - before) / rounds}
 
     def _ended(self, family: Family, notes: Path, number: int) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """Ours in the comparison with Flower (benchmarks/measures/flower.py): rounds, bytes through the sockets, idle memory.
 
-`python -m benchmarks.programs.counted FOLDER`: in a process of its own, so that its memory is a coordinator's.
+`python -m benchmarks.programs.counted FOLDER [DEVICES ROUNDS]`: in a process of its own, so that its memory is a
+coordinator's.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.harness.processes import CountingProxy, Family
@@ -19,23 +21,28 @@ from protofleet.coordinator.round.policy import Policy
 from protofleet.protocol.transport.address import BrokerAddress
 
 EXAMPLES = 31
-PAYLOAD = 2 * DEVICES * sum(w.numel() * w.element_size() for w in MODEL.model().state_dict().values())
 
 
-def measured(folder: Path) -> dict[str, object]:
-    observer = Present(Family(folder))
-    policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
+def payload(devices: int) -> int:
+    """Return the bytes of a round's arrays, where each device is counted with a model down and one up."""
+    model: int = sum(w.numel() * w.element_size() for w in MODEL.model().state_dict().values())
+    return 2 * devices * model
+
+
+def measured(folder: Path, devices: int = DEVICES, rounds: int = ROUNDS) -> dict[str, object]:
+    observer, plan = Present(Family(folder), devices), replace(MODEL, rounds=rounds)
+    policy = Policy(quorum=devices, cohort=devices, settle_seconds=60.0)
     (folder / "shape.json").write_text(json.dumps({"classes": MODEL.classes, "size": MODEL.size}))
-    names = [f"device-{i}" for i in range(DEVICES)]
+    names = [f"device-{i}" for i in range(devices)]
     with broker(folder) as running, CountingProxy(running.address.port) as proxy:
         observer.proxy = proxy
         with members(folder, names, BrokerAddress(port=proxy.port), EXAMPLES):
-            conduct(folder, MODEL, policy, running.address, observer)
+            conduct(folder, plan, policy, running.address, observer)
             counted = proxy.bytes - observer.before
     return {
-        "rounds": ROUNDS,
-        **one(MODEL, EXAMPLES),
-        "bytes_over_payload": ratio(counted, PAYLOAD * ROUNDS),
+        "rounds": rounds,
+        **one(plan, EXAMPLES, devices),
+        "bytes_over_payload": ratio(counted, payload(devices) * rounds),
         "idle": observer.idle,
     }
 
@@ -43,18 +50,18 @@ def measured(folder: Path) -> dict[str, object]:
 class Present(Clockwork):
     """Takes the idle memory, and notes the bytes so far, when the last device has joined."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, devices: int) -> None:
         super().__init__()
-        self.family, self.joined, self.before = family, 0, 0
+        self.family, self.devices, self.joined, self.before = family, devices, 0, 0
         self.idle: dict[str, float] = {}
         self.proxy: CountingProxy | None = None
 
     def happened(self, service: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
         self.joined += isinstance(event, Joined)
-        if self.proxy is not None and self.joined == DEVICES and not self.idle:
+        if self.proxy is not None and self.joined == self.devices and not self.idle:
             self.idle = self.family.settled_memory()
             self.before = self.proxy.bytes
 
 
 if __name__ == "__main__":
-    print(json.dumps(measured(Path(sys.argv[1]))))
+    print(json.dumps(measured(Path(sys.argv[1]), *map(int, sys.argv[2:]))))

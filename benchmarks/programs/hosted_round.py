@@ -17,18 +17,20 @@ from benchmarks.programs.rounds import DEVICES
 ROUNDS = 10
 
 
-def measure(epochs: int = 1, processes: int = 1, rounds: int = ROUNDS) -> dict[str, float]:
+def measure(
+    epochs: int = 1, processes: int = 1, rounds: int = ROUNDS, devices: int = DEVICES
+) -> dict[str, float]:
     """`processes`: 0 is one a core."""
-    before = bare.measure(DEVICES, EXAMPLES, epochs=epochs)
-    found = hosted.measure(DEVICES, processes or os.cpu_count() or 1, rounds, epochs)
-    after = bare.measure(DEVICES, EXAMPLES, epochs=epochs)
+    before = bare.measure(devices, EXAMPLES, epochs=epochs)
+    found = hosted.measure(devices, processes or os.cpu_count() or 1, rounds, epochs)
+    after = bare.measure(devices, EXAMPLES, epochs=epochs)
     loop = {name: statistics.mean((before[name], after[name])) for name in before}
-    cpu = found["CPU a device's round"] * DEVICES / 1000
+    cpu = found["CPU a device's round"] * devices / 1000
     return {
         "cpu over bare": cpu / loop["bare cpu"],
         "seconds over bare": found["seconds a round"] / loop["bare seconds"],
         "cpu": cpu,
         "seconds": found["seconds a round"],
-        "bare cpu a device": 1000 * loop["bare cpu"] / DEVICES,
+        "bare cpu a device": 1000 * loop["bare cpu"] / devices,
         "trainer over bare": loop["trainer over bare"],
     }

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.harness.processes import MB, resident_megabytes
@@ -26,9 +26,9 @@ LARGE = Plan("fedavg", 10, 1, size=32, network=Network("mlp", 3641), hyper={"epo
 SMALL = Plan("fedavg", 10, 1000, size=32, network=Network("cnn23"), hyper={"epochs": 1})
 
 
-def measure() -> dict[str, object]:
+def measure(cohorts: Sequence[int] = COHORTS) -> dict[str, object]:
     model = sum(v.numel() * v.element_size() for v in LARGE.model().state_dict().values()) / MB
-    peaks = {f"cohort_{n}": in_child("coordinator", n) for n in COHORTS}
+    peaks = {f"cohort_{n}": in_child("coordinator", n) for n in cohorts}
     torch_alone, device = in_child("torch"), in_child("device")
     return {
         "model_MB": round(model, 1),

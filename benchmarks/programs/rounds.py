@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.programs.fleet import Clockwork, broker, conduct, members
@@ -12,32 +13,33 @@ from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network, Plan
 
 DEVICES, ROUNDS = 10, 10
+END_SECONDS = 300.0  # for a device process to end after its run, on a busy machine
 # 193*251 + 252*16 + 17*31 = 53,002 parameters, as many as the CNN that other systems were measured with
 MODEL = Plan("fedavg", 31, ROUNDS, size=8, network=Network("mlp", 251), hyper={"epochs": 1, "batch": 32})
 # 10 classes x 512 features x 4 bytes = 20,480 bytes of prototypes each way
 PROTOTYPES = Plan("fedproto", 10, ROUNDS, size=32, network=Network("cnn4"), hyper={"epochs": 1, "batch": 32})
 
 
-def measure() -> dict[str, object]:
+def measure(devices: int = DEVICES, rounds: int = ROUNDS) -> dict[str, object]:
     return {
-        "devices": DEVICES,
-        "rounds": ROUNDS,
-        "fedavg_53002": one(MODEL, examples=31),
-        "fedproto_20kB": one(PROTOTYPES, examples=20),
+        "devices": devices,
+        "rounds": rounds,
+        "fedavg_53002": one(replace(MODEL, rounds=rounds), 31, devices),
+        "fedproto_20kB": one(replace(PROTOTYPES, rounds=rounds), 20, devices),
     }
 
 
-def one(plan: Plan, examples: int) -> dict[str, object]:
-    names = [f"device-{i}" for i in range(DEVICES)]
+def one(plan: Plan, examples: int, devices: int = DEVICES) -> dict[str, object]:
+    names = [f"device-{i}" for i in range(devices)]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "shape.json").write_text(json.dumps({"classes": plan.classes, "size": plan.size}))
         observer = Clockwork()
-        policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
+        policy = Policy(quorum=devices, cohort=devices, settle_seconds=60.0)
         with broker(folder) as running, members(folder, names, running.address, examples) as processes:
             service = conduct(folder, plan, policy, running.address, observer)
             for process in processes.values():
-                process.wait(30)
+                process.wait(END_SECONDS)
             described = running.describe()
         meters = [json.loads((folder / "devices" / n / "meter.json").read_text()) for n in names]
     talk = [seconds - work for phase, seconds, work in observer.phases if phase == "train"]

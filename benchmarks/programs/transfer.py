@@ -53,7 +53,7 @@ class TakeAll:
         raise fault
 
 
-def measure(qos: int = 1, busy: int = 0) -> dict[str, float]:
+def measure(qos: int = 1, busy: int = 0, size: int = SIZE) -> dict[str, float]:
     """One of each, ours first; which is first matters little beside the spread of pairs.
 
     `qos`: of our blocks. `busy`: so many processes want a core while either is timed.
@@ -67,9 +67,9 @@ def measure(qos: int = 1, busy: int = 0) -> dict[str, float]:
             BusyProcesses(busy) as others,
         ):
             ours, plain = (
-                timed(folder, broker.address, how, qos=qos, beside=others) for how in ("ours", "plain")
+                timed(folder, broker.address, how, size, qos=qos, beside=others) for how in ("ours", "plain")
             )
-    return {"ours over plain": plain / ours, "ours": SIZE / 1e6 / ours, "plain": SIZE / 1e6 / plain}
+    return {"ours over plain": plain / ours, "ours": size / 1e6 / ours, "plain": size / 1e6 / plain}
 
 
 def timed(
@@ -86,19 +86,19 @@ def timed(
     if how == "ours":
         sent = send_ours(folder, through or address, receiver, size, qos, beside)
     else:
-        sent = send_plain(address, receiver, beside)
+        sent = send_plain(address, receiver, size, beside)
     arrived = float(json.loads(receiver.stdout.readline()))
     receiver.wait(30)
     return arrived - sent
 
 
 def send_plain(
-    address: BrokerAddress, receiver: subprocess.Popen[str], beside: BusyProcesses = NOBODY
+    address: BrokerAddress, receiver: subprocess.Popen[str], size: int, beside: BusyProcesses = NOBODY
 ) -> float:
     client = paho.Client(CallbackAPIVersion.VERSION2, "bench-plain-out", protocol=paho.MQTTv5)
     client.connect(address.host, address.port)
     client.loop_start()
-    payload = np.random.default_rng(0).bytes(SIZE)
+    payload = np.random.default_rng(0).bytes(size)
     with beside.running():
         sent = time.monotonic()
         client.publish(PLAIN, payload, qos=1).wait_for_publish(WAIT_SECONDS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -44,8 +45,8 @@ class MeteredDisk(Disk):
             self.written.bytes[KINDS.get(path.suffix, "made")] += path.stat().st_size
 
 
-def measure() -> dict[str, object]:
-    return {"rounds": ROUNDS, "examples": EXAMPLES, **{method: one(method) for method in METHODS}}
+def measure(methods: Sequence[str] = METHODS, rounds: int = ROUNDS) -> dict[str, object]:
+    return {"rounds": rounds, "examples": EXAMPLES, **{method: one(method, rounds) for method in methods}}
 
 
 def one(method: str, rounds: int = ROUNDS, network: Network | None = None) -> dict[str, int]:

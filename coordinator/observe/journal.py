@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from protofleet.coordinator.observe.by_device import divided
 from protofleet.coordinator.observe.confusion import Matrix, confusion_by_domain
 from protofleet.coordinator.observe.energy import RoundEnergy
 from protofleet.coordinator.observe.isolation import Isolation
@@ -27,7 +26,14 @@ from protofleet.coordinator.observe.measured import (
     own_figures,
     pooled,
 )
-from protofleet.coordinator.observe.record import ByKind, ByView, PhaseRecord, RoundRecord, by_machine
+from protofleet.coordinator.observe.record import (
+    ByKind,
+    ByView,
+    PhaseRecord,
+    RoundRecord,
+    by_machine,
+    divided,
+)
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.round.events import (
     Accept,

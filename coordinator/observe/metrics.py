@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
 
 from protofleet.coordinator.devices.last_wills import OUTCOMES
-from protofleet.coordinator.observe.by_device import MOST_DEVICES
-from protofleet.coordinator.observe.record import ByView, RoundRecord
+from protofleet.coordinator.observe.record import MOST_DEVICES, ByView, RoundRecord
 from protofleet.coordinator.observe.series import (
     Attendance,
     Devices,

@@ -8,8 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
-from protofleet.coordinator.observe.by_device import ALL, MOST_DEVICES, OTHER, rows_of
-from protofleet.coordinator.observe.record import ByKind, RoundRecord
+from protofleet.coordinator.observe.record import ALL, MOST_DEVICES, OTHER, ByKind, RoundRecord, rows_of
 from protofleet.protocol.storage.disk import MIN_FREE
 
 SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)

@@ -116,7 +116,7 @@ def named(experiment: Experiment, seed: int | None = None) -> Experiment:
 
 
 def shards_of(experiment: Experiment) -> Mapping[str, Shard]:
-    place, loader = compute_place(experiment.compute), Shards()
+    place, loader = compute_place(experiment.compute, experiment.plan), Shards()
     allowed = experiment.own_plugins.allowed()
     return {
         name: moved(loader.load(data, allowed), place) for name, data in sorted(experiment.shards.items())

@@ -37,6 +37,7 @@ from protofleet.deploy.local.start.sole_use import InUseError, alone, cannot_be_
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.deploy.trackers.destinations import Destination
 from protofleet.deploy.trackers.following import tracking
+from protofleet.edge_client.compute import available_cores, gpu_pays
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, write_toml
 from protofleet.protocol.storage.disk import Disk
@@ -62,17 +63,18 @@ def run_experiment(
 ) -> Path:
     """Run it until it is finished, and return the report. RunError where it fails or is stopped."""
     try:
-        with starter_of(experiment, launcher) as starter, tracking(track, runs / experiment.name):
+        compute = compute_of(experiment)
+        with starter_of(experiment, compute, launcher) as starter, tracking(track, runs / experiment.name):
             shown = display or Progress(experiment.rounds, view=experiment.reports)
-            return run_processes(experiment, runs, starter, shown)
+            return run_processes(experiment, runs, starter, shown, compute)
     except LauncherError as error:
         raise RunError(f"{error}; or fork none: --set devices.start=spawn") from error
 
 
 @contextlib.contextmanager
-def starter_of(experiment: Experiment, launcher: Launcher | None) -> Iterator[Starter]:
+def starter_of(experiment: Experiment, compute: str, launcher: Launcher | None) -> Iterator[Starter]:
     """The launcher that is there already, if the experiment's processes can be forked; else one of its own."""
-    if experiment.devices.start == "spawn" or uses_cuda(experiment.compute) or not CAN_FORK:
+    if experiment.devices.start == "spawn" or uses_cuda(compute) or not CAN_FORK:
         yield Interpreters()
     elif launcher is not None:
         yield launcher
@@ -86,7 +88,19 @@ def computes_on_gpu(compute: str) -> bool:
     return uses_cuda(compute) and torch.version.cuda is not None
 
 
-def run_processes(experiment: Experiment, runs: Path, starter: Starter, display: Display) -> Path:
+def compute_of(experiment: Experiment) -> str:
+    """Return the setting `compute` of the devices: "cpu" in place of "auto" where no network is work for the GPU."""
+    if experiment.compute != "auto" or not computes_on_gpu(experiment.compute):
+        return experiment.compute
+    plan, allowed = experiment.plan, experiment.own_plugins.allowed()
+    networks = {experiment.networks.get(name) for name in experiment.shards}
+    pays = any(gpu_pays(plan, network and network.taken(allowed), available_cores()) for network in networks)
+    return experiment.compute if pays else "cpu"
+
+
+def run_processes(
+    experiment: Experiment, runs: Path, starter: Starter, display: Display, compute: str
+) -> Path:
     folder = runs / experiment.name
     names = agreed_names(experiment)
     display.fold(read_rounds(folder / "rounds.jsonl"))
@@ -94,8 +108,12 @@ def run_processes(experiment: Experiment, runs: Path, starter: Starter, display:
         progress.print(f"broker: {broker.description}")
         if isinstance(starter, Interpreters) and experiment.devices.start == "fork":
             progress.print(f"processes: a fresh interpreter each, as {NO_FORK}")
-        groups = experiment.device_groups(available_cores(), on_gpu=computes_on_gpu(experiment.compute))
-        write_settings(experiment, broker, runs, names, slots_of(folder, len(groups)))
+        if compute != experiment.compute:
+            progress.print(
+                'compute: the CPU, as the network is too little work for the GPU; compute = "cuda" takes that'
+            )
+        groups = experiment.device_groups(available_cores(), on_gpu=computes_on_gpu(compute))
+        write_settings(experiment, broker, runs, names, slots_of(folder, len(groups)), compute)
         loads = starter_of_devices(starter, experiment.shards, len(groups))
         own = partial(experiment.own_plugins.as_named, folder=folder.absolute())
         with loads as device_starter, Processes(folder, starter, own) as processes:
@@ -156,9 +174,9 @@ def slots_of(folder: Path, processes: int) -> Slots:
 
 
 def write_settings(
-    experiment: Experiment, broker: RunningBroker, runs: Path, names: Names, slots: Slots
+    experiment: Experiment, broker: RunningBroker, runs: Path, names: Names, slots: Slots, compute: str = ""
 ) -> None:
-    """The settings files of all processes, and the experiment's own."""
+    """Write the settings files of all processes, and the experiment's own. `compute` replaces that of the devices."""
     folder = runs / experiment.name
     coordinator = coordinator_settings(experiment, broker.address_for(COORDINATOR), runs, broker.description)
     plugins = experiment.own_plugins
@@ -168,15 +186,10 @@ def write_settings(
     _write(folder / "experiment.toml", recorded(experiment))
     for name in experiment.shards:
         device = device_settings(experiment, name, broker.address_for(name), runs)
-        own = plugins.kept(encode(replace(device, slots=slots)), folder.absolute())
+        own = plugins.kept(
+            encode(replace(device, slots=slots, compute=compute or device.compute)), folder.absolute()
+        )
         _write(folder / "devices" / name / "device.toml", own)
-
-
-def available_cores() -> int:
-    """To this process, which may be held to some."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _write(path: Path, settings: Mapping[str, Any]) -> None:

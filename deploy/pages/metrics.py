@@ -11,7 +11,6 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from protofleet.coordinator.observe.by_device import MOST_DEVICES
 from protofleet.coordinator.observe.metrics import (
     MAX_DEVICES,
     BoundedLabels,
@@ -21,6 +20,7 @@ from protofleet.coordinator.observe.metrics import (
     OlderCopyCounts,
     WillCounts,
 )
+from protofleet.coordinator.observe.record import MOST_DEVICES
 from protofleet.coordinator.observe.series import (
     Attendance,
     Devices,

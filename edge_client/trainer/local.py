@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
 
-from protofleet.edge_client.compute import moved, set_torch
+from protofleet.edge_client.compute import CPU, compute_place, moved, set_torch
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.inbox.shard import as_listing, joined, samples_of
 from protofleet.edge_client.data.shard import Shard, Shards
@@ -29,6 +30,8 @@ from protofleet.methods.served import kept
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.messages import Arrays
+
+log = logging.getLogger("protofleet.device")
 
 AdmissionTo: TypeAlias = Callable[[torch.device], Admission | None]  # None where nobody has to be admitted
 
@@ -54,7 +57,7 @@ class LocalTrainer:
         self._publisher = publisher_of(settings)
         self._own = self.data = self._shards.load(settings.data, settings.plugins)
         self._network = settings.network and settings.network.taken(settings.plugins)
-        if self.admission is not None and alone:
+        if self.admission is not None and self._stays_on_gpu:
             self.data = self._moved_for_good(self.admission)
 
     def learn_from(self, listing: Arrays) -> None:
@@ -62,15 +65,25 @@ class LocalTrainer:
         settings, state = self._settings, Path(self._settings.folder)
         samples = samples_of(settings.data, state, Disk(settings.durable))
         self.data = joined(self._own, as_listing(listing), samples, settings.data)
-        if self.admission is not None and self._alone:
+        if self.admission is not None and self._stays_on_gpu:
             self.data = self._moved_for_good(self.admission)
 
     def start(self, plan: Plan) -> Job:
-        if self.admission is None:
-            return self._in_turn(self._job(self._builder(self.data).build(plan), self.data, plan))
+        place = compute_place(self._settings.compute, plan, self._network) if self.admission else CPU
+        if self.admission is None or place == CPU:
+            if self.admission is not None:
+                log.info(
+                    "the plan's network is too little work for the GPU to pay, so the CPU trains it: docs/scale.md"
+                )
+            return self._in_turn(self._job(self._builder(self.data, CPU).build(plan), self.data, plan))
         work = GpuWork(self.admission, f"{plan.digest.hex()} {self._network}", bytes_of(self.data))
         work.run("a plan", lambda: self._check(plan))
         return GpuJob(work, lambda: self._started_on_gpu(plan), stays=self._alone)
+
+    @property
+    def _stays_on_gpu(self) -> bool:
+        """Tell whether the data lie on the GPU whatever the plan is."""
+        return self._alone and self._settings.compute == "cuda"
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
         """The agent's own memory has no limit, and its work has that of [limits]."""
@@ -87,7 +100,7 @@ class LocalTrainer:
 
     def _check(self, plan: Plan) -> None:
         """SettingsError where this device cannot do what the plan asks."""
-        self._builder(moved(self.data, self.place)).build(plan)
+        self._builder(moved(self.data, self.place), self.place).build(plan)
 
     def _started_on_gpu(self, plan: Plan) -> LocalJob:
         data, settings = moved(self.data, self.place), self._settings
@@ -97,10 +110,10 @@ class LocalTrainer:
         )  # fmt: skip
         return self._job(half, data, plan)
 
-    def _builder(self, data: Shard) -> HalfBuilder:
+    def _builder(self, data: Shard, place: torch.device) -> HalfBuilder:
         settings = self._settings
         return HalfBuilder(
-            settings.limits, data.train, settings.name, self._network, self.place, data.validation,
+            settings.limits, data.train, settings.name, self._network, place, data.validation,
             self._public,
         )  # fmt: skip
 

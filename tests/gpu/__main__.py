@@ -1,7 +1,8 @@
 """`make gpu`: what needs a GPU is tested on one, and each method runs with 100 devices that share a part of it.
 
-Each run is also made on the CPU, at the same time: accuracies must not be further apart than `--tolerance`. All that
-was seen is kept as JSON.
+Each run is also made on the CPU, at the same time: accuracies must not be further apart than `--tolerance`. Then a
+round of some networks is timed on the GPU, in a plain loop there and on the CPU. All that was seen is kept as JSON,
+and those times also as a table in Markdown.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 from protofleet.methods.contract.catalog import names
+from tests.gpu.pays import NETWORKS, Row, row_of, write_table
 from tests.gpu.runs import Run, Wanted, report, run_of
 from tests.gpu.small_part import small_part
 
@@ -50,8 +52,11 @@ def main(arguments: list[str]) -> int:
     with small_part(options.leave * 1_000_000) as gpu:
         print(gpu, flush=True)
         pairs = [pair(name, wanted, options.tolerance, gpu.used_bytes) for name in options.methods]
-        keep(options.json, {"gpu": str(gpu), "tests": tests.returncode}, wanted, pairs)
-    problems = [problem for one in pairs for problem in one.problems]
+    rows = when_it_pays(options.networks, Wanted(options.busy, options.rounds, "cuda"))
+    seen = {"gpu": str(gpu), "tests": tests.returncode, "when it pays": [asdict(row) for row in rows]}
+    keep(options.json, seen, wanted, pairs)
+    print(write_table(rows, options.json))
+    problems = [problem for one in (*pairs, *rows) for problem in one.problems]
     for problem in problems:
         print(f"failed: {problem}")
     return 1 if problems or tests.returncode else 0
@@ -63,12 +68,24 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--devices", type=int, default=100)
     found.add_argument("--rounds", type=int, default=2)
     found.add_argument(
+        "--networks",
+        nargs="*",
+        default=NETWORKS,
+        help="of the table that says when a GPU pays",
+    )
+    found.add_argument("--busy", type=int, default=24, metavar="DEVICES", help="of that table")
+    found.add_argument(
         "--leave", type=int, default=4000, metavar="MB",
         help="of the GPU's memory to the runs; the rest is filled",
     )  # fmt: skip
     found.add_argument("--tolerance", type=float, default=0.05, help="of the accuracies, from 0 to 1")
     found.add_argument("--json", type=Path, default=Path("gpu.json"), help="where what was seen is kept")
     return found
+
+
+def when_it_pays(networks: Sequence[str], wanted: Wanted) -> list[Row]:
+    folder = Path(tempfile.mkdtemp(prefix="gpu-pays-"))
+    return [row_of(network, wanted, folder / network) for network in networks]
 
 
 def pair(method: str, wanted: Wanted, tolerance: float, used_bytes: Callable[[], int]) -> Pair:

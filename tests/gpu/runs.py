@@ -14,6 +14,7 @@ from typing import Any
 from protofleet.protocol.settings.reader import write_toml
 
 NAME = "gpu"
+NETWORK = "cnn23"
 POLL_SECONDS = 0.05
 LIMIT_SECONDS = 1800.0
 RAN_OUT = "ran out of"  # in the log of a process, of a piece of work
@@ -38,8 +39,10 @@ class Run:
     problems: list[str] = field(default_factory=list)
 
 
-def run_of(method: str, wanted: Wanted, folder: Path, used_bytes: Callable[[], int]) -> Run:
-    (folder / "experiment.toml").write_text(write_toml(experiment(method, wanted)))
+def run_of(
+    method: str, wanted: Wanted, folder: Path, used_bytes: Callable[[], int], network: str = NETWORK
+) -> Run:
+    (folder / "experiment.toml").write_text(write_toml(experiment(method, wanted, network)))
     command = ["protofleet", "run", str(folder / "experiment.toml"), "--runs", str(folder / "runs")]
     began, peak = time.monotonic(), 0
     with (folder / "output").open("w") as output:
@@ -73,13 +76,13 @@ def devices_per_second(rounds: list[dict[str, Any]]) -> float | None:
     return max(trained, default=None)
 
 
-def experiment(method: str, wanted: Wanted) -> dict[str, object]:
+def experiment(method: str, wanted: Wanted, network: str = NETWORK) -> dict[str, object]:
     return {
         "name": NAME,
         "rounds": wanted.rounds,
         "compute": wanted.compute,
         "method": {"name": method},
-        "network": {"name": "cnn23"},
+        "network": {"name": network},
         "data": {"source": "digits", "samples": 60, "test_samples": 100},
         "devices": {"count": wanted.devices},
     }

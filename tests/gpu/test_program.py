@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.gpu import __main__ as program
+from tests.gpu.pays import Row, row_of, write_table
 from tests.gpu.runs import Run, Wanted, report, run_of
 
 
@@ -51,3 +52,22 @@ def test_accuracies_that_are_too_far_apart_are_a_failure(there, cpu, problem):
 def test_a_run_that_fails_is_named_with_its_last_line(tmp_path):
     run = run_of("no-method", Wanted(3, 1, "cpu"), tmp_path, lambda: 0)
     assert "no method 'no-method'" in run.problems[0]
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_a_round_is_timed_there_in_a_loop_and_on_the_cpu(tmp_path):
+    row = row_of("mlp", Wanted(3, 1, "cpu"), tmp_path / "mlp")
+    assert (row.network, row.devices, row.problems) == ("mlp", 3, [])
+    assert min(row.there, row.loop, row.cpu) > 0
+
+
+def test_the_table_says_when_a_gpu_pays(tmp_path):
+    rows = [Row("mlp", 24, 1.0, 0.5, 0.4), Row("resnet10", 24, 3.4, 2.0, None, ["it ended"])]
+    shown = write_table(rows, tmp_path / "gpu.json")
+    lines = (tmp_path / "gpu.md").read_text().splitlines()
+    assert lines[2:] == [
+        "| mlp | 24 | 1.00 s | 0.50 s | 0.40 s | 2.00 | 2.50 |",
+        "| resnet10 | 24 | 3.40 s | 2.00 s |  | 1.70 |  |",
+    ]
+    assert lines[2] in shown

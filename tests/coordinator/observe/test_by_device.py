@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.observe.by_device import ALL, MOST_DEVICES, OTHER, divided
 from protofleet.coordinator.observe.journal import by_kind
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
-from protofleet.coordinator.observe.record import RoundRecord
+from protofleet.coordinator.observe.record import ALL, MOST_DEVICES, OTHER, RoundRecord, divided
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.protocol.wire.reasons import Rejected

@@ -1,0 +1,139 @@
+"""Every benchmark that a page quotes starts, with the smallest size, and names the version of a peer."""
+
+import fnmatch
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.flower_app import __file__ as flower_app
+from benchmarks.harness.compare import once
+from benchmarks.harness.trees import ROOT, this_tree
+from benchmarks.measures.answers import Answers
+from benchmarks.measures.broadcast import Broadcast
+from benchmarks.measures.catalog import ALL
+from benchmarks.measures.crowd import Crowd, Restart
+from benchmarks.measures.flower import PEER, VERSION, WANTED, Flower
+from benchmarks.measures.flower_simulation import WANTED as SIMULATION_WANTED
+from benchmarks.measures.flower_simulation import FlowerSimulation
+from benchmarks.measures.idle import Idle
+from benchmarks.measures.program import Program
+from benchmarks.measures.run import Run
+from benchmarks.measures.run_memory import RunMemory
+from benchmarks.measures.stack import Stack
+from protofleet.protocol.settings.reader import read_toml
+
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+PEERS = ("flower", "flower-simulation-1")
+# What the programs are told in place of their sizes.
+SMALLEST = {
+    "bare": {"devices": 1, "examples": 64, "rounds": 2},
+    "beside": {},
+    "hosted": {"devices": 2, "rounds": 2},
+    "hosted_round": {"devices": 2, "rounds": 2},
+    "large": {"megabytes": 0.1, "devices": 1, "rounds": 2},
+    "memory": {"cohorts": [2]},
+    "rounds": {"devices": 2, "rounds": 2},
+    "sealing": {"size": 1_000_000, "rounds": 2},
+    "transfer": {"size": 1 << 20},
+    "wear": {"methods": ["fedavg"], "rounds": 2},
+}
+
+
+def quoted_in(text):
+    """Find the names of measures behind a command, and alone between backticks where no other thing is called so."""
+    commands = re.findall(r"python -m benchmarks ([^`\n]+)", text)
+    words = {word for command in commands for word in command.split()} | set(
+        re.findall(r"`(\w+-[\w.-]+)`", text)
+    )
+    return {word for word in words if word in ALL}
+
+
+QUOTED = sorted({name for page in PAGES for name in quoted_in((ROOT / page).read_text())})
+
+
+def smallest(measure):
+    match measure:
+        case Answers():
+            return Answers(2, rounds=2)
+        case Broadcast():
+            return Broadcast(3, rounds=2)
+        case Crowd():
+            return Crowd(3, asked=2, rounds=2)
+        case Restart():
+            return Restart(3)
+        case Idle():
+            return Idle(2, asked=1, settle_seconds=1.0, seconds=2.0)
+        case Run():
+            return Run(devices=2, rounds=2, process_each=measure.process_each)
+        case RunMemory():
+            return RunMemory(replace(measure.run, devices=2, rounds=3))
+        case Flower():
+            return Flower(devices=2, rounds=2)
+        case FlowerSimulation():
+            return replace(measure, epochs=1, rounds=2)
+        case Program():
+            given = {**measure.arguments, **SMALLEST[measure.program]}
+            figures = {name: figure for name, figure in measure.figures.items() if measured(name, given)}
+            return replace(measure, name=measure.program, arguments=given, figures=figures)
+    return measure
+
+
+def measured(figure, given):
+    """Whether a program that is told this still takes the figure: of a method, or a cohort."""
+    part = figure.partition(": ")
+    return part[0] in given.get("methods", [part[0]]) and (
+        not part[2].startswith("cohort_") or int(part[2].removeprefix("cohort_")) in given.get("cohorts", [])
+    )
+
+
+def started():
+    """One of each that start alike."""
+    found = {}
+    for name in QUOTED:
+        one = smallest(ALL[name])
+        found.setdefault(repr(one), pytest.param(one, id=name))
+    return list(found.values())
+
+
+def test_names_of_measures_are_found_in_a_page():
+    text = "## A: `python -m benchmarks training round-run-1 --times 2`, `transfer-loaded`\n`nothing` and training"
+    assert quoted_in(text) == {"training", "round-run-1", "transfer-loaded"}
+    assert {"flower", "flower-simulation-1", "rounds", "answers-10", "model-45-MB", "stack"} <= set(QUOTED)
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.parametrize("measure", started())
+def test_a_benchmark_that_a_page_quotes_starts_and_gives_its_figures(measure, tmp_path):
+    if isinstance(measure, Stack):
+        docker = shutil.which("docker")
+        if docker is None or subprocess.run([docker, "info"], capture_output=True).returncode:
+            pytest.skip("no container engine here")
+    found = once(measure, this_tree(tmp_path))
+    assert found.keys() == measure.figures.keys()
+    assert all(value >= 0 for value in found.values())
+
+
+def test_a_peers_version_is_pinned_and_the_table_names_it():
+    assert f"flwr=={VERSION}" in WANTED and f"flwr[simulation]=={VERSION}" in SIMULATION_WANTED
+    for name in PEERS:
+        assert PEER.removeprefix("Flower ") in ALL[name].what
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    tables = [table for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE) if "Flower" in table]
+    assert tables and all(PEER in table for table in tables), f"a table with Flower does not name {PEER}"
+
+
+def test_the_app_that_flower_gets_has_the_files_that_its_settings_name():
+    folder = ROOT / "benchmarks" / "flower_app"
+    assert flower_app.startswith(str(folder))
+    app, files = (
+        read_toml(folder / "pyproject.toml")["tool"]["flwr"]["app"],
+        [p.name for p in folder.iterdir()],
+    )
+    for pattern in (*app.get("fab-include", ()), *app.get("fab-exclude", ())):
+        assert fnmatch.filter(files, pattern), f"{pattern} names no file; Flower then refuses the app"
+    for component in app["components"].values():
+        assert f"{component.partition(':')[0]}.py" in app["fab-include"]

@@ -1,0 +1,139 @@
+"""Where a device computes: "auto" takes a GPU only for networks that are work enough for it."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from protofleet.deploy.local import run as local_run
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.edge_client.compute import (
+    CPU,
+    available_cores,
+    compute_place,
+    flops_of,
+    gpu_pays,
+)
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.trainer.job import LocalJob
+from protofleet.edge_client.trainer.local import LocalTrainer
+from protofleet.methods.contract.catalog import names
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.settings.reader import decode, tomllib
+from tests.support.small_experiment import TWO
+
+GPU = torch.device("cuda")
+
+
+def plan(network, batch=32, size=28):
+    return Plan("fedavg", 10, 1, size=size, network=Network(network), hyper={"batch": batch})
+
+
+@pytest.mark.parametrize("network", ["mlp", "cnn23", "cnn4"])
+def test_the_work_of_a_sample_is_what_torch_counts(network):
+    model, axes = plan(network).model().eval(), plan(network).input_shape.axes
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, *axes))
+    assert flops_of(model, axes) == counter.get_total_flops() > 0
+
+
+@pytest.mark.parametrize(
+    ("network", "cores", "pays"),
+    [
+        ("mlp", 1, False), ("cnn23", 1, True), ("cnn23", 2, False), ("cnn23", 16, False),
+        ("cnn4", 16, True), ("cnn4", 32, False), ("resnet10", 16, True), ("resnet10", 64, True),
+    ],
+)  # fmt: skip
+def test_a_gpu_pays_where_a_batch_is_work_enough_for_each_core(network, cores, pays):
+    assert gpu_pays(plan(network), cores=cores) == pays
+
+
+def test_a_network_of_ones_own_decides_where_there_is_one():
+    assert gpu_pays(plan("mlp"), Network("resnet10"), cores=16)
+    assert not gpu_pays(plan("resnet10"), Network("mlp"), cores=16)
+
+
+@pytest.mark.parametrize("method", names())
+def test_every_method_says_how_large_its_batch_is(method):
+    small, large = (Plan(method, 10, 1, size=28, network=Network(name)) for name in ("mlp", "resnet10"))
+    assert (gpu_pays(small, cores=16), gpu_pays(large, cores=16)) == (False, True)
+
+
+def test_a_large_network_is_not_computed_to_be_counted(monkeypatch):
+    monkeypatch.setattr("protofleet.edge_client.compute.flops_of", lambda *given: pytest.fail("it was"))
+    assert gpu_pays(plan("resnet10", batch=64), cores=16)
+
+
+@pytest.fixture
+def with_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("protofleet.edge_client.compute.available_cores", lambda: 16)
+
+
+def test_auto_takes_the_gpu_for_a_large_network_and_what_is_named_is_taken(with_gpu):
+    found = {
+        (choice, network): compute_place(choice, plan(network))
+        for choice in ("auto", "cpu", "cuda")
+        for network in ("mlp", "resnet10")
+    }
+    assert found == {
+        ("auto", "mlp"): CPU, ("auto", "resnet10"): GPU, ("cpu", "mlp"): CPU, ("cpu", "resnet10"): CPU,
+        ("cuda", "mlp"): GPU, ("cuda", "resnet10"): GPU,
+    }  # fmt: skip
+    assert compute_place("auto") == GPU, "before there is a plan"
+
+
+def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert compute_place("auto", plan("resnet10")) == CPU
+
+
+class Noted:
+    """An admission to a GPU that this machine does not have: notes the pieces of work, and does none."""
+
+    def __init__(self):
+        self.pieces = []
+
+    def run(self, work, do):
+        self.pieces.append(work.name)
+
+
+@pytest.mark.parametrize(
+    ("compute", "network", "pieces"),
+    [("auto", "mlp", []), ("auto", "resnet10", ["a plan"]), ("cuda", "mlp", ["a plan"])],
+)
+def test_a_device_begins_each_plan_where_it_pays(with_gpu, tmp_path, compute, network, pieces):
+    data = DataSettings(source="digits", domain="mnist", samples=20, test_samples=10)
+    settings = DeviceSettings("d", folder=str(tmp_path), data=data, threads=1, compute=compute)
+    admission = Noted()
+    job = LocalTrainer(settings, admission=lambda place: admission, alone=False).start(plan(network, size=32))
+    assert admission.pieces == pieces
+    assert isinstance(job, LocalJob) == (not pieces)
+
+
+def test_data_stay_with_the_cpu_until_a_plan_is_worth_the_gpu(with_gpu, tmp_path):
+    data = DataSettings(source="digits", domain="mnist", samples=20, test_samples=10)
+    for compute, moved in (("auto", []), ("cuda", ["the device's data"])):
+        settings = DeviceSettings("d", folder=str(tmp_path), data=data, threads=1, compute=compute)
+        admission = Noted()
+        LocalTrainer(settings, admission=lambda place, to=admission: to)
+        assert admission.pieces == moved
+
+
+def test_the_cores_are_those_of_this_process():
+    assert available_cores() >= 1
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "network", "compute", "expected"),
+    [
+        (True, "mlp", "auto", "cpu"), (True, "resnet10", "auto", "auto"), (True, "mlp", "cuda", "cuda"),
+        (False, "mlp", "auto", "auto"),
+    ],
+)  # fmt: skip
+def test_a_run_tells_its_devices_where_to_compute(monkeypatch, on_gpu, network, compute, expected):
+    monkeypatch.setattr(local_run, "computes_on_gpu", lambda compute: on_gpu)
+    data = {"source": "digits", "samples": 20, "size": 28}
+    table = {**tomllib.loads(TWO), "network": {"name": network}, "compute": compute, "data": data}
+    experiment = decode(Experiment, table)
+    assert local_run.compute_of(experiment) == expected
