@@ -221,9 +221,9 @@ class Journal:
         record.aside |= {device: words for device, (_, words) in self._gone_back.items()}
         self._gone_back = {d: known for d, known in self._gone_back.items() if known[0] > record.round}
         record.payload, record.wire = by_kind(crossed.payload), by_kind(crossed.wire)
-        by_device = run.traffic_by_device()
-        record.by_device = divided(by_device - self._devices_before, record.wire)
-        self._devices_before = by_device
+        traffic = run.traffic_by_device()
+        record.by_device = divided(traffic - self._devices_before, record.wire)
+        self._devices_before = traffic
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
         # One broadcast, as of any method here; the last evaluation of FedAvg takes one as well.
         answers = 0 if record.kind == EVALUATION else len(record.participants)
