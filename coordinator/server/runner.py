@@ -49,7 +49,9 @@ class ServerRunner:
         self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf, confusion: int = 0
     ) -> None:
         self._spool = spool
-        self.new_stepper = partial(Stepper, plan, rounds, outlier, confusion, self.arrays)
+        self.new_stepper = partial(
+            Stepper, plan, rounds, outlier, confusion, self.arrays, lambda: spool.fleet_size
+        )
         self._stepper = self.new_stepper()
         self.errors = 0  # of the server half, with what devices have answered
         self._unwritten: Ask | None = None  # the disk had no room for its broadcast

@@ -30,10 +30,13 @@ class Stepper:
         outlier: float,
         confusion: int,
         arrays: Callable[[Accepted], LazyPayload],
+        fleet: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`fleet` says how many devices the run has."""
         self.server: ServerHalf = plan.server_half()
         self.aside: dict[str, str] = {}  # device -> why its answer to the phase in hand is not used
         self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
+        self._fleet = fleet
         self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
         self._excluded: set[str] = set()  # devices, in the round in hand
         self._sample = torch.randn(2, *plan.input_shape.axes, generator=seeded("a fixed input"))
@@ -41,6 +44,7 @@ class Stepper:
 
     def begin(self, number: int, members: Sequence[Member]) -> Ask:
         self._excluded, self.aside = set(), {}
+        self.server.fleet = max(self._fleet(), len(members))
         self.server.begin(number, members)
         self._round = self._evaluation(self.server) if number > self._rounds else round_of(self.server)
         return first_ask(self.server, self._round)
