@@ -302,6 +302,7 @@ class Run:
         self.question.close()
         self._advancing = advance
         members = [self.participants.members[d] for d in self.machine.cohort]
+        self.spool.save_fleet_size(max(self._context.enrolled, len(members)))
         answers = self.spool.answers(advance.round, advance.phase) if advance.phase else {}
         block = self._link.block
         self._context.worker.submit(

@@ -17,6 +17,10 @@ from protofleet.methods.contract.base import Reply as Reply
 from protofleet.methods.contract.base import Round as Round
 from protofleet.methods.contract.base import Samples as Samples
 from protofleet.methods.contract.base import ServerHalf as ServerHalf
+from protofleet.methods.contract.cost import Cost as Cost
+from protofleet.methods.contract.cost import Numbers as Numbers
+from protofleet.methods.contract.cost import Sizes as Sizes
+from protofleet.methods.contract.cost import eight_bytes as eight_bytes
 from protofleet.methods.contract.wants import TensorSpec as TensorSpec
 from protofleet.methods.nets.base import Net as Net
 from protofleet.methods.nets.own import network as network

@@ -95,14 +95,14 @@ class MeterCollector:
         return [
             CounterMetricFamily(
                 "protofleet_message_bytes",
-                "Tensor bytes, each once; kind is weights, prototypes, anchors, classifier, amplifier, features, "
-                "labels or counts; method is empty for what crosses before a device has a plan",
+                "Bytes of arrays, each once; kind is an array that the method declares, at most 16 of them: weights, "
+                "prototypes, generator ...; method is empty for what crosses before a device has a plan",
                 labels=each,
             ),
             CounterMetricFamily(
                 "protofleet_message_wire_bytes",
-                "Every byte of every PUBLISH packet, repeats included; headers, tables, signatures and topics are "
-                "of the kind control",
+                "Every byte of every PUBLISH packet, repeats included; all that is no declared array (headers, "
+                "tables, signatures, topics, confusion matrices) is of the kind control",
                 labels=each,
             ),
             CounterMetricFamily(

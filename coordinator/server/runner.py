@@ -50,7 +50,9 @@ class ServerRunner:
         weight_cap: float = 0.0,
     ) -> None:  # fmt: skip
         self._spool = spool
-        self.new_stepper = partial(Stepper, plan, rounds, outlier, confusion, self.arrays, weight_cap)
+        self.new_stepper = partial(
+            Stepper, plan, rounds, outlier, confusion, self.arrays, weight_cap, lambda: spool.fleet_size
+        )
         self._stepper = self.new_stepper()
         self.errors = 0  # of the server half, with what devices have answered
         self._unwritten: Ask | None = None  # the disk had no room for its broadcast

@@ -32,10 +32,13 @@ class Stepper:
         confusion: int,
         arrays: Callable[[Accepted], LazyPayload],
         weight_cap: float = 0.0,
+        fleet: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`fleet` says how many devices the run has."""
         self.server: ServerHalf = plan.server_half()
         self.aside: dict[str, str] = {}  # device -> why its answer to the phase in hand is not used
         self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
+        self._fleet = fleet
         self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
         self._weight_cap = weight_cap  # times the cohort's median, a device weighs at most; 0: as it claims
         self._wants: Mapping[str, TensorSpec] = NOTHING_BACK  # of the phase in hand
@@ -45,6 +48,7 @@ class Stepper:
 
     def begin(self, number: int, members: Sequence[Member]) -> Ask:
         self._excluded, self.aside = set(), {}
+        self.server.fleet = max(self._fleet(), len(members))
         self.server.begin(number, capped_members(members, self._weight_cap))
         self._round = self._evaluation(self.server) if number > self._rounds else round_of(self.server)
         return self._asked(first_ask(self.server, self._round))

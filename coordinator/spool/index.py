@@ -45,6 +45,7 @@ ADDED_TABLES: Final = {
     "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",  # of device names, at the boots in `heard`
     "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has diverged there
     "tried": "round INTEGER, device TEXT",  # whose answers were put aside one at a time, for a while
+    "fleet": "one INTEGER PRIMARY KEY CHECK (one = 1), devices INTEGER",  # enrolled when the run began
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # of the classes
     "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",  # of answers in the log
     "epochs": "epoch INTEGER PRIMARY KEY",  # of the coordinators that have claimed the folder

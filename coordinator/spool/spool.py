@@ -87,6 +87,7 @@ class Spool:
         self._stores: dict[str, DeviceAnswers] = {}
         self.index = Index(folder, self.disk)
         self._db = self.index.db
+        self.fleet_size = self._saved_fleet_size()  # 0 until the first round begins
         self.memory = Memory()  # for small answers that are not whole yet
         self._log = AnswerLog(folder / "answers", self.disk, self._places(), self.memory)
         # What was found damaged at the start.
@@ -374,6 +375,18 @@ class Spool:
             self.index.put(
                 "named", 1, class_names.digest, json.dumps(list(class_names.names), allow_nan=False)
             )
+
+    def save_fleet_size(self, devices: int) -> None:
+        """Fix how many devices the run has. A later call changes nothing, so that a replayed round has the same."""
+        if self.fleet_size:
+            return
+        with self._transaction():
+            self.index.put("fleet", 1, devices)
+        self.fleet_size = devices
+
+    def _saved_fleet_size(self) -> int:
+        row = self._db.execute("SELECT devices FROM fleet").fetchone()
+        return int(row[0]) if row else 0
 
     def class_names(self) -> ClassNames | None:
         row = self._db.execute("SELECT digest, names FROM named").fetchone()

@@ -213,18 +213,22 @@ class Federation:
 
     def run(self) -> Simulated:
         rounds = [self._round(number) for number in range(1, self._plan.rounds + 1)]
-        self._server.begin(self._plan.rounds + 1, self._members)
+        self._begin(self._plan.rounds + 1)
         for name in self._data:
             asked = ask_of(self._server, Ask("evaluate", self._server.payload()))
             self._answer(name, self._plan.rounds + 1, asked)
         halves = {name: job.half for name, job in self._jobs.items()}
         return Simulated(rounds, self._accuracy(), self._plan.variant.reports, self._server, halves)
 
+    def _begin(self, number: int) -> None:
+        self._server.fleet = len(self._members)
+        self._server.begin(number, self._members)
+
     def _round(self, number: int) -> SimulatedRound:
         if self._reboots:
             self._reboot()
         self._metrics, self._bytes_up, self._bytes_down = {}, 0, 0
-        self._server.begin(number, self._members)
+        self._begin(number)
         asking = round_of(self._server)
         ask: Ask | None = first_ask(self._server, asking)
         while ask is not None:

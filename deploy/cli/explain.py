@@ -53,7 +53,7 @@ def known_method(name: str) -> tuple[Method, str]:
 
 
 def of_plugin(name: str, sha256: str) -> tuple[Method, str]:
-    """With the numbers that a device and a round of it cost, which docs/methods.md has of ours."""
+    """With the bytes that a device and a round of it cost, which docs/methods.md has of ours."""
     method, reference = load(name, sha256), Reference()
     plan = Plan(
         name, reference.classes, 1, size=reference.size, network=reference.network, plugins={"method": sha256}
@@ -62,8 +62,8 @@ def of_plugin(name: str, sha256: str) -> tuple[Method, str]:
     if method.cost is None:
         return method, f"{doc}\n\nIt does not say what it costs."
     cost = method.cost(reference.sizes(plan))
-    up, down = sum(cost.up.values()), sum(cost.down.values())
-    return method, f"{doc}\n\nNumbers up {up:,}, down {down:,}, with {reference.describe()}."
+    up, down = sum(cost.bytes_up.values()), sum(cost.bytes_down.values())
+    return method, f"{doc}\n\nBytes of arrays up {up:,}, down {down:,}, with {reference.describe()}."
 
 
 def setting(field: Field[Any], hint: object) -> str:

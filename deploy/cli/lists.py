@@ -115,14 +115,14 @@ def list_methods(listing: Listing) -> int:
     from protofleet.methods.contract.overview import Reference
 
     found, broken = overviews(names())
-    listing.line(f"{'':12} {'measured':9} {'networks':9} {'numbers up':>11} {'down':>11}")
+    listing.line(f"{'':12} {'measured':9} {'networks':9} {'bytes up':>11} {'down':>11}")
     for one in found:
         networks = "mixed" if one.method.mixed_networks else "one"
         listing.line(
-            f"{one.name:12} {one.method.reports:9} {networks:9} {one.up:>11,} {one.down:>11,}  {one.idea}"
+            f"{one.name:12} {one.method.reports:9} {networks:9} {one.bytes_up:>11,} {one.bytes_down:>11,}  {one.idea}"
         )
     plugins = list_plugins(listing, "method", names())
-    listing.line(f"Numbers of a device and round: {Reference().describe()}. More: docs/methods.md")
+    listing.line(f"Bytes of arrays, of a device and round: {Reference().describe()}. More: docs/methods.md")
     listing.end({"methods": [as_table(one) for one in found], "plugins": plugins, "broken": broken})
     print("".join(f"protofleet: {words}\n" for words in broken.values()), end="", file=sys.stderr)
     return FAILED if broken else 0
@@ -158,6 +158,7 @@ def as_table(one: Overview) -> dict[str, Any]:
     return {
         "name": one.name, "title": one.title, "source": one.source, "idea": one.idea, "paper": one.method.paper,
         "measured": one.method.reports, "mixed_networks": one.method.mixed_networks, "up": one.up, "down": one.down,
+        "bytes_up": one.cost.bytes_up, "bytes_down": one.cost.bytes_down,
     }  # fmt: skip
 
 

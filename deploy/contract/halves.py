@@ -94,6 +94,7 @@ class Halves:
             Member(n, len(p.y), tuple(p.y.bincount(minlength=CLASSES).tolist()))
             for n, p in sorted(self.data.items())
         ]
+        self.server.fleet = len(members)
         self.server.begin(number, members)
         for client in self.clients.values():
             client.begin(number)

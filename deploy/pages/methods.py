@@ -23,8 +23,10 @@ method follows, where text and code of its authors differ, and its settings with
 [results.md](results.md) what they measured. Array for array, what crosses is in section 13 of
 [protocol.md](protocol.md).
 
-**Numbers** are what one device sends and receives in a round, in closed form (`cost` in the method's file; a test
-compares it with what crosses): {reference}. BatchNorm's statistics cross too and are not counted, as in the papers.
+**Bytes** are those of all arrays that one device sends and receives in a round, in closed form (`cost` in the
+method's file; a test compares it with what crosses), each under the kind that the method declares: {reference}.
+BatchNorm's statistics are among the weights, and a label or a count takes 8 bytes. `protofleet methods --cost` counts
+numbers as papers do, without these statistics.
 **Measured** is which model the paper reports, the one of all or each device's own, and after it other ways to
 predict that are measured beside. **Readings** are settings where text and code of the authors, or others'
 comparisons, differ: the default first.
@@ -57,7 +59,7 @@ Their scores say what a network knows of such images, so whoever reads them (the
 device) can try what it was trained on; they are no more private than weights, which FCCL+ sends besides.
 """
 MIDDLE: Final = """
-| method | goes up | comes down | stays on its device | readings |
+| method | bytes up | bytes down | stays on its device | readings |
 |---|---|---|---|---|
 """
 
@@ -83,7 +85,7 @@ def what_it_is(of: Overview) -> str:
 def what_crosses(of: Overview) -> str:
     readings = "<br>".join(f"`{name}`: {', '.join(words)}" for name, words in of.variants.items())
     least = cost_of_rank_one(of)
-    up, down = numbers(of.cost.up, least.up), numbers(of.cost.down, least.down)
+    up, down = sizes(of.cost.bytes_up, least.bytes_up), sizes(of.cost.bytes_down, least.bytes_down)
     cells = (up, down, of.method.private or "nothing", readings)
     return f"| `{of.name}` | {' | '.join(cells)} |\n"
 
@@ -102,15 +104,15 @@ class RankOne(Mapping[str, int]):
 
 
 def cost_of_rank_one(of: Overview) -> Cost:
-    """Ranks are the data's: where fewer numbers cross if they are small, what is counted is the most."""
+    """Ranks are the data's: where fewer bytes cross if they are small, what is counted is the most."""
     reference = Reference()
     plan = Plan(of.name, reference.classes, 1, size=reference.size, network=reference.network)
-    sizes = replace(reference.sizes(plan), ranks=RankOne(), ranks_down=RankOne())
-    return of.method.cost(sizes) if of.method.cost else Cost()
+    given = replace(reference.sizes(plan), ranks=RankOne(), ranks_down=RankOne())
+    return of.method.cost(given) if of.method.cost else Cost()
 
 
-def numbers(kinds: Mapping[str, int], least: Mapping[str, int]) -> str:
-    parts = [f"{kind} {count:,}" for kind, count in kinds.items() if count]
+def sizes(kinds: Mapping[str, int], least: Mapping[str, int]) -> str:
+    parts = [f"{kind} {size:,}" for kind, size in kinds.items()]
     most = "at most " if sum(least.values()) < sum(kinds.values()) else ""
     return f"{most}**{sum(kinds.values()):,}**: {', '.join(parts)}" if parts else "nothing"
 

@@ -84,7 +84,9 @@ class ServerHalf(ABC):
     rounds: int = 0  # of the run, as its plan has them; where nobody has said, each may be the last
     number: int = 0  # of the current round, from 1
     cohort: Sequence[Member] = ()
-    fleet: int = 1  # N: devices that the run has, whether they are asked in this round or not
+    fleet: int = (
+        1  # N: devices that were enrolled when the run began, asked in this round or not; it never changes
+    )
     kinds: Kinds = UNDECLARED  # of the arrays that it may send, as METHOD declares them
     public: PublicSet = (
         PublicSet()

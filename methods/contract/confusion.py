@@ -1,7 +1,7 @@
 """How often a device's model took one class for another, counted at the last evaluation on its test samples.
 
-[C, C] numbers: a row is a class, a column what was predicted. They inform of a run and change no computation, so the
-array is of the kind `control`. They are a device's own class counts: either side may have them left out.
+[C, C] numbers: a row is a class, a column what was predicted. No method declares them, so their bytes are counted as
+`control`. They are a device's own class counts: either side may have them left out.
 """
 
 from __future__ import annotations

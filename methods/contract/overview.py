@@ -83,6 +83,14 @@ class Overview:
         return sum(self.cost.down.values())
 
     @property
+    def bytes_up(self) -> int:
+        return sum(self.cost.bytes_up.values())
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(self.cost.bytes_down.values())
+
+    @property
     def networks(self) -> str:
         return NETWORKS[self.method.alike]
 

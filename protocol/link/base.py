@@ -240,9 +240,11 @@ class Link:
         return store.open(name).layout_by(self.kinds)
 
     def send_block(
-        self, topic: str, store: ObjectStore, manifest: Manifest, index: int, fresh: bool, layout: Layout
-    ) -> None:
-        start = index * manifest.block
+        self, topic: str, store: ObjectStore, manifest: Manifest, index: int, fresh: bool,
+        layout: Layout | None = None,
+    ) -> None:  # fmt: skip
+        """`layout` is that of the object, where the caller has it already."""
+        start, layout = index * manifest.block, layout or self.layout_of(store, manifest.object)
         tensors = layout.within(start, start + blocks.length_of(manifest, index))
         frame = blocks.pack(manifest, index, store.read_block(manifest, index))
         self._publish_frame(topic, frame, tensors, fresh, qos=self.block_qos.qos)

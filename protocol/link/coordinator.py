@@ -452,7 +452,7 @@ class CoordinatorLink(Link):
             retry = 2 * self._retry_seconds.pop(device, RETRY_SECONDS / 2)  # one more offer is no progress
             partial = store.begin(attachment)
             fetch = Fetch(
-                partial, lambda request: self.send(device, request), self._response_time, self.kinds, retry
+                partial, lambda request: self.send(device, request), self._response_time, retry, self.kinds
             )
             self.fetches[device] = (fetch, received)
             if comes:

@@ -235,7 +235,10 @@ class DeviceLink(Link):
             return []
         self.stop_fetching()
         partial = self.store.begin(manifest)
-        self._fetch, self._waiting = Fetch(partial, self.send, self._response_time, self.kinds), received
+        self._fetch, self._waiting = (
+            Fetch(partial, self.send, self._response_time, kinds=self.kinds),
+            received,
+        )
         follows = self._follows(manifest)
         if not follows:
             self.transport.subscribe(self._topic_of(manifest))

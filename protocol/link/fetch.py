@@ -13,6 +13,7 @@ from typing import Final
 from protofleet.protocol.link.block_count import BlockCount, CountedSpan
 from protofleet.protocol.link.progress import ProgressReports, TransferProgress
 from protofleet.protocol.storage.partial import Partial
+from protofleet.protocol.wire.arrays import ON_THE_WIRE
 from protofleet.protocol.wire.blocks import decrypted
 from protofleet.protocol.wire.codec import MAX_RANGES
 from protofleet.protocol.wire.kinds import Kinds
@@ -48,7 +49,8 @@ class Fetch:
     """One object that is being received, at most `window` blocks of it in flight."""
 
     def __init__(
-        self, partial: Partial, send: Send, response_time: ResponseTime, kinds: Kinds, retry: float = RETRY_SECONDS
+        self, partial: Partial, send: Send, response_time: ResponseTime, retry: float = RETRY_SECONDS,
+        kinds: Kinds = ON_THE_WIRE,
     ) -> None:  # fmt: skip
         """`retry`: where an earlier fetch from the same sender had got to, as another offer is no progress."""
         self.partial, self._send, self._response_time = partial, send, response_time

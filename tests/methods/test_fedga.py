@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from protofleet.deploy.contract.halves import numbers_by_kind
+from protofleet.deploy.contract.halves import bytes_by_kind
 from protofleet.methods import fedavg, fedga
 from protofleet.methods.contract.base import Ask, Member, Reply
 from protofleet.methods.contract.plan import Network, Plan
@@ -324,15 +324,15 @@ def test_a_measuring_phase_costs_the_model_once_more():
         phases.append(ask.phase)
         sent = answer(client, ask, 1)
         for total, payload in ((up, sent), (down, ask.payload)):
-            for kind, size in numbers_by_kind(payload).items():
+            for kind, size in bytes_by_kind(payload).items():
                 total[kind] = total.get(kind, 0) + size
         try:
             ask = story.send([Reply("a", len(data.train.y), sent)])
         except StopIteration:
             ask = None
-    weights = sum(w.numel() for w in client.model.parameters())
+    weights = 4 * sum(w.numel() for w in client.model.parameters())
     assert phases == ["train", "measure"]
-    assert (up, down) == ({"weights": weights, "validation": 2}, {"weights": 2 * weights})
+    assert (up, down) == ({"weights": weights, "validation": 8}, {"weights": 2 * weights})
 
 
 def test_devices_of_a_run_have_their_validation_samples(tmp_path):

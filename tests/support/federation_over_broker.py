@@ -34,6 +34,7 @@ class Federation:
     session_seconds = 60
     clock = staticmethod(time.monotonic)
     policy = POLICY
+    seconds = 60  # for each party to come to its end
 
     def __init__(self, folder, address, federation, method):
         self.folder, self.address, self.topics = folder, address, Topics(federation)
@@ -94,7 +95,7 @@ class Federation:
         for i, name in enumerate(DEVICES):
             self.start(*self.device(name, i))
         for thread in self.threads:
-            thread.join(60)
+            thread.join(self.seconds)
             assert not thread.is_alive(), "the federation did not come to its end"
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from protofleet.deploy.report.drawing.charts import Bar, bar_chart
@@ -19,7 +19,8 @@ KIND_COLOURS: Final = {
 WORDS: Final = {"up": "devices to coordinator", "down": "coordinator to devices"}
 FEDAVG: Final = "FedAvg"
 NOTE: Final = (
-    "Every byte of every packet, by what it carried; control is headers, tables, signatures and topics. "
+    "Every byte of every packet, by the array that it carried, as the method declares them; control is all else: "
+    "headers, tables, signatures, topics, and confusion matrices of the last evaluation. "
     "A broadcast crosses once for the whole cohort. Outlined: what FedAvg would have sent, the network's weights."
 )
 
@@ -32,14 +33,22 @@ def bytes_section(run: FinishedRun) -> str:
 def bytes_chart(run: FinishedRun, direction: str) -> str:
     training = [line for line in run.rounds if line["kind"] == "training"]
     used = {kind for line in training for kind in line["wire"].get(direction, {})}
-    colours = {kind: KIND_COLOURS[kind] for kind in KIND_COLOURS if kind in used} | {FEDAVG: INK}
+    colours = colours_of(used) | {FEDAVG: INK}
     bars = []
     for line in training:
-        parts = sorted((k, n) for k, n in line["wire"].get(direction, {}).items() if k in colours)
+        parts = sorted(line["wire"].get(direction, {}).items())
         bars.append(Bar(line["round"] - 0.16, parts, 0.42))
         fedavg = (FEDAVG, line["fedavg"].get(direction, 0))
         bars.append(Bar(line["round"] + 0.22, [fedavg], 0.3, outlined=True))
     return bar_chart(bars, colours, human_bytes, "round", f"bytes {direction} by kind and round")
+
+
+def colours_of(kinds: Collection[str]) -> dict[str, str]:
+    """Give the usual kinds their usual colours, and a method's own kinds those that are left, by their names."""
+    usual = {kind: colour for kind, colour in KIND_COLOURS.items() if kind in kinds}
+    left = [colour for colour in COLOURS if colour not in usual.values()] or list(COLOURS)
+    own = {kind: left[i % len(left)] for i, kind in enumerate(sorted(set(kinds) - KIND_COLOURS.keys()))}
+    return own | usual
 
 
 def bytes_table(summary: Mapping[str, Any]) -> str:

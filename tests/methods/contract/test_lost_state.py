@@ -24,7 +24,7 @@ class Client(fedavg.Client):
 
 
 METHOD = Method("""
-FORGETS = KEEPS.replace("\nMETHOD = Method(", DEVICE).replace("fedavg.Client, cost", "Client, cost")
+FORGETS = KEEPS.replace("\nMETHOD = Method(", DEVICE).replace("fedavg.Client, arrays", "Client, arrays")
 
 
 def subject(folder, text):

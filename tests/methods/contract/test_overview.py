@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.contract.halves import numbers_by_kind
+from protofleet.deploy.contract.halves import bytes_by_kind
 from protofleet.deploy.pages import methods as page
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Member
@@ -65,11 +65,11 @@ def test_the_numbers_of_the_list_are_counted_with_the_network_that_a_device_hold
 def first_weights(plan):
     server = plan.server_half()
     server.begin(1, [Member("a", 240, (24,) * 10)])
-    return numbers_by_kind(next(server.round()).payload)["weights"]
+    return bytes_by_kind(next(server.round()).payload)["weights"]
 
 
 def test_the_weights_that_the_list_says_come_down_are_those_of_a_first_broadcast():
-    told = {name: overview(name).cost.down.get("weights") for name in METHODS}
+    told = {name: overview(name).cost.bytes_down.get("weights") for name in METHODS}
     sent = {name: first_weights(listed(name)) for name, weights in told.items() if weights}
     assert sent == {name: weights for name, weights in told.items() if weights}
     assert sent["fedsr"] > sent["fedavg"] > sent["fednh"], "of what a half has made another network of"

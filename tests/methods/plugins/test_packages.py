@@ -65,7 +65,7 @@ def test_one_of_a_package_is_explained_and_a_broken_one_is_one_line_that_hurts_n
     assert main(["methods", "fednova"]) == 0
     said = capsys.readouterr().out
     assert "FedNova (Wang et al." in said and re.search(
-        r"^Numbers up [\d,]+, down [\d,]+, with network", said, re.MULTILINE
+        r"^Bytes of arrays up [\d,]+, down [\d,]+, with network", said, re.MULTILINE
     )
     assert main(["methods", "broken"]) == 2
     assert capsys.readouterr().err == f"protofleet: {site}/novas/broken.py:2: SystemExit: 3\n"

@@ -1,0 +1,115 @@
+"""Arrays that a method declares, and those that it does not: refused by name where they are sent."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import protofleet
+from protofleet.deploy.contract.halves import arrays_are_declared
+from protofleet.deploy.contract.worlds import ContractError, Subject
+from protofleet.deploy.local.own_plugins import own_plugins
+from protofleet.methods import fedavg
+from protofleet.methods.plugins.file import from_file
+from protofleet.testing import simulate
+from tests.deploy.api.test_simulate import DATA
+from tests.support.small_federation import POLICY, plan, simulation
+
+SCAFFOLD = Path(__file__).parents[1] / "plugged" / "scaffold.py"
+QUICK = {"epochs": 1}
+LAZY = """from protofleet import Method
+from protofleet.methods import fedavg
+class Client(fedavg.Client):
+    def run(self, ask):
+        return super().run(ask)
+METHOD = Method("none", fedavg.Hyper, fedavg.Server, Client, cost=fedavg.cost{more})
+"""
+
+
+def method(server=fedavg.Server, client=fedavg.Client, arrays=("weights",)):
+    return protofleet.Method("none", fedavg.Hyper, server, client, arrays=arrays)
+
+
+class Sends(fedavg.Client):
+    def run(self, ask):
+        return {**super().run(ask), "secret.a": torch.zeros(2)}
+
+
+class Asks(fedavg.Server):
+    def round(self):
+        yield protofleet.Ask("train", {**self.payload(), "logits": torch.zeros(3)})
+
+
+class Wants(fedavg.Server):
+    def round(self):
+        yield protofleet.Ask("train", self.payload(), {"logits": protofleet.TensorSpec((3,))})
+
+
+@pytest.mark.parametrize("made, name, call", [
+    (method(client=Sends), "secret", "run"), (method(Asks), "logits", "round"), (method(Wants), "logits", "round"),
+])  # fmt: skip
+def test_an_array_that_is_not_declared_is_refused_by_name_where_it_is_sent(made, name, call):
+    words = rf"test_declared.py:\d+: {call}\(\) has the array '{name}' cross, which METHOD does not declare; "
+    with pytest.raises(protofleet.RunError, match=words) as raised:
+        simulate(made, DATA, rounds=1, settings=QUICK)
+    assert str(raised.value).endswith(f'write Method(..., arrays=("{name}", "weights"))')
+
+
+@pytest.mark.parametrize("arrays, words", [
+    ("weights", "must be a tuple of names"), (("weights", "control"), "name of what the framework sends"),
+    (("a.b",), "before its first dot"), (tuple(f"k{i}" for i in range(17)), "17 kinds of arrays, at most 16"),
+])  # fmt: skip
+def test_a_declaration_is_checked_when_the_method_is_loaded(arrays, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        method(arrays=arrays)
+
+
+def subject(folder, text):
+    (folder / "lazy.py").write_text(text)
+    found = own_plugins([str(folder / "lazy.py")], {})
+    return Subject("lazy", found.hashes[0], allowed=found.allowed())
+
+
+def test_a_plug_in_that_declares_nothing_still_runs_and_all_its_bytes_are_payload(tmp_path):
+    lazy = subject(tmp_path, LAZY.format(more=""))
+    run = simulation(tmp_path / "run", lazy.method, plugin=lazy.plugin, plugins=lazy.allowed).run()
+    same = simulation(tmp_path / "same", "fedavg").run()
+    payload, wanted = run.service.link.meter.payload, same.service.link.meter.payload
+    assert payload == {(way, "other"): n for (way, _), n in wanted.items()}
+    with pytest.raises(
+        ContractError, match=r'not declare its arrays; write Method\(.*, arrays=\("weights",\)\)'
+    ):
+        arrays_are_declared(lazy.plan())
+
+
+def test_what_is_declared_and_never_sent_is_named(tmp_path):
+    idle = subject(tmp_path, LAZY.format(more=', arrays=("weights", "ghosts")'))
+    with pytest.raises(ContractError, match="METHOD declares ghosts, and no round of 3 sends or asks for it"):
+        arrays_are_declared(idle.plan())
+
+
+@pytest.mark.slow
+def test_scaffold_divides_by_the_fleet_and_not_by_the_cohort(tmp_path):
+    """Also after a new start of the coordinator: N is the number of devices that were enrolled when it began."""
+    source = from_file(SCAFFOLD, allowed=None)[0]
+    found = own_plugins([str(SCAFFOLD)], {})
+    policy = replace(POLICY, quorum=1, cohort=1, rounds=3)
+    runs = []
+    for name in ("unbroken", "broken"):
+        run = simulation(
+            tmp_path / name, "scaffold", policy=policy, plugin=source.sha256, plugins=found.allowed(),
+            hyper={"epochs": 1},
+        )  # fmt: skip
+        if name == "broken":
+            run.clock.call_at(2.0, run.boot_coordinator)
+        runs.append(run.run())
+    halves = [run.service.run.server_runner.server for run in runs]
+    assert [half.fleet for half in halves] == [3, 3] and runs[1].boots == 2
+    own = [agent.run.job.half for agent in runs[0].agents.values()]
+    for name, c in halves[
+        0
+    ].c.items():  # c is the mean of all own variates, those that are still zero among them
+        torch.testing.assert_close(c, sum(half.own[name] for half in own) / 3)
+        assert torch.equal(c, halves[1].c[name])
+    assert plan("fedavg").variant.arrays == ("weights",)

@@ -1,0 +1,184 @@
+"""Payload and control are all bytes of all PUBLISH packets, and payload is the method's closed form: no array is left
+out of either. The packets are parsed by a proxy that knows nothing of ours."""
+
+import time
+from collections import Counter, defaultdict
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from protofleet import methods
+from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.deploy.contract.halves import bytes_by_kind, ranks_of
+from protofleet.edge_client.trainer.job import local_jobs
+from protofleet.methods.contract.catalog import names
+from protofleet.methods.contract.cost import Sizes
+from protofleet.methods.contract.plan import Network
+from protofleet.methods.contract.public import PublicSet
+from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.methods.plugins.file import from_file
+from protofleet.protocol.transport.base import Arrived, packet_bytes
+from protofleet.protocol.wire.names import COORDINATOR
+from tests.over_broker.counting_proxy import CountingProxy
+from tests.support.federation_over_broker import DEVICES, Federation
+from tests.support.small_federation import CLASSES, POLICY, shard
+
+SCAFFOLD = Path(__file__).parents[1] / "methods" / "plugged" / "scaffold.py"
+HOME = Path(methods.__file__).parent
+PUBLIC = PublicSet(samples=16, batch=8)
+QUICK = "scaffold"  # a plug-in with a kind of its own, control variates
+METHODS = [name for name in names() if (HOME / f"{name}.py").exists()]
+
+
+class Recorder:
+    """What halves are given and give: the closed forms of some methods depend on how many rows these have."""
+
+    def __init__(self):
+        self.records, self.asked = [], defaultdict(dict)
+
+    def round_ended(self, record):
+        self.records.append(record)
+
+    def entry(self, what, details):
+        pass
+
+    def watch(self, half, device):
+        honest = half.run
+
+        def run(ask):
+            seen = self.asked[device, half.number]
+            answer = honest(ask)
+            seen.setdefault("half", half)
+            seen["asked"] = {name: ask.payload[name].clone() for name in ask.payload}
+            seen["head"] = seen.get("head", False) or any(name.startswith("head.") for name in answer)
+            for way, payload in (("up", answer), ("down", ask.payload)):
+                if "prototypes" in payload:
+                    seen[way] = seen.get(way, 0) + len(payload["prototypes"])
+            seen.setdefault("ranks", {}).update(ranks_of(answer, half))
+            return answer
+
+        half.run = run
+        return half
+
+
+class Proxied(Federation):
+    """Every party reaches the broker through the proxy, and writes down what its half sends."""
+
+    seconds = 300
+
+    def __init__(self, folder, proxy, federation, method, plugin=""):
+        known = method if not plugin else "fedavg"
+        super().__init__(folder, None, federation, known)
+        quick = {key: 1 for key in ("epochs", "server_epochs") if key in self.plan.hyper}
+        hyper = {**self.plan.hyper, **quick}
+        plan = replace(self.plan, network=Network("cnn_bn", feature_size=8), hyper=hyper)
+        if plugin:
+            hyper = {"epochs": 1, "batch": 8, "lr": 0.02}
+            plan = replace(plan, method=method, hyper=hyper, plugins={"method": plugin})
+        if plan.load().public:
+            plan = replace(plan, public=PUBLIC)
+        self.plan, self.proxy, self.recorder = plan, proxy, Recorder()
+        self.plugins = (plugin,) if plugin else ()
+
+    def at(self, name):
+        return self.proxy.address(name)
+
+    def coordinator(self):
+        service, inbox = super().coordinator()
+        self.coordinators = inbox
+        keep_journal(service.run, [self.recorder])
+        return service, inbox
+
+    def device(self, name, i):
+        agent, inbox = super().device(name, i)
+        data = shard(i)
+
+        def build(plan):
+            return self.recorder.watch(plan.client_half(data.train, name, validation=data.validation), name)
+
+        agent.tasks.runner.start_job = local_jobs(build, data)
+        agent.tasks.runner.plugins = PlugIns((str(SCAFFOLD),) * len(self.plugins), self.plugins)
+        return agent, inbox
+
+
+def closed_form(run):
+    """Of all training rounds: what goes up from all devices, and what comes down in one broadcast a phase."""
+    up, down = Counter(), Counter()
+    cost = run.plan.variant.cost
+    for number in range(1, run.plan.rounds + 1):
+        for i, device in enumerate(DEVICES):
+            seen = run.recorder.asked[device, number]
+            sizes = Sizes(
+                seen["half"].model, held=CLASSES, examples=len(shard(i).train.y), clients=len(DEVICES),
+                local_prototypes=seen.get("up", 0), global_prototypes=seen.get("down", 0),
+                first_round=number == 1, last_rounds=seen["head"], ranks=seen["ranks"],
+                public=PUBLIC.batches, mutual=getattr(seen["half"], "mutual", None),
+            )  # fmt: skip
+            crosses = cost(sizes)
+            up.update(crosses.bytes_up)
+        down.update(crosses.bytes_down)
+    return {"up": dict(up), "down": dict(down)}
+
+
+@contextmanager
+def proxied(tmp_path, broker, federation, method):
+    plugin = from_file(SCAFFOLD, allowed=None)[0].sha256 if method == QUICK else ""
+    with CountingProxy(broker.address) as proxy:
+        run = Proxied(tmp_path, proxy, federation, method, plugin)
+        try:
+            yield run.run(), proxy
+        finally:
+            run.close()
+
+
+def metered(party, direction):
+    return sum(n for (way, _), n in party.link.meter.wire.items() if way == direction)
+
+
+def unread(inbox):
+    """Bytes of what came after a party had ended: it reads no more."""
+    left = [inbox.get_nowait() for _ in range(inbox.qsize())]
+    return sum(packet_bytes(item.topic, len(item.frame)) for item in left if isinstance(item, Arrived))
+
+
+def demand_every_received_byte(party, inbox, direction, received):
+    """Its meter has what the proxy parsed, but for what is unread; the last packets may still be on their way."""
+    rest, deadline = 0, time.monotonic() + 20
+    while metered(party, direction) + (rest := rest + unread(inbox)) != received():
+        assert time.monotonic() < deadline, (metered(party, direction), rest, received())
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in (*METHODS, QUICK)],
+)
+def test_payload_and_control_are_all_packets_and_payload_is_the_closed_form(
+    method, tmp_path, broker, federation
+):
+    with proxied(tmp_path, broker, federation, method) as (run, proxy):
+        for name, agent in run.agents.items():
+            assert metered(agent, "up") == proxy.total(name, "sent")
+            received = partial(proxy.total, name, "received")
+            demand_every_received_byte(agent, run.inboxes[name], "down", received)
+        assert metered(run.service, "down") == proxy.total(COORDINATOR, "sent")
+        # What a coordinator says to all comes back to it, and is not counted.
+        received = partial(proxy.total, COORDINATOR, "received", without=run.topics.coord_state)
+        demand_every_received_byte(run.service, run.coordinators, "up", received)
+        *training, last = run.recorder.records
+        found = {"up": Counter(), "down": Counter()}
+        for record in training:
+            for way, kinds in record.payload.items():
+                found[way].update(kinds)
+        assert {way: dict(kinds) for way, kinds in found.items()} == closed_form(run)
+        final = run.service.run.server_runner.server.payload()
+        held = run.recorder.asked[DEVICES[0], run.plan.rounds][
+            "asked"
+        ]  # FedPall's last phase has the same object
+        same = held.keys() == final.keys() and all(torch.equal(held[name], w) for name, w in final.items())
+        assert last.payload == {"up": {}, "down": {} if same else dict(bytes_by_kind(final))}
+        assert len(training) == POLICY.rounds
