@@ -2,7 +2,7 @@
 
 A record's validation is that of the model its round began with, and the spool still has that state when the round
 ends: the snapshot gets a second name here. The choice is the summary's: the first round whose mean over domains is
-highest.
+highest, of those whose model all present devices have measured.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.coordinator.observe.curves import with_mean
+from protofleet.coordinator.observe.curves import measured_by_all, with_mean
 from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.storage.disk import is_full
@@ -41,7 +41,8 @@ class BestModel:
         self._spool, self._folder = spool, best_folder(spool.folder)
         self._means: dict[int, float] = {}
         for line in lines:
-            self._note(line["round"], line.get("validation", {}))
+            if measured_by_all(line, GLOBAL):
+                self._note(line["round"], line.get("validation", {}))
         self._kept = read_best(spool.folder)
         self._unwritten = 0  # the round of a choice that found the disk full
 
@@ -51,7 +52,8 @@ class BestModel:
             self._keep(self._unwritten)
 
     def round_ended(self, record: RoundRecord) -> None:
-        self._note(record.round, record.validation)
+        if measured_by_all(asdict(record), GLOBAL):
+            self._note(record.round, record.validation)
         if not self._means:
             return
         chosen = max(sorted(self._means), key=self._means.__getitem__)  # the first of equals

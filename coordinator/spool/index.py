@@ -44,6 +44,7 @@ ADDED_TABLES: Final = {
     "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
     "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",  # of device names, at the boots in `heard`
     "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has diverged there
+    "judged": "round INTEGER PRIMARY KEY, accuracy TEXT, words TEXT",  # for policy.stop; words: why it ended the run
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # of the classes
     "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",  # of answers in the log
     "epochs": "epoch INTEGER PRIMARY KEY",  # of the coordinators that have claimed the folder

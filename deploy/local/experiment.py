@@ -175,6 +175,15 @@ class Experiment:
                 "share, for example 0.1"
             )
 
+        self._require_validation_to_stop_by()
+
+    def _require_validation_to_stop_by(self) -> None:
+        if self.policy and self.policy.stop and not any(data.validation for data in self.shards.values()):
+            raise ValueError(
+                "policy.stop ends a run by its validation accuracy, and data.validation is 0 for every device: test "
+                "samples choose nothing; set data.validation to a share, for example 0.1, or leave policy.stop out"
+            )
+
     def _require_fitting_networks(self) -> None:
         own = {"network": self.network, "mutual": self.mutual}
         chosen = {f"{key}.name": one.name for key, one in own.items() if one and not one.file}
