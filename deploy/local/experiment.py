@@ -16,6 +16,7 @@ from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFacto
 from protofleet.deploy.local.data_beside import data_beside
 from protofleet.deploy.local.own_plugins import OwnPlugIns, own_plugins
 from protofleet.deploy.local.start.misplaced import places_of, read_for
+from protofleet.deploy.provenance import digest_of_experiment
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.catalog import find as find_source
@@ -431,7 +432,7 @@ def coordinator_settings(
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,
-        plugins=e.own_plugins.allowed(), metrics=e.metrics,
+        plugins=e.own_plugins.allowed(), metrics=e.metrics, experiment=digest_of_experiment(recorded(e)),
     )  # fmt: skip
 
 
