@@ -77,6 +77,7 @@ class CoordinatorSettings:
     watchdog_seconds: Watchdog = 900.0
     patience_seconds: PositiveSeconds = 60.0  # for the broker to answer the first time
     broker_words: str = ""  # how reports describe the broker
+    experiment: str = ""  # digest of the experiment that this run is of, for reports
 
     def __post_init__(self) -> None:
         valid_name(self.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from protofleet.coordinator.config import CoordinatorSettings
@@ -39,8 +39,10 @@ from protofleet.runtime.metrics_page import Scrapes
 log = logging.getLogger("protofleet.coordinator")
 
 
-def run_coordinator(settings: CoordinatorSettings, software: str, events: bool = False) -> str:
-    """Conduct the run; what comes back is why it ended early, or nothing."""
+def run_coordinator(
+    settings: CoordinatorSettings, software: str, events: bool = False, built: Mapping[str, str] | None = None
+) -> str:
+    """Conduct the run; what comes back is why it ended early, or nothing. `built`: which sources run."""
     folder = Path(settings.folder) / settings.name
     keep_to_ourselves(folder / "coordinator")
     return_large_blocks()
@@ -80,7 +82,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         checks = health(context, heartbeats, folder)
         watched = watchdog(heartbeats, settings.watchdog_seconds)
         scrapes = Scrapes()
-        shown = observed(run, settings, folder, software, events, checks, scrapes, life.unclean_at)
+        shown = observed(run, settings, folder, software, events, checks, scrapes, life.unclean_at, built)
         with shown as finish, watched:
             service.session.give_up_after(settings.patience_seconds, time.monotonic())
             with spool.index.detect_takeover():

@@ -12,6 +12,7 @@ from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.gate.gate import Gate
+from protofleet.coordinator.judged import ValidationOfAll
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.view import Observer, RunView
 from protofleet.coordinator.participants import Participants
@@ -30,6 +31,7 @@ from protofleet.coordinator.round.events import (
     Event,
     Finish,
     Forget,
+    Judge,
     PutAside,
     Repeat,
     Rollback,
@@ -81,6 +83,7 @@ class Run:
             self._tell_of_answer, self._drop,
         )  # fmt: skip
         self.attendance = AttendanceLog(machine.policy)
+        self.validation_of_all = ValidationOfAll(plan, machine, spool, self.participants)
         self.diverged = ""  # why, where the run has come to nothing
         self._over: list[Command] = []  # the end of the run, where it had ended before this process began
         self._advancing: Advance | None = None  # what the worker is at
@@ -234,6 +237,10 @@ class Run:
                 self.server_runner.restore()
             case PutAside():
                 self._put_aside(command)
+            case Judge(round, accuracy, words, oldest):
+                if words:
+                    log.info("round %d is the last one: %s", round, words)
+                self.spool.judge(round, accuracy, words, oldest)
             case Diverge(round, reason):
                 self.spool.diverge(round, reason)
                 self.diverged = reason
@@ -325,7 +332,10 @@ class Run:
             self.isolation.call(observer.stepped, self.view, step, self._context.now)
         self.participants.drop_unenrolled()
         base = step.manifest.object if step.manifest else b""
-        self.happen(Advanced(step.ask.phase if step.ask else None, base, step.fault))
+        if step.ask is not None:
+            self.happen(Advanced(step.ask.phase, base, step.fault))
+        else:
+            self.happen(Advanced(None, base, step.fault, None if step.fault else self.validation_of_all()))
 
     def _open(self, step: Step) -> None:
         if step.ask is not None:

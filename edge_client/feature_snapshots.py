@@ -39,6 +39,14 @@ class Snapshots:
         return self.samples > 0 and (phase == "evaluate" or (phase == "train" and number in self.rounds))
 
 
+def delete_earlier_evaluations(folder: Path, number: int, kept: tuple[int, ...]) -> None:
+    """Leave the snapshot of the newest evaluation alone: those between rounds are no last ones."""
+    for path in folder.glob("round-*.npz"):
+        found = path.stem.removeprefix("round-")
+        if found.isdigit() and int(found) not in (number, *kept):
+            path.unlink()
+
+
 def save_snapshot(
     folder: Path, most: int, number: int, half: ClientHalf, data: Splits, received: Payload, sent: Payload
 ) -> Path:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.answer_energy import AnswerEnergy
 from protofleet.edge_client.state.device import DeviceState
@@ -14,7 +16,7 @@ from protofleet.edge_client.trainer.job import EVALUATE, MODELS_UNWRITTEN, SECON
 from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.plugins.allowed import PlugIns
-from protofleet.protocol.wire.messages import NOTHING
+from protofleet.protocol.wire.messages import NOTHING, Arrays
 
 log = logging.getLogger("protofleet.device")
 
@@ -33,13 +35,14 @@ class JobRunner:
     energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
     plugins: PlugIns = field(default_factory=PlugIns)  # that a plan may name
     models_unwritten: int = 0  # of this process
+    _rounds: int = 0  # of the plan that the job is of
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
         """The job that a plan asks for, in its last durable state."""
         state = self.state
         state.begin(run, plan.digest.hex(), epoch)
         self.energy.join_run()
-        job = self.start_job(plan)
+        job, self._rounds = self.start_job(plan), plan.rounds
         if (saved := state.half()) is not None:
             job.restore(saved)
         lost = state.saved.lost  # its round may be over, and the question never asked again
@@ -51,7 +54,10 @@ class JobRunner:
         state, begun = self.state, self.clock()
         self.energy.begin_work()
         arrays = state.store.load(question.broadcast) if question.broadcast else NOTHING
+        before = copied(job.state()) if self._training_goes_on(question) else None
         payload, metrics = job.run(question.phase, question.round, arrays)
+        if before is not None:
+            job.restore(before)
         self.models_unwritten += int(metrics.pop(MODELS_UNWRITTEN, 0))
         if question.phase == EVALUATE and not self.tells_confusion():
             payload = NOTHING
@@ -66,8 +72,17 @@ class JobRunner:
         state.save_answer(answer, job.state(), question.epoch)
         return answer
 
+    def _training_goes_on(self, question: Question) -> bool:
+        """Whether this only measures, and must change nothing that a later round trains on."""
+        return question.phase == EVALUATE and question.round <= self._rounds
+
     def _answer_again(self, job: Job, lost: Answer) -> None:
         broadcast, epoch = bytes.fromhex(lost.base), self.state.saved.epoch
         again = self.answer(job, Question(lost.question, lost.round, lost.phase, broadcast, epoch))
         if again.object != lost.object:
             log.error("round %d %s, computed again, is another answer than before", lost.round, lost.phase)
+
+
+def copied(state: Arrays) -> Arrays:
+    """Copy arrays that may share the memory of a model that is about to change."""
+    return {name: np.array(state[name]) for name in state}

@@ -43,7 +43,11 @@ class Hyper(LocalHyper):
 
 class Client(fedavg.Client):
     hyper: Hyper
-    unadapted: Net | None = None  # of the last round, beside the model that has made its step
+    unadapted: Net | None = None  # of an evaluation, beside the model that has made its step
+
+    def begin(self, number: int) -> None:
+        super().begin(number)
+        self.unadapted = None  # rounds go on after an evaluation between them
 
     def networks(self) -> Sequence[nn.Module]:
         return [self.model, *([] if self.unadapted is None else [self.unadapted])]

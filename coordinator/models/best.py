@@ -1,7 +1,8 @@
 """Keeps the model of all that was best by validation, beside the newest one, which the spool has anyway.
 
 A record's validation is that of the model its round began with, and the spool still has that state when the round
-ends: the snapshot gets a second name here. The choice is the summary's (`coordinator/models/choice.py`).
+ends: the snapshot gets a second name here. The choice is the summary's (`coordinator/models/choice.py`), among the
+models that all present devices have measured.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from protofleet.coordinator.models.choice import Validation
+from protofleet.coordinator.observe.curves import measured_by_all
 from protofleet.coordinator.observe.record import ByView, RoundRecord
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.storage.disk import is_full
@@ -41,7 +43,8 @@ class BestModel:
         self._noted: set[int] = set()  # rounds
         self._chosen: tuple[int, Validation] | None = None
         for line in lines:
-            self._note(line["round"], line.get("validation", {}), line.get("validation_by_device", {}))
+            if measured_by_all(line, GLOBAL):
+                self._note(line["round"], line.get("validation", {}), line.get("validation_by_device", {}))
         self._kept = read_best(spool.folder)
         self._unwritten = 0  # the round of a choice that found the disk full
 
@@ -51,7 +54,8 @@ class BestModel:
             self._keep(self._unwritten)
 
     def round_ended(self, record: RoundRecord) -> None:
-        self._note(record.round, record.validation, record.validation_by_device)
+        if measured_by_all(asdict(record), GLOBAL):
+            self._note(record.round, record.validation, record.validation_by_device)
         if self._chosen is None or self._chosen[0] != record.round:
             return
         if self._kept is None or self._kept.round != record.round:

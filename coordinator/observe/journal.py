@@ -3,14 +3,15 @@
 Whose accuracy is it? `accuracy.global` in the line of round r is that of the model the round began with:
 devices measure what they receive, which costs no bytes. The last line, of kind "evaluation", holds the final
 one. `accuracy.personal` is measured after the local training of its round. Devices that share a domain are
-averaged by the examples they hold.
+averaged by the examples they hold. A round that leaves devices out may begin with an evaluation by all that are
+present: it is part of the line of that round, as it measures the model that the round began with.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from protofleet.coordinator.observe.confusion import Matrix, confusion_by_domain
@@ -28,7 +29,7 @@ from protofleet.coordinator.observe.measured import (
 )
 from protofleet.coordinator.observe.record import (
     ByKind,
-    ByView,
+    EvaluationRecord,
     PhaseRecord,
     RoundRecord,
     by_machine,
@@ -52,6 +53,7 @@ from protofleet.coordinator.round.events import (
     Save,
     Unenrolled,
 )
+from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.round.weights import weight_cap
 from protofleet.coordinator.server.runner import Step
 from protofleet.coordinator.spool.traffic import RoundTraffic
@@ -81,6 +83,10 @@ class Journal:
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
         self._samples: dict[str, float] = {}  # test samples by device; its first claim in the run holds
+        # Of the evaluation with which the round began, and what had crossed when it was asked for.
+        self._evaluated: dict[str, dict[str, float]] = {}
+        self._meter_asked = Meter()
+        self._present: tuple[str, ...] = ()  # devices, when the cohort of the round was drawn
         self._lacking = set[str]()  # metrics of one's own of which that has been told
         self._energy = RoundEnergy()
         self._gone_back: dict[str, tuple[int, str]] = {}  # device -> in which round that was found, why
@@ -130,22 +136,30 @@ class Journal:
         self._record.figures = {k: v for k, v in step.figures.items() if math.isfinite(v)}
         if step.ask is None:
             return
-        cohort = list(run.cohort)
-        phase = PhaseRecord(step.ask.phase, server_seconds=round(now - self._closed_at, 3), asked=cohort)
+        cohort, answered = list(run.cohort), list[str]()
         base = step.manifest.object if step.manifest else b""
         for device, answer in run.answers(step.round, step.ask.phase).items():  # of an earlier life
             if answer.base == base:
-                phase.answered.append(device)
+                answered.append(device)
                 self._note_metrics(device, step.ask.phase, answer.metrics)
-        self._record.phases.append(phase)
-        self._asked_at = now
+        if self._is_before_round(step.ask.phase):
+            self._record.evaluation = EvaluationRecord(asked=cohort, answered=answered)
+            self._meter_asked = run.traffic()
+        else:
+            thought = round(now - self._closed_at, 3)
+            self._record.phases.append(PhaseRecord(step.ask.phase, 0.0, thought, cohort, answered))
+        self._asked_at, self._present = now, run.present
         self._tell_sinks(
             "asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=dict(run.domains)
         )
 
+    def _is_before_round(self, phase: str) -> bool:
+        return phase == EVALUATE and self._record.kind != EVALUATION
+
     def _note_metrics(self, device: str, phase: str, metrics: Mapping[str, float]) -> None:
         found = counted(metrics, self._run.measures)
-        self._metrics.setdefault(device, {}).update(found)
+        known = self._evaluated if self._is_before_round(phase) else self._metrics
+        known.setdefault(device, {}).update(found)
         if SAMPLES in found:
             self._samples.setdefault(device, min(found[SAMPLES], self._run.limits.examples))
         self._energy.note(device, phase, found)
@@ -162,11 +176,10 @@ class Journal:
             case Save(number, attempt, _):
                 self._round_began(number, attempt, now, self._record.resumed and self._record.round == number)
             case Accept(device, number, phase):
-                if self._record.phases and self._record.phases[-1].phase == phase:
-                    self._record.phases[-1].answered.append(device)
+                self._note_answer(device, phase)
                 self._tell_sinks("answered", round=number, phase=phase, device=device, **self._bytes())
-            case Close():
-                self._phase_ended(now)
+            case Close(_, phase, _):
+                self._phase_ended(phase, now)
             case Advance(_, str(), devices):  # also of phases that were closed in an earlier life
                 self._record.participants = sorted({*self._record.participants, *devices})
             case Drop(device, number, phase, verdict, problem):
@@ -185,6 +198,12 @@ class Journal:
             case Finish(rounds):
                 self._tell_sinks("finished", rounds=rounds)
 
+    def _note_answer(self, device: str, phase: str) -> None:
+        if self._record.evaluation and self._is_before_round(phase):
+            self._record.evaluation.answered.append(device)
+        elif self._record.phases and self._record.phases[-1].phase == phase:
+            self._record.phases[-1].answered.append(device)
+
     def _note_went_back(self, number: int, phase: str, aside: Sequence[str], words: str) -> None:
         """It is gone back once, however many answers are put aside for it."""
         for i, device in enumerate(aside):
@@ -193,13 +212,13 @@ class Journal:
             self._tell_sinks(what, round=number, phase=phase, device=device, reason=words)
 
     def _round_began(self, number: int, attempt: int, now: float, resumed: bool = False) -> None:
-        kind = EVALUATION if number > self._run.rounds_planned else "training"
+        kind = EVALUATION if self._run.is_last_evaluation else "training"
         if self._record.round != number:
             earlier = self._run.earlier_traffic(number)
             self._earlier, resumed = sum(earlier, RoundTraffic()), resumed or bool(earlier)
         self._record = RoundRecord(number, attempt, kind, resumed)
         self._began_at = self._closed_at = now
-        self._metrics, self._energy = {}, RoundEnergy()
+        self._metrics, self._evaluated, self._energy = {}, {}, RoundEnergy()
 
     def _note_drop(self, device: str, verdict: str, reason: str) -> None:
         if verdict == "late":
@@ -208,9 +227,14 @@ class Journal:
         else:
             self._record.dropped[device] = reason
 
-    def _phase_ended(self, now: float) -> None:
-        if self._record.phases:
-            self._record.phases[-1].seconds = round(now - self._asked_at, 3)
+    def _phase_ended(self, phase: str, now: float) -> None:
+        seconds = round(now - self._asked_at, 3)
+        if (evaluation := self._record.evaluation) and self._is_before_round(phase):
+            crossed = self._run.traffic().since(self._meter_asked)
+            evaluation.seconds = seconds
+            evaluation.payload, evaluation.wire = by_kind(crossed.payload), by_kind(crossed.wire)
+        elif self._record.phases:
+            self._record.phases[-1].seconds = seconds
         self._closed_at = now
 
     def _round_ended(self, run: RunView, now: float) -> None:
@@ -228,16 +252,13 @@ class Journal:
         # One broadcast, as of any method here; the last evaluation of FedAvg takes one as well.
         answers = 0 if record.kind == EVALUATION else len(record.participants)
         record.fedavg = {UP: self._model_bytes * answers, DOWN: self._model_bytes}
-        record.accuracy = self._by_domain(run, "accuracy.test")
-        record.validation = self._by_domain(run, "accuracy.validation")
-        record.loss = self._by_domain(run, "loss.test")
-        own = {name: self._by_domain(run, f"{name}.test") for name in run.plan.metrics()}
-        self._note_lacking(own)
-        record.figures = {**record.figures, **own_figures(own)}
+        of_round = self._metrics_of_round()
+        self._set_measures(record, run, of_round)
+        if record.evaluation:
+            self._set_measures(record.evaluation, run, self._evaluated)
+        record.measured = self._who_measured(record, of_round)
+        self._note_lacking(run.plan.metrics())
         record.energy = self._energy.by_device()
-        record.pooled = pooled(self._metrics, self._samples, run.policy.weight_cap)
-        if run.policy.weight_cap:
-            record.validation_by_device = by_device(self._metrics, "accuracy.validation")
         if record.kind == EVALUATION:
             record.confusion = self._confusion(run)
             record.machines = by_machine(run.software)
@@ -252,9 +273,43 @@ class Journal:
                 words = lacking_words(name, devices, self._record.round)
                 self._tell_sinks("lacking", round=self._record.round, metric=name, reason=words)
 
-    def _by_domain(self, run: RunView, name: str) -> ByView:
-        held = {d: (run.domains.get(d, d), run.members[d].examples) for d in self._metrics}
-        return by_domain(self._metrics, held, name, run.policy.weight_cap)
+    def _metrics_of_round(self) -> dict[str, dict[str, float]]:
+        """By device. All present devices have measured the global model that an evaluated round began with."""
+        found = {
+            device: {n: v for n, v in metrics.items() if n == SAMPLES or is_of_global(n)}
+            for device, metrics in self._evaluated.items()
+        }
+        for device, metrics in self._metrics.items():
+            found[device] = {**found.get(device, {}), **metrics}
+        return found
+
+    def _set_measures(
+        self, record: RoundRecord | EvaluationRecord, run: RunView, metrics: Mapping[str, Mapping[str, float]]
+    ) -> None:
+        held = {d: (run.domains.get(d, d), run.members[d].examples) for d in metrics}
+        cap = run.policy.weight_cap
+        record.accuracy = by_domain(metrics, held, "accuracy.test", cap)
+        record.validation = by_domain(metrics, held, "accuracy.validation", cap)
+        record.validation_by_device = by_device(metrics, "accuracy.validation") if cap else {}
+        record.loss = by_domain(metrics, held, "loss.test", cap)
+        own = {name: by_domain(metrics, held, f"{name}.test", cap) for name in run.plan.metrics()}
+        record.figures = {**record.figures, **own_figures(own)}
+        record.pooled = pooled(metrics, self._samples, cap)
+
+    def _who_measured(
+        self, record: RoundRecord, metrics: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, dict[str, int]]:
+        """By view; of all phases, as a device may miss one of them."""
+        found: dict[str, dict[str, int]] = {}
+        for view in record.accuracy:
+            name = f"accuracy.test.{view}"
+            in_evaluation = record.evaluation is not None and view in record.evaluation.accuracy
+            asked: Collection[str] = {device for phase in record.phases for device in phase.asked}
+            if record.evaluation and in_evaluation and is_of_global(name):
+                asked = record.evaluation.asked
+            devices = sum(name in of_device for of_device in metrics.values())
+            found[view] = {"devices": devices, "asked": len(asked), "present": len(self._present)}
+        return found
 
     def _confusion(self, run: RunView) -> dict[str, Matrix]:
         last = self._record.phases[-1].phase if self._record.phases else ""
@@ -275,6 +330,11 @@ class Journal:
     def _tell_sinks(self, what: str, **details: Any) -> None:
         for sink in self._sinks:
             self._isolation.call(sink.entry, what, details)
+
+
+def is_of_global(metric: str) -> bool:
+    """Whether it measures the model of all, by this or another way to predict."""
+    return metric.split(".", 2)[-1].startswith("global")
 
 
 def by_kind(counter: Mapping[tuple[str, str], int]) -> ByKind:

@@ -43,7 +43,11 @@ class LogLines:
         accuracy = fmean(by_domain.values()) if by_domain else None
         up, down = total(record.payload, "up"), total(record.payload, "down")
         named = f"round {record.round} of {self._rounds}" if record.kind == "training" else "final evaluation"
-        mean = "" if accuracy is None else f"accuracy {accuracy:.1%} ({self._view}), "
+        mean = (
+            ""
+            if accuracy is None
+            else f"accuracy {accuracy:.1%} ({self._view}{who_words(record, self._view)}), "
+        )
         log.info(
             "%s: %d of %d answered, %stensors up %s, down %s, %.1f s",
             named, len(record.participants), len(asked), mean, human_bytes(up), human_bytes(down), record.seconds,
@@ -53,6 +57,14 @@ class LogLines:
                 seconds=record.seconds,
             ),
         )  # fmt: skip
+
+
+def who_words(record: RoundRecord, view: str) -> str:
+    """Who measured it, where that is not all present devices."""
+    who = record.measured.get(view)
+    if who is None or who["asked"] >= who["present"]:
+        return ""
+    return f", by {who['devices']} of {who['present']} devices"
 
 
 def total(kinds: ByKind, way: str) -> int:

@@ -23,6 +23,7 @@ from protofleet.coordinator.observe.series import (
     Traffic,
 )
 from protofleet.coordinator.observe.view import RunView
+from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.spool.older_copies import ITS_OWN, OURS
 from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.health import Check
@@ -234,7 +235,9 @@ class Metrics:
             self._count(last)
             self._set_learned(last)
             self.progress.repeated.inc(last.attempt)
-            self.attendance.updates.labels("accepted").inc(sum(len(p.answered) for p in last.phases))
+            answers = sum(len(p.answered) for p in last.phases)
+            answers += len(last.evaluation.answered) if last.evaluation else 0
+            self.attendance.updates.labels("accepted").inc(answers)
         if last is not None:
             self._set_last(last)
             self.progress.commit.set(ended_at)
@@ -288,6 +291,8 @@ class Metrics:
         self.progress.duration.observe(record.seconds)
         for phase in record.phases:
             self.progress.phase.labels(phase.phase).observe(phase.seconds)
+        if record.evaluation:
+            self.progress.phase.labels(EVALUATE).observe(record.evaluation.seconds)
         # What was dropped in the round in hand is nowhere on the disk.
         self.attendance.updates.labels("late").inc(len(record.late))
         self.attendance.updates.labels("refused").inc(len(record.dropped))

@@ -40,6 +40,7 @@ def observed(
     checks: Mapping[str, Check] | None = None,
     scrapes: Scrapes | None = None,
     unclean_at: float = 0.0,
+    built: Mapping[str, str] | None = None,
 ) -> Iterator[Callable[[], None]]:
     """A run with its observers. What comes is called at its end: one that ends by itself leaves its summary."""
     view, disk = run.view, run.spool.disk
@@ -58,7 +59,8 @@ def observed(
 
     def finish() -> None:
         if not view.stopped:
-            write_summary(folder / "summary.json", summarise(view, settings, rounds.records, software), disk)
+            found = summarise(view, settings, rounds.records, software, built or {})
+            write_summary(folder / "summary.json", found, disk)
 
     with metrics.exposed(settings.endpoint(), checks, scrapes):
         run.tell_of_devices(metrics.heard_from)

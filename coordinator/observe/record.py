@@ -38,6 +38,24 @@ class PhaseRecord:
 
 
 @dataclass
+class EvaluationRecord:
+    """The evaluation by all present devices with which a round began that leaves devices out."""
+
+    seconds: float = 0.0
+    asked: list[str] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)
+    # Of those of the round: from the question until it was closed, in the process that closed it.
+    payload: ByKind = field(default_factory=dict)
+    wire: ByKind = field(default_factory=dict)
+    accuracy: ByView = field(default_factory=dict)
+    validation: ByView = field(default_factory=dict)
+    validation_by_device: ByView = field(default_factory=dict)  # where the run caps weights
+    loss: ByView = field(default_factory=dict)
+    pooled: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
 class RoundRecord:
     round: int
     attempt: int
@@ -65,6 +83,9 @@ class RoundRecord:
     machines: dict[str, list[str]] = field(default_factory=dict)
     # Device -> "train" and "send" -> joules, of those whose boards measure them.
     energy: ByDevice = field(default_factory=dict)
+    # By view: "devices" that measured the accuracy of the line, how many were "asked", and how many were "present".
+    measured: dict[str, dict[str, int]] = field(default_factory=dict)
+    evaluation: EvaluationRecord | None = None
     rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and what good frames said
     by_device: dict[str, ByKind] = field(default_factory=dict)  # `wire`, divided by device: divided()
 
@@ -102,6 +123,7 @@ class Summary:
     devices: dict[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     ended: str = ""
+    stopped: str = ""
     seconds: float = 0.0
     payload: Ways = field(default_factory=lambda: Ways({}, {}))
     wire: Ways = field(default_factory=lambda: Ways({}, {}))
@@ -112,6 +134,7 @@ class Summary:
     broker: str = ""
     security: str = ""
     versions: dict[str, Any] = field(default_factory=dict)
+    experiment: str = ""
 
 
 def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -121,7 +144,12 @@ def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
     except SettingsError:
         return None
     found = asdict(record)
-    del found["energy"]  # no version that measured it wrote a line without a seal
+    for name in (
+        "energy",
+        "measured",
+        "evaluation",
+    ):  # no version that wrote these wrote a line without a seal
+        del found[name]
     return found if 1 <= record.round <= LARGEST_COUNT else None
 
 
@@ -133,12 +161,18 @@ def record_of(line: Mapping[str, Any]) -> RoundRecord:
         if name in known:
             setattr(record, name, value)
     record.phases = [_phase_of(phase) for phase in line.get("phases", [])]
+    record.evaluation = _evaluation_of(line["evaluation"]) if line.get("evaluation") else None
     return record
 
 
 def _phase_of(table: Mapping[str, Any]) -> PhaseRecord:
     known = {field.name for field in fields(PhaseRecord)}
     return PhaseRecord(**{name: value for name, value in table.items() if name in known})
+
+
+def _evaluation_of(table: Mapping[str, Any]) -> EvaluationRecord:
+    known = {field.name for field in fields(EvaluationRecord)}
+    return EvaluationRecord(**{name: value for name, value in table.items() if name in known})
 
 
 def by_machine(said: Mapping[str, str]) -> dict[str, list[str]]:

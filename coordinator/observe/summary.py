@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
@@ -15,6 +17,8 @@ from protofleet.coordinator.observe.view import RunView
 from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.runtime.host.machine import machine_words, parts_of
 
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
 
 def rules_of_run(run: RunView) -> dict[str, str]:
     """By way to predict, in words; a rule that cannot be described costs no run its summary."""
@@ -24,7 +28,14 @@ def rules_of_run(run: RunView) -> dict[str, str]:
         return {}
 
 
-def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, software: str) -> dict[str, Any]:
+def summarise(
+    run: RunView,
+    settings: CoordinatorSettings,
+    lines: Lines,
+    software: str,
+    built: Mapping[str, str] = NOTHING,
+) -> dict[str, Any]:
+    """`built`: commit and digest of the sources, as far as they are known."""
     method = run.plan.variant
     software_of = {**machines_in(lines), **run.software}  # a run that is over hears no hellos any more
     return {
@@ -46,6 +57,7 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
         },
         "class_names": list(run.class_names),
         "ended": f"diverged: {run.diverged}" if run.diverged else "finished",
+        "stopped": "" if run.diverged else run.ended_early,
         "seconds": round(sum(line["seconds"] for line in lines), 1),
         "payload": totals(lines, "payload"),
         "wire": totals(lines, "wire"),
@@ -57,6 +69,7 @@ def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, softwar
         "security": settings.security,
         "versions": {
             "protofleet": software, "python": platform.python_version(), "torch": torch.__version__,
-            "machine": machine_words(),
+            "machine": machine_words(), **built,
         },
+        "experiment": settings.experiment,
     }  # fmt: skip

@@ -140,6 +140,20 @@ class RunView:
         return self._machine.cohort
 
     @property
+    def present(self) -> tuple[str, ...]:
+        """The devices that were there when the cohort of the round was drawn."""
+        return self._machine.present
+
+    @property
+    def is_last_evaluation(self) -> bool:
+        return self._machine.is_last_evaluation
+
+    @property
+    def ended_early(self) -> str:
+        """Why policy.stop has ended the training before its last round."""
+        return self._machine.stopped
+
+    @property
     def answered(self) -> frozenset[str]:
         return frozenset(self._machine.answered)
 

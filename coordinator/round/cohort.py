@@ -11,7 +11,6 @@ from protofleet.coordinator.round.policy import Policy
 @dataclass
 class CohortSelection:
     policy: Policy
-    rounds: int
     seed: int
     settled: float | None = None  # when who is there is enough
 
@@ -28,11 +27,13 @@ class CohortSelection:
         self.settled = latest if self.settled is None else min(self.settled, latest)
         return now >= self.settled or (ready and here == (gather or self.seats))
 
-    def draw(self, steady: set[str], others: set[str], number: int, attempt: int) -> tuple[str, ...]:
+    def draw(
+        self, steady: set[str], others: set[str], number: int, attempt: int, everybody: bool = False
+    ) -> tuple[str, ...]:
         """A seeded choice; others than steady ones take the seats that are left."""
         dice = random.Random(f"{self.seed}/{number}/{attempt}")
         size = len(steady) + len(others)
-        if number <= self.rounds and self.seats:
+        if self.seats and not everybody:
             size = self.seats
         drawn = _drawn(dice, steady, size)
         return tuple(sorted(drawn + _drawn(dice, others, size - len(drawn))))

@@ -57,6 +57,8 @@ class Advanced:
     phase: str | None
     base: bytes = b""
     fault: str = ""  # at its end: why nobody could go on from what it has come to
+    # At its end: mean validation accuracy, where all present devices were asked for it and policy.stop wants it.
+    validation: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,9 @@ class Advance:
     round: int
     phase: str | None  # whose answers; None starts the round
     devices: tuple[str, ...]
+    evaluate: bool = (
+        False  # start with the question of the last evaluation, though this is not its round by number
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +200,16 @@ class Dismiss:
 
 
 @dataclass(frozen=True, slots=True)
+class Judge:
+    """Make durable which validation accuracy a round has shown, and why the run ends with it, if it does."""
+
+    round: int
+    accuracy: float
+    words: str  # why the run ends; nothing: it goes on
+    oldest: int  # the first round whose accuracy is still needed
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     rounds: int
 
@@ -218,6 +233,7 @@ Command: TypeAlias = (
     | Repeat
     | Drop
     | Dismiss
+    | Judge
     | Finish
 )
 
@@ -240,4 +256,6 @@ class Recovered:
     tried: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     diverged: str = ""  # why the run has ended
     seconds: float = 0.0  # that earlier processes were at it, as far as they have written that down
+    judged: Mapping[int, float] = field(default_factory=dict)  # round -> validation accuracy, for policy.stop
+    stopped: tuple[int, str] | None = None  # the round with which policy.stop has ended the training, and why
     ahead: tuple[Recovered, ...] = ()  # rounds after it that had begun, where its replay comes first

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from protofleet.coordinator.round.cohort import CohortSelection
 from protofleet.coordinator.round.events import (
@@ -33,6 +33,7 @@ from protofleet.coordinator.round.events import (
     Finish,
     IllegalEventError,
     Joined,
+    Judge,
     Left,
     PutAside,
     Recovered,
@@ -47,10 +48,13 @@ from protofleet.coordinator.round.events import (
 from protofleet.coordinator.round.flapping import FlapDetector
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round.silence import SilentDevices
+from protofleet.coordinator.round.stop import StopRule
 from protofleet.coordinator.round.stragglers import StragglerDeadline
 from protofleet.coordinator.round.trials import Trials
 from protofleet.coordinator.round.verdicts import Verdicts
 from protofleet.protocol.wire.reasons import Problem, Reason
+
+EVALUATE: Final = "evaluate"  # the phase in which all present devices only measure
 
 Handler: TypeAlias = "Callable[[RoundMachine, Any, float], Iterable[Command]]"
 
@@ -69,6 +73,7 @@ class RoundMachine:
     base: bytes = b""  # broadcast that the open phase stands on
     roster: set[str] = field(default_factory=set)
     cohort: tuple[str, ...] = ()
+    stopped: str = ""  # why policy.stop has ended the training before its last round
     verdicts: Verdicts = field(default_factory=Verdicts)
     silent: SilentDevices = field(default_factory=SilentDevices)
     trials: Trials = field(default_factory=Trials)
@@ -83,9 +88,14 @@ class RoundMachine:
     # Round -> whose answers brought it to nothing.
     _aside: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _later_rounds: list[Recovered] = field(default_factory=list)  # rounds decided after a replayed one
+    _present: tuple[str, ...] = ()  # devices that were there when the cohort was drawn
+    # The cohort of the round, while all present devices evaluate before it.
+    _drawn: tuple[str, ...] | None = None
+    _stopped_after: int | None = None  # the last round of training, where policy.stop has ended it
 
     def __post_init__(self) -> None:
-        self.selection = CohortSelection(self.policy, self.rounds, self.seed)
+        self.selection = CohortSelection(self.policy, self.seed)
+        self.stop_rule = StopRule(self.policy.stop)
         self.straggler_deadline = StragglerDeadline(
             self.policy.straggler_factor, self.policy.straggler_seconds
         )
@@ -96,17 +106,24 @@ class RoundMachine:
         self.roster, self._later_rounds, self._aside = set(past.roster), list(past.ahead), dict(past.aside)
         self.trials.resume(past.tried)
         self.verdicts.last = {d: (number, dict(bases)) for d, (number, bases) in past.earlier.items()}
+        self.stop_rule.measured = dict(past.judged)
+        if past.stopped:
+            self._stopped_after, self.stopped = past.stopped
         self._restore_round(past)
         if past.diverged:
             return [*self._diverge(past.diverged)]
         if self.round > self._last_round:
             return [*self._finish()]
         self.stage = Stage.COMPUTING
-        return [Advance(self.round, None, ())]
+        return [self._first_step()]
 
     def _restore_round(self, past: Recovered) -> None:
         self.round, self.attempt, self.cohort = past.round, past.attempt, past.cohort
         self._earlier = past.seconds
+        self._present, self._drawn = tuple(sorted(past.roster)), None
+        self.stop_rule.restore(self.stop_rule.measured, past.round)
+        if self._stopped_after is not None and self._stopped_after >= past.round:  # decided anew when it ends
+            self._stopped_after, self.stopped = None, ""
         self._closed = dict(past.closed)
         self.verdicts.begin_round(past.accepted)
 
@@ -135,8 +152,32 @@ class RoundMachine:
         return latest
 
     @property
+    def is_last_evaluation(self) -> bool:
+        """Whether the training is over, and all present devices measure what it has come to."""
+        return self.round > self._last_training
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether devices that were present when the cohort was drawn are not in it."""
+        drawn = self.cohort if self._drawn is None else self._drawn
+        return not set(drawn).issuperset(self._present)
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The devices that were there when the cohort was drawn."""
+        return self._present
+
+    @property
+    def measured_by_all(self) -> Mapping[str, tuple[str, ...]]:
+        """The phases of the round, as far as they are closed, in which all present devices were asked."""
+        if EVALUATE in self._closed:
+            return {EVALUATE: self._closed[EVALUATE]}
+        return {} if self.leaves_out else dict(self._closed)
+
+    @property
     def evaluating(self) -> bool:
-        return self.round > self.rounds
+        """Whether the open question only asks for measurements."""
+        return self.is_last_evaluation or self._drawn is not None
 
     @property
     def waited_for(self) -> AbstractSet[str]:
@@ -157,8 +198,34 @@ class RoundMachine:
         return device in self._missing or device in self._answered or device in self.verdicts.refused
 
     @property
+    def _last_training(self) -> int:
+        return self.rounds if self._stopped_after is None else self._stopped_after
+
+    @property
     def _last_round(self) -> int:
-        return self.rounds + self.evaluate
+        return self._last_training + self.evaluate
+
+    @property
+    def _evaluation_is_due(self) -> bool:
+        """Before this round, as it leaves devices out: they would not measure what the rounds before came to."""
+        every = self.policy.evaluate_every
+        return every > 0 and self.round > 1 and (self.round - 1) % every == 0 and self.leaves_out
+
+    def _first_step(self) -> Advance:
+        """Begin the round: with an evaluation by all present devices where one is due."""
+        if self.is_last_evaluation:
+            return Advance(self.round, None, (), evaluate=self.round <= self.rounds)
+        if self._evaluation_is_due:
+            self._drawn, self.cohort = self.cohort, self._present
+            return Advance(self.round, None, (), evaluate=True)
+        return Advance(self.round, None, ())
+
+    def _next_step(self, phase: str, devices: tuple[str, ...]) -> Advance:
+        """Go on with the answers to a phase. After an evaluation the round begins, with the cohort that was drawn."""
+        if self._drawn is None:
+            return Advance(self.round, phase, devices)
+        self.cohort, self._drawn = self._drawn, None
+        return Advance(self.round, None, ())
 
     @property
     def _quorum(self) -> int:
@@ -252,7 +319,7 @@ class RoundMachine:
             return self._open(event.phase, event.base, now)
         if event.fault:
             return self._blame(self._suspected_round, event.fault, server_half=True)
-        return self._end_round(now)
+        return self._end_round(now, event.validation)
 
     def _maybe_start(self, now: float) -> Iterator[Command]:
         if self.stage is not Stage.GATHERING or len(self.roster) < self.policy.quorum:
@@ -265,16 +332,18 @@ class RoundMachine:
         aside = self._aside.get(self.round, ())
         steady = (self._reliable(now) - self.silent.devices).difference(aside)
         others = (self.roster - steady).difference(aside)
-        drawn = self.selection.draw(steady, others, self.round, self.attempt)
+        everybody = self.is_last_evaluation
+        drawn = self.selection.draw(steady, others, self.round, self.attempt, everybody)
         self.cohort = tuple(sorted((*drawn, *self._asked_in_addition(others.difference(drawn)))))
+        self._present, self._drawn = tuple(sorted(self.roster)), None
         self.stage, self.selection.settled, self._earlier = Stage.COMPUTING, None, None
         self._absent = {device: now for device in self.cohort if device not in steady}
         yield Save(self.round, self.attempt, self.cohort)
-        yield Advance(self.round, None, ())
+        yield self._first_step()
 
     def _asked_in_addition(self, others: AbstractSet[str]) -> tuple[str, ...]:
         """A silent device that got no seat: else it could answer nothing."""
-        return () if self.evaluating else self.silent.in_turn(others)
+        return () if self.is_last_evaluation else self.silent.in_turn(others)
 
     def _open(self, phase: str, base: bytes, now: float) -> Iterator[Command]:
         self.asked, self.base = phase, base
@@ -283,7 +352,7 @@ class RoundMachine:
         if closed or (closed is not None and self.evaluating):  # which may have ended without anybody
             self.cohort = closed
             if known.issuperset(closed):
-                yield Advance(self.round, phase, closed)
+                yield self._next_step(phase, closed)
                 return
             # An answer has been lost to a damaged disk: its device still has it, and nobody else is asked.
         self._answered = known.intersection(self.cohort)
@@ -374,7 +443,7 @@ class RoundMachine:
         self.stage, self._deadline = Stage.COMPUTING, None
         self._closed[self.asked] = self.cohort
         yield Close(self.round, self.asked, self.cohort)
-        yield Advance(self.round, self.asked, self.cohort)
+        yield self._next_step(self.asked, self.cohort)
 
     def _maybe_blame(self) -> Iterator[Command]:
         """Whether most of the cohort have made nothing of the broadcast: one device alone is its own matter."""
@@ -389,7 +458,7 @@ class RoundMachine:
     @property
     def _suspected_round(self) -> int:
         """What is open stands on answers to this round, once it has had some, and else to the one before."""
-        return self.round - (not self._closed)
+        return self.round - (not self._closed.keys() - {EVALUATE})
 
     def _blame(self, number: int, why: str, server_half: bool = False) -> Iterator[Command]:
         if number < 1:
@@ -423,7 +492,7 @@ class RoundMachine:
         until = list(closed).index(phase) + 1
         self._restore_round(replace(past, closed={name: closed[name] for name in list(closed)[:until]}))
         self._earlier, self.stage = None, Stage.COMPUTING
-        yield Advance(self.round, None, ())
+        yield self._first_step()
 
     def _return_the_last(self, number: int) -> tuple[str, ...]:
         """Count the answer again that was left out in vain."""
@@ -469,7 +538,16 @@ class RoundMachine:
         found = "; ".join(filter(None, (next(iter(broken.values())).message, self.way_out)))
         return f"{len(broken)} of {len(self.cohort)} devices have diverged in {where} ({found})"
 
-    def _end_round(self, now: float) -> Iterator[Command]:
+    def _judge_by_validation(self, accuracy: float | None) -> Iterator[Command]:
+        if accuracy is None or self.policy.stop is None or self.is_last_evaluation:
+            return
+        self.stopped = self.stop_rule.note(self.round, accuracy)
+        if self.stopped:
+            self._stopped_after = self.round
+        yield Judge(self.round, accuracy, self.stopped, self.stop_rule.oldest)
+
+    def _end_round(self, now: float, accuracy: float | None) -> Iterator[Command]:
+        yield from self._judge_by_validation(accuracy)
         self.verdicts.end_round(self.round)
         self.trials.begin_round()
         self.round, self.attempt = self.round + 1, 0
@@ -481,11 +559,11 @@ class RoundMachine:
                 yield from self._finish()
             else:
                 self.stage = Stage.COMPUTING
-                yield Advance(self.round, None, ())
+                yield self._first_step()
         elif self.round > self._last_round:
             yield Save(self.round, 0, ())
             yield from self._finish()
-        elif self.evaluating or len(self._reliable(now)) >= self.policy.quorum:
+        elif self.is_last_evaluation or len(self._reliable(now)) >= self.policy.quorum:
             yield from self._start(now)
         else:
             self.stage = Stage.GATHERING
@@ -493,7 +571,7 @@ class RoundMachine:
 
     def _finish(self) -> Iterator[Command]:
         self.stage, self._deadline = Stage.FINISHED, None
-        yield Finish(self.rounds)
+        yield Finish(self._last_training)
         yield from (Dismiss(device) for device in sorted(self.roster))
 
     def _seconds_left(self, now: float) -> float:

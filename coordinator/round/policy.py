@@ -11,6 +11,7 @@ from protofleet.protocol.settings.bounds import (
     Devices,
     PositiveSeconds,
     Seconds,
+    Share,
     Within,
 )
 from protofleet.protocol.settings.reader import demand_within
@@ -20,6 +21,24 @@ StragglerFactor = Annotated[float, Within(1, LARGEST_FACTOR, also=((0, "off"),))
 Attempts: TypeAlias = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "without end"),))] | Literal["auto"]
 WeightCap = Annotated[float, Within(1, LARGEST_FACTOR, also=((0, "off"),))]
 Flaps = Annotated[int, Within(2, LARGEST_COUNT, also=((0, "never"),))]
+EvaluateEvery = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "only at the end"),))]
+Patience = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "off"),))]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The [policy.stop] table: when a run ends early. Validation samples decide, never test samples."""
+
+    accuracy: Share = 0.0  # mean validation accuracy that is enough; 0: off
+    patience: Patience = 0  # evaluations in a row without a better one that are enough; 0: off
+
+    def __post_init__(self) -> None:
+        demand_within(self)
+        if not (self.accuracy or self.patience):
+            raise ValueError(
+                "stop has neither accuracy nor patience, so it would never end a run; set one of them above 0, for "
+                "example stop = { accuracy = 0.95, patience = 20 }, or leave stop out"
+            )
 
 
 @dataclass(frozen=True)
@@ -45,6 +64,10 @@ class Policy:
     # A device weighs at most so many times the median of its cohort, in training and in reports; 0: as it claims.
     weight_cap: WeightCap = 3.0
 
+    # Where rounds leave present devices out, all of them measure the model after every so many rounds.
+    evaluate_every: EvaluateEvery = 5
+    stop: Stop | None = None  # None: the run has all its rounds
+
     def __post_init__(self) -> None:
         demand_within(self)
         if 0 < self.cohort < self.quorum:
@@ -53,6 +76,11 @@ class Policy:
             )
         if self.spares and not self.cohort:
             raise ValueError(f"spares is {self.spares} with cohort = 0, it must be 0 where all are invited")
+        if self.stop and self.cohort and not self.evaluate_every:
+            raise ValueError(
+                f"stop is set with cohort = {self.cohort} and evaluate_every = 0, so nothing would be measured that "
+                "can end the run; set evaluate_every to at least 1, or leave stop out"
+            )
 
     def attempts_of(self, cohort: int) -> int:
         """Return the number of attempts of a round with a cohort of that size; 0: without end."""

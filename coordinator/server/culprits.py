@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protofleet.coordinator.round.events import Blame, Blamed, Recovered
+from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.server.outliers import Outlier, farthest, sizes_by_device, worst
 from protofleet.coordinator.server.stepper import Stepper
 from protofleet.coordinator.spool.index import RunMismatchError
@@ -53,6 +54,7 @@ class FailedRound:
         closed = {
             phase: {d: known[phase][d] for d in devices if d in known[phase]}
             for phase, devices in past.closed.items()
+            if phase != EVALUATE  # before the round: no answer to it is used
         }
         next_members = None if next_cohort is None else [members[d] for d in next_cohort]
         return FailedRound(past, saved.state, [members[d] for d in past.cohort], closed, next_members)

@@ -114,7 +114,7 @@ class ServerRunner:
 
     def _next(self, advance: Advance, members: Sequence[Member], given: Mapping[str, Accepted]) -> Ask | None:
         if advance.phase is None:
-            return self._stepper.begin(advance.round, members)
+            return self._stepper.begin(advance.round, members, advance.evaluate)
         return self._stepper.send(given)
 
     def arrays(self, answer: Accepted) -> LazyPayload:

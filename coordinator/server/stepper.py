@@ -46,11 +46,13 @@ class Stepper:
         self._sample = torch.randn(2, *plan.input_shape.axes, generator=seeded("a fixed input"))
         self._round: Round | None = None
 
-    def begin(self, number: int, members: Sequence[Member]) -> Ask:
+    def begin(self, number: int, members: Sequence[Member], evaluate: bool = False) -> Ask:
+        """`evaluate`: ask what is asked after the last round, whichever number this one has."""
         self._excluded, self.aside = set(), {}
         self.server.fleet = max(self._fleet(), len(members))
         self.server.begin(number, capped_members(members, self._weight_cap))
-        self._round = self._evaluation(self.server) if number > self._rounds else round_of(self.server)
+        evaluate = evaluate or number > self._rounds
+        self._round = self._evaluation(self.server) if evaluate else round_of(self.server)
         return self._asked(first_ask(self.server, self._round))
 
     def send(self, answers: Mapping[str, Accepted]) -> Ask | None:

@@ -46,6 +46,7 @@ ADDED_TABLES: Final = {
     "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has diverged there
     "tried": "round INTEGER, device TEXT",  # whose answers were put aside one at a time, for a while
     "fleet": "one INTEGER PRIMARY KEY CHECK (one = 1), devices INTEGER",  # enrolled when the run began
+    "judged": "round INTEGER PRIMARY KEY, accuracy TEXT, words TEXT",  # for policy.stop; words: why it ended the run
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # of the classes
     "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",  # of answers in the log
     "epochs": "epoch INTEGER PRIMARY KEY",  # of the coordinators that have claimed the folder

@@ -253,6 +253,21 @@ class Spool:
             self.index.put("closed", round, phase, json.dumps(devices))
             self._save_traffic()
 
+    def judge(self, round: int, accuracy: float, words: str, oldest: int) -> None:
+        """Keep what policy.stop goes by, with the next transaction: the save of the round that follows."""
+
+        def write() -> None:
+            self.index.put("judged", round, repr(accuracy), words)
+            self._db.execute("DELETE FROM judged WHERE round < ?", (oldest,))
+
+        self.index.defer(write)
+
+    def _judged(self) -> tuple[dict[int, float], tuple[int, str] | None]:
+        """By round, its validation accuracy; and the round with which policy.stop has ended the training, and why."""
+        rows = self._db.execute("SELECT round, accuracy, words FROM judged ORDER BY round").fetchall()
+        stopped = [(number, words) for number, _, words in rows if words]
+        return {number: float(accuracy) for number, accuracy, _ in rows}, stopped[-1] if stopped else None
+
     def rollback(self, round: int) -> None:
         """The round begins again. Accepted answers stay valid for devices that are asked the same question again."""
         with self._transaction():
@@ -352,6 +367,7 @@ class Spool:
         first, *later = [self._recovered(row) for row in self._usable]
         aside, diverged = self._answers_put_aside()
         earlier = self._earlier_answers(first.round)
+        judged, stopped = self._judged()
         recovered = replace(
             first,
             ahead=tuple(later),
@@ -359,6 +375,8 @@ class Spool:
             aside=aside,
             tried=self._answers_tried(),
             diverged=diverged,
+            judged=judged,
+            stopped=stopped,
         )
         return recovered, {name: saved.member for name, saved in self._saved_devices()}
 
@@ -403,6 +421,7 @@ class Spool:
         with self._transaction():
             for table in ("checkpoint", "accepted", "closed"):
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round,))
+            self._db.execute("DELETE FROM judged WHERE round >= ?", (round,))
             this = "SELECT rowid FROM closed WHERE round = ? AND phase = ?"
             later = f"DELETE FROM closed WHERE rowid > ({this}) AND round = ?"
             self._db.execute(later, (round, phase, round))

@@ -21,7 +21,7 @@ from protofleet.deploy.report.comparison import (
 )
 from protofleet.deploy.report.comparison_csv import as_csv
 from protofleet.deploy.report.comparison_page import comparison_page
-from protofleet.deploy.report.comparison_tables import Table, tables
+from protofleet.deploy.report.comparison_tables import Table, origin_table, tables
 from protofleet.deploy.report.energy.compared import energy_tables
 from protofleet.deploy.report.html_page import table as html_table
 from protofleet.deploy.report.latex import as_latex
@@ -83,7 +83,7 @@ class Comparison:
         return "".join(html_table(one.title, one.head, one.rows, one.best) for one in self.tables)
 
     def to_markdown(self, path: str | Path | None = None) -> str:
-        return written(path, "\n".join(table.markdown() for table in self.tables))
+        return written(path, "\n".join(one.markdown() for one in [*self.tables, origin_table(self.groups)]))
 
     def to_latex(self, path: str | Path | None = None) -> str:
         """The tables, for a paper that says \\usepackage{booktabs,graphicx}."""

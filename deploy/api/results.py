@@ -37,6 +37,8 @@ class Point:
     accuracy: float  # on test samples, the unweighted mean of the domains
     by_domain: Mapping[str, float]
     validation: float | None  # the same on validation samples; None where there are none
+    devices: int = 0  # that measured it
+    all_present: bool = True  # all present devices were asked for it; False: a sampled cohort
 
 
 class Result:
@@ -92,7 +94,7 @@ class Result:
             Point(
                 point.rounds, point.bytes, point.accuracy["mean"],
                 {name: value for name, value in point.accuracy.items() if name != "mean"},
-                point.validation.get("mean"),
+                point.validation.get("mean"), point.devices, point.by_all,
             )
             for point in self._run.points(self.view)
         ]  # fmt: skip

@@ -155,7 +155,7 @@ def compare(options: argparse.Namespace) -> int:
     from protofleet.deploy.report.comparison import accuracy_target, read_groups, write
     from protofleet.deploy.report.comparison_csv import as_csv
     from protofleet.deploy.report.comparison_page import comparison_page
-    from protofleet.deploy.report.comparison_tables import as_object, tables
+    from protofleet.deploy.report.comparison_tables import as_object, origin_table, tables
     from protofleet.deploy.report.energy.compared import energy_tables
     from protofleet.deploy.report.latex import as_latex
 
@@ -166,7 +166,7 @@ def compare(options: argparse.Namespace) -> int:
     listing.line("\n\n".join(table.text() for table in shown))
     listing.end(as_object(groups, shown))
     if options.markdown:
-        write(options.markdown, "\n".join(table.markdown() for table in shown))
+        write(options.markdown, "\n".join(table.markdown() for table in [*shown, origin_table(groups)]))
     if options.html:
         write(options.html, comparison_page(groups, shown))
     if options.latex:

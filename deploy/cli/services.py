@@ -44,6 +44,7 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.deploy.errors import ended_early
         from protofleet.deploy.fleet.device.coordinator_settings import load_settings
         from protofleet.deploy.local.start.misplaced import read_for
+        from protofleet.deploy.provenance import software
         from protofleet.edge_client.host.loaded_settings import refuse_downgrade
 
     # What is not signed is said of any kind of file.
@@ -54,7 +55,7 @@ def coordinator(options: argparse.Namespace) -> int:
         refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
     folder = Path(settings.folder) / settings.name
     try:
-        if problem := run_coordinator(settings, installed_version(), options.events):
+        if problem := run_coordinator(settings, installed_version(), options.events, software()):
             raise ended_early(problem)
     except DivergedError:
         report_on(folder)

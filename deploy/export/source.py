@@ -116,7 +116,10 @@ def _input(folder: Path, plan: Plan) -> tuple[Input, str]:
 def _state(folder: Path, run: SavedRun, rounds: int, chosen: Chosen) -> tuple[int, Body]:
     """And the round that it is the beginning of."""
     if chosen == "last":
-        return min(run.round, rounds + 1), run.newest()  # the evaluation changes nothing
+        over = [
+            line["round"] for line in read_rounds(folder / "rounds.jsonl") if line["kind"] == "evaluation"
+        ]
+        return min(run.round, *over, rounds + 1), run.newest()  # the evaluation changes nothing
     if (best := run.best()) is not None:
         return best
     lines = read_rounds(folder / "rounds.jsonl")

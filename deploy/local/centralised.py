@@ -30,6 +30,7 @@ from protofleet.deploy.local.data_check import require_data
 from protofleet.deploy.local.experiment import Experiment, recorded
 from protofleet.deploy.local.run import prepare_folder
 from protofleet.deploy.local.start.sole_use import alone
+from protofleet.deploy.provenance import digest_of_experiment, software
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.edge_client.compute import compute_place, moved
 from protofleet.edge_client.data.shard import Shard, Shards
@@ -181,5 +182,7 @@ def summary_of(
         "accuracy": found, "views": {VIEW: found}, "broker": "none", "security": NAME,
         "versions": {
             "protofleet": installed_version(), "python": platform.python_version(), "torch": torch.__version__,
+            **software(),
         },
+        "experiment": digest_of_experiment(settings_table(experiment)),
     }  # fmt: skip

@@ -17,6 +17,7 @@ from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFacto
 from protofleet.deploy.local.data_beside import data_beside
 from protofleet.deploy.local.own_plugins import OwnPlugIns, own_plugins
 from protofleet.deploy.local.start.misplaced import places_of, read_for
+from protofleet.deploy.provenance import digest_of_experiment
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.catalog import find as find_source
@@ -175,6 +176,15 @@ class Experiment:
             raise ValueError(
                 f"data.validation is 0 for every device, and {plan.method} learns by validation samples; set it to a "
                 "share, for example 0.1"
+            )
+
+        self._require_validation_to_stop_by()
+
+    def _require_validation_to_stop_by(self) -> None:
+        if self.policy and self.policy.stop and not any(data.validation for data in self.shards.values()):
+            raise ValueError(
+                "policy.stop ends a run by its validation accuracy, and data.validation is 0 for every device: test "
+                "samples choose nothing; set data.validation to a share, for example 0.1, or leave policy.stop out"
             )
 
     def _require_fitting_networks(self) -> None:
@@ -441,7 +451,7 @@ def coordinator_settings(
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=limits,
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,
-        plugins=e.own_plugins.allowed(), metrics=e.metrics,
+        plugins=e.own_plugins.allowed(), metrics=e.metrics, experiment=digest_of_experiment(recorded(e)),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from protofleet.coordinator.observe.curves import curve, with_mean
+from protofleet.coordinator.observe.curves import curve, is_global, measurements, with_mean
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.report.energy.amounts import joules_of
 from protofleet.deploy.report.finished_run import Rounds, read_run, require_finished, require_keys
@@ -43,6 +43,9 @@ class Point:
     validation: Mapping[str, float]
     in_round: bool = True  # and not by the last evaluation
     joules: float = 0.0  # of the devices that measure them
+    devices: int = 0  # that measured the accuracy
+    present: int = 0  # devices that were there
+    by_all: bool = True  # all present devices were asked, and no sampled cohort
 
 
 @dataclass(frozen=True)
@@ -61,26 +64,28 @@ class Run:
 
         A domain whose devices missed a round keeps its last measurement; until all have one there is no point.
         """
-        found, sent, drawn = [], 0, 0.0
+        found, sent, drawn, done = [], 0, 0.0, 0
         test, validation = dict[str, float](), dict[str, float]()
-        for line in self.rounds:
-            in_round = sum(size for kinds in line["payload"].values() for size in kinds.values())
-            if by_domain := line["accuracy"].get(view):
-                test, validation = {**test, **by_domain}, {**validation, **line["validation"].get(view, {})}
-                spent = sent if is_global(view) else sent + in_round
-                joules = drawn if is_global(view) else drawn + joules_of(line)
-                in_a_round = line.get("kind") != "evaluation"
-                trained = self.rounds_trained(line, view)
-                found.append(
-                    Point(trained, spent, with_mean(test), with_mean(validation), in_a_round, joules)
+        for point in measurements(self.rounds, view):
+            for line in self.rounds[done : point.line]:
+                sent, drawn = sent + payload_of(line), drawn + joules_of(line)
+            done = point.line
+            spent, joules = sent, drawn
+            if not is_global(view):
+                spent += payload_of(point.table)
+                joules += joules_of(point.table)
+            test, validation = {**test, **point.of("accuracy")}, {**validation, **point.of("validation")}
+            found.append(
+                Point(
+                    point.rounds, spent, with_mean(test), with_mean(validation), point.in_round, joules,
+                    point.devices, point.present, point.by_all,
                 )
-            sent += in_round
-            drawn += joules_of(line)
+            )  # fmt: skip
         return [point for point in found if point.accuracy.keys() == found[-1].accuracy.keys()]
 
-    def rounds_trained(self, line: Mapping[str, Any], view: str) -> int:
-        """The last evaluation does not count as a round of training."""
-        return min(int(line["round"]) - is_global(view), int(self.summary["rounds"]))
+    def points_by_all(self, view: str) -> list[Point]:
+        """The points that all present devices measured: these can be compared with each other."""
+        return [point for point in self.points(view) if point.by_all]
 
     def is_complete(self, view: str) -> bool:
         """Whether every round has measured the same domains."""
@@ -134,21 +139,24 @@ class AccuracyTarget:
         return [point for point in first_points if point is not None]
 
     def first_point(self, run: Run, view: str) -> Point | None:
-        reached = (p for p in run.points(view) if p.accuracy["mean"] > self.accuracy - ROUNDING_ERROR)
+        reached = (p for p in run.points_by_all(view) if p.accuracy["mean"] > self.accuracy - ROUNDING_ERROR)
         return next(reached, None)
 
 
 def best_by_validation(points: Sequence[Point], view: str) -> Point | None:
-    """Never by test: the first whose validation mean is highest. Of devices' own models those of rounds alone, where
-    there are some: what the last evaluation measures may be another model, as one after a last fit."""
-    measured = [point for point in points if point.validation]
+    """Never by test: the first whose validation mean is highest, of those that all present devices measured.
+
+    Of devices' own models those of rounds alone, where there are some: what an evaluation measures may be another
+    model, as one after a last fit.
+    """
+    measured = [point for point in points if point.validation and point.by_all]
     if not is_global(view):
         measured = [point for point in measured if point.in_round] or measured
     return max(measured, key=lambda point: point.validation["mean"], default=None)
 
 
-def is_global(view: str) -> bool:
-    return view.startswith("global")
+def payload_of(line: Mapping[str, Any]) -> int:
+    return sum(size for kinds in line["payload"].values() for size in kinds.values())
 
 
 def name_without_seed(name: str) -> str:

@@ -82,7 +82,7 @@ def curves_section(groups: Sequence[Group]) -> str:
 
 def accuracy_line(i: int, group: Group, x_of: Callable[[Point], float]) -> Line:
     """The mean over the group's runs, at rounds that all have measured; of two points of one round the later one."""
-    by_round = [{point.rounds: point for point in run.points(group.view)} for run in group.runs]
+    by_round = [{point.rounds: point for point in run.points_by_all(group.view)} for run in group.runs]
     shared = sorted(set.intersection(*(set(points) for points in by_round)))
     data, band = [], []
     for number in shared:

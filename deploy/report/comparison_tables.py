@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -79,6 +79,8 @@ def as_object(groups: Sequence[Group], shown: Sequence[Table]) -> dict[str, Any]
         {
             "name": group.name, "method": group.method, "view": group.view,
             "seeds": [run.summary["seed"] for run in group.runs],
+            "experiment": [run.summary.get("experiment", "") for run in group.runs],
+            "versions": [run.summary.get("versions", {}) for run in group.runs],
             "final": [asdict(point) for point in group.final_points()],
             "best_by_validation": [asdict(point) for point in group.best_points()],
             "bytes": [
@@ -89,6 +91,36 @@ def as_object(groups: Sequence[Group], shown: Sequence[Table]) -> dict[str, Any]
         for group in groups
     ]  # fmt: skip
     return {"rows": rows, "tables": [table.as_object() for table in shown]}
+
+
+def origin_table(groups: Sequence[Group]) -> Table:
+    """The software and the settings that each row came from, so that it can be repeated."""
+    rows = [
+        [
+            group.name,
+            *(
+                alike(run.summary.get("versions", {}).get(key) for run in group.runs)
+                for key in ("commit", "sources")
+            ),
+            alike(run.summary.get("experiment") for run in group.runs),
+            *(
+                alike(run.summary.get("versions", {}).get(key) for run in group.runs)
+                for key in ("torch", "machine")
+            ),
+        ]
+        for group in groups
+    ]
+    note = (
+        "commit: of the checkout, + where its files differed from it. sources: digest of the code that decides "
+        "results, the same in a wheel. experiment: digest of the resolved settings without the seed."
+    )
+    head = ["run", "commit", "sources", "experiment", "torch", "machine of the coordinator"]
+    return Table("Where the figures come from", note, head, rows)
+
+
+def alike(values: Iterable[object]) -> str:
+    """All that the seeds of a row say; runs of earlier versions say nothing."""
+    return ", ".join(sorted({str(value) if value else "not recorded" for value in values}))
 
 
 def final_table(groups: Sequence[Group]) -> Table:
@@ -107,6 +139,8 @@ def final_table(groups: Sequence[Group]) -> Table:
     note = f"{SEEDS_NOTE} mean: of the domains, all with the same weight."
     if pooled_head:
         note += " pooled: right answers of all devices over all their test samples."
+    if any(not point.by_all for g in groups for run in g.runs for point in run.points(g.view)):
+        note += " Where rounds leave devices out, only measurements by all present devices count."
     if not all(run.is_complete(group.view) for group in groups for run in group.runs):
         note += " A domain that missed a round counts with its last measurement."
     head = ["run", "method", "view", "seeds", *domains, "mean", *pooled_head]

@@ -38,7 +38,7 @@ def read_run(folder: Path) -> FinishedRun:
     copies = {line["round"]: line for _, line in whole_lines(copy_of(path))[0]}
     last = max(lines | copies, default=0)
     if summary.get("ended", "finished") == "finished":
-        last = max(last, summary.get("rounds", 0) + 1)
+        last = max(last, summary.get("rounds_done" if summary.get("stopped") else "rounds", 0) + 1)
     missing = {number for number in range(1, last + 1) if number not in lines}
     restored, lost = sorted(missing & copies.keys()), sorted(missing - copies.keys())
     lines |= {number: copies[number] for number in restored}

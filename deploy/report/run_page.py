@@ -45,7 +45,7 @@ SECTIONS: Final[Sequence[Callable[[FinishedRun], str]]] = (
     energy_section,
     run_section,
     anchor_margins_section,
-    lambda run: feature_sections(run.folder, run.summary["rounds"]),
+    lambda run: feature_sections(run.folder, run.summary.get("rounds_done", run.summary["rounds"])),
     participation_section,
     environment_section,
     settings_section,
@@ -82,9 +82,15 @@ def outcome_notice(summary: Mapping[str, Any]) -> str:
     """In red where the run has not finished well; summaries of earlier versions do not say."""
     text = summary.get("ended", "finished")
     if text == "finished":
-        return ""
+        return f"<p>{escape(stopped_words(summary))}</p>" if summary.get("stopped") else ""
     words = text.replace("diverged: ", "come to nothing: ", 1)
     return f'<p class="danger">This run has {escape(words)}.</p>'
+
+
+def stopped_words(summary: Mapping[str, Any]) -> str:
+    """Say why policy.stop has ended a run."""
+    done, planned = summary["rounds_done"], summary["rounds"]
+    return f"This run was stopped after {done} of {planned} rounds: {summary['stopped']}."
 
 
 def security_notice(summary: Mapping[str, Any]) -> str:
@@ -165,6 +171,7 @@ def final_table(folder: Path) -> str:
     sent = f"tensors {up_and_down(payload)}; on the wire {human_bytes(wire)}"
     rows.append(f"{sent}; FedAvg would have sent {human_bytes(fedavg)}" if fedavg else sent)
     rows.append(f"{VIEWS[summary['reports']]}; messages {describe_security(summary)}")
+    rows += [stopped_words(summary)] if summary.get("stopped") else []
     rows += [words] if (words := few_test_images(run)) else []
     rows += [run.faults] if run.faults else []
     return "\n".join(rows)

@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeAlias
 import torch
 
 from protofleet.edge_client.evaluate import Splits, evaluate
-from protofleet.edge_client.feature_snapshots import Snapshots, save_snapshot
+from protofleet.edge_client.feature_snapshots import Snapshots, delete_earlier_evaluations, save_snapshot
 from protofleet.edge_client.serving.settings import GLOBAL, PERSONAL
 from protofleet.edge_client.trainer.deadline import NEVER, Deadline
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
@@ -120,6 +120,8 @@ class LocalJob:
             metrics[MODELS_UNWRITTEN] = unwritten
         if self._snapshots.wanted(number, phase):
             most = self._snapshots.samples
+            if phase == EVALUATE:
+                delete_earlier_evaluations(self._folder, number, self._snapshots.rounds)
             learned = {} if phase == EVALUATE else payload  # else it is counts, and no point in a picture
             save_snapshot(self._folder, most, number, self.half, self._data, ask.payload, learned)
         answer = to_numpy(payload)

@@ -93,10 +93,13 @@ def check_device(plan: Plan, folder: Path, name: str, data: Splits, works: list[
     half = plan.client_half(data.train, name, validation=data.validation)
     for done in works:
         a = done.answer
+        before = half.state() if a.phase == EVALUATE and a.round <= plan.rounds else None
         payload = worked_out(half, Ask(a.phase, to_torch(done.payload)), a.round, data, plan.variant.reports)
         whole = hashlib.sha256()
         for piece in encode(to_numpy(payload)):
             whole.update(piece)
         where = f"{folder.name}'s answer to round {a.round} {a.phase}"
+        if before is not None:  # it was only measured
+            half.restore(before)
         demand(whole.hexdigest() == a.object, f"I1: {where} is not that of an undisturbed device")
         demand(fingerprint(to_numpy(half.state())) == done.half, f"I1: after {where} its half is another")

@@ -84,6 +84,8 @@ class RunState:
     def stage(self) -> str:
         if self.round > self.rounds:
             return "final evaluation"
+        if self.phase == "evaluate":
+            return f"evaluation after round {self.round - 1} of {self.rounds}"
         return f"round {self.round} of {self.rounds}, {self.phase}" if self.round else self.phase
 
     @property

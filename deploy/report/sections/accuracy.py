@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final
 
-from protofleet.coordinator.observe.curves import curve
+from protofleet.coordinator.observe.curves import Measurement, measurements
 from protofleet.deploy.report.drawing.charts import Line, line_chart
 from protofleet.deploy.report.drawing.palette import INK, line_style
 from protofleet.deploy.report.finished_run import FinishedRun
@@ -16,6 +17,11 @@ VIEWS: Final = {
     "global": "the global model, on every domain's own test samples",
     "personal": "each device's own model, on its own domain's test samples",
 }
+ALL_PRESENT: Final = "all present devices"
+SAMPLED_NOTE: Final = (
+    "Some rounds asked only a sampled cohort. The lines by domain go through the points that all present devices "
+    "measured; the dots are the mean over the sampled cohort of their round: other devices each time."
+)
 VIEWS_NOTE: Final = "A word after global or personal is another way to predict with that model."
 ROUNDS_NOTE: Final = "The point at r is the model after r rounds."
 
@@ -25,10 +31,11 @@ def accuracy_section(run: FinishedRun) -> str:
     if not series:
         return ""
     picture = line_chart(series, percent, "rounds of training", "accuracy by domain over rounds")
+    points = measurements(run.rounds, run.summary["reports"])
     note = f"Shown: {VIEWS[run.summary['reports']]}. {ROUNDS_NOTE}"
-    return section(
-        "Accuracy by domain", picture, accuracy_table(run.summary), views_table(run.summary), note=note
-    )
+    note += f" {SAMPLED_NOTE}" if any(not point.by_all for point in points) else ""
+    tables = accuracy_table(run.summary), views_table(run.summary), measured_by_table(points)
+    return section("Accuracy by domain", picture, *tables, note=note)
 
 
 def loss_section(run: FinishedRun) -> str:
@@ -41,19 +48,45 @@ def loss_section(run: FinishedRun) -> str:
 
 
 def domain_lines(run: FinishedRun, measure: str) -> list[Line]:
-    """A line for each domain, and a bold one for their mean."""
-    view = run.summary["reports"]
-    points = curve(run.rounds, view, measure)
-    if not points:
+    """A line for each domain and a bold one for their mean, measured by all present devices; and sampled means."""
+    points = [p for p in measurements(run.rounds, run.summary["reports"]) if p.of(measure)]
+    by_all, sampled = [p for p in points if p.by_all], [p for p in points if not p.by_all]
+    if not by_all:
         return []
-    first = 0 if view == "global" else 1
     series = []
-    for i, domain in enumerate(sorted(points[-1])):
+    for i, domain in enumerate(sorted(by_all[-1].of(measure))):
         colour, dash = line_style(i)
-        data = [(first + r, p[domain]) for r, p in enumerate(points) if domain in p]
+        data = [(p.rounds, p.of(measure)[domain]) for p in by_all if domain in p.of(measure)]
         series.append(Line(domain, data, colour, dash=dash))
-    means = [(first + r, sum(p.values()) / len(p)) for r, p in enumerate(points)]
-    return [*series, Line("mean", means, INK, bold=True)]
+    series.append(Line("mean", means_of(by_all, measure), INK, bold=True))
+    if sampled:
+        series.append(
+            Line("mean of sampled cohorts", means_of(sampled, measure), INK, dash="1 5", marked=True)
+        )
+    return series
+
+
+def means_of(points: Sequence[Measurement], measure: str) -> list[tuple[float, float]]:
+    return [(p.rounds, sum(p.of(measure).values()) / len(p.of(measure))) for p in points]
+
+
+def measured_by_table(points: Sequence[Measurement]) -> str:
+    """Say of each point who measured it; points in a row that the same number of devices measured share a row."""
+    rows = []
+    for words, group in groupby(points, key=measured_by):
+        numbers = [point.rounds for point in group]
+        spans = str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
+        rows.append([spans, words])
+    return table("Who measured each point", ["after round", "measured by"], rows, words=True)
+
+
+def measured_by(point: Measurement) -> str:
+    if not point.by_all:
+        return f"a sampled cohort: {point.devices} of {point.present} present devices"
+    missing = point.present - point.devices
+    return f"{ALL_PRESENT}: {point.devices}" + (
+        f" of {point.present}, the others did not answer" if missing > 0 else ""
+    )
 
 
 def accuracy_table(summary: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from protofleet.coordinator.observe.curves import is_global, rounds_done
 from protofleet.coordinator.observe.record import MEAN
 from protofleet.deploy.report.drawing.charts import Line, line_chart
 from protofleet.deploy.report.drawing.palette import INK, line_style
@@ -34,6 +35,7 @@ def own_metrics_section(run: FinishedRun) -> str:
 def measured(run: FinishedRun) -> dict[str, dict[str, Points]]:
     """Metric -> view -> its points."""
     found: dict[str, dict[str, Points]] = {}
+    done = rounds_done(run.rounds)
     for line in run.rounds:
         figures = line.get("figures", {})
         for key, value in figures.items():
@@ -41,13 +43,13 @@ def measured(run: FinishedRun) -> dict[str, dict[str, Points]]:
             if named and f"{named[1]}.{named[2]}.{MEAN}" in figures:
                 name, view, domain = named.groups()
                 points = found.setdefault(name, {}).setdefault(view, {})
-                points.setdefault(domain, []).append((round_of(line, view), value))
+                points.setdefault(domain, []).append((round_of(line, view, done), value))
     return found
 
 
-def round_of(line: Mapping[str, float], view: str) -> float:
-    """A global model is measured at the beginning of a round, a device's own at its end."""
-    return line["round"] - (1 if view.startswith("global") else 0)
+def round_of(line: Mapping[str, float], view: str, done: int) -> float:
+    """A global model is measured at the beginning of a round, a device's own at its end. `done`: rounds in all."""
+    return line["round"] - 1 if is_global(view) else min(line["round"], done)
 
 
 def picture(name: str, points: Points) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from protofleet.coordinator.models.best import BestModel, read_best
 from protofleet.coordinator.models.saved import read_saved_run, read_state
-from protofleet.coordinator.observe.curves import measured
+from protofleet.coordinator.observe.curves import best, measurements
 from protofleet.coordinator.observe.record import RoundRecord
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.base import Member
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def chosen(self):
-        found = measured(self.lines, "global")["best_by_validation"]
+        found = best(measurements(self.lines, "global"))
         return found["point"] + 1
 
     def kept(self, folder):

@@ -13,7 +13,7 @@ import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.devices.last_wills import OUTCOMES
-from protofleet.coordinator.observe.curves import best, curve, totals
+from protofleet.coordinator.observe.curves import best, curve, measurements, totals
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.record import RoundRecord
@@ -216,7 +216,8 @@ def test_lines_of_an_earlier_version_that_have_no_seal_are_read(tmp_path):
     (tmp_path / "rounds.jsonl").write_text('{"round": 1, "kind": "training"}\n{"rounc": 2}\n')
     (table,) = read_rounds(tmp_path / "rounds.jsonl")
     expected = asdict(RoundRecord(1, 0, "training"))
-    del expected["energy"]  # which such a version did not measure: no device is said to lack a sensor
+    for name in ("energy", "measured", "evaluation"):  # such a version wrote none of them
+        del expected[name]
     assert table == expected
 
 
@@ -229,8 +230,12 @@ def test_the_summary_names_its_view_and_chooses_by_validation_only(tmp_path):
     assert len(curve(rounds.records, "global", "accuracy")) == 4
     assert found["rounds"] == found["rounds_done"] == 3
     json.dumps(found)
-    test = [{"a": 0.9}, {"a": 0.5}, {"a": 0.7}]
-    assert best(test, [{"a": 0.1}, {"a": 0.8}, {"a": 0.8}])["point"] == 1
+    measured = zip((1, 2, 3), (0.9, 0.5, 0.7), (0.1, 0.8, 0.8), strict=True)
+    lines = [
+        {"round": r, "accuracy": {"global": {"a": test}}, "validation": {"global": {"a": validation}}}
+        for r, test, validation in measured
+    ]
+    assert best(measurements(lines, "global"))["point"] == 1
 
 
 def test_the_summary_of_a_run_that_has_diverged_says_how_many_rounds_it_has_done(tmp_path):

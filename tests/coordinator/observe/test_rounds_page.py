@@ -6,14 +6,24 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import pytest
 
-from protofleet.coordinator.observe.record import Accuracy, PhaseRecord, RoundRecord, Summary
+from protofleet.coordinator.observe.record import (
+    Accuracy,
+    EvaluationRecord,
+    PhaseRecord,
+    RoundRecord,
+    Summary,
+)
 from protofleet.coordinator.observe.rounds_file import UNSEALED
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rounds.md").read_text()
 PLAIN = {int: "int", float: "number", str: "string", bool: "bool", Any: "any"}
-NAMED = {PhaseRecord: "phase", Accuracy: "accuracy"}
+NAMED = {PhaseRecord: "phase", EvaluationRecord: "evaluation", Accuracy: "accuracy"}
 TABLES = dict(
-    zip((RoundRecord, PhaseRecord, Summary, Accuracy), re.split(r"(?m)^\| key ", PAGE)[1:], strict=True)
+    zip(
+        (RoundRecord, PhaseRecord, EvaluationRecord, Summary, Accuracy),
+        re.split(r"(?m)^\| key ", PAGE)[1:],
+        strict=True,
+    )
 )
 
 
@@ -27,7 +37,7 @@ def rows(cls):
 
 def shape(kind):
     """A type as the page writes it, whatever it calls the names of an object and of devices."""
-    kind = re.sub(r"\b(?!int\b|number\b|bool\b|any\b|phase\b|accuracy\b)\w+", "string", kind)
+    kind = re.sub(r"\b(?!int\b|number\b|bool\b|any\b|phase\b|evaluation\b|accuracy\b)\w+", "string", kind)
     return kind.replace("{string: ", "{")
 
 

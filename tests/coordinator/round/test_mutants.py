@@ -48,8 +48,8 @@ FAULTS = {
         "        if handler is None:\n            self.attempt += 1\n",
     ),
     "sends before it saves": (
-        "        yield Save(self.round, self.attempt, self.cohort)\n        yield Advance(self.round, None, ())",
-        "        yield Advance(self.round, None, ())",
+        "        yield Save(self.round, self.attempt, self.cohort)\n        yield self._first_step()",
+        "        yield self._first_step()",
     ),
     "forgets to make a phase durable": ("        yield Close(self.round, self.asked, self.cohort)\n", ""),
     "hands on devices in the order of a set": (

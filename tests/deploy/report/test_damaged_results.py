@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from protofleet.coordinator.observe.rounds_file import UNSEALED
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.report.finished_run import read_run
 from protofleet.deploy.report.run_page import final_table, write_report
@@ -98,10 +99,7 @@ def test_a_run_of_an_earlier_version_is_read_as_it_was(run):
     """Neither its summary nor its lines carry a seal, there is no copy of them, and a file beside them is unknown."""
     before = read_run(run)
     (run / "summary.json").write_text(json.dumps(before.summary))
-    lines = [
-        {key: value for key, value in line.items() if key not in ("aside", "confusion", "energy", "machines")}
-        for line in before.rounds
-    ]
+    lines = [{key: value for key, value in line.items() if key in UNSEALED} for line in before.rounds]
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "rounds.copy.jsonl").unlink()
     (run / "ledger.sqlite").write_bytes(b"what an earlier version kept for people")

@@ -1,0 +1,57 @@
+"""When a run ends before its last round, by the validation accuracies that were measured so far. A pure rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from protofleet.coordinator.round.policy import Stop
+
+MOST_ROUNDS_BACK: Final = 3  # that a run can be taken back: a spool keeps no more checkpoints
+
+
+@dataclass
+class StopRule:
+    """The rule of `policy.stop`, with the measurements that it still needs."""
+
+    settings: Stop | None
+    measured: dict[int, float] = field(default_factory=dict)  # round at whose end it was known -> accuracy
+
+    def restore(self, measured: Mapping[int, float], before: int) -> None:
+        """Know only what was measured in the rounds before this one."""
+        self.measured = {number: value for number, value in sorted(measured.items()) if number < before}
+
+    def note(self, number: int, accuracy: float) -> str:
+        """Return why the run ends with this round; nothing where it goes on."""
+        self.measured[number] = accuracy
+        self._forget_what_no_decision_needs(number)
+        assert self.settings is not None, "without policy.stop nothing is measured for it"
+        target, patience = self.settings.accuracy, self.settings.patience
+        if target and accuracy >= target:
+            return f"validation accuracy is {accuracy:.4f}, policy.stop.accuracy is {target:g}"
+        best = self._best(self.measured)
+        since = sum(1 for other in self.measured if other > best)
+        if patience and since >= patience:
+            return (
+                f"{since} evaluations in a row were not better than the validation accuracy "
+                f"{self.measured[best]:.4f} of round {best}, policy.stop.patience is {patience}"
+            )
+        return ""
+
+    @property
+    def oldest(self) -> int:
+        """The first round whose measurement is still needed."""
+        return min(self.measured, default=0)
+
+    def _best(self, measured: Mapping[int, float]) -> int:
+        """The first of equals."""
+        return max(sorted(measured), key=measured.__getitem__)
+
+    def _forget_what_no_decision_needs(self, number: int) -> None:
+        """A run may have a million rounds. What was before the best of them decides nothing any more."""
+        old = {n: value for n, value in self.measured.items() if n <= number - MOST_ROUNDS_BACK}
+        if old:
+            patient = self.settings is not None and self.settings.patience > 0
+            first = self._best(old) if patient else max(old)
+            self.measured = {n: value for n, value in self.measured.items() if n >= first}
