@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
 
 from protofleet.coordinator.answers import AnswerReceiver
 from protofleet.coordinator.attendance import AttendanceLog
@@ -15,6 +14,7 @@ from protofleet.coordinator.gate.gate import Gate
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.view import Observer, RunView
 from protofleet.coordinator.participants import Participants
+from protofleet.coordinator.pause_log import PauseLog
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import (
     Accept,
@@ -30,6 +30,7 @@ from protofleet.coordinator.round.events import (
     Event,
     Finish,
     Forget,
+    Pause,
     PutAside,
     Repeat,
     Rollback,
@@ -52,8 +53,6 @@ from protofleet.protocol.wire.messages import Finished, Receipt, Update
 from protofleet.protocol.wire.reasons import Reason
 
 log = logging.getLogger("protofleet.coordinator")
-
-WAITS: Final = (Stage.GATHERING, Stage.COLLECTING)
 
 
 class Run:
@@ -78,6 +77,7 @@ class Run:
             self._tell_of_answer, self._drop,
         )  # fmt: skip
         self.attendance = AttendanceLog(machine.policy)
+        self.pause_log = PauseLog()
         self.diverged = ""  # why, where the run has come to nothing
         self._over: list[Command] = []  # the end of the run, where it had ended before this process began
         self._advancing: Advance | None = None  # what the worker is at
@@ -142,7 +142,7 @@ class Run:
         """Over a new connection."""
         if self.queue.is_held:
             self._begin()
-        self.attendance.gathering(self.machine.stage is Stage.GATHERING, self._context.now)
+        self.attendance.gathering(self._waits_for_devices, self._context.now)
         if step := self._too_large:
             self._too_large = None
             self._server_stepped(step)
@@ -175,10 +175,13 @@ class Run:
 
     def happen(self, event: Event) -> None:
         now, before = self._context.now, self.machine.stage
-        commands = self.machine.handle(event, now)
-        if self._context.connected and (self.machine.stage is not before or isinstance(event, Advanced)):
+        held_back, wall = self.machine.next_round_at, self._context.wall()
+        commands = self.machine.handle(event, now, wall)
+        changed = self.machine.stage is not before or bool(held_back) != bool(self.machine.next_round_at)
+        if self._context.connected and (changed or isinstance(event, Advanced)):
             self._set_here_timer(now)
-            self.attendance.gathering(self.machine.stage is Stage.GATHERING, now)
+            self.attendance.gathering(self._waits_for_devices, now)
+        self.pause_log.next_round_at(self.machine.round, self.machine.next_round_at, wall)
         # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
         ended = isinstance(event, Advanced) and event.phase is None
         if not ended:
@@ -195,8 +198,13 @@ class Run:
     def _drop(self, drop: Drop) -> None:
         self.queue.add([drop], self._context.now)
 
+    @property
+    def _waits_for_devices(self) -> bool:
+        """Before a round that may begin."""
+        return self.machine.stage is Stage.GATHERING and not self.machine.next_round_at
+
     def _set_here_timer(self, now: float) -> None:
-        if self.machine.stage in WAITS:
+        if self._waits_for_devices or self.machine.stage is Stage.COLLECTING:
             self._context.here_timer.wait_for_devices(now)
         else:
             self._context.here_timer.wait_for_nobody()
@@ -231,6 +239,8 @@ class Run:
                 self.server_runner.restore()
             case PutAside():
                 self._put_aside(command)
+            case Pause(round, ended):
+                self.spool.save_end(round, ended)
             case Diverge(round, reason):
                 self.spool.diverge(round, reason)
                 self.diverged = reason

@@ -86,6 +86,14 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Make durable when a round ended: the pause after it goes on from there in a later process."""
+
+    round: int
+    ended: float  # Unix time
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """That those answers are in whose bytes were found damaged: they are asked for again."""
 
@@ -207,6 +215,7 @@ Command: TypeAlias = (
     | Blame
     | PutAside
     | Diverge
+    | Pause
     | Send
     | Accept
     | Repeat
@@ -232,4 +241,5 @@ class Recovered:
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     diverged: str = ""  # why the run has ended
     seconds: float = 0.0  # that earlier processes were at it, as far as they have written that down
+    ended: tuple[int, float] = (0, 0.0)  # the last round that a pause followed, and the Unix time of its end
     ahead: tuple[Recovered, ...] = ()  # rounds after it that had begun, where its replay comes first

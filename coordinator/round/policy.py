@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from protofleet.coordinator.round.pace import hours_of
 from protofleet.protocol.settings.bounds import (
     LARGEST_COUNT,
     LARGEST_FACTOR,
@@ -37,11 +38,17 @@ class Policy:
     flaps: Flaps = 5
     flap_seconds: Seconds = 300.0
 
+    pause_seconds: Seconds = 0.0  # from the end of a round to the start of the next
+    hours: str = (
+        ""  # of the day in which rounds may begin, by the coordinator's local time, as 22:00-06:00; "": all
+    )
+
     # So often a round is tried that broken numbers alone keep from its quorum; then the run has diverged.
     attempts: Attempts = 0
 
     def __post_init__(self) -> None:
         demand_within(self)
+        hours_of(self.hours)
         if 0 < self.cohort < self.quorum:
             raise ValueError(
                 f"cohort is {self.cohort}, it must be 0 (all) or at least quorum = {self.quorum}"

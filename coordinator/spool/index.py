@@ -45,6 +45,7 @@ ADDED_TABLES: Final = {
     "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",  # of device names, at the boots in `heard`
     "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has diverged there
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # of the classes
+    "ended": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, at INTEGER",  # the round before a pause
     "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",  # of answers in the log
     "epochs": "epoch INTEGER PRIMARY KEY",  # of the coordinators that have claimed the folder
     "log_base": "one INTEGER PRIMARY KEY CHECK (one = 1), file INTEGER, base INTEGER",

@@ -351,7 +351,9 @@ class Spool:
         first, *later = [self._recovered(row) for row in self._usable]
         aside, diverged = self._answers_put_aside()
         earlier = self._earlier_answers(first.round)
-        recovered = replace(first, ahead=tuple(later), earlier=earlier, aside=aside, diverged=diverged)
+        recovered = replace(
+            first, ahead=tuple(later), earlier=earlier, aside=aside, diverged=diverged, ended=self._ended()
+        )
         return recovered, {name: saved.member for name, saved in self._saved_devices()}
 
     def saved_round(self, round: int) -> SavedRound | None:
@@ -367,6 +369,15 @@ class Spool:
             self.index.put(
                 "named", 1, class_names.digest, json.dumps(list(class_names.names), allow_nan=False)
             )
+
+    def save_end(self, round: int, at: float) -> None:
+        """Keep the Unix time at which a round ended."""
+        with self._transaction():
+            self.index.put("ended", 1, round, int(at))
+
+    def _ended(self) -> tuple[int, float]:
+        row = self._db.execute("SELECT round, at FROM ended").fetchone()
+        return (row[0], float(row[1])) if row else (0, 0.0)
 
     def class_names(self) -> ClassNames | None:
         row = self._db.execute("SELECT digest, names FROM named").fetchone()
