@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protofleet.coordinator.devices.bans import Bans
@@ -23,6 +25,7 @@ class ProcessContext:
     link: CoordinatorLink
     worker: Worker
     bans: Bans
+    wall: Callable[[], float] = time.time  # Unix time, for policy.hours
     now: float = 0.0  # of the event that is handled
     connected: bool = False  # to the broker
     stopped: str = ""  # why the process ends before its run has

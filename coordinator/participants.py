@@ -263,13 +263,14 @@ class Participants:
     # Messages to devices.
 
     def round_status(self) -> RoundStatus:
-        """While devices are gathered all are named; shortly after a question none of the devices that were asked.
-        Devices whose hello is missing are always named."""
+        """While devices are gathered all are named, and in a pause none; shortly after a question none of the devices
+        that were asked. Devices whose hello is missing are always named."""
         m, now, ignored = self._machine, self._context.now, self._context.bans.ignored
         too_early = self._context.here_timer.is_too_early_to_name(now)
         phase = m.asked if m.stage is Stage.COLLECTING else ""
         missing = set() if too_early else set(m.waited_for)
-        if not too_early and (m.stage is Stage.GATHERING or len(missing) > MOST_NAMED):
+        gathers = m.stage is Stage.GATHERING and not m.next_round_at
+        if not too_early and (gathers or len(missing) > MOST_NAMED):
             return RoundStatus(m.round, phase, m.attempt, None)
         missing.update(self._hello_requests.names(ignored, MOST_NAMED - len(missing), now))
         return RoundStatus(m.round, phase, m.attempt, tuple(sorted(map(short_name, missing))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
 
 from protofleet.coordinator.answers import AnswerReceiver
 from protofleet.coordinator.attendance import AttendanceLog
@@ -16,6 +15,7 @@ from protofleet.coordinator.judged import ValidationOfAll
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.view import Observer, RunView
 from protofleet.coordinator.participants import Participants
+from protofleet.coordinator.pause_log import PauseLog
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import (
     Accept,
@@ -32,6 +32,7 @@ from protofleet.coordinator.round.events import (
     Finish,
     Forget,
     Judge,
+    Pause,
     PutAside,
     Repeat,
     Rollback,
@@ -54,8 +55,6 @@ from protofleet.protocol.wire.messages import Finished, Receipt, Update
 from protofleet.protocol.wire.reasons import Reason
 
 log = logging.getLogger("protofleet.coordinator")
-
-WAITS: Final = (Stage.GATHERING, Stage.COLLECTING)
 
 
 class Run:
@@ -84,6 +83,7 @@ class Run:
         )  # fmt: skip
         self.attendance = AttendanceLog(machine.policy)
         self.validation_of_all = ValidationOfAll(plan, machine, spool, self.participants)
+        self.pause_log = PauseLog()
         self.diverged = ""  # why, where the run has come to nothing
         self._over: list[Command] = []  # the end of the run, where it had ended before this process began
         self._advancing: Advance | None = None  # what the worker is at
@@ -148,7 +148,7 @@ class Run:
         """Over a new connection."""
         if self.queue.is_held:
             self._begin()
-        self.attendance.gathering(self.machine.stage is Stage.GATHERING, self._context.now)
+        self.attendance.gathering(self._waits_for_devices, self._context.now)
         if step := self._too_large:
             self._too_large = None
             self._server_stepped(step)
@@ -181,10 +181,13 @@ class Run:
 
     def happen(self, event: Event) -> None:
         now, before = self._context.now, self.machine.stage
-        commands = self.machine.handle(event, now)
-        if self._context.connected and (self.machine.stage is not before or isinstance(event, Advanced)):
+        held_back, wall = self.machine.next_round_at, self._context.wall()
+        commands = self.machine.handle(event, now, wall)
+        changed = self.machine.stage is not before or bool(held_back) != bool(self.machine.next_round_at)
+        if self._context.connected and (changed or isinstance(event, Advanced)):
             self._set_here_timer(now)
-            self.attendance.gathering(self.machine.stage is Stage.GATHERING, now)
+            self.attendance.gathering(self._waits_for_devices, now)
+        self.pause_log.next_round_at(self.machine.round, self.machine.next_round_at, wall)
         # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
         ended = isinstance(event, Advanced) and event.phase is None
         if not ended:
@@ -201,8 +204,13 @@ class Run:
     def _drop(self, drop: Drop) -> None:
         self.queue.add([drop], self._context.now)
 
+    @property
+    def _waits_for_devices(self) -> bool:
+        """Before a round that may begin."""
+        return self.machine.stage is Stage.GATHERING and not self.machine.next_round_at
+
     def _set_here_timer(self, now: float) -> None:
-        if self.machine.stage in WAITS:
+        if self._waits_for_devices or self.machine.stage is Stage.COLLECTING:
             self._context.here_timer.wait_for_devices(now)
         else:
             self._context.here_timer.wait_for_nobody()
@@ -241,6 +249,8 @@ class Run:
                 if words:
                     log.info("round %d is the last one: %s", round, words)
                 self.spool.judge(round, accuracy, words, oldest)
+            case Pause(round, ended):
+                self.spool.save_end(round, ended)
             case Diverge(round, reason):
                 self.spool.diverge(round, reason)
                 self.diverged = reason

@@ -218,6 +218,7 @@ class Metrics:
         progress.quorum.set(run.policy.quorum)
         progress.patience.set(run.policy.patience_seconds)
         progress.since.set(time.time())
+        progress.next_round.set_function(lambda: run.next_round_at)
 
     def exposed(
         self, at: Endpoint, checks: Mapping[str, Check] | None = None, scrapes: Scrapes | None = None

@@ -63,6 +63,12 @@ class Progress:
             "process's start",
             registry=r,
         )
+        self.next_round = Gauge(
+            "protofleet_round_next_timestamp_seconds",
+            "Unix time at which the next round may begin, while policy.pause_seconds or policy.hours hold it back; "
+            "else 0",
+            registry=r,
+        )
         self.seconds = Gauge("protofleet_round_seconds", "How long the last round took", registry=r)
         self.duration = Histogram(
             "protofleet_round_duration_seconds", "How long the run's rounds took", buckets=SECONDS, registry=r

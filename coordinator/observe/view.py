@@ -127,6 +127,11 @@ class RunView:
         return self._machine.round
 
     @property
+    def next_round_at(self) -> float:
+        """Unix time, while the policy holds the next round back; else 0."""
+        return self._machine.next_round_at
+
+    @property
     def attempt(self) -> int:
         return self._machine.attempt
 

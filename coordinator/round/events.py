@@ -89,6 +89,14 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Make durable when a round ended: the pause after it goes on from there in a later process."""
+
+    round: int
+    ended: float  # Unix time
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """That those answers are in whose bytes were found damaged: they are asked for again."""
 
@@ -228,6 +236,7 @@ Command: TypeAlias = (
     | Blame
     | PutAside
     | Diverge
+    | Pause
     | Send
     | Accept
     | Repeat
@@ -258,4 +267,5 @@ class Recovered:
     seconds: float = 0.0  # that earlier processes were at it, as far as they have written that down
     judged: Mapping[int, float] = field(default_factory=dict)  # round -> validation accuracy, for policy.stop
     stopped: tuple[int, str] | None = None  # the round with which policy.stop has ended the training, and why
+    ended: tuple[int, float] = (0, 0.0)  # the last round that a pause followed, and the Unix time of its end
     ahead: tuple[Recovered, ...] = ()  # rounds after it that had begun, where its replay comes first

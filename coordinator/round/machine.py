@@ -35,6 +35,7 @@ from protofleet.coordinator.round.events import (
     Joined,
     Judge,
     Left,
+    Pause,
     PutAside,
     Recovered,
     Repeat,
@@ -46,6 +47,7 @@ from protofleet.coordinator.round.events import (
     Woke,
 )
 from protofleet.coordinator.round.flapping import FlapDetector
+from protofleet.coordinator.round.pace import LOOK_SECONDS, Pace, hours_of
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round.silence import SilentDevices
 from protofleet.coordinator.round.stop import StopRule
@@ -84,6 +86,8 @@ class RoundMachine:
     _absent: dict[str, float] = field(default_factory=dict)  # of the cohort, since when
     _unenrolled: set[str] = field(default_factory=set)  # asked nothing until they join again
     _deadline: float | None = None
+    next_round_at: float = 0.0  # Unix time, while the policy holds the next round back; else 0
+    _look_at: float | None = None  # when the next round may begin, or is to be looked at again
     _earlier: float | None = None  # seconds that an earlier process was at the open round
     # Round -> whose answers brought it to nothing.
     _aside: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -100,6 +104,7 @@ class RoundMachine:
             self.policy.straggler_factor, self.policy.straggler_seconds
         )
         self.flaps = FlapDetector(self.policy.flaps, self.policy.flap_seconds)
+        self.pace = Pace(self.policy.pause_seconds, hours_of(self.policy.hours))
 
     def resume(self, past: Recovered) -> list[Command]:
         """Go on in the middle of a round: the first thing a coordinator does after a crash."""
@@ -110,6 +115,7 @@ class RoundMachine:
         if past.stopped:
             self._stopped_after, self.stopped = past.stopped
         self._restore_round(past)
+        self.pace.ended = past.ended
         if past.diverged:
             return [*self._diverge(past.diverged)]
         if self.round > self._last_round:
@@ -127,17 +133,20 @@ class RoundMachine:
         self._closed = dict(past.closed)
         self.verdicts.begin_round(past.accepted)
 
-    def handle(self, event: Event, now: float) -> list[Command]:
-        """IllegalEventError, with nothing changed, where the table at the end of this class has no handler."""
+    def handle(self, event: Event, now: float, wall: float | None = None) -> list[Command]:
+        """`wall`: the Unix time, for policy.hours; without it `now` is one.
+
+        IllegalEventError, with nothing changed, where the table at the end of this class has no handler."""
         handler = self.HANDLERS[self.stage].get(type(event))
         if handler is None:
             raise IllegalEventError(f"{event!r} cannot happen while the run is {self.stage.name.lower()}")
+        self.pace.wall = now if wall is None else wall
         return [*handler(self, event, now)]
 
     @property
     def wake_at(self) -> float | None:
         if self.stage is Stage.GATHERING:
-            return self.selection.settled
+            return self.selection.settled if self._look_at is None else self._look_at
         if self.stage is not Stage.COLLECTING or self._deadline is None:
             return None
         if len(self._answered) < self._quorum and not self._quorum_is_unreachable:
@@ -322,11 +331,25 @@ class RoundMachine:
         return self._end_round(now, event.validation)
 
     def _maybe_start(self, now: float) -> Iterator[Command]:
-        if self.stage is not Stage.GATHERING or len(self.roster) < self.policy.quorum:
+        if (
+            self.stage is not Stage.GATHERING
+            or self._is_held_back(now)
+            or len(self.roster) < self.policy.quorum
+        ):
             return
         first = (self.round, self.attempt) == (1, 0)
         if self.selection.is_complete(len(self.roster), len(self._reliable(now)), first, now):
             yield from self._start(now)
+
+    def _is_held_back(self, now: float) -> bool:
+        """Whether the policy lets no round begin yet. A round that has begun is repeated at any time, and the last
+        evaluation follows its round."""
+        left = 0.0 if self.attempt or self.is_last_evaluation else self.pace.seconds_left(now)
+        self.next_round_at = self.pace.wall + left if left else 0.0
+        self._look_at = now + min(left, LOOK_SECONDS) if left else None
+        if left:
+            self.selection.settled = None
+        return left > 0
 
     def _start(self, now: float) -> Iterator[Command]:
         aside = self._aside.get(self.round, ())
@@ -550,6 +573,8 @@ class RoundMachine:
         yield from self._judge_by_validation(accuracy)
         self.verdicts.end_round(self.round)
         self.trials.begin_round()
+        if self.round < self._last_training and (ended := self.pace.round_ended(self.round, now)) is not None:
+            yield Pause(self.round, ended)
         self.round, self.attempt = self.round + 1, 0
         self._closed, self._answered = {}, set()
         if self._later_rounds:
@@ -563,7 +588,9 @@ class RoundMachine:
         elif self.round > self._last_round:
             yield Save(self.round, 0, ())
             yield from self._finish()
-        elif self.is_last_evaluation or len(self._reliable(now)) >= self.policy.quorum:
+        elif self.is_last_evaluation or (
+            not self._is_held_back(now) and len(self._reliable(now)) >= self.policy.quorum
+        ):
             yield from self._start(now)
         else:
             self.stage = Stage.GATHERING

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
+from protofleet.coordinator.round.pace import hours_of
 from protofleet.protocol.settings.bounds import (
     LARGEST_COUNT,
     LARGEST_FACTOR,
@@ -57,6 +58,11 @@ class Policy:
     flaps: Flaps = 5
     flap_seconds: Seconds = 300.0
 
+    pause_seconds: Seconds = 0.0  # from the end of a round to the start of the next
+    hours: str = (
+        ""  # of the day in which rounds may begin, by the coordinator's local time, as 22:00-06:00; "": all
+    )
+
     # Number of times that broken answers alone may keep a round from its quorum; then the run has diverged. "auto" is
     # 1 + the size of the cohort, as the server step before is repeated without each of its answers in turn.
     attempts: Attempts = "auto"
@@ -70,6 +76,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         demand_within(self)
+        hours_of(self.hours)
         if 0 < self.cohort < self.quorum:
             raise ValueError(
                 f"cohort is {self.cohort}, it must be 0 (all) or at least quorum = {self.quorum}"

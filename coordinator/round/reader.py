@@ -29,6 +29,9 @@ class MachineReader(Protocol):
     def base(self) -> bytes: ...
 
     @property
+    def next_round_at(self) -> float: ...
+
+    @property
     def roster(self) -> AbstractSet[str]: ...
 
     @property

@@ -48,6 +48,7 @@ ADDED_TABLES: Final = {
     "fleet": "one INTEGER PRIMARY KEY CHECK (one = 1), devices INTEGER",  # enrolled when the run began
     "judged": "round INTEGER PRIMARY KEY, accuracy TEXT, words TEXT",  # for policy.stop; words: why it ended the run
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # of the classes
+    "ended": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, at INTEGER",  # the round before a pause
     "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",  # of answers in the log
     "epochs": "epoch INTEGER PRIMARY KEY",  # of the coordinators that have claimed the folder
     "log_base": "one INTEGER PRIMARY KEY CHECK (one = 1), file INTEGER, base INTEGER",

@@ -377,6 +377,7 @@ class Spool:
             diverged=diverged,
             judged=judged,
             stopped=stopped,
+            ended=self._ended(),
         )
         return recovered, {name: saved.member for name, saved in self._saved_devices()}
 
@@ -405,6 +406,15 @@ class Spool:
     def _saved_fleet_size(self) -> int:
         row = self._db.execute("SELECT devices FROM fleet").fetchone()
         return int(row[0]) if row else 0
+
+    def save_end(self, round: int, at: float) -> None:
+        """Keep the Unix time at which a round ended."""
+        with self._transaction():
+            self.index.put("ended", 1, round, int(at))
+
+    def _ended(self) -> tuple[int, float]:
+        row = self._db.execute("SELECT round, at FROM ended").fetchone()
+        return (row[0], float(row[1])) if row else (0, 0.0)
 
     def class_names(self) -> ClassNames | None:
         row = self._db.execute("SELECT digest, names FROM named").fetchone()

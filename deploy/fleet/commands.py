@@ -158,12 +158,23 @@ def plan(d: Deployment, o: Options) -> int:
         unfit += [name] * refused
     for words in d.fleet.doubts():
         listing.line(f"note: {words}", wrong=True)
+    if words := _bytes_a_day(d):
+        listing.line(words)
     good = len(d.hosts) - changing - len(unfit)
     cannot = f"{len(unfit)} cannot be deployed{': ' * bool(unfit)}{', '.join(unfit)}"
     hosts = counted(len(d.hosts), "host")
     listing.line(f"{hosts}: {changing} to be changed, {good} as they shall be, {cannot}")
     listing.end({"hosts": found})
     return FAILED if unfit else OK
+
+
+def _bytes_a_day(d: Deployment) -> str:
+    """The line about the bytes that the run makes a board move and write; empty where the file has no coordinator."""
+    if not d.fleet.of_role(COORDINATOR):
+        return ""
+    from protofleet.deploy.fleet.setup.daily_bytes import describe_bytes
+
+    return describe_bytes(d.rollout.control.coordinator_settings())
 
 
 def apply(d: Deployment, o: Options) -> int:
@@ -226,6 +237,8 @@ def doctor(d: Deployment, o: Options) -> int:
         listing.line(f"{name}:", wrong=failed(checks, o.strict))
         code = max(code, print_checks(checks, o.strict, listing))
         found[name] = [asdict(check) for check in checks]
+    if words := _bytes_a_day(d):
+        listing.line(words)
     older = _older_root(d, looked, listing)
     listing.end({"hosts": found, "root": older})
     return FAILED if older else code

@@ -157,7 +157,7 @@ class Federation:
         self.boots += 1
         if self.scenario.starts and self.clock.now < self.scenario.bad_seconds:
             dice = random.Random(f"{self.scenario.seed}/start/{self.boots}")
-            process.read_late(dice.choice((0.1, 1.0, 5.0, 20.0)), dice)
+            process.read_late(dice.choice((1.0, 20.0, 60.0)), dice)
 
     def _boot_coordinator(self, process: Process, name: str, folder: Path) -> None:
         spool = self._spool(folder, disk=process.disk)

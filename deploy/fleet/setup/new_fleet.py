@@ -29,11 +29,13 @@ ROOT: Final = "root"
 DATA: Final[Mapping[str, Any]] = {"source": "digits", "samples": 600, "test_samples": 200, "size": 32}
 DOMAINS: Final = find("digits").domains
 LEAST_PARTS, MOST_PARTS = 4, 40  # the smallest domain has 1,438 digits
-# It goes on for days, and leaves room for `restore --from-round`.
+# It lasts eleven days, and leaves room for `restore --from-round`.
 RUN: Final[Mapping[str, Any]] = {
-    "name": "first", "rounds": 100_000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
+    "name": "first", "rounds": 1000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
     "network": {"name": "cnn23"},
 }  # fmt: skip
+# By which a board writes less than 100 MB a day to its disk, an SD card maybe: daily_bytes.py counts it.
+PAUSE_SECONDS: Final = 960.0
 # Any device may have digits of any domain, so none of them is told apart by its name.
 SHARED: Final[Mapping[str, Any]] = {"domains": {domain: ["*"] for domain in DOMAINS}}
 # From the first board on, for the others to be built and installed: torch takes a while on a small board.
@@ -50,6 +52,12 @@ PLACE: Final = re.compile(r"(?:([^@]+)@)?(?:\[([^]@]+)\]|([^@:]+))(?::(\d+))?|(?
 HEAD: Final = (
     "# Written by protofleet init. Every setting: docs/deploy.md, docs/settings.md.\n"
     "# Data of yours: [device.data], in place of the digits there and of each host's share of them.\n"
+)
+COORDINATOR_TABLE: Final = "[coordinator]\n"
+RUN_WORDS: Final = (
+    "# The run. It ends after `rounds` rounds. [coordinator.policy] sets its pace: pause_seconds is the time from\n"
+    "# the end of a round to the start of the next. With this one a board writes less than 100 MB a day to its\n"
+    '# disk; `protofleet deploy plan` prints the bytes of a day. Rounds only at night: hours = "22:00-06:00".\n'
 )
 
 
@@ -96,7 +104,9 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
         make_authority(folder / ROOT, federation, YEARS)
     if not (folder / IGNORE_FILE).exists():
         (folder / IGNORE_FILE).write_text(SECRETS)
-    path.write_text(HEAD + write_toml(table))
+    path.write_text(
+        HEAD + write_toml(table).replace(f"\n{COORDINATOR_TABLE}", f"\n{RUN_WORDS}{COORDINATOR_TABLE}")
+    )
     try:
         write_targets(read_fleet(path), federation, folder)
     except SettingsError:
@@ -133,7 +143,10 @@ def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, A
 
 def policy_for(devices: int) -> dict[str, Any]:
     """The run begins with all of them, and half of them are enough where one does not come."""
-    return {"quorum": (devices + 1) // 2, "gather": devices, "patience_seconds": PATIENCE_SECONDS}
+    return {
+        "quorum": (devices + 1) // 2, "gather": devices, "patience_seconds": PATIENCE_SECONDS,
+        "pause_seconds": PAUSE_SECONDS,
+    }  # fmt: skip
 
 
 def parts_for(devices: int) -> int:

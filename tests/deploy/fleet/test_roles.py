@@ -32,6 +32,7 @@ from protofleet.deploy.fleet.settings import (
     device_settings,
     read_fleet,
 )
+from protofleet.deploy.fleet.setup.daily_bytes import MB, bytes_of_round, most_rounds_a_day
 from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
 from protofleet.edge_client.data.catalog import find
 from protofleet.edge_client.data.shard import Shards
@@ -134,7 +135,9 @@ def test_a_new_fleet_begins_with_all_boards_and_goes_on_without_one(tmp_path, mo
     init_with(devices)
     own = coordinator_settings(read_fleet(tmp_path / "fleet/fleet.toml"), "protofleet")
     assert own.policy.gather == devices and own.policy.quorum == -(-devices // 2)
-    assert own.rounds >= 100_000, "for days"
+    days = own.rounds / most_rounds_a_day(own.policy)
+    assert 7 < days < 30, "it has an end"
+    assert most_rounds_a_day(own.policy) * bytes_of_round(own).flash <= 100 * MB
     shares = [
         (board.data.domain, board.data.part, board.data.parts) for board in boards_of(tmp_path / "fleet")
     ]

@@ -23,6 +23,7 @@ ROUNDS = {
     'protofleet_round_duration_seconds_bucket{job="coordinator", le="+Inf"}': "0+6x10000",
 }
 SINCE = 'protofleet_round_since_timestamp_seconds{instance="c"}'
+NEXT = 'protofleet_round_next_timestamp_seconds{instance="c"}'  # in a pause
 SESSION = 'protofleet_coordinator_connected{instance="c"}'
 PRESENT, QUORUM = 'protofleet_devices_present{instance="c"}', 'protofleet_quorum{instance="c"}'
 STARTED = 'protofleet_start_timestamp_seconds{job="coordinator", instance="c"}'
@@ -48,8 +49,9 @@ UP = 'up{job="coordinator", instance="c"}'
 # alert -> (series that raise it, series that do not, minutes after which one looks)
 CASES = {
     "RoundStalled": (
-        {SINCE: "60x100", SESSION: "1x100", PRESENT: "2x100", QUORUM: "2x100", **ROUNDS},
-        {SINCE: "0+60x100", SESSION: "1x100", PRESENT: "2x100", QUORUM: "2x100", **ROUNDS}, 30,
+        {SINCE: "60x100", SESSION: "1x100", PRESENT: "2x100", QUORUM: "2x100", NEXT: "0x100", **ROUNDS},
+        {SINCE: "0+60x9 600x90", SESSION: "1x100", PRESENT: "2x100", QUORUM: "2x100", NEXT: "0x9 86400x90", **ROUNDS},
+        30,
     ),
     "QuorumLost": (
         {PRESENT: "1x100", QUORUM: "2x100", SESSION: "1x100"},

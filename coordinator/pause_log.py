@@ -1,0 +1,33 @@
+"""The line of the log that says when the next round may begin, where the policy holds it back."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from protofleet.coordinator.round.pace import opening_words
+from protofleet.runtime.logs import fields
+
+log = logging.getLogger("protofleet.coordinator")
+
+SHORT_SECONDS: Final = 60.0  # no line for a pause that is shorter, or for a change that is smaller
+
+
+class PauseLog:
+    def __init__(self) -> None:
+        self._logged = 0.0
+
+    def next_round_at(self, round: int, at: float, now: float) -> None:
+        """`at` and `now` are Unix times; `at` is 0 where nothing holds the round back."""
+        if not at:
+            self._logged = 0.0
+        elif abs(at - self._logged) >= SHORT_SECONDS and at - now >= SHORT_SECONDS:
+            self._logged = at
+            log.info(
+                "round %d begins at %s or later (policy.pause_seconds, policy.hours)",
+                round, opening_words(at, now), extra=fields(event="pause", round=round, seconds=round_up(at - now)),
+            )  # fmt: skip
+
+
+def round_up(seconds: float) -> int:
+    return int(-(-seconds // 1))

@@ -1,0 +1,103 @@
+"""When the next round may begin: a pause after each round, and the hours of the day in which rounds begin.
+
+No clock is read here: the time of the loop and the Unix time are arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+DAY_SECONDS: Final = 86_400.0
+LOOK_SECONDS: Final = 60.0  # between looks at the wall clock, which somebody may set
+
+
+@dataclass(frozen=True)
+class Hours:
+    """A window of each day, in minutes since midnight; it may go over midnight."""
+
+    start: int
+    end: int
+
+    def holds(self, minute: int) -> bool:
+        if self.start < self.end:
+            return self.start <= minute < self.end
+        return minute >= self.start or minute < self.end
+
+
+def hours_of(text: str) -> Hours | None:
+    """Read policy.hours; None where it is empty, which is all day."""
+    if not text:
+        return None
+    found = HOURS.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f'hours is {text[:40]!r}, it must be one window HH:MM-HH:MM, as "22:00-06:00", or ""'
+        )
+    hours = Hours(60 * int(found[1]) + int(found[2]), 60 * int(found[3]) + int(found[4]))
+    if hours.start == hours.end:
+        raise ValueError(f'hours is {text!r}, which ends as it starts; leave it "" for all day')
+    return hours
+
+
+def local_time(unix: float) -> datetime:
+    return datetime.fromtimestamp(unix)
+
+
+@dataclass
+class Pace:
+    """The earliest time at which the next round may begin.
+
+    Hours are those that the local clock shows, also on days on which daylight saving begins or ends: a window is an
+    hour shorter or longer then, and one that lies in the hour that is skipped is left out on that day.
+    """
+
+    pause_seconds: float = 0.0
+    hours: Hours | None = None
+    local: Callable[[float], datetime] = local_time
+    ended: tuple[int, float] = (0, 0.0)  # the last round that has ended, and the Unix time of its end
+    wall: float = 0.0  # Unix time, of the event that is handled
+    _resting_until: float = field(default=0.0)  # in the loop's time
+
+    def round_ended(self, round: int, now: float) -> float | None:
+        """Begin the pause after a round; a replay goes on with the pause that had begun.
+
+        Returns the Unix time of the end, where that is news to be kept.
+        """
+        if not self.pause_seconds:
+            return None
+        known = self.ended[0] == round
+        at = self.ended[1] if known else self.wall
+        rest = min(max(at + self.pause_seconds - self.wall, 0.0), self.pause_seconds)
+        self.ended, self._resting_until = (round, at), now + rest
+        return None if known else at
+
+    def seconds_left(self, now: float) -> float:
+        """Until the next round may begin; 0 if it may."""
+        rest = max(self._resting_until - now, 0.0)
+        return rest + self._until_hours(self.wall + rest)
+
+    def _until_hours(self, unix: float) -> float:
+        """Minute by minute, as days with a change of the clock are longer or shorter than others."""
+        if self.hours is None or self.hours.holds(_minute(self.local(unix))):
+            return 0.0
+        at = unix - unix % 60
+        for _ in range(2 * 24 * 60):
+            at += 60
+            if self.hours.holds(_minute(self.local(at))):
+                break
+        return at - unix
+
+
+def _minute(local: datetime) -> int:
+    return 60 * local.hour + local.minute
+
+
+def opening_words(unix: float, now: float, local: Callable[[float], datetime] = local_time) -> str:
+    """Say a time of the next 24 hours by its hour alone."""
+    at = local(unix)
+    return f"{at:%H:%M}" if unix - now < DAY_SECONDS else f"{at:%H:%M on %d %B}"

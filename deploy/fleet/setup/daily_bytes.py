@@ -1,0 +1,82 @@
+"""Bytes that a run makes one board move and write in a day: the method's closed form, and the pace of the rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.round.pace import hours_of
+from protofleet.coordinator.round.policy import Policy
+from protofleet.methods.contract.cost import Sizes
+from protofleet.methods.contract.overview import NoSamples
+from protofleet.methods.contract.public import PublicSet
+
+NUMBER_BYTES: Final = 4
+WIRE: Final = 1.1  # bytes of all packets by those of the arrays
+# Bytes written to a board's disk by those of the arrays, up and down together: 1.03 MB in a round of cnn23,
+# 0.25 MB each way, with a served model, by /proc/PID/io.
+FLASH: Final = 2.1
+DAY_SECONDS: Final = 86_400.0
+MB: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBytes:
+    """What one board sends, receives and writes to its disk in a round that it takes part in."""
+
+    up: float
+    down: float
+
+    @property
+    def flash(self) -> float:
+        return FLASH * (self.up + self.down) / WIRE
+
+
+def bytes_of_round(settings: CoordinatorSettings) -> RoundBytes | None:
+    """None where the method states no cost. What depends on a board's samples is left out, such as features."""
+    plan = settings.plan()
+    cost_of = plan.load().cost
+    if cost_of is None:
+        return None
+    model = plan.client_half(NoSamples(), "").model
+    cost = cost_of(Sizes(model, held=plan.classes, public=PublicSet().batches))
+    up, down = (WIRE * NUMBER_BYTES * sum(way.values()) for way in (cost.up, cost.down))
+    return RoundBytes(up, down)
+
+
+def most_rounds_a_day(policy: Policy) -> float:
+    """Rounds that the policy lets begin in a day; infinity where only their own length limits them."""
+    if not policy.pause_seconds:
+        return math.inf
+    hours = hours_of(policy.hours)
+    seconds = DAY_SECONDS if hours is None else 60.0 * ((hours.end - hours.start) % (24 * 60))
+    return float(math.ceil(seconds / policy.pause_seconds))
+
+
+def pause_for(flash_a_day: float, a_round: RoundBytes) -> float:
+    """The shortest pause, in whole minutes, with which a board writes no more than this in a day."""
+    rounds = max(1, math.floor(flash_a_day / a_round.flash))
+    return 60.0 * math.ceil(DAY_SECONDS / rounds / 60.0)
+
+
+def describe_bytes(settings: CoordinatorSettings) -> str:
+    """Say it in a line, for `plan` and `doctor`."""
+    a_round = bytes_of_round(settings)
+    if a_round is None:
+        return f"bytes of a board: not known, as the method {settings.method.get('name', '')} states no cost"
+    rounds = most_rounds_a_day(settings.policy)
+    if rounds == math.inf:
+        words = f"not paced: {_parts(a_round, 1)} a round, no limit per day"
+        return f"bytes of a board: {words}; set policy.pause_seconds"
+    return f"bytes of a board: at most {_parts(a_round, rounds)} a day, in {rounds:.0f} rounds"
+
+
+def _parts(a_round: RoundBytes, times: float) -> str:
+    up, down, flash = (_megabytes(times * n) for n in (a_round.up, a_round.down, a_round.flash))
+    return f"{up} sent, {down} received, {flash} written to its disk"
+
+
+def _megabytes(number: float) -> str:
+    return f"{number / MB:,.1f} MB" if number < 100 * MB else f"{number / MB:,.0f} MB"

@@ -1,0 +1,58 @@
+"""The bytes of a board and day: the closed form of a method times the rounds that the policy lets begin."""
+
+import math
+
+import pytest
+
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.round.policy import Policy
+from protofleet.deploy.fleet.setup.daily_bytes import (
+    FLASH,
+    NUMBER_BYTES,
+    WIRE,
+    RoundBytes,
+    bytes_of_round,
+    describe_bytes,
+    most_rounds_a_day,
+    pause_for,
+)
+from protofleet.methods.nets.catalog import build
+
+
+def settings(method="fedavg", **policy):
+    return CoordinatorSettings("run", 10, 10, {"name": method}, policy=Policy(**policy))
+
+
+def test_of_fedavg_a_board_sends_and_receives_its_weights_once_a_round():
+    one = settings()
+    net = build(one.network.name, classes=10, image=(3, one.size, one.size))
+    weights = NUMBER_BYTES * sum(p.numel() for p in net.parameters())
+    found = bytes_of_round(one)
+    assert found.up == found.down == pytest.approx(WIRE * weights)
+    assert found.flash == pytest.approx(FLASH * 2 * weights)
+
+
+@pytest.mark.parametrize(("policy", "rounds"), [
+    ({"pause_seconds": 3600.0}, 24), ({"pause_seconds": 1000.0}, 87), ({"pause_seconds": 1e9}, 1),
+    ({"pause_seconds": 3600.0, "hours": "22:00-06:00"}, 8), ({"pause_seconds": 7200.0, "hours": "08:00-08:30"}, 1),
+    ({}, math.inf), ({"hours": "22:00-06:00"}, math.inf),
+])  # fmt: skip
+def test_a_day_has_no_more_rounds_than_pauses_fit_into_its_hours(policy, rounds):
+    assert most_rounds_a_day(Policy(**policy)) == rounds
+
+
+@pytest.mark.parametrize("most", [1e6, 5e6, 100e6, 1e9])
+def test_the_pause_for_a_limit_is_the_shortest_in_minutes_that_keeps_it(most):
+    a_round = RoundBytes(250_000.0, 250_000.0)
+    pause = pause_for(most, a_round)
+    day = [
+        most_rounds_a_day(Policy(pause_seconds=seconds)) * a_round.flash for seconds in (pause, pause - 60.0)
+    ]
+    assert day[0] <= most or day[0] == a_round.flash
+    assert pause <= 60.0 or day[1] > most
+
+
+def test_the_line_says_the_bytes_of_a_day_or_that_there_is_no_limit():
+    assert describe_bytes(settings(pause_seconds=3600.0)).endswith(" a day, in 24 rounds")
+    words = describe_bytes(settings())
+    assert "not paced: " in words and words.endswith("a round, no limit per day; set policy.pause_seconds")
