@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,7 +114,7 @@ def _demand_known(owners: _Owners, final: Mapping[str, Any]) -> None:
     """Name the line of a setting that the method does not have. A plug-in's settings are known when it is loaded."""
     if final.get("file") or owners.named not in names():
         return
-    known = sorted(load(owners.named).Hyper.__dataclass_fields__)
+    known = sorted(one.name for one in fields(load(owners.named).Hyper))
     for key, (layer, _) in owners.setters.items():
         if key in final and key not in known and key not in IDENTITY:
             raise SettingsError(

@@ -9,7 +9,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
@@ -265,7 +265,8 @@ class Method:
     @property
     def way_out_of_divergence(self) -> str:
         """Advice for whoever ran it, such as "lower method.lr"; "" where no setting is known to help."""
-        known = [f"method.{name}" for name in self.calmer if name in self.Hyper.__dataclass_fields__]
+        own = {one.name for one in fields(self.Hyper)}
+        known = [f"method.{name}" for name in self.calmer if name in own]
         return f"lower {' or '.join(known)}" if known else ""
 
     def under(self, hyper: Any) -> Method:
