@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class Limits:
 
     memory_bytes: Bytes = 0  # that a network takes while it learns; 0: what the machine, or its GPU, has
     disk_bytes: PositiveBytes = 8 << 30  # of the state that the device keeps, and an answer beside it
-    epochs: Epochs = 1000  # over its own samples, in one piece of work
+    epochs: Epochs = 1000  # of a round: `epochs` and all `..._epochs` of the method but those of the server
     # Classes of a run, at most, in which it tells at the end which of them it confuses; 0: in none.
     confusion: ConfusionClasses = MOST_CLASSES
     # Of one piece of work inside the agent; then it is ended and begun again.
@@ -62,7 +62,7 @@ class HalfBuilder:
     public: Callable[[Plan], PublicImages | None] = lambda plan: None
 
     def build(self, plan: Plan) -> ClientHalf:
-        epochs, limits = plan.settings().epochs, self.limits
+        epochs, limits = device_epochs(plan.settings()), self.limits
         demand_same_kind(plan.input_shape, self.train.x)
         demand(f"{epochs:,} epochs", epochs <= limits.epochs, f"epochs = {limits.epochs:,}", "fewer")
         public = public_bytes(plan)
@@ -107,6 +107,17 @@ class HalfBuilder:
         most = self.limits.memory_bytes or total_memory(self.place)
         limit = f"memory_bytes = {most:,}"
         demand(f"{size:,} bytes of memory", size <= most, limit, "a smaller network or batch")
+
+
+def device_epochs(hyper: Any) -> int:
+    """Count the epochs of a device in a round: the settings `epochs` and `..._epochs`, but `server_epochs`.
+
+    Settings that do not simply add up have a property `device_epochs`.
+    """
+    if (said := getattr(hyper, "device_epochs", None)) is not None:
+        return int(said)
+    names = [name for name in vars(hyper) if name.endswith("epochs") and not name.startswith("server_")]
+    return sum(getattr(hyper, name) or 0 for name in names)
 
 
 def public_set(plan: Plan) -> PublicSet:

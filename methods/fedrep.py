@@ -30,6 +30,10 @@ class Hyper(LocalHyper):
     head_epochs: Epochs | None = None  # default: `epochs`
     base_epochs: Epochs = 1  # FedPall's; PFLlib has a setting for each
 
+    @property
+    def device_epochs(self) -> int:
+        return (self.head_epochs or self.epochs) + self.base_epochs
+
 
 class Base(SharedPart):
     def shared_keys(self) -> frozenset[str]:

@@ -202,3 +202,15 @@ def test_the_documents_name_no_make_target_that_is_not_there():
         said = re.findall(r"^make ([a-z][a-z-]*)", shell, re.MULTILINE)
         for name in said + re.findall(r"`make ([a-z][a-z-]*)", page.read_text()):
             assert name in known, f"{page.name} says make {name}"
+
+
+def test_one_file_opens_pictures_and_the_program_of_an_export_names_its_formats():
+    """Four did, and each guessed the format: PostScript that was called a PNG ran Ghostscript."""
+    opens = {
+        str(path.relative_to(ROOT)): path.read_text()
+        for package in PACKAGES
+        for path in sources(package)
+        if "Image.open" in path.read_text()
+    }
+    assert set(opens) == {"edge_client/data/images/picture.py", "deploy/export/program.py"}
+    assert all(len(re.findall(r"Image\.open\(.*, formats=", text)) == 1 for text in opens.values())

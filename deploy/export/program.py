@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from protofleet.deploy.export.formats import FILES, INPUT, ONNX, PT2, TORCHSCRIPT
+from protofleet.edge_client.data.images.picture import DECODERS, FORMATS, MOST_MEMORY, MOST_PIXELS
+from protofleet.edge_client.data.plain_file import MOST_BYTES
 from protofleet.methods.served.card import Card
 
 PICTURE: Final = """\
     x = np.asarray(opened(path).convert("{mode}").resize(({width}, {height})), np.float32)
     x = x.reshape({height}, {width}, {channels}).transpose(2, 0, 1)[None]
 """
+# The rules of `read_picture`: regular files, fixed formats, and limits that are compared before anything is decoded.
 OPENED: Final = """\
 
 
@@ -18,11 +21,26 @@ def opened(path):
     import numpy as np
     from PIL import Image
 
-    image = Image.open(path)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would wait for ever
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no regular file")
+        content = io.BytesIO(file.read({bytes} + 1))
+    image = Image.open(content, formats={formats})  # no format that starts another program
     if image.mode in ("I", "F"):
         raise ValueError("it has 32 bits a pixel; save it with 8 or 16")
-    grey = image.mode.startswith("I;16")  # 16 bits, of which Pillow would make white
-    return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8)) if grey else image
+    pixels = image.width * image.height
+    memory = pixels * ((4 if image.mode == "RGB" else 8) + {decoders}.get(image.format, 0))
+    memory += 4 * {width} * image.height  # Pillow resizes the rows first
+    if pixels > {pixels} or memory > {memory} or len(content.getbuffer()) > {bytes}:
+        size = f"{{image.width}} x {{image.height}}"
+        raise ValueError(f"it has {{size}} pixels, too many to decode; save it smaller")
+    if not image.mode.startswith("I;16"):
+        return image
+    grey = Image.new("L", image.size)  # 16 bits, of which Pillow would make white
+    for top in range(0, image.height, 64):
+        rows = np.asarray(image.crop((0, top, image.width, min(top + 64, image.height))), np.uint32)
+        grey.paste(Image.fromarray(((rows + 128) // 257).astype(np.uint8)), (0, top))
+    return grey
 """
 ARRAY: Final = """\
     x = np.load(path).astype(np.float32)[None]  # as it is stored, a .npy file
@@ -48,7 +66,7 @@ MAIN: Final = """\
 def main():
     if len(sys.argv) != 2:
         return "say python predict.py {what}"
-    if not pathlib.Path(sys.argv[1]).is_file():
+    if not pathlib.Path(sys.argv[1]).exists():
         return f"there is no file {{sys.argv[1]}}"
     try:
         print(predict(sys.argv[1]))
@@ -76,21 +94,29 @@ def program_for(card: Card, formats: tuple[str, ...]) -> str:
         return NOTHING_TO_RUN
     picture = card.input.kind == "image" and card.input.shape[0] in (1, 3)
     packages = ["numpy", *(["pillow"] if picture else []), IMPORTS[form]]
+    modules = sorted(["json", "pathlib", "sys", *(["io", "os", "stat"] if picture else [])])
     what = "PICTURE" if picture else "SAMPLE.npy"
     return "".join(
         [
             f"# python predict.py {what}: the name of its class. It takes {', '.join(packages)}.\n",
-            "import json, pathlib, sys\n\nhere = pathlib.Path(__file__).parent\n\n\n",
+            f"import {', '.join(modules)}\n\nhere = pathlib.Path(__file__).parent\n\n\n",
             "def predict(path):\n",
             f"    import numpy as np, {IMPORTS[form]}\n",
             "\n",
             _read(card, picture),
             RUNS[form].format(file=FILES[form], name=INPUT),
             ANSWER,
-            OPENED if picture else "",
+            _opened(card) if picture else "",
             MAIN.format(what=what, packages=" ".join(packages)),
         ]
     )
+
+
+def _opened(card: Card) -> str:
+    return OPENED.format(
+        bytes=MOST_BYTES, pixels=MOST_PIXELS, memory=MOST_MEMORY, formats=list(FORMATS), decoders=DECODERS,
+        width=card.input.shape[2],
+    )  # fmt: skip
 
 
 def _read(card: Card, picture: bool) -> str:

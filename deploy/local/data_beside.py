@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.edge_client.data.images.image_files import SUFFIXES
+from protofleet.edge_client.data.images.picture import SUFFIXES
 from protofleet.edge_client.data.sources.folders import SPLIT_FOLDERS
 from protofleet.protocol.settings.reader import SettingsError, Table, merge, override
 from protofleet.protocol.wire.names import valid_device

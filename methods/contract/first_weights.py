@@ -12,7 +12,13 @@ from pathlib import Path, PurePath
 from typing import Final, Literal, TypeAlias
 
 from protofleet.methods.nets.base import Net
-from protofleet.methods.nets.weights_file import WeightsFileError, load_from, read_weights, sha256_of_file
+from protofleet.methods.nets.weights_file import (
+    WeightsFileError,
+    as_first_weights,
+    load_from,
+    read_weights,
+    sha256_of_file,
+)
 from protofleet.protocol.settings.reader import SettingsError
 
 NAMED: Final = re.compile(r"(?P<file>[^@]+)@sha256:(?P<sha256>[0-9a-f]{64})")
@@ -47,7 +53,7 @@ class FirstWeights:
                 raise SettingsError(
                     f"{path} is damaged: it has not the hash that it is called by; {self._way_out()}"
                 )
-            load_from(model, read_weights(path))
+            load_from(model, as_first_weights(read_weights(path), model))
         except FileNotFoundError:
             raise SettingsError(
                 f"the run begins with the weights {self.name}, and there is no {path}; {self._way_out()}"

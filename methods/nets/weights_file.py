@@ -9,8 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +30,12 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
 }  # fmt: skip
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 LISTED: Final = 3  # names in a message
+MOST_TENSORS: Final = 100_000
+MOST_NAME: Final = 256  # characters
+MOST_AXES: Final = 8
+DEEPEST: Final = 3  # brackets within each other: the table, a row, its shape
+LARGEST: Final = 1 << 62  # of a number in the table
+RULE: Final = "rule."  # before the names of what predicts, in the files that an export writes
 
 
 class WeightsFileError(ValueError):
@@ -46,10 +55,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def decoded_weights(content: bytes) -> dict[str, Tensor]:
-    data = bytearray(content)
-    table = _table(data)
-    start = LENGTH.size + LENGTH.unpack_from(data)[0]
-    return {name: _tensor(name, row, data, start) for name, row in table.items()}
+    """Copy the tensors out of a file. WeightsFileError: it is not of the format, as far as the format goes."""
+    table = _table(content)
+    start = LENGTH.size + LENGTH.unpack_from(content)[0]
+    rows = [_row(name, row, len(content) - start) for name, row in table.items()]
+    _demand_each_byte_once(rows, len(content) - start)
+    # A copy: it may begin anywhere, and numbers of eight bytes want to lie on eight.
+    return {row.name: row.tensor(bytearray(content[start + row.first : start + row.last])) for row in rows}
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
@@ -89,14 +101,34 @@ def said_about(path: Path) -> dict[str, str]:
             raise WeightsFileError("its table is not JSON: no safetensors file") from None
 
 
-def _table(data: bytearray) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A tensor's row of the table, which fits the file."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    first: int
+    last: int
+
+    def tensor(self, piece: bytearray) -> Tensor:
+        if not piece:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.frombuffer(piece, dtype=self.dtype).reshape(self.shape)
+
+
+def _table(data: bytes) -> dict[str, Any]:
     if len(data) < LENGTH.size:
         raise WeightsFileError(f"it has {len(data)} bytes, which is no safetensors file")
     length = LENGTH.unpack_from(data)[0]
     if length > min(LARGEST_TABLE, len(data) - LENGTH.size):
         raise WeightsFileError(f"its table would have {length:,} bytes of {len(data):,}: no safetensors file")
+    text = data[LENGTH.size : LENGTH.size + length]
+    _demand_flat(text)
     try:
-        table = json.loads(data[LENGTH.size : LENGTH.size + length])
+        table = json.loads(text, object_pairs_hook=_each_name_once)
+    except WeightsFileError:
+        raise
     except (ValueError, RecursionError):
         raise WeightsFileError("its table is not JSON: no safetensors file") from None
     if not isinstance(table, dict):
@@ -104,22 +136,74 @@ def _table(data: bytearray) -> dict[str, Any]:
     return {name: row for name, row in table.items() if name != "__metadata__"}
 
 
-def _tensor(name: str, row: Any, data: bytearray, start: int) -> Tensor:
+def _demand_flat(text: bytes) -> None:
+    """Refuse a table that JSON would make very many objects of. Brackets and commas in names count too."""
+    rows = text.count(b"data_offsets")
+    if rows > MOST_TENSORS:
+        raise WeightsFileError(f"its table has {rows:,} tensors, at most {MOST_TENSORS:,} are read")
+    if re.search(rb"[\[{]\s*" * (DEEPEST + 1), text):
+        raise WeightsFileError(f"its table is nested more than {DEEPEST} deep: no safetensors file")
+    if text.count(b",") > 16 * (rows + MOST_NAME):
+        raise WeightsFileError("its table has more values than tensors need: no safetensors file")
+
+
+def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, many in Counter(name for name, _ in pairs).items() if many > 1)
+        raise WeightsFileError(f"its table has {twice[:64]!a} twice; write each tensor once")
+    return found
+
+
+def _row(name: str, row: Any, size: int) -> _Row:
+    """WeightsFileError: it does not fit a file that has so many bytes behind its table."""
+    if not 0 < len(name) <= MOST_NAME or not name.isprintable():
+        raise WeightsFileError(
+            f"a tensor is called {name[:64]!a}; a name has 1 to {MOST_NAME} printable characters"
+        )
     try:
         dtype, shape, (first, last) = DTYPES[row["dtype"]], row["shape"], row["data_offsets"]
-        whole = all(type(number) is int for number in (first, last, *shape))
-        size = math.prod(shape) * dtype.itemsize
-        inside = 0 <= first <= last <= len(data) - start
-        fits = whole and inside and min([0, *shape]) == 0 and last - first == size
+        whole = all(type(number) is int and 0 <= number <= LARGEST for number in (first, last, *shape))
+        fits = type(shape) is list and len(shape) <= MOST_AXES and whole and first <= last <= size
+        fits = fits and last - first == math.prod(shape) * dtype.itemsize
     except (KeyError, TypeError, ValueError):
         fits = False
     if not fits:
         raise WeightsFileError(
-            f"of {name[:64]!r} the table says {str(row)[:128]}, which does not fit the file"
+            f"of {name[:64]!r} the table says {ascii(row)[:128]}, which does not fit the file"
         )
-    # A copy: it may begin anywhere, and numbers of eight bytes want to lie on eight.
-    piece = data[start + first : start + last]
-    return torch.frombuffer(piece, dtype=dtype).reshape(shape) if piece else torch.empty(shape, dtype=dtype)
+    return _Row(name, dtype, tuple(shape), first, last)
+
+
+def _demand_each_byte_once(rows: list[_Row], size: int) -> None:
+    """Refuse tensors that share bytes, which take the memory of all of them, and bytes of no tensor."""
+    at, before = 0, "the table"
+    for row in sorted(rows, key=lambda row: (row.first, row.last)):
+        if row.first != at:
+            fault = (
+                f"shares bytes with {before[:64]}" if row.first < at else f"leaves a gap after {before[:64]}"
+            )
+            raise WeightsFileError(
+                f"{row.name[:64]} begins at byte {row.first:,} and {fault}, where {at:,} is expected; write the file "
+                "again with a writer of safetensors"
+            )
+        at, before = row.last, row.name
+    if at != size:
+        raise WeightsFileError(
+            f"its table speaks of {at:,} bytes of numbers, and it has {size:,}; copy it again"
+        )
+
+
+def as_first_weights(weights: Mapping[str, Tensor], model: Net) -> dict[str, Tensor]:
+    """Name the tensors of an export as a network does. The head of its rule becomes the network's head.
+
+    A head or projector that is the method's own (prototypes, two outputs) is left out: the network draws its own.
+    """
+    if not any(name.startswith(RULE) for name in weights):
+        return dict(weights)
+    found = {name.removeprefix(RULE): value for name, value in weights.items()}
+    own = model.state_dict()
+    return {name: value for name, value in found.items() if name in own or name.startswith("features.")}
 
 
 def load_from(model: Net, weights: Mapping[str, Tensor]) -> None:

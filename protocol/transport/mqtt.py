@@ -43,6 +43,7 @@ from protofleet.protocol.transport.caught_errors import CaughtErrors, never_rais
 from protofleet.protocol.transport.network import Entry, Network, Socket
 from protofleet.protocol.transport.outbox import Outbox, Publish, Subscribe, Unsubscribe
 from protofleet.protocol.transport.packets import (
+    MOST_RECEIVED,
     PINGREQ,
     Acknowledgement,
     Message,
@@ -228,6 +229,7 @@ class Mqtt:
     def _open_connection(self) -> None:
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = self._session_seconds
+        properties.MaximumPacketSize = MOST_RECEIVED
         host, port, clean = self._broker.host, self._broker.port, self._clean_start
         self._client.connect(host, port, KEEPALIVE_SECONDS, clean_start=clean, properties=properties)
 

@@ -11,6 +11,8 @@ PUBACK: Final = 0x40
 PINGREQ: Final = b"\xc0\x00"
 EXACTLY_ONCE: Final = 2
 RETAIN: Final = 1  # in the first byte
+# Bytes of a packet. A block of 1 MiB with its header is the largest that parties of a federation send.
+MOST_RECEIVED: Final = 4 << 20
 
 
 class MalformedPacketError(ValueError):
@@ -74,6 +76,10 @@ def bounds_of(stream: memoryview, at: int) -> tuple[int, int] | None:
         length |= (byte & 127) << shift
         if byte < 128:
             start = place + 1
+            if length > MOST_RECEIVED:
+                raise MalformedPacketError(
+                    f"a packet of {length:,} bytes, at most {MOST_RECEIVED:,} are taken, as CONNECT says"
+                )
             return (start, start + length) if start + length <= len(stream) else None
         shift += 7
     if shift == 28:

@@ -12,14 +12,11 @@ import numpy as np
 
 from protofleet.edge_client.data.domain import Indices, Labels
 from protofleet.edge_client.data.errors import DataError, reading
-from protofleet.edge_client.data.images.colours import rgb_pixels
+from protofleet.edge_client.data.images.picture import SUFFIXES, read_picture
 from protofleet.edge_client.data.images.resize import Pixels, channels_first
 from protofleet.edge_client.data.scaling import Values
 from protofleet.protocol.settings.input_shape import InputShape
 
-SUFFIXES: Final = frozenset(
-    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-)
 MOST_NAMED: Final = 4  # kinds of other files
 WAY_OUT: Final = "replace it, or take it out of the data"
 
@@ -95,11 +92,5 @@ def named_pictures(paths: Sequence[Path], shape: InputShape) -> Values:
 
 
 def _picture(path: Path, height: int, width: int, way_out: str) -> Pixels:
-    from PIL import Image
-
-    try:
-        with reading(path, way_out), Image.open(path) as image:
-            return rgb_pixels(image, height, width)
-    # Pillow raises a SyntaxError for some broken PNGs.
-    except (SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read ({error}); {way_out}") from error
+    with reading(path, way_out):
+        return read_picture(path, (height, width))

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from protofleet.edge_client.data.errors import reading
+from protofleet.edge_client.data.images.picture import read_picture
 from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.packages import REFETCH, checked, package_file
 from protofleet.edge_client.data.stable_random import Integers, StableRandom
@@ -59,10 +60,8 @@ def crops(photos: list[Pixels], places: Integers, side: int, test: bool) -> Pixe
 
 
 def _photo(name: str, expected: str) -> Pixels:
-    from PIL import Image
-
     path = package_file(PACKAGE, file_of(name))
-    with reading(path, REFETCH), Image.open(path) as image:
-        pixels = np.asarray(image.convert("RGB"))
+    with reading(path, REFETCH):
+        pixels = read_picture(path)
     checked(pixels, expected, path)
     return pixels

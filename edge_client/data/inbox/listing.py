@@ -6,7 +6,6 @@ to it for a while; what cannot be used is told once, with its reason, and looked
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import logging
@@ -20,18 +19,16 @@ from typing import Final
 
 import numpy as np
 
-from protofleet.edge_client.data.images.colours import rgb_pixels
-from protofleet.edge_client.data.images.image_files import SUFFIXES
+from protofleet.edge_client.data.images.picture import SUFFIXES, decoded_picture
 from protofleet.edge_client.data.images.resize import channels_first
 from protofleet.edge_client.data.inbox.samples import InboxSamples
+from protofleet.edge_client.data.plain_file import UnusableError, content_of
 from protofleet.edge_client.data.scaling import SampleKind, Values
 from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.wire.class_names import Names, listed, normalized
 from protofleet.protocol.wire.printable import printable
 
 SETTLE_SECONDS: Final = 2.0  # without a change, after which a file is whole
-MOST_BYTES: Final = 64 << 20  # of a file
-MOST_PIXELS: Final = 100_000_000  # of a picture, which decoded takes 300 MB
 MOST_FILES: Final = 100_000
 MOST_AT_ONCE: Final = 500  # new ones in one look: work for the coordinator must not wait long
 ARRAYS: Final = ".npy"
@@ -40,10 +37,6 @@ UNFINISHED: Final = (".part", ".tmp", ".crdownload", "~")  # ends of names under
 log = logging.getLogger("protofleet.device")
 
 Signature = tuple[int, ...]
-
-
-class UnusableError(Exception):
-    """Why a file is no sample."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -169,7 +162,7 @@ class Inbox:
     def _read(self, path: Path, label: int) -> Entry | None:
         """OSError where its sample cannot be kept."""
         try:
-            content = _content(path)
+            content = content_of(path, links=False)
             sha256 = hashlib.sha256(content).digest()
             values = None if self.samples.has(sha256) else self._sample_in(content, path.suffix.lower())
         except FileNotFoundError:  # it has just gone
@@ -210,30 +203,6 @@ def _is_folder(path: Path) -> bool:
         return True
 
 
-def _content(path: Path) -> bytes:
-    """Of a plain file: a link may lead anywhere, and a pipe never ends."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise UnusableError("it is a link; put the file itself there") from None
-        raise UnusableError(f"it is no plain file, or cannot be read ({error.strerror})") from None
-    try:
-        found = os.fstat(handle)
-        if stat.S_ISDIR(found.st_mode):
-            raise UnusableError("it is a folder; put its files right into the class's folder")
-        if not stat.S_ISREG(found.st_mode):
-            raise UnusableError("it is no plain file")
-        if found.st_size > MOST_BYTES:
-            raise UnusableError(f"it has {found.st_size:,} bytes, at most {MOST_BYTES:,} are read")
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(MOST_BYTES + 1)
-    finally:
-        os.close(handle)
-
-
 def sample_in(content: bytes, suffix: str, shape: InputShape) -> Values:
     """[*shape], uint8 of a picture's pixels, float32 of other numbers. UnusableError where it is neither."""
     if suffix == ARRAYS:
@@ -264,24 +233,10 @@ def _array(content: bytes, shape: InputShape) -> Values:
 
 
 def _picture(content: bytes, shape: InputShape) -> Values:
-    from PIL import Image, UnidentifiedImageError
-
     if shape.channels not in (1, 3):
         raise UnusableError(f"pictures have 3 channels, and this run learns from {shape}")
     height, width = shape.spatial
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise UnusableError(
-                    f"it has {image.width} x {image.height} pixels, at most {MOST_PIXELS:,} are read"
-                )
-            pixels = rgb_pixels(image, height, width)
-    except UnusableError:
-        raise
-    except UnidentifiedImageError:
-        raise UnusableError("it is no picture that Pillow knows") from None
-    except Exception as error:  # noqa: BLE001 - Pillow raises whatever its decoders do
-        raise UnusableError(f"it is no whole picture ({_first_line(error)})") from None
+    pixels = decoded_picture(content, (height, width))
     return np.ascontiguousarray(channels_first(pixels[None], shape.channels)[0])
 
 

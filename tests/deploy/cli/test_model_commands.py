@@ -101,6 +101,17 @@ def test_the_commands_of_the_page_do_what_it_says(board, capsys, monkeypatch):
         assert code == 0 and out and not err, (command, err)
 
 
+def test_pipes_and_postscript_that_are_called_pictures_are_a_line_each(board, tmp_path, capsys, monkeypatch):
+    os.mkfifo(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n")
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    code, out, err = said(capsys, "predict", tmp_path, "--model", board / "state")
+    assert (code, out) == (1, "") and [line.count("cannot be read") for line in err.splitlines()] == [1, 1]
+    assert "a.png cannot be read (it is no regular file)" in err and not (tmp_path / "ran").exists()
+
+
 def test_pictures_of_any_size_are_predicted(board, capsys):
     code, out, _ = said(capsys, "predict", board / "pictures", "--model", board / "state", "--json")
     found = json.loads(out)

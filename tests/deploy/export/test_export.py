@@ -335,3 +335,16 @@ def test_all_that_the_page_s_commands_need_is_in_the_extra_that_it_names(runs, c
         "checking ONNX takes the package onnxruntime: pip install onnxruntime; or leave --check out"
     )
     assert not (runs / "all" / "models").exists()
+
+
+def test_an_exported_model_is_what_another_run_begins_with(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PROTOFLEET_DATA", str(tmp_path / "data"))
+    exported(runs / "own", "--device", "optdigits-1", "--format", "safetensors", "--out", tmp_path / "model")
+    capsys.readouterr()
+    assert main(["weights", str(tmp_path / "model" / "model.safetensors")]) == 0
+    table = capsys.readouterr().out
+    text = RUN.format(name="further", method="fedavg", rounds=1, processes=1)
+    (tmp_path / "further.toml").write_text(f"{text}{table}")
+    command = [sys.executable, "-m", "protofleet", "run", "further.toml"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=200)
+    assert summary(tmp_path / "runs", "further")["rounds_done"] == 1

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from protofleet.edge_client.data import plain_file
+from protofleet.edge_client.data.images import picture as picture_module
 from protofleet.edge_client.data.inbox import listing as folder_module
 from protofleet.edge_client.data.inbox.listing import Entry, Inbox, held_out
 from protofleet.edge_client.data.inbox.samples import InboxSamples
@@ -64,7 +66,7 @@ def test_a_file_that_is_still_written_to_counts_when_it_has_come_to_rest(tmp_pat
 
 
 def test_what_is_no_sample_is_told_once_with_its_reason_and_ends_nothing(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(folder_module, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(plain_file, "MOST_BYTES", 50_000)
     inbox = inbox_at(tmp_path)
     cat, dog = inbox.folder / "cat", inbox.folder / "dog"
     good = picture(cat / "good.png", 1)
@@ -86,8 +88,8 @@ def test_what_is_no_sample_is_told_once_with_its_reason_and_ends_nothing(tmp_pat
     said = "\n".join(lines(caplog))
     assert "cat/huge.png is skipped: it has 50,001 bytes, at most 50,000 are read" in said
     assert "cat/notes.txt is skipped: .txt is not a picture or a .npy file" in said
-    assert "cat/broken.png is skipped: it is no picture that Pillow knows" in said
-    assert "cat/pipe.png is skipped: it is no plain file" in said
+    assert "cat/broken.png is skipped: it is no picture of the formats BMP, GIF, JPEG, PNG" in said
+    assert "cat/pipe.png is skipped: it is no regular file" in said
     assert "cat/link.png is skipped: it is a link; put the file itself there" in said
     assert "cat/folder.png is skipped: it is a folder; put its files right into the class's folder" in said
     assert "dog/twice.png is skipped: the same file is in the folder of another class" in said
@@ -120,7 +122,7 @@ def test_samples_in_no_class_s_folder_are_said_until_they_are_gone(tmp_path, cap
 
 
 def test_a_bomb_of_pixels_is_not_decoded(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(folder_module, "MOST_PIXELS", 200)
+    monkeypatch.setattr(picture_module, "MOST_PIXELS", 200)
     inbox = inbox_at(tmp_path)
     picture(inbox.folder / "cat" / "wide.png", 1)
     assert inbox.look() == () and "it has 16 x 16 pixels, at most 200 are read" in lines(caplog)[0]
@@ -228,7 +230,7 @@ def test_a_file_that_becomes_readable_is_looked_at_again(tmp_path, caplog, monke
         raise denied
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder_module.os, "open", refuse)
+        patch.setattr(plain_file.os, "open", refuse)
         assert inbox.look() == () and "or cannot be read (Permission denied)" in lines(caplog)[0]
     path.chmod(0o600)
     assert len(inbox.look()) == 1

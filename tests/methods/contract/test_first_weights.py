@@ -22,8 +22,11 @@ from protofleet.methods.contract.first_weights import FirstWeights, weights_fold
 from protofleet.methods.contract.plan import Network, Plan, read_plan
 from protofleet.methods.nets.weights_file import WeightsFileError, load_from, read_weights, write_weights
 from protofleet.methods.parts.state import snapshot
+from protofleet.methods.served.scaling import Input
+from protofleet.methods.served.served import served
 from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml
 from tests.methods.contract.test_cost import LOCAL, METHODS
+from tests.methods.served.trained import NAMES, SIDE, device_0, plan_of
 from tests.methods.tiny import Shard, play, same
 from tests.support.small_federation import POLICY, shard, simulation
 
@@ -114,7 +117,78 @@ def test_a_file_that_is_none_is_an_error_in_one_line(data, message, tmp_path, ca
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def file_of(table, numbers=b""):
+    text = table if isinstance(table, bytes) else json.dumps(table).encode()
+    return struct.pack("<Q", len(text)) + text + numbers
+
+
+def row(first, last):
+    return {"dtype": "U8", "shape": [last - first], "data_offsets": [first, last]}
+
+
+ODD_TABLES = {
+    "shared": (file_of({f"w{i}": row(0, 8) for i in range(600)}, bytes(8)), "shares bytes with w0"),
+    "within": (
+        file_of({"a": row(0, 8), "b": row(4, 8)}, bytes(8)),
+        "b begins at byte 4 and shares bytes with a",
+    ),
+    "gap": (
+        file_of({"a": row(0, 2), "b": row(4, 8)}, bytes(8)),
+        "b begins at byte 4 and leaves a gap after a",
+    ),
+    "rest": (file_of({"a": row(0, 2)}, bytes(8)), "speaks of 2 bytes of numbers, and it has 8"),
+    "twice": (file_of(b'{"a": 1, "a": 2}'), "has 'a' twice"),
+    "deep": (file_of(b"[" * 90_000), "nested more than 3 deep"),
+    "deep object": (file_of(b'{"a":' * 90_000), "not JSON"),
+    "many": (file_of(b'{"a": [' + b"1," * 90_000 + b"1]}"), "more values than tensors need"),
+    "codes": (file_of({"\x1b[31mred": row(0, 0)}), r"called '.x1b.31mred'"),
+    "nameless": (file_of({"": row(0, 0)}), "1 to 256 printable characters"),
+    "huge": (file_of({"a": {**row(0, 0), "shape": [10**400]}}), "does not fit"),
+    "digits": (file_of(b'{"a": ' + b"9" * 9000 + b"}"), "not JSON"),
+    "product": (file_of({"a": {**row(0, 0), "shape": [2**32, 2**32, 0, 2**63]}}), "does not fit"),
+    "axes": (file_of({"a": {**row(0, 1), "shape": [1] * 9}}, bytes(1)), "does not fit"),
+    "row": (file_of({"a": [1, 2]}), "does not fit"),
+    "type": (file_of({"a": {**row(0, 0), "dtype": ["U8"]}}), "does not fit"),
+    "text": (file_of({"a": {**row(0, 0), "shape": ""}}), "does not fit"),
+    "codes in a row": (file_of({"a": {"dtype": "\x1b[31m"}}), r"says {'dtype': '.x1b.31m'}"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_TABLES)
+def test_a_table_that_claims_odd_things_is_one_printable_line(name, tmp_path, capsys):
+    """600 tensors of one region took 5.2 GB; others ended in tracebacks."""
+    data, message = ODD_TABLES[name]
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(WeightsFileError, match=message):
+        read_weights(path)
+    assert main(["weights", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and err.strip().isprintable()
+
+
 # A network
+
+
+@pytest.mark.parametrize("method", sorted(NAMES))
+def test_what_an_export_holds_can_be_trained_further(method, kept):
+    """`rule.head.*` was refused, where a network has `head.*`."""
+    model, card = served(device_0(method), Input((3, SIDE, SIDE))), plan_of(method)
+    (init,) = [kept({name: value for name, value in model.state_dict().items() if "scaling" not in name})]
+    began = replace(card, init=init).model().state_dict()
+    exported = model.state_dict()
+    for name, value in began.items():
+        if name.startswith("features.") or (name.startswith("projector.") and name in exported):
+            assert torch.equal(value, exported[name])
+    heads = {
+        name: f"rule.{name}" for name in began if name.startswith("head.") and f"rule.{name}" in exported
+    }
+    assert all(torch.equal(began[name], exported[other]) for name, other in heads.items())
+    drawn = card.model().state_dict()
+    left = [name for name in began if name.startswith("head.") and name not in heads]
+    assert all(torch.equal(began[name], drawn[name]) for name in left)
+    own_heads = ("fednh", "fedpall")  # of another kind than the network's
+    assert heads or method in own_heads or not [name for name in exported if name.startswith("rule.head.")]
 
 
 def test_projector_and_head_may_be_missing_and_stay_as_they_were_drawn():

@@ -251,3 +251,24 @@ def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_dura
     sim.run()
     assert next(deaths, None) is None and sim.service.finished
     assert_same(sim, simulation(tmp_path / "other", "fedproto", policy=policy).run())
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "takes"),
+    [
+        ("fedrep", {"head_epochs": 990, "base_epochs": 20}, "1,010"),
+        ("fedrep", {"epochs": 1000}, "1,001"),
+        ("rucr", {"epochs": 5, "head_epochs": 996}, "1,001"),
+        ("fedprox", {"epochs": 1001}, "1,001"),
+    ],
+)
+def test_epochs_under_any_name_count_together(method, settings, takes):
+    """Only `epochs` was looked at: FedRep's two passed any limit."""
+    with pytest.raises(
+        SettingsError, match=rf"takes {takes} epochs, over this device's limits.epochs = 1,000"
+    ):
+        builder().build(replace(plan(method), hyper=settings))
+
+
+def test_epochs_of_the_server_are_no_device_s():
+    builder(Limits(epochs=50)).build(replace(plan("fedtgp"), hyper={"server_epochs": 60}))

@@ -1,0 +1,114 @@
+"""Pictures, decoded. Nothing else in protofleet opens one.
+
+Pillow by itself guesses from the first bytes which format a file has, and starts other programs for some of them
+(Ghostscript for PostScript). Here the formats are fixed, and the size is compared with the limits before anything is
+decoded.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from protofleet.edge_client.data.images.resize import Pixels
+from protofleet.edge_client.data.images.tiff_tables import tile_pixels
+from protofleet.edge_client.data.plain_file import UnusableError, content_of
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS: Final = {
+    "BMP": (".bmp",), "GIF": (".gif",), "JPEG": (".jpeg", ".jpg"), "PNG": (".png",), "PPM": (".pgm", ".ppm"),
+    "TIFF": (".tif", ".tiff"), "WEBP": (".webp",),
+}  # fmt: skip
+SUFFIXES: Final = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+MOST_PIXELS: Final = 100_000_000
+MOST_MEMORY: Final = (
+    640_000_000  # bytes, of a picture while it is decoded and converted; the file comes on top
+)
+DECODERS: Final = {"JPEG": 8, "MPO": 8, "WEBP": 12}  # bytes a pixel that a decoder itself may take
+DEEP: Final = ("I", "F")  # Pillow's modes of 32 bits, of which nobody knows what is white
+BAND: Final = 1 << 20  # pixels that are brought from 16 bits to 8 together
+EXIF: Final = b"Exif\0\0"
+MOST_NOTES: Final = 8  # of a camera in a JPEG; Pillow joins them, and makes objects of all their numbers
+
+
+def read_picture(path: Path, size: tuple[int, int] | None = None) -> Pixels:
+    """Decode a picture file to [height, width, 3], resized to `size`, (height, width), where it is given.
+
+    FileNotFoundError: there is none. UnusableError: it cannot be used.
+    """
+    return decoded_picture(content_of(path), size)
+
+
+def decoded_picture(content: bytes, size: tuple[int, int] | None = None) -> Pixels:
+    """Decode a picture to [height, width, 3], as `read_picture`."""
+    from PIL import Image, UnidentifiedImageError
+
+    tile = tile_pixels(content)
+    if content[:2] == b"\xff\xd8" and content.count(EXIF) > MOST_NOTES:
+        raise UnusableError(f"it has more than {MOST_NOTES} notes of a camera (EXIF); save it without them")
+    try:
+        with Image.open(io.BytesIO(content), formats=list(FORMATS)) as image:  # noqa: TID251 - the one place
+            _demand_limits(image, size, tile)
+            return _rgb(image, size)
+    except UnusableError:
+        raise
+    except UnidentifiedImageError:
+        raise UnusableError(f"it is no picture of the formats {', '.join(FORMATS)}") from None
+    except Exception as error:  # noqa: BLE001 - Pillow raises whatever its decoders do
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
+        raise UnusableError(f"it is no whole picture ({reason})") from None
+
+
+def _demand_limits(image: Image.Image, size: tuple[int, int] | None, tile: int) -> None:
+    width, height = image.size
+    if image.mode in DEEP:
+        raise UnusableError(
+            "it has 32 bits a pixel, of which nobody knows what is white; save it with 8 or 16"
+        )
+    if width * height > MOST_PIXELS:
+        raise UnusableError(
+            f"it has {width} x {height} pixels, at most {MOST_PIXELS:,} are read; save it smaller"
+        )
+    memory = max(width * height, tile) * bytes_per_pixel(image.mode, image.format or "")
+    memory += 4 * size[1] * height if size else 0  # Pillow resizes the rows first, then the columns
+    if memory > MOST_MEMORY:
+        raise UnusableError(
+            f"it has {width} x {height} pixels ({image.format}, {image.mode}), which take {memory:,} bytes to "
+            f"decode; at most {MOST_MEMORY:,} are taken; save it smaller"
+        )
+
+
+def bytes_per_pixel(mode: str, form: str) -> int:
+    """Count the bytes of the decoded picture, of its converted copy, and of the decoder."""
+    sixteen = mode.startswith("I;16")
+    decoded = 1 if mode in ("1", "L", "P") else 2 if sixteen else 4
+    converted = 0 if mode in ("L", "RGB") else 1 if sixteen else 4
+    return decoded + converted + DECODERS.get(form, 0)
+
+
+def _rgb(image: Image.Image, size: tuple[int, int] | None) -> Pixels:
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        image = _eight_bits(image)
+    elif image.mode not in ("L", "RGB"):
+        image = image.convert("RGB")
+    if size:
+        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.asarray(image.convert("RGB"))  # grey ones only now, when they are small
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Bring grey of 16 bits, as of industrial cameras, to 8; Pillow would make white of all above 255."""
+    from PIL import Image
+
+    grey, rows = Image.new("L", image.size), max(1, BAND // image.width)
+    for top in range(0, image.height, rows):
+        band = np.asarray(image.crop((0, top, image.width, min(top + rows, image.height))))
+        grey.paste(Image.fromarray(((band.astype(np.uint32) + 128) // 257).astype(np.uint8)), (0, top))
+    return grey

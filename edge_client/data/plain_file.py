@@ -1,0 +1,44 @@
+"""Regular files of samples, read whole: a pipe cannot block the reader, nor a file that grows fill the memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+MOST_BYTES: Final = 64 << 20  # of a file
+
+
+class UnusableError(ValueError):
+    """The reason why a file cannot be used as a sample, in one line."""
+
+
+def content_of(path: Path, *, links: bool = True) -> bytes:
+    """Read a regular file. The checks are made on the opened file, so it cannot be exchanged after them.
+
+    FileNotFoundError: there is none. UnusableError: it is something else, too large, or not readable.
+    """
+    follow = 0 if links else os.O_NOFOLLOW
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | follow)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            raise UnusableError("it is a link; put the file itself there") from None
+        raise UnusableError(f"it is no regular file, or cannot be read ({error.strerror})") from None
+    try:
+        found = os.fstat(handle)
+        if stat.S_ISDIR(found.st_mode):
+            raise UnusableError("it is a folder; put its files right into the class's folder")
+        if not stat.S_ISREG(found.st_mode):
+            raise UnusableError("it is no regular file")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            content = file.read(MOST_BYTES + 1) if found.st_size <= MOST_BYTES else b""
+    finally:
+        os.close(handle)
+    if (size := max(found.st_size, len(content))) > MOST_BYTES:
+        raise UnusableError(f"it has {size:,} bytes, at most {MOST_BYTES:,} are read")
+    return content
