@@ -128,7 +128,9 @@ def with_mean(by_domain: Mapping[str, float]) -> dict[str, float]:
 
 def best(points: Sequence[Measurement]) -> dict[str, Any]:
     """Choose by validation, never by test, among the measurements of all present devices."""
-    judged = [(place, point.judged) for place, point in enumerate(points) if point.by_all and point.of("validation")]
+    judged = [
+        (place, point.judged) for place, point in enumerate(points) if point.by_all and point.of("validation")
+    ]
     if not judged or len(judged) != sum(point.by_all for point in points):
         return {}
     place, chosen = judged[best_point([validation for _, validation in judged])]
