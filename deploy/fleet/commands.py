@@ -164,7 +164,7 @@ def plan(d: Deployment, o: Options) -> int:
     cannot = f"{len(unfit)} cannot be deployed{': ' * bool(unfit)}{', '.join(unfit)}"
     hosts = counted(len(d.hosts), "host")
     listing.line(f"{hosts}: {changing} to be changed, {good} as they shall be, {cannot}")
-    listing.end({"hosts": found})
+    listing.end({"hosts": found, "bytes": words})
     return FAILED if unfit else OK
 
 
@@ -240,7 +240,7 @@ def doctor(d: Deployment, o: Options) -> int:
     if words := _bytes_a_day(d):
         listing.line(words)
     older = _older_root(d, looked, listing)
-    listing.end({"hosts": found, "root": older})
+    listing.end({"hosts": found, "root": older, "bytes": words})
     return FAILED if older else code
 
 

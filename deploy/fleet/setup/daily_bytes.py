@@ -13,7 +13,6 @@ from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.overview import NoSamples
 from protofleet.methods.contract.public import PublicSet
 
-NUMBER_BYTES: Final = 4
 WIRE: Final = 1.1  # bytes of all packets by those of the arrays
 # Bytes written to a board's disk by those of the arrays, up and down together: 1.03 MB in a round of cnn23,
 # 0.25 MB each way, with a served model, by /proc/PID/io.
@@ -42,7 +41,7 @@ def bytes_of_round(settings: CoordinatorSettings) -> RoundBytes | None:
         return None
     model = plan.client_half(NoSamples(), "").model
     cost = cost_of(Sizes(model, held=plan.classes, public=PublicSet().batches))
-    up, down = (WIRE * NUMBER_BYTES * sum(way.values()) for way in (cost.up, cost.down))
+    up, down = (WIRE * sum(way.values()) for way in (cost.bytes_up, cost.bytes_down))
     return RoundBytes(up, down)
 
 

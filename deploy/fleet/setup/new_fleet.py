@@ -29,13 +29,14 @@ ROOT: Final = "root"
 DATA: Final[Mapping[str, Any]] = {"source": "digits", "samples": 600, "test_samples": 200, "size": 32}
 DOMAINS: Final = find("digits").domains
 LEAST_PARTS, MOST_PARTS = 4, 40  # the smallest domain has 1,438 digits
-# It lasts eleven days, and leaves room for `restore --from-round`.
+# Eleven days at most, with room for `restore --from-round`.
 RUN: Final[Mapping[str, Any]] = {
     "name": "first", "rounds": 1000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
     "network": {"name": "cnn23"},
 }  # fmt: skip
 # By which a board writes less than 100 MB a day to its disk, an SD card maybe: daily_bytes.py counts it.
 PAUSE_SECONDS: Final = 960.0
+STOP_PATIENCE: Final = 20  # evaluations: of a run that learns nothing more, five hours
 # Any device may have digits of any domain, so none of them is told apart by its name.
 SHARED: Final[Mapping[str, Any]] = {"domains": {domain: ["*"] for domain in DOMAINS}}
 # From the first board on, for the others to be built and installed: torch takes a while on a small board.
@@ -55,9 +56,10 @@ HEAD: Final = (
 )
 COORDINATOR_TABLE: Final = "[coordinator]\n"
 RUN_WORDS: Final = (
-    "# The run. It ends after `rounds` rounds. [coordinator.policy] sets its pace: pause_seconds is the time from\n"
-    "# the end of a round to the start of the next. With this one a board writes less than 100 MB a day to its\n"
-    '# disk; `protofleet deploy plan` prints the bytes of a day. Rounds only at night: hours = "22:00-06:00".\n'
+    "# The run. It ends after `rounds` rounds, or earlier: after `patience` evaluations without a better validation\n"
+    "# accuracy ([coordinator.policy.stop]). [coordinator.policy] sets its pace: pause_seconds is the time from the\n"
+    "# end of a round to the start of the next. With this one a board writes less than 100 MB a day to its disk;\n"
+    '# `protofleet deploy plan` prints the bytes of a day. Rounds only at night: hours = "22:00-06:00".\n'
 )
 
 
@@ -145,7 +147,7 @@ def policy_for(devices: int) -> dict[str, Any]:
     """The run begins with all of them, and half of them are enough where one does not come."""
     return {
         "quorum": (devices + 1) // 2, "gather": devices, "patience_seconds": PATIENCE_SECONDS,
-        "pause_seconds": PAUSE_SECONDS,
+        "pause_seconds": PAUSE_SECONDS, "stop": {"patience": STOP_PATIENCE},
     }  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.fleet.setup.daily_bytes import (
     FLASH,
-    NUMBER_BYTES,
     WIRE,
     RoundBytes,
     bytes_of_round,
@@ -26,7 +25,7 @@ def settings(method="fedavg", **policy):
 def test_of_fedavg_a_board_sends_and_receives_its_weights_once_a_round():
     one = settings()
     net = build(one.network.name, classes=10, image=(3, one.size, one.size))
-    weights = NUMBER_BYTES * sum(p.numel() for p in net.parameters())
+    weights = sum(p.numel() * p.element_size() for p in net.state_dict().values())
     found = bytes_of_round(one)
     assert found.up == found.down == pytest.approx(WIRE * weights)
     assert found.flash == pytest.approx(FLASH * 2 * weights)

@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -136,12 +137,31 @@ def test_a_new_fleet_begins_with_all_boards_and_goes_on_without_one(tmp_path, mo
     own = coordinator_settings(read_fleet(tmp_path / "fleet/fleet.toml"), "protofleet")
     assert own.policy.gather == devices and own.policy.quorum == -(-devices // 2)
     days = own.rounds / most_rounds_a_day(own.policy)
-    assert 7 < days < 30, "it has an end"
+    assert 7 < days < 30 and own.policy.stop.patience == 20, "it has an end"
     assert most_rounds_a_day(own.policy) * bytes_of_round(own).flash <= 100 * MB
     shares = [
         (board.data.domain, board.data.part, board.data.parts) for board in boards_of(tmp_path / "fleet")
     ]
     assert len(set(shares)) == min(devices, 240)
+
+
+@pytest.mark.parametrize("step", ["plan", "doctor"])
+def test_plan_and_doctor_print_the_bytes_of_a_board_and_day(tmp_path, monkeypatch, capsys, step):
+    monkeypatch.chdir(tmp_path)
+    init_with(2)
+    ssh = tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text("#!/bin/sh\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(ssh.parent), prepend=os.pathsep)
+    capsys.readouterr()
+    main(["deploy", step, "--fleet", "fleet/fleet.toml"])
+    said = capsys.readouterr().out
+    parts = "24.6 MB sent, 24.6 MB received, 93.8 MB written to its disk"
+    words = f"bytes of a board: at most {parts} a day, in 90 rounds"
+    assert words in said.splitlines(), said
+    main(["deploy", step, "--fleet", "fleet/fleet.toml", "--json"])
+    assert json.loads(capsys.readouterr().out)["bytes"] == words
 
 
 def test_no_board_of_a_new_fleet_is_said_to_be_of_a_domain_that_is_not_for_it(tmp_path, monkeypatch, caplog):
