@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples
 from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.distillation import divergence, non_target_divergence
 from protofleet.methods.maths.geometry import diagonal, unit
@@ -147,6 +148,10 @@ class Client(fedavg.Client):
 
     def agree(self, told: Payload) -> None:
         h, sizes = self.hyper, [len(x) for x in self.public]
+        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        pairs = sum(n * (n - 1) for n in sizes)
+        logits = TensorSpec((sum(sizes), self.model.classes), dtype)
+        demand_arrays(told, {"logits": logits, "cosines": TensorSpec((pairs,), dtype)})
         logits = torch.split(told["logits"].detach(), sizes)
         means = torch.split(told["cosines"].detach(), [n * (n - 1) for n in sizes])
         rate = h.falling(h.public_lr, self.number, self.rounds)
