@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
-
-from torch import Tensor
 
 from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
-from protofleet.methods.contract.received import WrongArraysError, demand_declared_and_finite
+from protofleet.methods.contract.received import (
+    Broadcast,
+    WrongArraysError,
+    demand_declared_and_finite,
+)
 from protofleet.methods.plugins.authors import AuthorError, words_of
 from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import DisconnectReason
@@ -22,15 +24,15 @@ MOST_LETTERS: Final = 300  # of a reason: the text of a Bye has its limit
 def take_over(half: ClientHalf, payload: Payload) -> None:
     """Let a half take over a broadcast. Raise WrongArraysError where it cannot, whatever line of ours says so."""
     demand_declared_and_finite(half, payload)
-    noted = Noted(payload)
+    broadcast = Broadcast(payload)
     try:
-        half.receive(noted)
+        half.receive(broadcast)
     except WrongArraysError:
         raise
     except Exception as error:
         if is_ours(error) or as_authors(error) or type(error).__module__.startswith("protofleet."):
             raise
-        raise WrongArraysError(f"{noted.last or 'an array'}: {type(error).__name__}: {error}") from error
+        raise WrongArraysError(f"{broadcast.last or 'an array'}: {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -43,24 +45,3 @@ def refusing_wrong_arrays(ask: Ask, number: int) -> Iterator[None]:
             raise AuthorError(words) from error
         says = printable(f"the broadcast of round {number} {ask.phase}: {error}")[:MOST_LETTERS]
         raise TrainerDiedError(DisconnectReason.WRONG_ARRAYS, says) from error
-
-
-class Noted(Mapping[str, Tensor]):
-    """A payload that knows which of its arrays was read last."""
-
-    def __init__(self, payload: Payload) -> None:
-        self._payload, self.last = payload, ""
-
-    def __getitem__(self, name: str) -> Tensor:
-        value = self._payload[name]
-        self.last = name
-        return value
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._payload
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._payload)
-
-    def __len__(self) -> int:
-        return len(self._payload)

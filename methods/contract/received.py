@@ -5,7 +5,9 @@ The coordinator is at fault where they differ: the device refuses the question, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
 
 from protofleet.methods.contract.base import ClientHalf, Payload
 from protofleet.methods.contract.wants import TensorSpec, not_finite, problem_with_forms
@@ -27,3 +29,24 @@ def demand_declared_and_finite(half: ClientHalf, payload: Payload) -> None:
         raise WrongArraysError(f"{unknown[0][:64]} is no array of this method")
     if problem := not_finite(payload):
         raise WrongArraysError(problem.message)
+
+
+class Broadcast(Mapping[str, Tensor]):
+    """Arrays as the coordinator sent them. It knows which of them was read last."""
+
+    def __init__(self, payload: Payload) -> None:
+        self._payload, self.last = payload, ""
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self._payload[name]
+        self.last = name
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._payload
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._payload)
+
+    def __len__(self) -> int:
+        return len(self._payload)
