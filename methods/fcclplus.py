@@ -146,12 +146,15 @@ class Client(fedavg.Client):
         own = self.model(x)
         return F.cross_entropy(own, y) + T**2 * non_target_divergence(teacher / T, own / T, y)
 
+    def agreed_specs(self) -> dict[str, TensorSpec]:
+        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        rows, pairs = sum(len(x) for x in self.public), sum(len(x) * (len(x) - 1) for x in self.public)
+        logits = TensorSpec((rows, self.model.classes), dtype)
+        return {"logits": logits, "cosines": TensorSpec((pairs,), dtype)}
+
     def agree(self, told: Payload) -> None:
         h, sizes = self.hyper, [len(x) for x in self.public]
-        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
-        pairs = sum(n * (n - 1) for n in sizes)
-        logits = TensorSpec((sum(sizes), self.model.classes), dtype)
-        demand_arrays(told, {"logits": logits, "cosines": TensorSpec((pairs,), dtype)})
+        demand_arrays(told, self.agreed_specs())
         logits = torch.split(told["logits"].detach(), sizes)
         means = torch.split(told["cosines"].detach(), [n * (n - 1) for n in sizes])
         rate = h.falling(h.public_lr, self.number, self.rounds)
