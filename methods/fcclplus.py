@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples
 from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.distillation import divergence, non_target_divergence
 from protofleet.methods.maths.geometry import diagonal, unit
@@ -145,8 +146,15 @@ class Client(fedavg.Client):
         own = self.model(x)
         return F.cross_entropy(own, y) + T**2 * non_target_divergence(teacher / T, own / T, y)
 
+    def agreed_specs(self) -> dict[str, TensorSpec]:
+        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        rows, pairs = sum(len(x) for x in self.public), sum(len(x) * (len(x) - 1) for x in self.public)
+        logits = TensorSpec((rows, self.model.classes), dtype)
+        return {"logits": logits, "cosines": TensorSpec((pairs,), dtype)}
+
     def agree(self, told: Payload) -> None:
         h, sizes = self.hyper, [len(x) for x in self.public]
+        demand_arrays(told, self.agreed_specs())
         logits = torch.split(told["logits"].detach(), sizes)
         means = torch.split(told["cosines"].detach(), [n * (n - 1) for n in sizes])
         rate = h.falling(h.public_lr, self.number, self.rounds)

@@ -24,7 +24,7 @@ from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
 from protofleet.methods.maths.means import ClassMeans, class_means
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, in_batches, train
-from protofleet.methods.parts.prototypes import HELD_ROWS, SeenFeatures, held_rows, table_of
+from protofleet.methods.parts.prototypes import HELD_ROWS, SeenFeatures, has_rows, held_rows, table_of
 from protofleet.methods.parts.tables import TableServer
 from protofleet.protocol.settings.bounds import Weight
 
@@ -57,7 +57,7 @@ class Client(singleset.Client):
         self.seen = SeenFeatures(model, model.classes)
 
     def receive(self, payload: Payload) -> None:
-        if "prototypes" in payload:
+        if has_rows(payload):
             self.targets, self.known = table_of(payload, self.model, self.model.classes)
 
     def run(self, ask: Ask) -> Payload:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples, seeded
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes, parameters
+from protofleet.methods.contract.received import WrongArraysError, demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.nets.base import Net, frozen
 from protofleet.methods.nets.generator import Generator, embedding_generator
@@ -147,7 +148,17 @@ class Client(SharedHead, SharingClient):
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
         load_weights(self.G, payload, "generator")
-        self.labels = payload.get("counts")
+        self.labels = self.labels_in(payload)
+
+    def labels_in(self, payload: Payload) -> Tensor | None:
+        """Return the counts [C] that come with the generator; None where neither comes."""
+        if not any(name.partition(".")[0] in ("generator", "counts") for name in payload):
+            return None
+        demand_arrays(payload, {"counts": TensorSpec((self.model.classes,), "int64", low=0)})
+        counts = payload["counts"]
+        if not counts.any():
+            raise WrongArraysError("counts are 0 of every class, so no label can be drawn")
+        return counts
 
     def learn(self, phase: str) -> None:
         self.draws = self.generator(f"{phase}-generated")

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from protofleet.methods import singleset
 from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, ServerHalf, seeded
 from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.means import ClassMeans
 from protofleet.methods.nets.base import Net
@@ -47,7 +48,7 @@ from protofleet.methods.parts.hyperspheres import (
 )
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, sgd, train
 from protofleet.methods.parts.optimizers import Adam
-from protofleet.methods.parts.prototypes import LARGEST_NUMBER, margin_figures
+from protofleet.methods.parts.prototypes import LARGEST_NUMBER, margin_figures, table_specs
 from protofleet.methods.parts.rules import Nearest
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
 from protofleet.methods.parts.weights import torch_device_of
@@ -171,9 +172,9 @@ class Client(singleset.Client):
 
     @torch.no_grad()
     def receive(self, payload: Payload) -> None:
+        anchors = ["anchors"] if "anchors" in payload else []
+        demand_arrays(payload, table_specs(self.model, "prototypes", *anchors))
         self.anchors = payload.get("anchors", self.anchors)
-        if "prototypes" not in payload:
-            return
         self.prototypes.copy_(payload["prototypes"])
         if self.hyper.reset_adam:
             self.adam.forget()

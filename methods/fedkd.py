@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, seeded
 from protofleet.methods.contract.cost import Cost, Numbers, Sizes, parameters
+from protofleet.methods.contract.received import WrongArraysError
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.lowrank import numbers, packed, unpacked
 from protofleet.methods.nets.base import Net, initialised_from
@@ -146,6 +147,8 @@ class Unpacked(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         value, shape = self._message[name], self._like[name].shape
+        if value.dtype != self._like[name].dtype:
+            raise WrongArraysError(f"{name} is {value.dtype}, the network has {self._like[name].dtype}")
         if value.shape == shape:
             return value
         return unpacked(value, shape[0], shape[1:].numel()).reshape(shape)

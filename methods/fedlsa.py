@@ -30,12 +30,13 @@ from torch import Tensor, nn
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Method, Payload, Round, Samples, seeded
 from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.maths.anchors import anchor_cross_entropy, compactness, separation
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.nets.base import Net, frozen, initialised_from
 from protofleet.methods.parts.local import LocalHyper, demand_one_of
 from protofleet.methods.parts.optimizers import SGD
-from protofleet.methods.parts.prototypes import margin_figures
+from protofleet.methods.parts.prototypes import margin_figures, table_specs
 from protofleet.methods.parts.rules import Classifier, Nearest
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import WEIGHTS, load_weights, torch_device_of, weights_of
@@ -141,6 +142,7 @@ class Client(fedavg.Client):
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
         if "anchors" in payload:
+            demand_arrays(payload, table_specs(self.model, "anchors"))
             self.anchors = payload["anchors"].detach()
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples, ServerHalf, seeded
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes, parameters
+from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.maths.means import ClassMeans, class_means, merge_class_means
 from protofleet.methods.nets.base import Net, initialised_from
@@ -43,6 +44,7 @@ from protofleet.methods.parts.prototypes import (
     held_row_wants,
     held_rows,
     margin_figures,
+    table_specs,
 )
 from protofleet.methods.parts.shared import SharedPart
 from protofleet.methods.parts.state import snapshot
@@ -84,8 +86,8 @@ class Shared(SharedPart):
 
     def load(self, payload: Payload) -> None:
         self.load_shared(payload)
-        if "prototypes" in payload:
-            self.head.prototypes.copy_(payload["prototypes"].detach())
+        demand_arrays(payload, table_specs(self.model, "prototypes"))
+        self.head.prototypes.copy_(payload["prototypes"].detach())
 
 
 class Server(Shared, ServerHalf):

@@ -50,7 +50,8 @@ from protofleet.methods.contract.base import (
     seeded,
 )
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes, parameters
-from protofleet.methods.contract.wants import TensorSpec
+from protofleet.methods.contract.received import demand_arrays
+from protofleet.methods.contract.wants import TensorSpec, like
 from protofleet.methods.maths.adversary import MASKS, kl_with_uniform, mixed, mixing_share, prototype_infonce
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.maths.means import class_means, merge_class_means
@@ -62,6 +63,7 @@ from protofleet.methods.parts.prototypes import (
     HELD_ROWS,
     LARGEST_NUMBER,
     class_means_in,
+    has_rows,
     held_row_wants,
     held_rows,
     known_rows,
@@ -212,7 +214,9 @@ class Client(singleset.Client):
     def receive(self, payload: Payload) -> None:
         self.A = amplifier_from(payload, self.A).requires_grad_(False)
         self.C_g = {name: payload[name] for name in payload if name.startswith("classifier.")}
-        if "prototypes" in payload:
+        if self.C_g:
+            demand_arrays(payload, like(weights_of(self.H, "classifier")))
+        if has_rows(payload):
             self.prototypes, self.known = table_of(payload, self.model)
 
     def run(self, ask: Ask) -> Payload:

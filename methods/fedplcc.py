@@ -24,7 +24,7 @@ Table V: use_weights=false is "w=1", phi=1, use_contra=false, use_corr=false.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Samples
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
+from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.contrast import corrected, own_mean, sparse_similarity, weighted_contrast
 from protofleet.methods.maths.finch import finch_star_in_parts
@@ -48,7 +49,7 @@ from protofleet.methods.parts.clusters import (
     table_of,
 )
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, train
-from protofleet.methods.parts.prototypes import HELD_ROWS
+from protofleet.methods.parts.prototypes import HELD_ROWS, row_specs
 from protofleet.methods.parts.rules import Nearest
 from protofleet.methods.parts.weights import WEIGHTS, weights_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, PositiveShare, Temperature, Weight
@@ -110,7 +111,11 @@ class Client(fedavg.Client):
 
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
-        self.table = table_of(payload, Server.goes) if "prototypes" in payload else None
+        self.table = None
+        if any(name in payload for name in Server.goes):
+            specs = row_specs(self.model)
+            demand_arrays(payload, {**specs, "shares": replace(specs["prototypes"], shape=("rows",))})
+            self.table = table_of(payload, Server.goes)
 
     def run(self, ask: Ask) -> Payload:
         train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))

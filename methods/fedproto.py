@@ -41,7 +41,7 @@ from protofleet.methods.maths.proximity import prototype_mse
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
-from protofleet.methods.parts.prototypes import HELD_ROWS, SeenFeatures, held_rows, table_of
+from protofleet.methods.parts.prototypes import HELD_ROWS, SeenFeatures, has_rows, held_rows, table_of
 from protofleet.methods.parts.rules import both_ways
 from protofleet.methods.parts.tables import TableServer
 from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants, weights_of
@@ -107,7 +107,7 @@ class Client(singleset.Client):
 
     def receive(self, payload: Payload) -> None:
         load_weights(self.model, payload)
-        if "prototypes" in payload:
+        if has_rows(payload):
             self.prototypes, self.known = table_of(payload, self.model)
 
     def run(self, ask: Ask) -> Payload:

@@ -50,6 +50,7 @@ from protofleet.methods.contract.base import (
     seeded,
 )
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes
+from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.margins import (
     AGGREGATE,
@@ -75,6 +76,7 @@ from protofleet.methods.parts.prototypes import (
     known_rows,
     margin_figures,
     table_of,
+    table_specs,
 )
 from protofleet.methods.parts.rules import both_ways
 from protofleet.methods.parts.weights import torch_device_of
@@ -198,6 +200,7 @@ class Client(singleset.Client):
         self.own = torch.zeros(0, model.embedding_size, device=torch_device_of(model))
 
     def receive(self, payload: Payload) -> None:
+        demand_arrays(payload, table_specs(self.model, "anchors"))
         self.anchors = payload["anchors"].detach()
         self.prototypes, self.known = table_of(payload, self.model)
 

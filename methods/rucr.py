@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Reply, Round, Samples, ServerHalf
 from protofleet.methods.contract.cost import Cost, Sizes, eight_bytes, parameters
+from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.maths.means import ClassMeans, class_means, merge_class_means
 from protofleet.methods.nets.base import Net, frozen
@@ -42,6 +43,7 @@ from protofleet.methods.parts.prototypes import (
     class_means_in,
     held_row_wants,
     held_rows,
+    row_specs,
     table_of,
 )
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
@@ -163,6 +165,7 @@ class Client(fedavg.Client):
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
         self.rectified = rectified_in(payload, self.model)
+        demand_unified(payload, self.model)
         self.prototypes, self.known = table_of(payload, self.model)
         self.shares = torch.zeros_like(self.shares)
         if "shares" in payload:
@@ -249,6 +252,15 @@ def balanced_contrast(
 def labelled(means: Tensor, counts: Tensor, rows: str, labels: str) -> dict[str, Tensor]:
     held = counts > 0
     return {rows: means[held], labels: held.nonzero().squeeze(1)}
+
+
+def demand_unified(payload: Payload, model: Net) -> None:
+    """Raise WrongArraysError where P, r or the directions are not as `Server.round` sends them."""
+    rows, directions = row_specs(model), row_specs(model, rows="directions", labels="classes")
+    unified = {**rows, "shares": replace(rows["prototypes"], shape=("rows",))}
+    for specs in (unified, directions):
+        if any(name in payload for name in specs):
+            demand_arrays(payload, specs)
 
 
 def rectified_in(payload: Payload, model: Net) -> nn.Module | None:

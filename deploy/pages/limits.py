@@ -49,6 +49,7 @@ LIMITS: Final = (
         "seconds for which a broker is tried again that is too small for some devices",
         "protofleet.coordinator.devices.small_packets.LASTS_SECONDS",
     ),
+    ("bytes of a packet that a party receives", "protofleet.protocol.transport.packets.MOST_RECEIVED"),
     ("bytes left free in a packet", "protofleet.protocol.link.base.FRAME_OVERHEAD"),
     ("blocks of one object in flight", "protofleet.protocol.link.base.WINDOW"),
     ("blocks in flight to the coordinator", "protofleet.protocol.link.coordinator.BUDGET"),

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.edge_client.trainer.job import Job
 from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.edge_client.trainer.pipe import ClosedError, receive, send
@@ -24,6 +25,7 @@ from protofleet.methods.plugins.authors import AuthorError
 from protofleet.methods.plugins.errors import PlugInError
 from protofleet.protocol.settings.reader import decode, encode
 from protofleet.protocol.wire.messages import Arrays
+from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.allocator import keep_blocks_at_work
 from protofleet.runtime.faults import as_authors, is_want_of_memory
 from protofleet.runtime.logs import log_uncaught_errors, set_up_logging
@@ -79,6 +81,8 @@ class JobServer:
 
     def _words_of(self, error: BaseException, message: dict[str, Any]) -> dict[str, str]:
         match as_authors(error) or error:
+            case TrainerDiedError(why=DisconnectReason.WRONG_ARRAYS) as found:
+                return {"wrong_arrays": found.message}
             case AuthorError() | PlugInError() as found if message["do"] != "build":
                 log.error("%s", found, exc_info=error)
                 return {"plug_in": str(found)}

@@ -156,6 +156,8 @@ class ChildTrainer:
             case {"no_memory": str(reason)}:
                 self.stop()
                 raise TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, reason)
+            case {"wrong_arrays": str(reason)}:  # the process lives: the next plan has a half of its own
+                raise TrainerDiedError(DisconnectReason.WRONG_ARRAYS, reason)
             case {"plug_in": str(reason)}:
                 raise AuthorError(reason)
             case {"raised": str(reason)}:

@@ -10,7 +10,7 @@ class TrainerDiedError(RuntimeError):
 
     def __init__(self, why: DisconnectReason, message: str) -> None:
         super().__init__(f"{why.value}: {message}")
-        self.why = why
+        self.why, self.message = why, message
 
 
 class TrainingError(RuntimeError):

@@ -17,6 +17,7 @@ import torch
 from protofleet.edge_client.evaluate import Splits, evaluate
 from protofleet.edge_client.feature_snapshots import Snapshots, delete_earlier_evaluations, save_snapshot
 from protofleet.edge_client.serving.settings import GLOBAL, PERSONAL
+from protofleet.edge_client.trainer.broadcast import refusing_wrong_arrays, take_over
 from protofleet.edge_client.trainer.deadline import NEVER, Deadline
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
@@ -111,7 +112,7 @@ class LocalJob:
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         ask = Ask(phase, LazyPayload(received, unshared=True, place=torch_device_of(self.half.model)))
-        with self._deadline.running(self._work_seconds):
+        with self._deadline.running(self._work_seconds), refusing_wrong_arrays(ask, number):
             payload, metrics = work(
                 self.half, self._data, ask, number, self._reports, self._metrics, self._models
             )
@@ -170,7 +171,7 @@ def work(
     models: Models = NO_MODELS,
 ) -> tuple[Payload, Metrics]:
     half.begin(number)
-    half.receive(ask.payload)
+    take_over(half, ask.payload)
     if ask.phase == EVALUATE:
         half.after_last_round()
         payload, metrics = evaluate_at_end(half, data, reports, own)

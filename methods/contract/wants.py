@@ -179,6 +179,26 @@ def problem_with(
     return None
 
 
+def problem_with_forms(wants: Mapping[str, TensorSpec], payload: Mapping[str, Tensor]) -> Problem | None:
+    """Return the first array that is missing or has another dtype, shape or range. NaN is none of its business."""
+    if missing := [name for name in wants if name not in payload]:
+        return Problem(Reason.WRONG_ARRAYS, f"no {missing[0]}")
+    sent, lengths = InMemory(payload), dict[str, int]()
+    for name, spec in wants.items():
+        if problem := _shape_problem(name, spec, *sent.dtype_and_shape(name), lengths):
+            return problem
+    bounded = {name: spec for name, spec in wants.items() if spec.low is not None or spec.high is not None}
+    found = (_numbers_problem(name, spec, sent, None, math.inf) for name, spec in bounded.items())
+    return next((problem for problem in found if problem), None)
+
+
+def not_finite(payload: Mapping[str, Tensor]) -> Problem | None:
+    """Return the first array with NaN or an infinity in it."""
+    sent = payload if isinstance(payload, Sliced) else InMemory(payload)
+    whole = TensorSpec(())
+    return next((p for name in payload if (p := _numbers_problem(name, whole, sent, None, math.inf))), None)
+
+
 def _repeated_problem(name: str, values: Tensor, other: str, payload: Mapping[str, Tensor]) -> Problem | None:
     keys = payload[other]
     several = keys.bincount() > 1

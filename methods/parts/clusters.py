@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from protofleet.methods.contract.base import Ask, Member, Payload, Round, Samples, ServerHalf
+from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.finch import finch_star, finch_star_in_parts
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import embed
-from protofleet.methods.parts.prototypes import LARGEST_NUMBER
+from protofleet.methods.parts.prototypes import LARGEST_NUMBER, has_rows, row_specs
 from protofleet.methods.parts.prototypes import table_of as class_table_of
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
@@ -93,8 +94,9 @@ class Clusters:
 
 
 def clusters_in(payload: Payload, model: Net) -> Clusters | None:
-    if "prototypes" not in payload:
+    if not has_rows(payload):
         return None
+    demand_arrays(payload, row_specs(model))
     rows, labels = table_of(payload, ("prototypes", "labels"))
     return Clusters(rows, labels, *class_table_of({"prototypes": rows, "labels": labels}, model))
 

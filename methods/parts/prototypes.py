@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from protofleet.methods.contract.base import Payload
+from protofleet.methods.contract.received import demand_arrays
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.geometry import margins
 from protofleet.methods.maths.means import ClassMeans, class_means, class_sums, means_of
@@ -29,11 +30,34 @@ MOST_EXAMPLES = 2**31 - 1  # of one class on one device; sums stay exact
 
 def table_of(payload: Payload, model: Net, width: int | None = None) -> tuple[Tensor, Tensor]:
     """[C, D] and a mask [C] from rows with labels; nothing is known of an empty payload."""
-    if "prototypes" not in payload:
+    if not has_rows(payload):
         empty = next(model.parameters()).new_zeros(model.classes, width or model.embedding_size)
         return empty.detach(), torch.zeros(model.classes, dtype=torch.bool, device=empty.device)
+    demand_arrays(payload, row_specs(model, width))
     means, counts = class_means(payload["prototypes"].detach(), payload["labels"], model.classes)
     return means, counts > 0
+
+
+def has_rows(payload: Payload) -> bool:
+    """Tell whether rows or their labels came: one without the other is wrong."""
+    return "prototypes" in payload or "labels" in payload
+
+
+def row_specs(
+    model: Net, width: int | None = None, rows: str = "prototypes", labels: str = "labels"
+) -> dict[str, TensorSpec]:
+    """Return what rows with labels have to be, however many there are of a class."""
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return {
+        rows: TensorSpec(("rows", width or model.embedding_size), dtype, most=MOST_EXAMPLES),
+        labels: TensorSpec(("rows",), "int64", low=0, high=model.classes - 1, most=MOST_EXAMPLES),
+    }
+
+
+def table_specs(model: Net, *names: str) -> dict[str, TensorSpec]:
+    """Return what tables with a row for each class have to be."""
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return dict.fromkeys(names, TensorSpec((model.classes, model.embedding_size), dtype))
 
 
 def known_rows(prototypes: Tensor, known: Tensor) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofleet.methods.contract.base import Payload
+from protofleet.methods.contract.received import Broadcast, WrongArraysError
 from protofleet.methods.contract.wants import TensorSpec, like
 from protofleet.methods.nets.base import Net, frozen_backbones
 
@@ -40,16 +41,22 @@ def load_weights(
         return
     if found != set(own):
         missing, strange = sorted(set(own) - found), sorted(found - set(own))
-        raise RuntimeError(f"under {prefix}: missing {missing}, not of this network {strange}")
+        if missing:
+            raise WrongArraysError(f"no {start}{missing[0]}, of {len(missing)} arrays that are missing")
+        raise WrongArraysError(
+            f"{start}{strange[0][:64]} is not of this network, nor are {len(strange) - 1} more"
+        )
     for (
         name,
         value,
     ) in own.items():  # one at a time: the payload may be on the disk, or a mean yet to be taken
         loaded = payload[start + name]
         if loaded.shape != value.shape:
-            raise RuntimeError(
+            raise WrongArraysError(
                 f"{start}{name} is {tuple(loaded.shape)}, the network has {tuple(value.shape)}"
             )
+        if isinstance(payload, Broadcast) and loaded.dtype != value.dtype:
+            raise WrongArraysError(f"{start}{name} is {loaded.dtype}, the network has {value.dtype}")
         value.copy_(loaded)
 
 

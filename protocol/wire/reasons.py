@@ -92,6 +92,7 @@ class DisconnectReason(str, Enum):
 
     OUT_OF_MEMORY = "out_of_memory"  # its training ran out of memory; it comes back
     TRAINING_DIED = "training_died"  # its training ended in another way; it comes back
+    WRONG_ARRAYS = "wrong_arrays"  # of a broadcast, which it cannot use; it comes back
     DRAINED = "drained"  # its operator has asked it to stop between two tasks
     PAUSED = "paused"  # it takes no work for a while: told so, or too hot
     SIGNAL = "signal"  # it was stopped

@@ -143,6 +143,20 @@ def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the
     assert_equal([*first, (copies(again), metrics, copies(job.state()))], expected)
 
 
+def test_a_process_that_trains_lives_on_after_wrong_arrays_and_gives_the_same_bits(tmp_path, trainer):
+    plan = plan_of()
+    ask = asked(plan)
+    _, expected = unbroken(tmp_path, plan, ask, count=1)
+    child = trainer()
+    process, job, right = child.pid, child.start(plan), to_numpy(ask.payload)
+    for wrong in ({**right, "surplus": np.zeros(1, np.float32)}, dict(list(right.items())[1:])):
+        with pytest.raises(TrainerDiedError) as refusal:
+            job.run(ask.phase, 1, wrong)
+        assert refusal.value.why is DisconnectReason.WRONG_ARRAYS
+    assert_equal(rounds_of(child.start(plan), ask, count=1), expected)
+    assert child.pid == process
+
+
 @pytest.mark.slow
 def test_a_process_that_died_between_two_pieces_of_work_is_replaced_with_the_same_bits(tmp_path, trainer):
     plan = plan_of()

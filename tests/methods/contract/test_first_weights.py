@@ -167,6 +167,29 @@ def test_a_table_that_claims_odd_things_is_one_printable_line(name, tmp_path, ca
     assert err.count("\n") == 1 and err.strip().isprintable()
 
 
+READS = """
+import resource, sys
+from pathlib import Path
+from protofleet.methods.nets.weights_file import WeightsFileError, read_weights
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read_weights(Path(sys.argv[1]))
+except WeightsFileError:
+    print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.mark.slow
+def test_600_tensors_of_one_region_take_the_memory_of_one(tmp_path):
+    size = 8 << 20
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(file_of({f"w{i}": row(0, size) for i in range(600)}, bytes(size)))
+    done = subprocess.run(
+        [sys.executable, "-c", READS, str(path)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 3 * size  # 8.8 MB were measured
+
+
 # A network
 
 

@@ -1,0 +1,47 @@
+"""The one place where a broadcast's arrays reach a client half, and where wrong ones become a refused question."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+from protofleet.edge_client.trainer.errors import TrainerDiedError
+from protofleet.methods.contract.base import Ask, ClientHalf, Payload
+from protofleet.methods.contract.received import (
+    Broadcast,
+    WrongArraysError,
+    demand_declared_and_finite,
+)
+from protofleet.methods.plugins.authors import AuthorError, words_of
+from protofleet.protocol.wire.printable import printable
+from protofleet.protocol.wire.reasons import DisconnectReason
+from protofleet.runtime.faults import as_authors, is_ours
+
+MOST_LETTERS: Final = 300  # of a reason: the text of a Bye has its limit
+
+
+def take_over(half: ClientHalf, payload: Payload) -> None:
+    """Let a half take over a broadcast. Raise WrongArraysError where it cannot, whatever line of ours says so."""
+    demand_declared_and_finite(half, payload)
+    broadcast = Broadcast(payload)
+    try:
+        half.receive(broadcast)
+    except WrongArraysError:
+        raise
+    except Exception as error:
+        if is_ours(error) or as_authors(error) or type(error).__module__.startswith("protofleet."):
+            raise
+        raise WrongArraysError(f"{broadcast.last or 'an array'}: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def refusing_wrong_arrays(ask: Ask, number: int) -> Iterator[None]:
+    """Refuse the question where its arrays are wrong. In an author's half, the author is told of the line."""
+    try:
+        yield
+    except WrongArraysError as error:
+        if words := words_of(error):
+            raise AuthorError(words) from error
+        says = printable(f"the broadcast of round {number} {ask.phase}: {error}")[:MOST_LETTERS]
+        raise TrainerDiedError(DisconnectReason.WRONG_ARRAYS, says) from error
