@@ -399,6 +399,11 @@ class Link:
             self.meter.count_message(self.peer_direction, kind, result)
         return outcome.new
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of received blocks that the meter does not have yet: the table that tells their kinds has not come."""
+        return 0
+
     def _count_spans(self, spans: Sequence[CountedSpan], device: str | None) -> None:
         for span in spans:
             self.meter.count_bytes(self.peer_direction, span.size, span.tensors, span.fresh, device)

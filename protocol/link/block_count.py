@@ -33,6 +33,11 @@ class BlockCount:
         self._layout: Layout | None = None
         self._waiting: list[tuple[int, int, bool]] = []  # [start, stop) and whether it is new
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that are not counted yet."""
+        return sum(stop - start for start, stop, _ in self._waiting)
+
     def came(self, start: int, stop: int, fresh: bool) -> list[CountedSpan]:
         """Return this span, and those that waited, once the table is here; until then nothing."""
         self._waiting.append((start, stop, fresh))

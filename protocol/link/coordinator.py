@@ -499,6 +499,10 @@ class CoordinatorLink(Link):
     def _receiver(self, topic: str) -> str:
         return self.device_of_topic(topic)
 
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(fetch.count.waiting for fetch, _ in self.fetches.values())
+
     def _sender_on(self, topic: str) -> str:
         device = self.device_of_topic(topic)
         return (

@@ -177,6 +177,10 @@ class DeviceLink(Link):
         if self._fetch:
             self._fetch.wake(now, WINDOW)
 
+    @property
+    def waiting_bytes(self) -> int:
+        return self._fetch.count.waiting if self._fetch else 0
+
     def stop_fetching(self) -> None:
         if fetch := self._fetch:
             self._ignore_blocks_of(fetch.manifest)

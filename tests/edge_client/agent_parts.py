@@ -36,7 +36,7 @@ class RecordingLink(DeviceLink):
     def send_update(self, update, name):
         self.publish("", update)
 
-    def kinds(self):
+    def taken(self):
         """Of what was said since this was asked last."""
         said, self.said = self.__dict__.get("said", []), []
         return [type(message).__name__ for message in said]
@@ -100,7 +100,7 @@ class AgentParts:
         """The plan is known, and there is a job."""
         self.tasks.welcomed(self.welcome(), EPOCH)
         self.worker.finish()
-        self.link.kinds()
+        self.link.taken()
 
     def question(self, round=1, phase="train"):
         task = Task(round, phase, None, 0.0)

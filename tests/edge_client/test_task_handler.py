@@ -30,16 +30,16 @@ def following(parts):
 
 def test_a_plan_becomes_a_job_on_the_worker_and_then_a_hello(parts):
     parts.tasks.welcomed(parts.welcome(), EPOCH)
-    assert parts.tasks.queue.busy and parts.run.job is None and parts.link.kinds() == []
+    assert parts.tasks.queue.busy and parts.run.job is None and parts.link.taken() == []
     parts.worker.finish()
     assert parts.run.job is not None and not parts.tasks.queue.busy
-    assert parts.link.kinds() == ["Hello"]
+    assert parts.link.taken() == ["Hello"]
 
 
 def test_a_plan_that_is_known_already_is_answered_by_a_hello_alone(following):
     job = following.run.job
     following.tasks.welcomed(following.welcome(), EPOCH)
-    assert following.link.kinds() == ["Hello"] and not following.worker.submitted
+    assert following.link.taken() == ["Hello"] and not following.worker.submitted
     assert following.run.job is job
 
 
@@ -64,7 +64,7 @@ def test_a_plan_that_is_not_for_this_device_ends_it_with_the_reason(parts, welco
     parts.tasks.welcomed(parts.welcome(**welcome), EPOCH)
     assert parts.context.finished and problem in parts.context.problem
     assert parts.context.problem.startswith("this device cannot follow the run's plan: ")
-    assert parts.link.kinds() == ["Bye"]
+    assert parts.link.taken() == ["Bye"]
 
 
 def test_a_plan_that_does_not_fit_the_network_is_refused_when_the_worker_finds_out(parts):
@@ -77,7 +77,7 @@ def test_a_plan_that_does_not_fit_the_network_is_refused_when_the_worker_finds_o
 def test_a_plan_that_cannot_be_read_again_in_the_middle_of_a_run_is_refused_at_once(following, error):
     """A process that trains has died, and the one that replaces it finds a changed file."""
     following.tasks.take(following.question())
-    following.link.kinds()
+    following.link.taken()
     following.worker.finish(error)
     (bye,) = following.link.said
     assert bye.reason == f"cannot_follow: {error}"
@@ -86,17 +86,17 @@ def test_a_plan_that_cannot_be_read_again_in_the_middle_of_a_run_is_refused_at_o
 
 def test_a_task_without_a_job_is_left_to_the_next_hello(parts):
     parts.tasks.take(parts.question())
-    assert not parts.worker.submitted and parts.link.kinds() == []
+    assert not parts.worker.submitted and parts.link.taken() == []
 
 
 def test_an_answer_is_said_once_it_is_durable_and_the_same_question_gets_it_again(following):
     question = following.question()
     following.tasks.take(question)
-    assert following.link.kinds() == [] and following.observed == ["planned", "started"]
+    assert following.link.taken() == [] and following.observed == ["planned", "started"]
     following.worker.finish()
-    assert following.link.kinds() == ["Update"] and following.state.answer_to(question.name)
+    assert following.link.taken() == ["Update"] and following.state.answer_to(question.name)
     following.tasks.take(question)
-    assert following.link.kinds() == ["Update"] and not following.worker.submitted
+    assert following.link.taken() == ["Update"] and not following.worker.submitted
     assert following.observed == ["planned", "started", "answered"]
 
 
@@ -114,13 +114,13 @@ def test_a_device_that_takes_no_new_work_still_says_an_answer_that_it_has(follow
     known = following.question(1)
     following.tasks.take(known)
     following.worker.finish()
-    following.link.kinds()
+    following.link.taken()
     following.tasks.drain() if stops == "drain" else following.hellos.pause("too hot")
-    following.link.kinds()
+    following.link.taken()
     following.tasks.take(following.question(2))
-    assert following.link.kinds() == [] and not following.worker.submitted
+    assert following.link.taken() == [] and not following.worker.submitted
     following.tasks.take(known)
-    assert following.link.kinds() == ["Update"]
+    assert following.link.taken() == ["Update"]
 
 
 def test_a_device_is_drained_once_its_last_answer_has_a_receipt(following):
@@ -137,7 +137,7 @@ def test_a_death_of_the_trainer_is_said_at_once_and_work_is_asked_for_after_a_pa
     following.context.now = 100.0
     following.tasks.take(following.question())
     following.worker.finish(DIED)
-    assert following.link.kinds() == ["Bye"] and following.observed == ["planned", "started", "died"]
+    assert following.link.taken() == ["Bye"] and following.observed == ["planned", "started", "died"]
     assert following.run.job is None and not following.tasks.queue.busy
     assert following.hellos.next_at == following.hellos.backoff.until > 100.0
 
@@ -160,9 +160,9 @@ def test_an_error_of_the_device_itself_ends_its_process(following, error):
 def test_what_was_worked_on_for_another_run_is_dropped_and_work_is_asked_for(following, result):
     following.tasks.take(following.question())
     following.tasks.change_run("autumn")
-    following.link.kinds()
+    following.link.taken()
     following.worker.finish(result)
-    assert following.link.kinds() == ["Hello"] and not following.tasks.queue.busy
+    assert following.link.taken() == ["Hello"] and not following.tasks.queue.busy
     assert following.tasks.delivery.pending is None and not following.context.finished
 
 
@@ -177,7 +177,7 @@ def test_a_plan_of_a_run_that_has_passed_becomes_no_job(parts):
     parts.tasks.welcomed(parts.welcome(), EPOCH)
     parts.tasks.change_run("autumn")
     parts.worker.finish(FixedJob())
-    assert parts.run.job is None and parts.link.kinds() == ["Hello"]
+    assert parts.run.job is None and parts.link.taken() == ["Hello"]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +192,6 @@ def test_a_coordinator_that_is_behind_is_told_the_last_answer_unless_it_is_on_it
         following.tasks.delivery.received(Receipt(1, "train", "accepted"), following.context.now)
     following.run.welcomed(epoch)
     following.link.epoch = epoch
-    following.link.kinds()
+    following.link.taken()
     following.tasks.deliver_last_again()
-    assert following.link.kinds() == said
+    assert following.link.taken() == said

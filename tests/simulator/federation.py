@@ -333,6 +333,7 @@ class Federation:
         demand(ended == process.arrived, words)
         for way, side in ((out, "out"), (back, "in")):
             wire = sum(n for (w, _), n in meter.wire.items() if w == way)
+            wire += party.link.waiting_bytes if way == back else 0  # type: ignore[attr-defined]
             words = f"I7: {process.name} counted {wire} bytes {side}, {line.bytes[side]} crossed"
             demand(wire == line.bytes[side], words)
             demand(meter.frames[way] == line.frames[side], f"I7: frames of {process.name}, {side}")

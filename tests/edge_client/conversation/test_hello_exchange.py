@@ -25,14 +25,14 @@ def parts(tmp_path):
     parts = AgentParts(tmp_path)
     parts.context.now = 100.0
     parts.hellos.connected()
-    parts.link.kinds()
+    parts.link.taken()
     return parts
 
 
 def test_a_connection_is_announced_and_greeted_and_its_loss_ends_the_hellos(tmp_path):
     parts = AgentParts(tmp_path)
     parts.hellos.connected()
-    assert parts.link.kinds() == ["State", "Hello"] and parts.context.connected
+    assert parts.link.taken() == ["State", "Hello"] and parts.context.connected
     parts.hellos.disconnected()
     assert parts.hellos.next_at == NEVER and not parts.context.connected
 
@@ -107,7 +107,7 @@ def reconnected(folder, number, waited_for, welcomed=True):
     parts = AgentParts(folder / str(number), f"device-{number}")
     parts.hellos.received(State(True), EPOCH)
     parts.hellos.connected(waited_for=False)
-    assert parts.hellos.next_at > 0.0 and parts.link.kinds() == ["State", "Hello"], "the first at once"
+    assert parts.hellos.next_at > 0.0 and parts.link.taken() == ["State", "Hello"], "the first at once"
     if welcomed:
         parts.hellos.received(Welcome(b""), EPOCH)
     parts.hellos.disconnected()
@@ -115,14 +115,14 @@ def reconnected(folder, number, waited_for, welcomed=True):
     parts.hellos.connected(waited_for=waited_for)
     parts.hellos.coordinator_came(waited_for=waited_for)
     parts.hellos.missed(by_name=False)
-    if "Hello" in parts.link.kinds():
+    if "Hello" in parts.link.taken():
         return 100.0
     parts.hellos.received(Welcome(b""), EPOCH)
     parts.hellos.send()
-    assert not parts.link.kinds(), "whatever is heard, not before its turn"
+    assert not parts.link.taken(), "whatever is heard, not before its turn"
     parts.context.now = due = parts.hellos.next_at
     parts.hellos.send()
-    assert parts.link.kinds() == ["Hello"]
+    assert parts.link.taken() == ["Hello"]
     return due
 
 
@@ -152,14 +152,14 @@ def test_while_paused_no_hello_is_sent_and_one_is_due_as_soon_as_work_is_taken_a
     parts.run.welcomed(EPOCH)
     parts.hellos.pause("too hot")
     parts.hellos.pause("too hot")
-    assert parts.link.kinds() == ["Bye"], "said once"
+    assert parts.link.taken() == ["Bye"], "said once"
     parts.hellos.send()
-    assert parts.link.kinds() == [] and parts.hellos.next_at == NEVER
+    assert parts.link.taken() == [] and parts.hellos.next_at == NEVER
     parts.context.now = 200.0
     parts.hellos.resume()
     assert parts.hellos.next_at == 200.0 and not parts.run.was_welcomed_by(parts.run.name, EPOCH)
     parts.hellos.send()
-    assert parts.link.kinds() == ["Hello"]
+    assert parts.link.taken() == ["Hello"]
 
 
 def test_whatever_is_heard_no_hello_is_sent_before_a_pause_after_a_failure_is_over(parts):
@@ -167,7 +167,7 @@ def test_whatever_is_heard_no_hello_is_sent_before_a_pause_after_a_failure_is_ov
     parts.hellos.received(State(True), EPOCH)
     assert parts.hellos.next_at == 100.0 + seconds
     parts.hellos.send()
-    assert parts.link.kinds() == []
+    assert parts.link.taken() == []
 
 
 def test_a_refusal_of_the_last_hello_ends_the_device(parts):
