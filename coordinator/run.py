@@ -285,8 +285,9 @@ class Run:
         members, domains = self.participants.members, self.participants.domains
         roster = self.machine.roster
         saved = {d: members[d] for d in sorted({*save.cohort, *roster})}
+        fleet = max(self._context.enrolled, len(save.cohort))
         self.spool.save(
-            save.round, save.attempt, save.cohort, saved, self.server_runner.state(), roster, domains
+            save.round, save.attempt, save.cohort, saved, self.server_runner.state(), roster, domains, fleet
         )
 
     def _put_aside(self, command: PutAside) -> None:
@@ -319,7 +320,6 @@ class Run:
         self.question.close()
         self._advancing = advance
         members = [self.participants.members[d] for d in self.machine.cohort]
-        self.spool.save_fleet_size(max(self._context.enrolled, len(members)))
         answers = self.spool.answers(advance.round, advance.phase) if advance.phase else {}
         block = self._link.block
         self._context.worker.submit(

@@ -113,9 +113,12 @@ class Spool:
 
     def save(
         self, round: int, attempt: int, cohort: Sequence[str], members: Mapping[str, Member], state: Arrays,
-        roster: Collection[str] = (), domains: Mapping[str, str] | None = None,
+        roster: Collection[str] = (), domains: Mapping[str, str] | None = None, fleet: int = 0,
     ) -> None:  # fmt: skip
-        """A new checkpoint. The one before it is kept with its answers; everything older is deleted."""
+        """Save a new checkpoint. The one before it is kept with its answers; everything older is deleted.
+
+        `fleet` is how many devices the run has. The first checkpoint fixes it, so that a replayed round has the same.
+        """
         # For the snapshot and for the broadcast that is made of it.
         self.require_space(2 * sum(array.nbytes for array in state.values()))
         name = self.snapshots.put_once(state).object.hex()
@@ -127,9 +130,12 @@ class Spool:
             newest = self._db.execute("SELECT COALESCE(MAX(id), 0) FROM checkpoint").fetchone()[0]
             made = (newest + 1, round, attempt, json.dumps(list(cohort)), json.dumps(rows), name)
             self.index.put("checkpoint", *made)
+            if fleet and not self.fleet_size:
+                self.index.put("fleet", 1, fleet)
             self._delete_all_but(checkpoints_to_keep(self._checkpoints()))
             self._save_traffic()
         self._usable = [made]
+        self.fleet_size = self.fleet_size or fleet
         self._log.begin_file()
         self._prune()
 
@@ -394,14 +400,6 @@ class Spool:
             self.index.put(
                 "named", 1, class_names.digest, json.dumps(list(class_names.names), allow_nan=False)
             )
-
-    def save_fleet_size(self, devices: int) -> None:
-        """Fix how many devices the run has. A later call changes nothing, so that a replayed round has the same."""
-        if self.fleet_size:
-            return
-        with self._transaction():
-            self.index.put("fleet", 1, devices)
-        self.fleet_size = devices
 
     def _saved_fleet_size(self) -> int:
         row = self._db.execute("SELECT devices FROM fleet").fetchone()
