@@ -148,9 +148,10 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
             state: Arrays,
             roster: Collection[str] = (),
             domains: Mapping[str, str] | None = None,
+            fleet: int = 0,
         ) -> None:
             try:
-                super().save(round, attempt, cohort, members, state, roster, domains)
+                super().save(round, attempt, cohort, members, state, roster, domains, fleet)
             except Killed:  # while it tidied up: the round has begun
                 row = self._db.execute(
                     "SELECT round, attempt FROM checkpoint ORDER BY id DESC LIMIT 1"
