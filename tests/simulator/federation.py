@@ -175,10 +175,15 @@ class Federation:
         machine = self.parts.machine(self.scenario.policy, self.plan.rounds, self.plan.seed)
         context = ProcessContext(link, process.worker, Bans(spool.folder, spool.disk))
         # Where the classes have names, a hello counts that was said to an earlier coordinator.
-        names = tuple(f"class {i}" for i in range(self.plan.classes)) if self.scenario.starts else ()
+        names = self._class_names() if self.scenario.starts else ()
         run = self._run(self.plan, machine, spool, context, class_names=names)
         process.turn_items = self.scenario.turn_items
         process.start(CoordinatorService(context, run), line)
+
+    def _class_names(self) -> tuple[str, ...]:
+        """Those of the devices' data: with other names they could take no part."""
+        said = next(data.names for data in self.data.values())
+        return tuple(said) or tuple(f"class {i}" for i in range(self.plan.classes))
 
     def _boot_device(self, process: Process, name: str, folder: Path) -> None:
         memory = self._state(folder, disk=process.disk)
