@@ -105,6 +105,8 @@ class TaskHandler:
             return  # a task for an earlier process: the hello after the welcome brings it again
         if answer := self._state.answer_to(question.name):
             self.deliver(answer)
+        elif question.round < self._state.last_round:
+            return  # it came while the worker answered a later round, which let go of the answer to this one
         elif self.draining or self._context.now < self.hellos.backoff.until:
             return
         elif self.queue.busy_with_another(question):

@@ -100,6 +100,23 @@ def test_an_answer_is_said_once_it_is_durable_and_the_same_question_gets_it_agai
     assert following.observed == ["planned", "started", "answered"]
 
 
+@pytest.mark.parametrize("saved", (True, False), ids=("after", "before"))
+def test_a_question_of_a_round_before_is_not_answered_twice_around_the_answer_to_a_later_one(
+    following, saved
+):
+    """It is said again while the worker is at the later round, whose answer takes the place of the earlier one."""
+    tasks, worker = following.tasks, following.worker
+    tasks.take(following.question(1))
+    worker.finish()
+    tasks.take(following.question(2))
+    work, then = worker.submitted.pop()
+    answer = work() if saved else None
+    tasks.take(following.question(1))
+    then(answer or work())
+    assert not worker.submitted and not tasks.queue.busy
+    assert [a.round for a in following.state.saved.answers] == [2]
+
+
 def test_while_the_worker_is_busy_the_newest_question_waits_and_the_same_one_is_not_begun_twice(following):
     first, second, third = (following.question(round) for round in (1, 2, 3))
     for question in (first, second, first, third):
