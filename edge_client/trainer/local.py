@@ -69,21 +69,25 @@ class LocalTrainer:
             self.data = self._moved_for_good(self.admission)
 
     def start(self, plan: Plan) -> Job:
-        place = compute_place(self._settings.compute, plan, self._network) if self.admission else CPU
-        if self.admission is None or place == CPU:
-            if self.admission is not None:
-                log.info(
-                    "the plan's network is too little work for the GPU to pay, so the CPU trains it: docs/scale.md"
-                )
+        if self.admission is None or not self._pays(plan):
             return self._in_turn(self._job(self._builder(self.data, CPU).build(plan), self.data, plan))
         work = GpuWork(self.admission, f"{plan.digest.hex()} {self._network}", bytes_of(self.data))
         work.run("a plan", lambda: self._check(plan))
         return GpuJob(work, lambda: self._started_on_gpu(plan), stays=self._alone)
 
+    def _pays(self, plan: Plan) -> bool:
+        """Tell whether the GPU trains this plan. Only `auto` leaves some to the CPU."""
+        pays = self._settings.compute != "auto" or compute_place("auto", plan, self._network) != CPU
+        if not pays:
+            log.info(
+                "the plan's network is too little work for the GPU to pay, so the CPU trains it: docs/scale.md"
+            )
+        return pays
+
     @property
     def _stays_on_gpu(self) -> bool:
         """Tell whether the data lie on the GPU whatever the plan is."""
-        return self._alone and self._settings.compute == "cuda"
+        return self._alone and self._settings.compute != "auto"
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
         """The agent's own memory has no limit, and its work has that of [limits]."""

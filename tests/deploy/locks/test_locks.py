@@ -184,7 +184,7 @@ def test_make_installs_nothing_without_a_hash_but_our_own_source():
 
 def made_by(*words):
     environment = {**os.environ, "MAKEFLAGS": ""}
-    command = ["make", "-n", "-B", "VENV=/nowhere", *words]
+    command = ["make", "-n", "-B", "--no-print-directory", "VENV=/nowhere", *words]
     return subprocess.run(
         command, cwd=SOURCE, capture_output=True, text=True, env=environment
     ).stdout.splitlines()

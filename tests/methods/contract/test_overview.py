@@ -44,7 +44,12 @@ def test_all_methods_are_printed_with_what_they_send(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1 : len(names()) + 1]] == names()
     fedproto = next(line for line in lines if line.startswith("fedproto"))
-    assert fedproto.split()[1:5] == ["personal", "mixed", "5,140", "5,130"]
+    rows, up, down = (
+        10 * 512 * 4,
+        2 * 10 * 8,
+        10 * 8,
+    )  # float32 prototypes; int64 labels, and counts on the way up
+    assert fedproto.split()[1:5] == ["personal", "mixed", f"{rows + up:,}", f"{rows + down:,}"]
 
 
 def listed(name):

@@ -180,7 +180,7 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
 @pytest.mark.slow
 def test_the_contract_holds_for_the_pages_plug_ins_without_pytest(tmp_path):
     place, environment = written(tmp_path), {**os.environ, "PYTHONPATH": str(ROOT)}
-    for name, checks in {"fednova": 22, "mynet": 9, "blobs": 5, "f1": 5}.items():
+    for name, checks in {"fednova": 23, "mynet": 9, "blobs": 5, "f1": 5}.items():
         words = ["check", f"{name}.py", "--json", *(["--size", "8"] if name == "blobs" else [])]
         command = [sys.executable, "-c", WITHOUT_PYTEST, *words]
         done = subprocess.run(
@@ -195,7 +195,7 @@ def test_the_contract_holds_for_the_pages_plug_ins_without_pytest(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (('"steps": 1}, down', '"stops": 1}, down'), "cost says "),
+        (('"steps": eight_bytes(1)}, down', '"stops": eight_bytes(1)}, down'), "cost says "),
         (("METHOD =", "# the same\nMETHOD ="), ""),
         (("        taken = ", "        raise ValueError('half')\n        taken = "), r".py:\d+: ValueError: half"),
     ],
@@ -206,7 +206,9 @@ def test_what_does_not_hold_is_named_with_the_line_that_raised(tmp_path, change,
     from protofleet.deploy.local.own_plugins import own_plugins
 
     path = tmp_path / "fednova.py"
-    path.write_text(FILES["fednova"].replace(*change))
+    text = FILES["fednova"].replace(*change)
+    assert text != FILES["fednova"]
+    path.write_text(text)
     found = own_plugins([str(path)])
     bench = checks.Bench(Subject("fednova", found.hashes[0], allowed=found.allowed()), tmp_path)
     every = checks.of_method(bench)
