@@ -401,7 +401,7 @@ class Link:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of received blocks that the meter does not have yet: the table that tells their kinds has not come."""
+        """Bytes of received blocks that the meter does not have yet, as their table has not come."""
         return 0
 
     def _count_spans(self, spans: Sequence[CountedSpan], device: str | None) -> None:
