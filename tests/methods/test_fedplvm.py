@@ -87,7 +87,7 @@ def test_the_contrast_is_that_of_the_oracle_without_weights():
     rows, labels = zip(*((g, int(c)) for c, table in given["prototypes"].items() for g in table), strict=True)
     z, y = torch.tensor(given["features"]).double(), torch.tensor(given["labels"])
     client = halves(fedplvm, replace(HYPER, lam=1.0, alpha=given["alpha"], tau=given["tau"]))[1]["device-0"]
-    client.model.classes = max(labels) + 1
+    client.model.classes, client.model.embedding_size = max(labels) + 1, z.shape[1]
     known = {"prototypes": torch.tensor(rows).double(), "labels": torch.tensor(labels)}
     G = clusters_in(known, client.model)
     corrected = [

@@ -91,6 +91,7 @@ def test_the_loss_is_that_of_the_oracle(name):
     client = halves(fpl, replace(HYPER, tau=given["T"]))[1]["device-0"]
     known = {"prototypes": torch.tensor(rows).double(), "labels": torch.tensor(labels)}
     z, y = torch.tensor([given["feature"]]).double(), torch.tensor([given["label"]])
+    client.model.embedding_size = z.shape[1]
     loss = client.towards(clusters_in(known, client.model), z, y)
     assert_close(float(loss), expected["loss"], rtol=1e-8, atol=1e-8)
 

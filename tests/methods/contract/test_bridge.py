@@ -12,6 +12,7 @@ import torch
 from protofleet.methods.contract import catalog as methods
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods.contract.received import WrongArraysError
 from protofleet.methods.parts.state import snapshot
 from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
 from tests.methods.tiny import same, tiny
@@ -30,7 +31,7 @@ def test_a_payload_without_weights_changes_none_and_half_of_them_is_an_error():
     before = snapshot(weights_of(model))
     load_weights(model, {"anchors": torch.zeros(2)})
     assert same(before, weights_of(model))
-    with pytest.raises(RuntimeError, match="head.bias"):
+    with pytest.raises(WrongArraysError, match="no weights.features.0.bias, of 5 arrays that are missing"):
         load_weights(model, {"weights.head.weight": model.head.weight})
 
 
