@@ -1,10 +1,11 @@
 """A device that claims a million samples, in training and in its measurements, among three honest ones."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.round.policy import Policy
+from protofleet.coordinator.round.policy import Policy, Stop
 from tests.hostile.device import Answer
 from tests.hostile.federation import Federation
 
@@ -41,3 +42,16 @@ def test_one_device_of_four_decides_no_published_number(tmp_path):
         assert summary["accuracy"]["best_by_validation"]["point"] == 2
         best = json.loads((f.run / "coordinator" / "best" / "best.json").read_text())
         assert best["round"] == 3
+
+
+@pytest.mark.slow
+def test_one_device_of_four_ends_no_run(tmp_path):
+    """The mean over devices would be 0.625, the median is 0.5."""
+    policy = replace(FOUR, stop=Stop(accuracy=0.6))
+    with Federation(tmp_path, *NAMES, policy=policy, rounds=2) as f:
+        coordinator = f.coordinator()
+        for name in NAMES[:3]:
+            f.raw(name, measuring(0.5, (0.5, 0.5, 0.5), 10))
+        f.raw("liar", measuring(1.0, (1.0, 1.0, 1.0), 10))
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        assert [line["kind"] for line in f.rounds()] == ["training", "training", "evaluation"]
