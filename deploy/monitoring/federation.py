@@ -21,14 +21,12 @@ def federation() -> dict[str, Any]:
                 "none",
                 ("protofleet_round", "in hand"),
                 ("protofleet_rounds_planned", "planned"),
-                width=5,
             ),
             stat(
                 "Devices",
                 "none",
                 ("protofleet_devices_present", "present"),
                 ("protofleet_quorum", "quorum"),
-                width=5,
             ),
             stat(
                 "Mean accuracy",
@@ -41,8 +39,13 @@ def federation() -> dict[str, Any]:
                 "s",
                 (f"time() - {COMMITTED}", ""),
                 warn=600,
-                width=5,
                 description="RoundStalled is raised at twice what most rounds take",
+            ),
+            stat(
+                "Next round in",
+                "s",
+                ("clamp_min(protofleet_round_next_timestamp_seconds - time(), 0)", ""),
+                description="while policy.pause_seconds or policy.hours hold it back; 0 where a round runs",
             ),
             stat(
                 "Saved against FedAvg",
@@ -50,7 +53,6 @@ def federation() -> dict[str, Any]:
                 (f"1 - sum({OURS}) / sum({FEDAVG})", ""),
                 warn=0,
                 bad_below=True,
-                width=5,
                 description="of the bytes of the same network's weights, up and in one broadcast down",
             ),
             time_series(
