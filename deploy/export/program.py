@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from protofleet.deploy.export.formats import FILES, INPUT, ONNX, PT2, TORCHSCRIPT
-from protofleet.edge_client.data.images.picture import DECODERS, FORMATS, MOST_MEMORY, MOST_PIXELS
+from protofleet.edge_client.data.images.picture import (
+    DECODERS,
+    EXIF,
+    FORMATS,
+    MOST_MEMORY,
+    MOST_NOTES,
+    MOST_PIXELS,
+)
 from protofleet.edge_client.data.plain_file import MOST_BYTES
 from protofleet.methods.served.card import Card
 
@@ -14,24 +21,31 @@ PICTURE: Final = """\
     x = x.reshape({height}, {width}, {channels}).transpose(2, 0, 1)[None]
 """
 # The rules of `read_picture`: regular files, fixed formats, and limits that are compared before anything is decoded.
+# TIFF is left out: the check of its tables is longer than the rest of the program.
 OPENED: Final = """\
 
 
 def opened(path):
     import numpy as np
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would wait for ever
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no regular file")
-        content = io.BytesIO(file.read({bytes} + 1))
-    image = Image.open(content, formats={formats})  # no format that starts another program
+        content = file.read({bytes} + 1)
+    if content[:2] == b"\\xff\\xd8" and content.count({exif!r}) > {notes}:
+        raise ValueError("it has more than {notes} notes of a camera (EXIF); save it without them")
+    formats = {formats}  # none of them starts another program
+    try:
+        image = Image.open(io.BytesIO(content), formats=formats)
+    except UnidentifiedImageError:
+        raise ValueError(f"it is none of {{', '.join(formats)}}; save it as a PNG") from None
     if image.mode in ("I", "F"):
         raise ValueError("it has 32 bits a pixel; save it with 8 or 16")
     pixels = image.width * image.height
     memory = pixels * ((4 if image.mode == "RGB" else 8) + {decoders}.get(image.format, 0))
     memory += 4 * {width} * image.height  # Pillow resizes the rows first
-    if pixels > {pixels} or memory > {memory} or len(content.getbuffer()) > {bytes}:
+    if pixels > {pixels} or memory > {memory} or len(content) > {bytes}:
         size = f"{{image.width}} x {{image.height}}"
         raise ValueError(f"it has {{size}} pixels, too many to decode; save it smaller")
     if not image.mode.startswith("I;16"):
@@ -113,9 +127,10 @@ def program_for(card: Card, formats: tuple[str, ...]) -> str:
 
 
 def _opened(card: Card) -> str:
+    formats = [form for form in FORMATS if form != "TIFF"]
     return OPENED.format(
-        bytes=MOST_BYTES, pixels=MOST_PIXELS, memory=MOST_MEMORY, formats=list(FORMATS), decoders=DECODERS,
-        width=card.input.shape[2],
+        bytes=MOST_BYTES, pixels=MOST_PIXELS, memory=MOST_MEMORY, formats=formats, exif=EXIF, notes=MOST_NOTES,
+        decoders=DECODERS, width=card.input.shape[2],
     )  # fmt: skip
 
 
