@@ -61,9 +61,9 @@ class LogLines:
 
 def who_words(record: RoundRecord, view: str) -> str:
     """Who measured it, where that is not all present devices."""
-    who = record.measured.get(view)
-    if who is None or who["asked"] >= who["present"]:
+    if record.is_of_all(view):
         return ""
+    who = record.measured[view]
     return f", by {who['devices']} of {who['present']} devices"
 
 

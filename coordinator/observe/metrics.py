@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
 
 from protofleet.coordinator.devices.last_wills import OUTCOMES
-from protofleet.coordinator.observe.record import MOST_DEVICES, ByView, RoundRecord
+from protofleet.coordinator.observe.record import MOST_DEVICES, ByView, EvaluationRecord, RoundRecord
 from protofleet.coordinator.observe.series import (
     Attendance,
     Devices,
@@ -180,6 +180,10 @@ class Errors:
         yield from (cut_off, observers, server)
 
 
+def views_of(found: RoundRecord | EvaluationRecord) -> set[str]:
+    return {*found.accuracy, *found.validation, *found.loss}
+
+
 class Metrics:
     """A sink of the journal. The registry is its own, never the global one."""
 
@@ -305,11 +309,20 @@ class Metrics:
         self.last_round.set(record, self._method)
 
     def _set_learned(self, record: RoundRecord) -> None:
-        for domain, view, value in self._by_label(record.accuracy):
+        """Set what all present devices have measured. The domains of a sampled cohort change with each round."""
+        of_all = {view for view in views_of(record) if record.is_of_all(view)}
+        self._set_measures(record, of_all)
+        if record.evaluation:
+            self._set_measures(record.evaluation, views_of(record.evaluation))
+        if of_all or record.evaluation:
+            self.learned.measured.set(record.round)
+
+    def _set_measures(self, found: RoundRecord | EvaluationRecord, views: Collection[str]) -> None:
+        for domain, view, value in self._by_label(found.accuracy, views):
             self.learned.accuracy.labels(domain, "test", view).set(value)
-        for domain, view, value in self._by_label(record.validation):
+        for domain, view, value in self._by_label(found.validation, views):
             self.learned.accuracy.labels(domain, "validation", view).set(value)
-        for domain, view, value in self._by_label(record.loss):
+        for domain, view, value in self._by_label(found.loss, views):
             self.learned.loss.labels(domain, view).set(value)
 
     def set_missing(self) -> None:
@@ -341,7 +354,7 @@ class Metrics:
         self.attendance.failed.set(len(record.dropped))
         self.attendance.participation.set(len(record.participants) / len(invited) if invited else 0)
 
-    def _by_label(self, views: ByView) -> Iterator[tuple[str, str, float]]:
-        for view, domains in views.items():
-            for domain, value in domains.items():
+    def _by_label(self, found: ByView, views: Collection[str]) -> Iterator[tuple[str, str, float]]:
+        for view in views:
+            for domain, value in found.get(view, {}).items():
                 yield self._domain_names.label(domain), view, value

@@ -89,6 +89,11 @@ class RoundRecord:
     rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and what good frames said
     by_device: dict[str, ByKind] = field(default_factory=dict)  # `wire`, divided by device: divided()
 
+    def is_of_all(self, view: str) -> bool:
+        """Tell whether all present devices were asked to measure this view. Some of them may not have answered."""
+        who = self.measured.get(view)
+        return who is None or who["asked"] >= who["present"]
+
 
 Count = Annotated[int, Within(1, LARGEST_COUNT)]  # of rounds; a reader goes through them one by one
 

@@ -250,11 +250,22 @@ class Learned:
             "protofleet_accuracy_ratio",
             "Of each domain; split is test or validation; view is global (the model that the round began with) or "
             "personal (after local training; in the last evaluation what the device makes of the last broadcast), "
-            "with the way to predict behind it where a method has several: personal-classifier",
+            "with the way to predict behind it where a method has several: personal-classifier. As measured by all "
+            "present devices; a sampled cohort's own measurements are in rounds.jsonl alone",
             ["domain", "split", "view"],
             registry=r,
         )
-        self.loss = Gauge("protofleet_loss", "Mean test loss", ["domain", "view"], registry=r)
+        self.measured = Gauge(
+            "protofleet_accuracy_round",
+            "Round in which all present devices have measured last; 0: none yet",
+            registry=r,
+        )
+        self.loss = Gauge(
+            "protofleet_loss",
+            "Mean test loss, as measured by all present devices",
+            ["domain", "view"],
+            registry=r,
+        )
         self.holders = Gauge(
             "protofleet_class_holders",
             "Devices present that have samples of a class; of methods that are told (needs_counts)",

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.settings import RolloutSettings
 
-ROUNDS: Final = 2  # a round measures the model that it began with, so the answers of one count in the next
+TIMES: Final = 2  # a round measures the model that it began with, so the answers of one count in the next
 POLL_SECONDS: Final = 0.5
 FETCH_SECONDS: Final = 10.0
 MAX_BYTES: Final = 16 << 20
@@ -24,7 +24,7 @@ Series: TypeAlias = tuple[str, str, str]  # domain, split, view
 
 @dataclass(frozen=True, slots=True)
 class MetricsReading:
-    rounds: int  # that have ended since this coordinator's process started
+    rounds: int  # changes with each round in which all present devices have measured
     accuracy: dict[Series, float]
 
 
@@ -32,7 +32,7 @@ def parse_metrics(text: str) -> MetricsReading:
     rounds, accuracy = 0, {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name == "protofleet_round_duration_seconds_count":
+            if sample.name == "protofleet_accuracy_round":
                 rounds = int(sample.value)
             elif sample.name == "protofleet_accuracy_ratio":
                 labels = sample.labels
@@ -81,17 +81,20 @@ class AccuracyCheck:
             self._baseline = self.fetch(self.care.metrics)
 
     def judge(self) -> tuple[bool, str]:
-        """Whether the next wave may follow, and a message, once enough rounds have ended."""
+        """Tell whether the next wave may follow, and say why, once all devices have measured often enough."""
         if self._baseline is None:
             return True, ""
         now, ended, started_at = self.fetch(self.care.metrics), 0, self.clock()
-        while ended < ROUNDS:
+        while ended < TIMES:
             if self.clock() - started_at > self.care.soak_seconds:
                 limit = f"{self.care.soak_seconds:g} s"
-                return True, f"{ROUNDS} rounds have not ended within {limit}: accuracy was not judged"
+                return (
+                    True,
+                    f"all devices have not measured {TIMES} times within {limit}: accuracy was not judged",
+                )
             self.sleep(POLL_SECONDS)
             before, now = now, self.fetch(self.care.metrics)
-            ended += now.rounds != before.rounds  # a coordinator that was restarted counts from 0 again
+            ended += now.rounds != before.rounds
         if message := worst_drop(self._baseline, now, self.care.accuracy_drop):
             return False, message
         return True, missing_domains(self._baseline, now)

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.record import record_of
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.round.policy import Stop
 from protofleet.deploy.contract.worlds import RunPolicy, Subject, final_state, part, shard
@@ -67,6 +69,27 @@ def test_all_present_devices_measure_between_rounds_that_leave_some_out(tmp_path
     assert [[phase["phase"] for phase in line["phases"]] for line in lines] == [["train"]] * 4 + [
         ["evaluate"]
     ]
+
+
+@pytest.mark.parametrize(("method", "view"), [("fedavg", "global"), ("fedsa", "personal")])
+def test_a_metric_of_accuracy_holds_what_all_present_devices_measured(tmp_path, method, view):
+    """A sampled cohort has other domains in each round."""
+    run = simulation(tmp_path, method).run()
+    lines, shown, rounds = lines_of(run), [], []
+    for count in range(1, len(lines) + 1):
+        metrics = Metrics(run.service.run.view)
+        metrics.restore(map(record_of, lines[:count]), 0.0)
+        found = {
+            (one.labels["domain"], one.labels["view"]): one.value
+            for family in metrics.registry.collect()
+            for one in family.samples
+            if one.name == "protofleet_accuracy_ratio" and one.labels["split"] == "test"
+        }
+        rounds.append(metrics.registry.get_sample_value("protofleet_accuracy_round"))
+        shown.append({domain: value for (domain, of), value in found.items() if of == view})
+    evaluated, last = lines[2]["evaluation"]["accuracy"][view], lines[4]["accuracy"][view]
+    assert len(evaluated) == 3 and shown == [{}, {}, evaluated, evaluated, last]
+    assert rounds == [0, 0, 3, 3, 5]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedhp"])

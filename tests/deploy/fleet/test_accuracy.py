@@ -66,7 +66,7 @@ def test_the_worst_domain_is_named_and_what_may_be_lost_is_not():
     )
 
 
-def test_accuracy_is_judged_when_two_more_rounds_have_ended():
+def test_accuracy_is_judged_when_all_devices_have_measured_twice():
     check = check_of(reading(7, 0.9), reading(9, 0.9), reading(9, 0.2), reading(10, 0.2), reading(11, 0.9))
     check.record_baseline()
     assert check.judge() == (True, "")
@@ -85,7 +85,10 @@ def test_a_domain_that_is_no_longer_measured_is_named():
 def test_a_run_that_stands_still_is_not_judged_and_that_is_said():
     check = check_of(reading(7, 0.9))
     check.record_baseline()
-    assert check.judge() == (True, "2 rounds have not ended within 10 s: accuracy was not judged")
+    assert check.judge() == (
+        True,
+        "all devices have not measured 2 times within 10 s: accuracy was not judged",
+    )
 
 
 def test_a_coordinator_that_was_started_again_counts_from_nothing():
