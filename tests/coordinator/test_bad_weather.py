@@ -23,11 +23,13 @@ from tests.support.run_policy import RunPolicy
 
 HARD = RunPolicy(
     rounds=3, quorum=2, cohort=2, patience_seconds=10.0, grace_seconds=3.0, settle_seconds=1.0, spares=2,
-    straggler_factor=2.0, flaps=2, flap_seconds=6.0,
+    straggler_factor=2.0, flaps=2, flap_seconds=6.0, evaluate_every=1,
 )  # fmt: skip
 
 
 class WithEveryRule(AnyWeather):
+    """Also with an evaluation by all before each round that leaves devices out."""
+
     policy = HARD
 
 

@@ -36,7 +36,7 @@ from protofleet.coordinator.round.events import (
     Unenrolled,
     Woke,
 )
-from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.round.machine import EVALUATE, RoundMachine
 from protofleet.coordinator.round.policy import Policy
 from protofleet.protocol.wire.reasons import Problem, Reason
 from tests.support.run_policy import RunPolicy
@@ -132,7 +132,7 @@ class AnyWeather(RuleBasedStateMachine):
     @rule(
         device=st.sampled_from(DEVICES),
         back=st.integers(0, 1),
-        phase=st.sampled_from(PHASES),
+        phase=st.sampled_from((*PHASES, EVALUATE)),
         stale=st.booleans(),
         problem=st.sampled_from([None, None, None, WRONG]),
     )
@@ -155,13 +155,8 @@ class AnyWeather(RuleBasedStateMachine):
         if done.phase is not None and last:
             self.happen(Advanced(None))
         else:
-            phase = (
-                "evaluate"
-                if done.round > self.policy.rounds
-                else PHASES[0]
-                if done.phase is None
-                else PHASES[1]
-            )
+            following = PHASES[0] if done.phase is None else PHASES[1]
+            phase = EVALUATE if done.evaluate or done.round > self.policy.rounds else following
             self.happen(Advanced(phase, self.base(phase)))
 
     @rule()
@@ -217,7 +212,7 @@ class AnyWeather(RuleBasedStateMachine):
     def the_server_half_hears_sorted_devices_and_never_below_quorum(self):
         for number, _, phase, devices in self.history:
             assert list(devices) == sorted(set(devices))
-            assert phase is None or number > self.policy.rounds or len(devices) >= self.policy.quorum
+            assert phase in (None, EVALUATE) or len(devices) >= self.policy.quorum
 
     @invariant()
     def a_phase_of_one_attempt_always_ends_with_the_same_devices(self):
