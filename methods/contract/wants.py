@@ -20,7 +20,7 @@ ROWS = "rows<=examples"
 AT_LEAST_TWO = ">=2 where repeated: "
 MULTIPLE = "most, or a multiple of "
 
-SLICE = 1 << 20  # numbers checked together: an array may be a whole model, or a whole data set's features
+SLICE = 1 << 17  # numbers checked together: an array may be a whole model, or a whole data set's features
 
 Dim: TypeAlias = int | str  # a name stands for any length; equal names mean equal lengths
 
