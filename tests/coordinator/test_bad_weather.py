@@ -12,6 +12,7 @@ from protofleet.coordinator.round.events import (
     Joined,
     Left,
     Recovered,
+    Rollback,
     Send,
     Stage,
     Woke,
@@ -357,3 +358,21 @@ def test_a_will_that_is_said_again_is_no_second_loss():
 def test_impossible_rules_are_refused_with_their_value(rules):
     with pytest.raises(ValueError, match=r"is -?[01]"):
         Policy(**rules)
+
+
+def test_a_question_that_is_put_again_is_timed_from_when_it_was_asked_first():
+    """Two of five go in the middle of their work: without a quorum the round begins again, and they come back."""
+    rules = {"straggler_factor": 1.5, "patience_seconds": 50.0, "grace_seconds": 10.0, "settle_seconds": 5.0}
+    m = machine(cohort=5, quorum=4, gather=5, **rules)
+    started(m, "abcde")
+    for device, at in (("a", 5.0), ("b", 6.0), ("c", 7.0)):
+        answer(m, device, at)
+    for device in "de":
+        m.handle(Left(device), 8.0)
+    assert Rollback in map(type, m.handle(Woke(), 50.0))
+    for device in "de":
+        m.handle(Joined(device), 52.0)
+    m.handle(Woke(), 57.0)
+    m.handle(Advanced("train", b"base"), 57.0)
+    answer(m, "d", 60.0)
+    assert m.wake_at == 1.5 * 60.0

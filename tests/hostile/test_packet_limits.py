@@ -87,8 +87,9 @@ def test_one_limit_that_is_too_small_for_the_model_or_for_anything_ends_nobody(t
         f.proxy.passes = lambda frame: True
         assert f.wait_for_end(coordinator) == 0, coordinator.last_word()
         assert f.wait_for_end(device) == 0, device.last_word()
-        for process in (coordinator, device):
-            assert f.log_of(process).count("it took more before, so it is tried again") == 2
+        assert min(told.values()) >= 3, "two limits that are too small, and one that is not"
+        for process in (coordinator, device):  # one reason is logged once, however often it is tried again
+            assert f.log_of(process).count("it took more before, so it is tried again") == 1
 
 
 def test_a_limit_that_is_too_small_at_the_first_connection_is_one_clear_line(tmp_path):

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "device.py"
 # The evaluation has no quorum: whoever is slow in it must be waited for all the same.
 TOGETHER = Policy(quorum=3, cohort=3, patience_seconds=60.0, settle_seconds=0.2, straggler_factor=0.0)
-SETTINGS = {"fedpall": {"server_epochs": 1}, "fedhp": {"init_steps": 20}, "fedplcc": {}}
+SETTINGS = {"fedpall": {"server_epochs": 1}, "fedhp": {"init_steps": 20}, "fcclplus": {"temperature": 1.0}}
 EXAMPLES, BOTH = 10, ("one", "foreign")
 ALONE = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600.0)
 PAIR = Policy(quorum=2, cohort=2, patience_seconds=60.0, settle_seconds=0.2)

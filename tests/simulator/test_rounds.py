@@ -164,7 +164,8 @@ def test_a_flapping_device_costs_no_round_its_patience(judged):
         )
         for flaps in (0, 3)
     }
-    assert lasted[3] < 0.6 * lasted[0], lasted
+    # Without the rule a round waits once for its patience: d0 is silent from then on.
+    assert lasted[3] < 0.75 * lasted[0], lasted
 
 
 def test_who_vanishes_between_two_phases_is_not_waited_for_beyond_its_grace(judged):

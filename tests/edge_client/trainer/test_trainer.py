@@ -219,9 +219,9 @@ def test_work_without_end_is_ended(tmp_path, trainer):
 @pytest.mark.slow
 def test_a_fault_of_ours_is_raised_with_its_traceback(trainer):
     child = trainer()
-    job = child.start(plan_of())
+    job = child.start(replace(plan_of(), method="fedproto"))
     with pytest.raises(TrainingError, match="Traceback"):
-        job.run("train", 1, {"weights.nonsense": np.zeros(1, np.float32)})
+        job.restore({"weights.nonsense": np.zeros(1, np.float32)})
 
 
 def test_data_that_cannot_be_used_are_one_clear_line(tmp_path):
