@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protofleet.coordinator.round.machine import EVALUATE
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.conversation.answer_delivery import PendingAnswer
@@ -234,15 +235,15 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
 
         def _closed(self, round: int, phase: str, devices: Sequence[str]) -> None:
             history.written_by(self.mine, f"the end of round {round} {phase}")
-            attempt, mine = history.saves[-1].attempt, tuple(devices)
-            enough = len(mine) >= history.policy.quorum or round > history.policy.rounds
+            last, mine = history.saves[-1], tuple(devices)
+            attempt, evaluates = last.attempt, phase == EVALUATE
             demand(
-                enough,
+                evaluates or len(mine) >= history.policy.quorum,
                 f"I1: {phase} of round {round} ends with {mine}, the quorum is {history.policy.quorum}",
             )
-            demand(
-                set(mine) <= set(history.saves[-1].cohort), f"I1: {mine} were not all asked in round {round}"
-            )
+            # All present devices evaluate, also those that the cohort leaves out.
+            asked = last.members if evaluates and round <= history.policy.rounds else last.cohort
+            demand(set(mine) <= set(asked), f"I1: {mine} were not all asked in round {round}")
             demand(list(mine) == sorted(set(mine)), f"I1: {phase} of round {round} ends with {mine}")
             before = history.closed.setdefault((round, attempt, phase), mine)
             demand(before is mine, f"I3: {phase} of round {round} ended with {before}, and again with {mine}")

@@ -72,7 +72,7 @@ def draw(seed: int) -> Scenario:
         seed,
         method,
         tuple(f"d{i}" for i in range(count)),
-        _policy(dice("policy"), dice("rules of bad weather"), count, method),
+        _policy(dice("policy"), dice("rules of bad weather"), dice("evaluations"), count, method),
         _hyper(dice("hyper"), method),
         kinds,
         bad_seconds=dice("bad seconds").choice((15.0, 60.0, 60.0, 240.0)),
@@ -87,7 +87,9 @@ def draw(seed: int) -> Scenario:
     )
 
 
-def _policy(dice: random.Random, more: random.Random, count: int, method: str) -> RunPolicy:
+def _policy(
+    dice: random.Random, more: random.Random, evaluations: random.Random, count: int, method: str
+) -> RunPolicy:
     quorum = dice.randint(1, count)
     cohort = dice.choice((0, 0, quorum, min(count, quorum + 1)))
     return RunPolicy(
@@ -102,6 +104,7 @@ def _policy(dice: random.Random, more: random.Random, count: int, method: str) -
         straggler_factor=more.choice((0.0, 0.0, 1.5, 4.0)),
         flaps=more.choice((0, 2, 5)),
         flap_seconds=more.choice((30.0, 300.0)),
+        evaluate_every=evaluations.choice((0, 0, 0, 1, 2)),
     )
 
 
