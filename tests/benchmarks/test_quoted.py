@@ -15,7 +15,7 @@ from benchmarks.measures.answers import Answers
 from benchmarks.measures.broadcast import Broadcast
 from benchmarks.measures.catalog import ALL
 from benchmarks.measures.crowd import Crowd, Restart
-from benchmarks.measures.flower import PEER, VERSION, WANTED, Flower
+from benchmarks.measures.flower import PEER, VERSION, WANTED, Flower, NotInstalled, environment
 from benchmarks.measures.flower_simulation import WANTED as SIMULATION_WANTED
 from benchmarks.measures.flower_simulation import FlowerSimulation
 from benchmarks.measures.idle import Idle
@@ -27,6 +27,10 @@ from protofleet.protocol.settings.reader import read_toml
 
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 PEERS = ("flower", "flower-simulation-1")
+INSTALLED = (
+    (Flower, "flower-venv", WANTED),
+    (FlowerSimulation, "flower-simulation-venv", SIMULATION_WANTED),
+)
 # What the programs are told in place of their sizes.
 SMALLEST = {
     "bare": {"devices": 1, "examples": 64, "rounds": 2},
@@ -112,6 +116,12 @@ def test_a_benchmark_that_a_page_quotes_starts_and_gives_its_figures(measure, tm
         docker = shutil.which("docker")
         if docker is None or subprocess.run([docker, "info"], capture_output=True).returncode:
             pytest.skip("no container engine here")
+    try:
+        for kind, *wanted in INSTALLED:
+            if isinstance(measure, kind):
+                environment(*wanted)
+    except NotInstalled as error:
+        pytest.skip(f"the peer cannot be installed here: {error}")
     found = once(measure, this_tree(tmp_path))
     assert found.keys() == measure.figures.keys()
     assert all(value >= 0 for value in found.values())
