@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from torch import Tensor
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.round.pace import hours_of
@@ -14,9 +17,11 @@ from protofleet.methods.contract.overview import NoSamples
 from protofleet.methods.contract.public import PublicSet
 
 WIRE: Final = 1.1  # bytes of all packets by those of the arrays
-# Bytes written to a board's disk by those of the arrays, up and down together: 1.03 MB in a round of cnn23,
-# 0.25 MB each way, with a served model, by /proc/PID/io.
-FLASH: Final = 2.1
+TALK: Final = 1_500.0  # bytes each way, of messages without arrays
+# Bytes written to a board's disk by those of the files. By /proc/PID/io a round of cnn23, which has 0.25 MB, writes
+# 1.04 MB with FedAvg and 0.83 MB with FedProto.
+FLASH: Final = 1.05
+NOTES: Final = 50_000.0  # bytes of cards and of the device's own records
 DAY_SECONDS: Final = 86_400.0
 MB: Final = 1e6
 
@@ -27,10 +32,7 @@ class RoundBytes:
 
     up: float
     down: float
-
-    @property
-    def flash(self) -> float:
-        return FLASH * (self.up + self.down) / WIRE
+    flash: float
 
 
 def bytes_of_round(settings: CoordinatorSettings) -> RoundBytes | None:
@@ -39,10 +41,17 @@ def bytes_of_round(settings: CoordinatorSettings) -> RoundBytes | None:
     cost_of = plan.load().cost
     if cost_of is None:
         return None
-    model = plan.client_half(NoSamples(), "").model
-    cost = cost_of(Sizes(model, held=plan.classes, public=PublicSet().batches))
-    up, down = (WIRE * sum(way.values()) for way in (cost.bytes_up, cost.bytes_down))
-    return RoundBytes(up, down)
+    half = plan.client_half(NoSamples(), "")
+    cost = cost_of(Sizes(half.model, held=plan.classes, public=PublicSet().batches))
+    up, down = (sum(way.values()) for way in (cost.bytes_up, cost.bytes_down))
+    kept, model = bytes_in(half.state()), bytes_in(half.model.state_dict())
+    # The broadcast, the answer, what the half keeps, the device's own model, and the version that it serves.
+    written = up + down + kept + 2 * model
+    return RoundBytes(WIRE * up + TALK, WIRE * down + TALK, FLASH * written + NOTES)
+
+
+def bytes_in(tensors: Mapping[str, Tensor]) -> int:
+    return sum(value.nbytes for value in tensors.values())
 
 
 def most_rounds_a_day(policy: Policy) -> float:

@@ -157,7 +157,7 @@ def test_plan_and_doctor_print_the_bytes_of_a_board_and_day(tmp_path, monkeypatc
     capsys.readouterr()
     main(["deploy", step, "--fleet", "fleet/fleet.toml"])
     said = capsys.readouterr().out
-    parts = "24.6 MB sent, 24.6 MB received, 93.8 MB written to its disk"
+    parts = "24.7 MB sent, 24.7 MB received, 98.3 MB written to its disk"
     words = f"bytes of a board: at most {parts} a day, in 90 rounds"
     assert words in said.splitlines(), said
     main(["deploy", step, "--fleet", "fleet/fleet.toml", "--json"])
