@@ -103,3 +103,9 @@ def test_the_keys_of_deploy_status_for_programs_are_documented():
 def test_what_a_coordinator_keeps_beside_all_its_runs_is_named(file):
     page = (ROOT / "docs" / "reliability.md").read_text()
     assert f"`{file(Path('<runs>'), '<federation>')}`" in page
+
+
+def test_the_readme_prints_a_method_as_its_file_has_it():
+    section = (ROOT / "README.md").read_text().split("## A method is one file")[1]
+    printed = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0]
+    assert (ROOT / "methods" / "fedprox.py").read_text().endswith(f"\n{printed}")
