@@ -86,6 +86,7 @@ class Journal:
         # Of the evaluation with which the round began, and what had crossed when it was asked for.
         self._evaluated: dict[str, dict[str, float]] = {}
         self._meter_asked = Meter()
+        self._next_round_at = 0.0  # Unix time, as told last
         self._present: tuple[str, ...] = ()  # devices, when the cohort of the round was drawn
         self._lacking = set[str]()  # metrics of one's own of which that has been told
         self._energy = RoundEnergy()
@@ -110,6 +111,14 @@ class Journal:
                 self._round_ended(run, now)
         for command in commands:
             self._note_command(command, now)
+        self._note_pause(run)
+
+    def _note_pause(self, run: RunView) -> None:
+        """Tell when the next round may begin, where the policy holds it back."""
+        if abs(run.next_round_at - self._next_round_at) >= 1.0:
+            self._next_round_at = run.next_round_at
+            if self._next_round_at:
+                self._tell_sinks("held_back", round=run.round, until=self._next_round_at)
 
     def transfer_progressed(self, device: str, progress: TransferProgress) -> None:
         rate, left = round(progress.bytes_per_second), round(progress.seconds_left, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import selectors
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,7 +66,9 @@ def run_experiment(
     try:
         compute = compute_of(experiment)
         with starter_of(experiment, compute, launcher) as starter, tracking(track, runs / experiment.name):
-            shown = display or Progress(experiment.rounds, view=experiment.reports)
+            policy = experiment.effective_policy
+            pause = math.inf if policy.hours else policy.pause_seconds
+            shown = display or Progress(experiment.rounds, view=experiment.reports, pause_seconds=pause)
             return run_processes(experiment, runs, starter, shown, compute)
     except LauncherError as error:
         raise RunError(f"{error}; or fork none: --set devices.start=spawn") from error

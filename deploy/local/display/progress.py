@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -16,9 +17,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from protofleet.coordinator.round.pace import opening_words
 from protofleet.deploy.local.display.screen_lines import NAME_CELLS, one_line, packed
 from protofleet.protocol.link.meter import human_bytes
 
+LONG_PAUSE: Final = 60.0  # seconds; a shorter one gets no line
 FIXED_LINES: Final = 5  # the title, the bar, the traffic, the time, and the cursor's own
 
 
@@ -29,6 +32,8 @@ class RunState:
     rounds: int
     started_at: float
     view: str = "global"  # whose accuracy to show
+    pause_seconds: float = 0.0  # between two rounds; infinite where nobody can say
+    held_until: float = 0.0  # Unix time before which the next round does not begin; 0 where it may
     round: int = 0
     phase: str = "waiting for devices"
     cohort: list[str] = field(default_factory=list)
@@ -48,7 +53,10 @@ class RunState:
                 self.present = roster
             case {"event": "asked", "round": int(number), "phase": str(phase), "cohort": [*cohort]}:
                 self.round, self.phase, self.cohort, self.answered = number, phase, cohort, []
+                self.held_until = 0.0
                 self.transfers, self.asked = {}, self.asked + 1
+            case {"event": "held_back", "round": int(number), "until": float(until)}:
+                self.round, self.held_until = number, until
             case {"event": "transfer", "device": str(device)}:
                 self.transfers[device] = transfer_words(event)
             case {"event": "answered", "device": str(device)}:
@@ -74,14 +82,18 @@ class RunState:
 
     @property
     def seconds_left(self) -> float | None:
-        """By the mean of the last five rounds."""
-        if not self.round_seconds:
+        """By the mean of the last five rounds, and the pauses that the policy prescribes."""
+        if not self.round_seconds or self.pause_seconds == math.inf:
             return None
         recent = self.round_seconds[-5:]
-        return max(0, self.rounds - len(self.round_seconds)) * sum(recent) / len(recent)
+        a_round = sum(recent) / len(recent) + self.pause_seconds
+        return max(0, self.rounds - len(self.round_seconds)) * a_round
 
     @property
     def stage(self) -> str:
+        if self.held_until:
+            opening = opening_words(self.held_until, time.time())
+            return f"round {self.round} of {self.rounds} begins at {opening} or later"
         if self.round > self.rounds:
             return "final evaluation"
         if self.phase == "evaluate":
@@ -104,10 +116,12 @@ def event_of(line: str) -> dict[str, Any] | None:
 class Progress:
     """Shows the lines that the coordinator prints; a line that is no event is printed unchanged."""
 
-    def __init__(self, rounds: int, console: Console | None = None, view: str = "global") -> None:
+    def __init__(
+        self, rounds: int, console: Console | None = None, view: str = "global", pause_seconds: float = 0.0
+    ) -> None:
         self._console = console or Console(file=sys.stdout, highlight=False)
         self._interactive = self._console.is_terminal and os.environ.get("TERM") != "dumb"
-        self._state = RunState(rounds, time.monotonic(), view)
+        self._state = RunState(rounds, time.monotonic(), view, pause_seconds)
         self._live: Live | None = None
 
     def __enter__(self) -> Progress:
@@ -154,6 +168,8 @@ class Progress:
                 return f"{event['device']} has {event['event']}, {p.present} present"
             case "asked" if p.asked == 1:
                 return f"{p.stage}: {len(p.cohort)} devices asked, {p.present} present"
+            case "held_back" if event["until"] - time.time() >= LONG_PAUSE:
+                return p.stage
             case "transfer":
                 return f"{event['device']}: {transfer_words(event)}"
             case "dropped":
@@ -180,7 +196,11 @@ class Progress:
 
     def render(self) -> Group:
         p = self._state
-        answered = f": {len({*p.answered})} of {len(p.cohort)} have answered" if p.cohort else ""
+        answered = (
+            f": {len({*p.answered})} of {len(p.cohort)} have answered"
+            if p.cohort and not p.held_until
+            else ""
+        )
         elapsed = f"{time.monotonic() - p.started_at:.0f} s elapsed"
         left = f", about {p.seconds_left:.0f} s left" if p.seconds_left is not None else ""
         width, room = self._console.width - 1, max(2, self._console.height - FIXED_LINES)

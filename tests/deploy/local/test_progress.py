@@ -2,7 +2,9 @@
 
 import io
 import json
+import math
 import re
+import time
 
 import pytest
 from rich.console import Console
@@ -92,3 +94,25 @@ def test_without_a_terminal_a_hundred_devices_are_a_line_a_round():
     lines = written.getvalue().splitlines()
     assert lines[0] == "round 1 of 2, train: 100 devices asked, 100 present"
     assert [one.partition(" took")[0] for one in lines[1:]] == ["round 1 of 2, train", "round 2 of 2, train"]
+
+
+def test_a_pause_is_shown_and_the_time_left_counts_those_to_come():
+    written = io.StringIO()
+    progress = Progress(4, Console(file=written, width=100), pause_seconds=900.0)
+    progress.handle_line(json.dumps(asked(1, "ab")))
+    progress.handle_line(json.dumps({"event": "round", **measured(1, "ab")}))
+    assert "about 2706 s left" in written.getvalue()
+    progress.handle_line(json.dumps({"event": "held_back", "round": 2, "until": time.time() + 900.0}))
+    assert re.search(r"round 2 of 4 begins at \d\d:\d\d or later\n", written.getvalue())
+    progress.handle_line(json.dumps({"event": "held_back", "round": 2, "until": time.time() + 6.0}))
+    assert written.getvalue().count("begins at") == 1, "a short pause gets no line"
+    progress.handle_line(json.dumps(asked(2, "ab")))
+    progress.handle_line(json.dumps({"event": "round", **measured(2, "ab")}))
+    assert "round 2 of 4, train took 2.0 s" in written.getvalue()
+
+
+def test_no_time_is_foretold_where_rounds_begin_at_some_hours_alone():
+    written = io.StringIO()
+    progress = Progress(4, Console(file=written, width=100), pause_seconds=math.inf)
+    progress.handle_line(json.dumps({"event": "round", **measured(1, "ab")}))
+    assert "took 2.0 s" in written.getvalue() and "left" not in written.getvalue()
