@@ -42,11 +42,13 @@ class _Owners:
     setters: dict[str, tuple[Layer, str]] = field(default_factory=dict)
     named: str = ""
     layer: Layer | None = None  # the layer that named it
+    is_plugin: bool = False
 
     def add(self, layer: Layer) -> None:
         file, name = layer.method.get("file"), layer.method.get("name")
-        if file or name:
+        if name or (file and not self.is_plugin):  # a plug-in of which another file is tried keeps its name
             self.named, self.layer = str(name or Path(str(file)).stem), layer
+        self.is_plugin = bool(file) or (self.is_plugin and not name)
         self.setters |= dict.fromkeys(layer.method, (layer, self.named))
 
 
@@ -104,17 +106,26 @@ def _not_its_own(key: str, layer: Layer, owner: str, owners: _Owners) -> str:
             f"{place}: {key} belongs to one method, and this file names none ({by} names {owners.named}); set "
             f"method.name there too, or move {key} to where the method is named"
         )
+    known = _settings_of(owners.named)
+    way_out = "take a base without it"
+    if known is None or key.removeprefix("method.") in known:
+        way_out = f"set {key} for {owners.named} there, or {way_out}"
     return (
-        f"{place}: {key} belongs to {owner}, and {by} names {owners.named}, which takes no settings of another "
-        f"method; set {key} for {owners.named} there, or take a base without it"
+        f"{place}: {key} is set for {owner}, and {by} names {owners.named}, which takes no settings of another "
+        f"method; {way_out}"
     )
 
 
+def _settings_of(method: str) -> list[str] | None:
+    """Return the names of a method's settings; None of a plug-in, whose settings are known when it is loaded."""
+    return sorted(one.name for one in fields(load(method).Hyper)) if method in names() else None
+
+
 def _demand_known(owners: _Owners, final: Mapping[str, Any]) -> None:
-    """Name the line of a setting that the method does not have. A plug-in's settings are known when it is loaded."""
-    if final.get("file") or owners.named not in names():
+    """Name the line of a setting that the method does not have."""
+    known = _settings_of(owners.named)
+    if final.get("file") or known is None:
         return
-    known = sorted(one.name for one in fields(load(owners.named).Hyper))
     for key, (layer, _) in owners.setters.items():
         if key in final and key not in known and key not in IDENTITY:
             raise SettingsError(

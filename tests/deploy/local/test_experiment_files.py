@@ -195,12 +195,12 @@ def test_a_setting_of_one_method_is_not_taken_by_another_that_has_one_of_that_na
     with pytest.raises(SettingsError) as refused:
         read_experiment(child, [])
     said = str(refused.value)
-    assert f"{moon}:8: method.mu belongs to moon, and {child}:3 names fedprox" in said
+    assert f"{moon}:8: method.mu is set for moon, and {child}:3 names fedprox" in said
     with pytest.raises(
-        SettingsError, match=r"moon.toml:8: method.mu belongs to moon, and .* with --set names"
+        SettingsError, match=r"moon.toml:8: method.mu is set for moon, and .* with --set names"
     ):
         read_experiment(moon, ["method.name=fedprox"])
-    with pytest.raises(SettingsError, match=r"moon.toml:8: method.mu belongs to moon"):
+    with pytest.raises(SettingsError, match=r"moon.toml:8: method.mu is set for moon"):
         experiment_of_table({"base": str(moon), "method": {"name": "fedprox"}})
     with pytest.raises(SettingsError, match=r"moon.toml:8: .*with --grid names fedprox"):
         plan_grid(moon, [Axis("method.name", ("fedprox",))], [1], ["data.validation=0.1"])
@@ -221,6 +221,25 @@ def test_a_setting_that_is_given_for_the_other_method_is_taken(write, moon):
     }
 
 
+def test_the_way_out_for_anothers_setting_is_one_that_can_be_gone(write, moon):
+    child = write("prox.toml", 'base = "moon.toml"\n[method]\nname = "fedprox"\nmu = 0.5\n')
+    moon.write_text(f"{moon.read_text()}tau = 0.3\n")
+    with pytest.raises(SettingsError, match=r"moon.toml:9: method.tau is set for moon") as refused:
+        read_experiment(child, [])
+    assert str(refused.value).endswith("takes no settings of another method; take a base without it")
+
+
+def test_another_file_of_the_same_plug_in_takes_its_settings(write):
+    plugin = Path(methods.__path__[0]) / "fedprox.py"
+    for name in ("own.py", "other.py"):
+        write(name, plugin.read_text())
+    text = 'name = "a"\nrounds = 1\n[method]\nname = "own"\nfile = "own.py"\nmu = 0.5\n'
+    base = write("own.toml", text)
+    assert read_experiment(base, [f"method.file={base.parent / 'other.py'}"]).method["mu"] == 0.5
+    with pytest.raises(SettingsError, match=r"nofile.py"):
+        read_experiment(base, ["method.file=nofile.py"])
+
+
 def test_settings_that_all_methods_have_stay_with_the_file(write, tmp_path):
     plain = write("plain.toml", 'name = "a"\nrounds = 1\nmethod = { name = "fedavg", lr = 0.05, epochs = 2 }')
     assert read_experiment(plain, ["method.name=fedproto"]).method == {
@@ -233,7 +252,7 @@ def test_a_setting_of_a_file_in_between_belongs_to_the_method_of_its_base(write,
     write("between.toml", 'base = "moon.toml"\n\n[method]\nmu = 1.0\n')
     child = write("prox.toml", 'base = "between.toml"\nmethod.name = "fedprox"\n')
     with pytest.raises(
-        SettingsError, match=r"between.toml:4: method.mu belongs to moon, and .*prox.toml:2 names"
+        SettingsError, match=r"between.toml:4: method.mu is set for moon, and .*prox.toml:2 names"
     ):
         read_experiment(child, [])
 
@@ -269,7 +288,7 @@ def test_a_coordinators_file_does_not_give_one_methods_settings_to_another(write
         "coordinator.toml",
         'name = "a"\nrounds = 1\nclasses = 10\n[method]\nname = "moon"\nmu = 5.0\nlr = 0.05',
     )
-    with pytest.raises(SettingsError, match=r"coordinator.toml:6: method.mu belongs to moon"):
+    with pytest.raises(SettingsError, match=r"coordinator.toml:6: method.mu is set for moon"):
         load_settings(file, "", ["method.name=fedprox"])
     changed = load_settings(file, "", ["method.name=fedprox", "method.mu=0.5"]).settings
     assert changed.method == {"name": "fedprox", "mu": 0.5, "lr": 0.05}
