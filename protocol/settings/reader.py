@@ -181,11 +181,16 @@ def _decode(hint: Any, value: object, where: str) -> Any:
     return found
 
 
-def _alternative(hints: tuple[Any, ...], value: object) -> Any:
-    """The one of a union that a value is meant for: its words, else its first."""
+def _alternative(hints: tuple[Any, ...], value: object, where: str) -> Any:
+    """Choose the one of a union that a value is meant for: its words, else its first."""
     inner = [hint for hint in hints if hint is not type(None)]
     words = [hint for hint in inner if typing.get_origin(hint) is typing.Literal]
-    return words[0] if words and isinstance(value, str) else inner[0]
+    if not words or not isinstance(value, str):
+        return inner[0]
+    if len(inner) > 1 and value not in typing.get_args(words[0]):
+        known = ", ".join(map(_show, typing.get_args(words[0])))
+        raise SettingsError(f"{where} is {_show(value)}, but must be {known} or a number")
+    return words[0]
 
 
 def _typed(hint: Any, value: object, where: str) -> Any:
@@ -193,7 +198,7 @@ def _typed(hint: Any, value: object, where: str) -> Any:
     if origin is Annotated:
         return _typed(arguments[0], value, where)
     if origin in (Union, types.UnionType):
-        return None if value is None else _typed(_alternative(arguments, value), value, where)
+        return None if value is None else _typed(_alternative(arguments, value, where), value, where)
     if origin in (tuple, list):
         if not isinstance(value, (list, tuple)):
             raise SettingsError(f"{where} is {_show(value)}, but must be a list")

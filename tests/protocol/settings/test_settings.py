@@ -256,3 +256,18 @@ def test_settings_survive_a_file(tmp_path):
 def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path):
     (tmp_path / "a.toml").write_text("rounds = 3\n", encoding="utf-8-sig")
     assert read_toml(tmp_path / "a.toml") == {"rounds": 3}
+
+
+@dataclass
+class Tries:
+    most: int | Literal["auto"] = "auto"
+
+
+@pytest.mark.parametrize("value", [3, "auto"])
+def test_a_number_or_a_word_is_taken_as_it_is(value):
+    assert decode(Tries, {"most": value}).most == value
+
+
+def test_a_word_that_stands_for_no_number_names_both():
+    with pytest.raises(SettingsError, match='most is "often", but must be "auto" or a number'):
+        decode(Tries, {"most": "often"})
