@@ -103,11 +103,15 @@ def most_asked(lines: Iterable[Line]) -> int:
 
 
 def measured(lines: Lines, view: str) -> dict[str, Any]:
-    """One view over the run. `pooled` is all devices' correct answers over all their test samples."""
+    """One view over the run. `pooled` is all devices' correct answers over all their test samples.
+
+    The start is left out where a sampled cohort measured it: its mean would be of other domains than the last one.
+    """
     points = measurements(lines, view)
+    start = points[0].of("accuracy") if points and points[0].by_all else {}
     pooled = [line["pooled"][view] for line in lines if view in line.get("pooled", {})]
     return {
-        "start": with_mean(points[0].of("accuracy") if points else {}),
+        "start": with_mean(start),
         "final": with_mean(points[-1].of("accuracy") if points else {}),
         "pooled": pooled[-1] if pooled else None,
         "best_by_validation": best(points),

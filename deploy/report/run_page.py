@@ -109,7 +109,7 @@ def summary_cards(summary: Mapping[str, Any]) -> str:
     payload, wire, fedavg = traffic(summary)
     total = sum(payload.values())
     cards = [
-        ("mean accuracy", percent(final), f"from {percent(start)} at its start"),
+        ("mean accuracy", percent(final), f"from {percent(start)} at its start" if start is not None else ""),
         ("tensors sent", human_bytes(total), up_and_down(payload)),
         (
             "on the wire",

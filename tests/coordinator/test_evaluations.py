@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from protofleet.coordinator.observe.curves import measured as summarised
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.record import record_of
@@ -69,6 +70,8 @@ def test_all_present_devices_measure_between_rounds_that_leave_some_out(tmp_path
     assert [[phase["phase"] for phase in line["phases"]] for line in lines] == [["train"]] * 4 + [
         ["evaluate"]
     ]
+    found = summarised(lines, "global")
+    assert found["start"] == {} and len(found["final"]) == 4, "the first point is of one device of three"
 
 
 @pytest.mark.parametrize(("method", "view"), [("fedavg", "global"), ("fedsa", "personal")])

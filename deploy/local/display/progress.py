@@ -40,6 +40,7 @@ class RunState:
     answered: list[str] = field(default_factory=list)
     present: int = 0
     accuracy: dict[str, float] = field(default_factory=dict)
+    measured_by: str = ""  # words, where that is not all present devices
     bytes: dict[str, int] = field(default_factory=dict)
     earlier_bytes: dict[str, int] = field(default_factory=dict)  # of rounds before this process began
     transfers: dict[str, str] = field(default_factory=dict)  # by device, how far its answer is
@@ -66,6 +67,8 @@ class RunState:
                 self.bytes = {k: v + self.earlier_bytes.get(k, 0) for k, v in counted.items()}
             case {"event": "round", "accuracy": dict(views)}:
                 self.accuracy = views.get(self.view) or self.accuracy
+                if self.view in views:
+                    self.measured_by = measured_by(event.get("measured", {}).get(self.view))
                 self.round_seconds.append(event.get("seconds", 0.0))
             case {"event": "finished" | "diverged"}:
                 self.finished = True
@@ -103,6 +106,13 @@ class RunState:
     @property
     def mean_accuracy(self) -> float | None:
         return sum(self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
+
+
+def measured_by(who: Mapping[str, int] | None) -> str:
+    """Say how many devices a sampled cohort has; nothing where all present devices were asked."""
+    if not who or who["asked"] >= who["present"]:
+        return ""
+    return f" (by {who['devices']} of {who['present']} devices)"
 
 
 def event_of(line: str) -> dict[str, Any] | None:
@@ -189,7 +199,8 @@ class Progress:
                 return f"{event['device']}: answer to round {event['round']} counts again"
             case "round":
                 done = f"{p.stage} took {event['seconds']:.1f} s"
-                mean = f", mean accuracy {p.mean_accuracy:.1%}" if p.mean_accuracy is not None else ""
+                known = p.mean_accuracy is not None
+                mean = f", mean accuracy {p.mean_accuracy:.1%}{p.measured_by}" if known else ""
                 left = f", about {p.seconds_left:.0f} s left" if p.seconds_left else ""
                 return f"{done}{mean}, {self._traffic()}{left}"
         return ""

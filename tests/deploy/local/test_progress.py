@@ -116,3 +116,12 @@ def test_no_time_is_foretold_where_rounds_begin_at_some_hours_alone():
     progress = Progress(4, Console(file=written, width=100), pause_seconds=math.inf)
     progress.handle_line(json.dumps({"event": "round", **measured(1, "ab")}))
     assert "took 2.0 s" in written.getvalue() and "left" not in written.getvalue()
+
+
+def test_a_mean_of_a_sampled_cohort_says_of_how_many_devices_it_is():
+    written = io.StringIO()
+    progress = Progress(4, Console(file=written, width=120))
+    for asked_devices, words in ((2, "accuracy 50.0% (by 2 of 3 devices)"), (3, "accuracy 50.0%, tensors")):
+        who = {"global": {"devices": asked_devices, "asked": asked_devices, "present": 3}}
+        progress.handle_line(json.dumps({"event": "round", **measured(1, "ab"), "measured": who}))
+        assert words in written.getvalue().splitlines()[-1]
