@@ -33,8 +33,9 @@ class StopRule:
         best = self._best(self.measured)
         since = sum(1 for other in self.measured if other > best)
         if patience and since >= patience:
+            words = f"{since} evaluations in a row were" if since > 1 else "1 evaluation was"
             return (
-                f"{since} evaluations in a row were not better than the validation accuracy "
+                f"{words} not better than the validation accuracy "
                 f"{self.measured[best]:.4f} of round {best}, policy.stop.patience is {patience}"
             )
         return ""

@@ -29,9 +29,10 @@ def opened(path):
     import numpy as np
     from PIL import Image, UnidentifiedImageError
 
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would wait for ever
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is no regular file")
+    found = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for ever
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        raise ValueError("it is no regular file")
+    with open(found, "rb") as file:
         content = file.read({bytes} + 1)
     if content[:2] == b"\\xff\\xd8" and content.count({exif!r}) > {notes}:
         raise ValueError("it has more than {notes} notes of a camera (EXIF); save it without them")

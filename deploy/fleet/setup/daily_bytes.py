@@ -78,7 +78,9 @@ def describe_bytes(settings: CoordinatorSettings) -> str:
     if rounds == math.inf:
         words = f"not paced: {_parts(a_round, 1)} a round, no limit per day"
         return f"bytes of a board: {words}; set policy.pause_seconds"
-    return f"bytes of a board: at most {_parts(a_round, rounds)} a day, in {rounds:.0f} rounds"
+    rounds = min(rounds, settings.rounds)
+    plural = "s" if rounds > 1 else ""
+    return f"bytes of a board: at most {_parts(a_round, rounds)} a day, in {rounds:.0f} round{plural}"
 
 
 def _parts(a_round: RoundBytes, times: float) -> str:

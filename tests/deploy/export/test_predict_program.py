@@ -83,7 +83,7 @@ MISTAKES = [
     ("series", (), "say python predict.py SAMPLE.npy"),
     ("pictures", ("wide.png", "wide.png"), "say python predict.py PICTURE"),
     ("pictures", ("gone.png",), r"there is no file \S+gone.png"),
-    ("pictures", (".",), r"\S+: .*Is a directory.*"),
+    ("pictures", (".",), r"\S+: it is no regular file"),
     ("pictures", ("words.txt",), r"\S+words.txt: it is none of BMP, .*; save it as a PNG"),
     ("pictures", ("broken.png",), r"\S+broken.png: .+"),
     (

@@ -21,7 +21,7 @@ from protofleet.methods.nets.catalog import build
 
 
 def settings(method="fedavg", **policy):
-    return CoordinatorSettings("run", 10, 10, {"name": method}, policy=Policy(**policy))
+    return CoordinatorSettings("run", 30, 10, {"name": method}, policy=Policy(**policy))
 
 
 def test_of_fedavg_a_board_sends_and_receives_its_weights_once_a_round():
@@ -62,5 +62,7 @@ def test_the_pause_for_a_limit_is_the_shortest_in_minutes_that_keeps_it(most):
 
 def test_the_line_says_the_bytes_of_a_day_or_that_there_is_no_limit():
     assert describe_bytes(settings(pause_seconds=3600.0)).endswith(" a day, in 24 rounds")
+    assert describe_bytes(settings(pause_seconds=960.0)).endswith(" a day, in 30 rounds"), "it has no more"
+    assert describe_bytes(settings(pause_seconds=1e9)).endswith(" a day, in 1 round")
     words = describe_bytes(settings())
     assert "not paced: " in words and words.endswith("a round, no limit per day; set policy.pause_seconds")
