@@ -1,4 +1,4 @@
-"""Answers, from their offer to their receipt: which are fetched, how they are checked, what devices are told."""
+"""Answers, from their offer to their receipt: which are fetched, how they are checked, and the receipts."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from protofleet.protocol.wire.reasons import Problem, Rejected
 
 
 class AnswerReceiver:
-    """The link's admission controller. What an answer means for the round, the round machine decides."""
+    """The admission controller of the link. The round machine decides what an answer means for the round."""
 
     def __init__(
         self, spool: Spool, link: CoordinatorLink, gate: Gate, question: OpenQuestion, participants: Participants,
         norm: float, happen: Callable[[Event], None], tell_observers: Callable[[Update], None],
         perform: Callable[[Drop], None],
     ) -> None:  # fmt: skip
-        """`happen` is told of every answer that can be judged; `norm` is the limit of that name.
+        """Set up the receiver; `happen` receives an event for every answer that can be judged.
 
-        `perform` carries out what is decided here, as nothing is said of an answer before the turn ends.
+        `norm` is the limit of that name. `perform` carries out a decision that is made here, because no
+        message about an answer is sent before the turn ends.
         """
         self._spool, self._link, self._gate, self._question = spool, link, gate, question
         self._participants, self._norm = participants, norm
         self._happen, self._tell_observers, self._perform = happen, tell_observers, perform
         self._fetched: dict[str, Accepted] = {}  # answers on the disk that are not accepted yet
 
-    # What the link asks.
+    # The questions of the link.
 
     def is_expected(self, update: Update) -> bool:
         return self._gate.is_expected(update)
 
     def admit(self, update: Update, size: int, name: bytes) -> bool:
-        """Whether to fetch it."""
+        """Return whether to fetch the answer."""
         device = update.device
         match self._gate.decide(update, size, name):
             case Fetch():
@@ -55,12 +56,12 @@ class AnswerReceiver:
         return False
 
     def unusable(self, update: Update, fault: Rejected) -> None:
-        """Its bytes cannot be used."""
+        """Refuse an answer whose bytes cannot be used."""
         self._spool.check_claim()
         self._refuse(update, Problem(fault.reason, str(fault)))
 
     def fetched(self, update: Update, name: bytes) -> None:
-        """It is on the disk, under this name."""
+        """Check an answer that is on the disk under this name, and hand it to the round machine."""
         assert self._question.ask is not None, "an answer is fetched only while something is asked"
         device = update.device
         self._gate.completed(device)
@@ -81,7 +82,7 @@ class AnswerReceiver:
     def _judged(self, update: Update, problem: Problem | None) -> None:
         self._happen(Answered(update.device, update.round, update.phase, update.base, problem))
 
-    # What the round machine decides.
+    # The decisions of the round machine.
 
     def accept(self, device: str, round: int, phase: str) -> None:
         last_heard, holder = self._link.last_heard(device), self._link.holder_of(device)

@@ -1,4 +1,7 @@
-"""Who is missing before a round can begin: said at once, and every minute while it is so."""
+"""The log line about devices that are missing before a round can begin.
+
+It is logged at once, and then every minute while devices are missing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from protofleet.runtime.logs import fields
 log = logging.getLogger("protofleet.coordinator")
 
 SAY_SECONDS: Final = 60.0
-MOST_NAMED: Final = 8  # of those that are missing
+MOST_NAMED: Final = 8  # names of missing devices in one line
 NEVER: Final = float("inf")
 
 
@@ -21,7 +24,7 @@ class AttendanceLog:
         self._policy, self.wake_at = policy, NEVER
 
     def gathering(self, is_gathering: bool, now: float) -> None:
-        """Whether devices are waited for before a round, from now on."""
+        """Note whether the coordinator waits, from now on, for devices before a round."""
         if not is_gathering:
             self.wake_at = NEVER
         elif self.wake_at == NEVER:
@@ -35,8 +38,11 @@ class AttendanceLog:
         enrolled: AbstractSet[str],
         now: float,
     ) -> None:
-        """`first`: the first attempt at the first round, the only one that waits for policy.gather. `doubtful`: who
-        is here and not counted on."""
+        """Log the missing devices if a line is due.
+
+        `first` is whether this is the first attempt at the first round, the only one that waits for
+        policy.gather. `doubtful` are the devices that are here but are not counted on.
+        """
         if now < self.wake_at:
             return
         self.wake_at = now + SAY_SECONDS

@@ -1,8 +1,8 @@
-"""Commands in their order: first what they write, then one commit for a whole turn, then what they say.
+"""The queue of commands: each turn writes first, then commits once, then sends messages.
 
-Nothing that anybody outside can see depends on what is not committed: a death before the commit is a death before the
-turn's first word, and whoever has no receipt says its answer again. Where the disk is full or locked all of them wait
-until it is not.
+Nothing that is visible outside the process depends on data that is not committed. If the process dies
+before the commit, it has not sent any message of that turn. A device without a receipt sends its answer
+again. While the disk is full or locked, all commands wait.
 """
 
 from __future__ import annotations
@@ -21,36 +21,43 @@ from protofleet.runtime.faults import OURS, OurFault
 
 log = logging.getLogger("protofleet.coordinator")
 
-RETRY_SECONDS: Final = 5.0  # between looks at a full disk, or at a lock
+RETRY_SECONDS: Final = 5.0  # between two tries while the disk is full or locked
 
 
 class Performer(Protocol):
-    """Carries commands out, each half again from its beginning where it raises because the disk is full."""
+    """The object that carries out commands.
+
+    If a half (`write` or `say`) of a command raises because the disk is full, that half is done again from
+    its beginning.
+    """
 
     def write(self, command: Command) -> None:
-        """What it changes here, and on the disk."""
+        """Make the changes of the command, in memory and on the disk."""
 
     def say(self, command: Command) -> None:
-        """What leaves: messages, and work for the worker. All that was written before is committed."""
+        """Send the messages of the command, and give work to the worker.
+
+        All that was written before is committed.
+        """
 
     def commit(self) -> None:
-        """All that was written."""
+        """Commit all that was written."""
 
 
 class CommandQueue:
     def __init__(self, spool: Spool, performer: Performer) -> None:
         self._spool, self._performer = spool, performer
-        self._waiting: deque[Command] = deque()  # to be written
-        self._written: deque[Command] = deque()  # to be said, once they are committed
-        # Where the disk was found full or locked: by what is to be written, or by the commit.
+        self._waiting: deque[Command] = deque()  # commands that are not written yet
+        self._written: deque[Command] = deque()  # commands whose messages are sent after the next commit
+        # Whether the disk was found full or locked by a write, or by the commit.
         self._cannot_write = self._cannot_commit = False
         self.full_disk = FullDiskLog(log, spool.folder, "nothing new is begun", "the run goes on")
-        self._is_locked = False  # locked by another program, which is in the log
-        self.is_held = False  # nothing is said
+        self._is_locked = False  # another program holds the lock, and the log says so
+        self.is_held = False  # no messages are sent
         self.wake_at = float("inf")
 
     def __len__(self) -> int:
-        """Commands that the disk has not taken."""
+        """Return the number of commands that the disk has not taken."""
         return len(self._waiting) + (len(self._written) if self._cannot_commit else 0)
 
     def add(self, commands: Sequence[Command], now: float) -> None:
@@ -59,20 +66,23 @@ class CommandQueue:
             self._write(now)
 
     def hold(self) -> None:
-        """Say nothing until `release`: what is written is committed all the same."""
+        """Send no messages until `release`; what is written is still committed."""
         self.is_held = True
 
     def release(self) -> None:
         self.is_held = False
 
     def retry(self, command: Command, why: BaseException, now: float) -> None:
-        """It was carried out, and its result found the disk full."""
+        """Carry out a command again later: its result did not fit on the full disk."""
         self._waiting.appendleft(command)
         self._cannot_write = True
         self._wait(why, now)
 
     def no_room(self, why: str) -> None:
-        """For an answer that is offered. What waits for a lock is no sign of a full disk."""
+        """Note that the disk has no room for an offered answer, unless the commands wait for a lock.
+
+        A lock is no sign of a full disk.
+        """
         if not self._is_locked:
             self.full_disk.found_full(why)
 
@@ -85,7 +95,7 @@ class CommandQueue:
                 self._write(now)
 
     def end_turn(self, now: float) -> None:
-        """Commit what the turn has written, and say it."""
+        """Commit what the turn has written, then send its messages."""
         if not self._cannot_commit:
             self._say(now)
 

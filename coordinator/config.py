@@ -1,4 +1,4 @@
-"""A coordinator's settings: the run it conducts, and where its broker, keys and folder are."""
+"""The settings of a coordinator: its run, its broker, its keys and its folder."""
 
 from __future__ import annotations
 
@@ -45,39 +45,41 @@ class CoordinatorSettings:
     name: str  # of the run
     rounds: Rounds
     classes: Classes
-    method: dict[str, Any]  # name, and the method's own settings
+    method: dict[str, Any]  # name, and the settings of the method itself
     federation: str = "protofleet"
-    task: str = TASK  # the only one that there is
-    class_names: tuple[str, ...] = ()  # in the order of their labels; (): what most devices say
+    task: str = TASK  # the only task that exists
+    class_names: tuple[str, ...] = ()  # in the order of their labels; (): the names that most devices send
     folder: str = "runs"  # results go to <folder>/<name>/
     seed: Seed = 0
     size: Pixels = USUAL_SIDE  # images are size x size
-    channels: Channels = USUAL_CHANNELS  # of an image: 3, or 1 for shades of grey
-    shape: Axes = ()  # in place of both: [F] of a vector, [C, T] of a series, [C, H, W] of an image
+    channels: Channels = USUAL_CHANNELS  # channels of an image: 3, or 1 for shades of grey
+    shape: Axes = ()  # replaces both: [F] of a vector, [C, T] of a series, [C, H, W] of an image
     network: Network = field(default_factory=Network)
-    # For methods whose devices train a network of all beside their own; None: as `network`.
+    # For methods whose devices train a shared network in addition to their own; None: the same as
+    # `network`.
     mutual: Network | None = None
-    # For methods whose devices compare what they make of images that all have; None: the drawn ones.
+    # For methods whose devices compare their outputs on images that all devices have; None: the drawn
+    # images.
     public: PublicSet | None = None
-    init: FirstWeights | None = None  # of every party's network; None: they are drawn
-    freeze: Freeze | None = None  # "backbone": it stays as it is
-    metrics: OwnMetrics | None = None  # measured beside accuracy and loss
-    plugins: PlugIns = field(default_factory=PlugIns)  # which files of Python it may run, by their hashes
+    init: FirstWeights | None = None  # first weights of the network of every party; None: they are drawn
+    freeze: Freeze | None = None  # "backbone": the backbone stays as it is
+    metrics: OwnMetrics | None = None  # metrics that are measured in addition to accuracy and loss
+    plugins: PlugIns = field(default_factory=PlugIns)  # the Python files that it may run, by their hashes
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     broker: BrokerAddress = field(default_factory=BrokerAddress)
-    enrolled: str = ""  # folder that `protofleet enrol` has filled; in place of `key`
+    enrolled: str = ""  # folder that `protofleet enrol` has filled; replaces `key`
     key: str = "keys/coordinator.key"
-    devices: str = "keys"  # folder of <device>.record files; without `enrolled`, of <device>.pub
-    security: str = "sealed"  # or "off": signed still, but every broker can read it
+    devices: str = "keys"  # folder of <device>.record files; if `enrolled` is empty, of <device>.pub files
+    security: str = "sealed"  # or "off": messages are still signed, but every broker can read them
     threads: Threads = 0  # for torch; 0 leaves it to torch
     metrics_port: OptionalPort = 0  # 0: no metrics
-    metrics_host: str = LOOPBACK  # where they are served; 0.0.0.0: at all addresses of this machine
-    # Without a sign of life, after which the process ends itself; 0: no watch.
+    metrics_host: str = LOOPBACK  # address where metrics are served; 0.0.0.0: all addresses of this machine
+    # Seconds without a sign of life after which the process ends itself; 0: no watchdog.
     watchdog_seconds: Watchdog = 900.0
-    patience_seconds: PositiveSeconds = 60.0  # for the broker to answer the first time
+    patience_seconds: PositiveSeconds = 60.0  # seconds that the broker has for its first reply
     broker_words: str = ""  # how reports describe the broker
-    experiment: str = ""  # digest of the experiment that this run is of, for reports
+    experiment: str = ""  # digest of the experiment that this run belongs to, for reports
 
     def __post_init__(self) -> None:
         valid_name(self.name)
@@ -95,7 +97,7 @@ class CoordinatorSettings:
         return Endpoint(self.metrics_host, self.metrics_port)
 
     def plan(self) -> Plan:
-        """Its plug-ins are loaded; PlugInError where one is not allowed."""
+        """Load the plug-ins and return the plan; raise PlugInError if a plug-in is not allowed."""
         name, hyper = split_method(self.method)
         method = self.plugins.hash_of("method", name, file_of_method(self.method), name in names())
         hashes = {"method": method} if method else {}
@@ -111,7 +113,7 @@ class CoordinatorSettings:
 
 
 def split_method(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The method's name and its own settings."""
+    """Return the name of the method and the settings of the method itself."""
     name = table.get("name", Path(file_of_method(table)).stem or None)
     if not isinstance(name, str):
         raise SettingsError('method.name is missing; say for example name = "fedlsa" under [method]')
@@ -119,7 +121,7 @@ def split_method(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def file_of_method(table: dict[str, Any]) -> str:
-    """Of a method that is a plug-in; empty: it is one of ours, or of a package."""
+    """Return the file of a method that is a plug-in; "" if the method is built in or comes from a package."""
     file = table.get("file", "")
     if not isinstance(file, str):
         raise SettingsError(f"method.file is {file!r}, it must be the path of a file of Python")

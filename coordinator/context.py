@@ -1,4 +1,7 @@
-"""What the coordinator process has once, and gives to its run: one process can hold several."""
+"""The objects that a coordinator process has once and gives to its run.
+
+One process can hold several such sets.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,20 @@ from protofleet.runtime.event_loop import Worker
 
 @dataclass
 class ProcessContext:
-    """`now`, `connected` and `stopped` are set by the service alone."""
+    """The objects of a process. Only the service sets `now`, `connected` and `stopped`."""
 
     link: CoordinatorLink
     worker: Worker
     bans: Bans
     wall: Callable[[], float] = time.time  # Unix time, for policy.hours
-    now: float = 0.0  # of the event that is handled
+    now: float = 0.0  # time of the event that is being handled
     connected: bool = False  # to the broker
-    stopped: str = ""  # why the process ends before its run has
+    stopped: str = ""  # why the process ends before its run is over
     here_timer: HereTimer = field(default_factory=HereTimer)
     shutdown: Shutdown = field(default_factory=Shutdown)
     departures: Departures = field(default_factory=Departures)
-    # Lines about what peers say: a flood must not fill the disk with them; the counters have all of it.
+    # Limits the log lines about what peers send: a flood must not fill the disk. The counters count
+    # everything.
     peer_log: TokenBucket = field(default_factory=lambda: TokenBucket(rate=1.0, burst=20.0))
 
     def __post_init__(self) -> None:
@@ -55,7 +59,7 @@ class ProcessContext:
         self.link.publish(self.link.topics.coord_state, state, retain=True)
 
     def announce_the_end(self, told: set[str]) -> None:
-        """`told`: the devices that confirm it."""
+        """Announce that the run is over; `told` are the devices that confirm it."""
         self.announce(State(False, "finished"))
         self.here_timer.stop()
         self.shutdown.begin(told, self.now)

@@ -1,22 +1,22 @@
-"""When a coordinator announces `here`, with the devices that it waits for.
+"""The times at which a coordinator announces `here`, with the devices that it waits for.
 
-Every minute; and while it waits for answers, 15, 30 and 60 s after the question: each of these reaches a device that
-has lost the question, or the announcement before.
+It announces every minute. While it waits for answers, it also announces 15, 30 and 60 s after the question.
+Each of these announcements reaches a device that has lost the question or the announcement before.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-ASK_SECONDS: Final = 15.0  # after a question was asked, the devices that have not answered are named to all
-HERE_SECONDS: Final = 60.0  # a device that hears nothing new for longer knows that something holds it back
+ASK_SECONDS: Final = 15.0  # from a question to the first `here` that names the devices that have not answered
+HERE_SECONDS: Final = 60.0  # a device that hears nothing new for longer knows that messages are held back
 NEVER: Final = float("inf")
 
 
 class HereTimer:
     def __init__(self) -> None:
         self._at = self._ask_at = NEVER
-        self._gap = ASK_SECONDS  # from this announcement about a question to the next
+        self._gap = ASK_SECONDS  # from this announcement about a question to the next one
 
     @property
     def wake_at(self) -> float:
@@ -27,7 +27,7 @@ class HereTimer:
         self.wait_for_devices(now)
 
     def wait_for_devices(self, now: float) -> None:
-        """From now on devices are waited for."""
+        """Start to wait for devices now."""
         self._ask_at, self._gap = now + ASK_SECONDS, ASK_SECONDS
 
     def wait_for_nobody(self) -> None:
@@ -37,7 +37,7 @@ class HereTimer:
         self._at = self._ask_at = NEVER
 
     def is_too_early_to_name(self, now: float) -> bool:
-        """A question was asked just now: nobody can have answered it."""
+        """Return whether a question was asked so recently that no device can have answered it."""
         return self._gap == ASK_SECONDS and now < self._ask_at < NEVER
 
     def announced(self, now: float) -> None:

@@ -15,11 +15,11 @@ log = logging.getLogger("protofleet.coordinator")
 
 
 class ValidationOfAll:
-    """What all present devices measured on their validation samples, as one number.
+    """The validation accuracy of all present devices, as one number.
 
-    It is the mean over domains. If the policy caps weights, it is the median over devices, so that one device of four
-    cannot end a run. It is computed from accepted answers on the disk, so that a coordinator that died computes the
-    same again.
+    It is the mean over domains. If the policy caps weights, it is the median over devices, so that one
+    device of four cannot end a run. It is computed from accepted answers on the disk, so that a coordinator
+    that died computes the same again.
     """
 
     def __init__(self, plan: Plan, machine: RoundMachine, spool: Spool, participants: Participants) -> None:
@@ -27,7 +27,10 @@ class ValidationOfAll:
         self._view, self._told = plan.variant.reports, False
 
     def __call__(self) -> float | None:
-        """Of the round that ends now; None where nothing needs it, or not all present devices were asked."""
+        """Return the number for the round that ends now.
+
+        Return None if nothing needs it, or if not all present devices were asked.
+        """
         machine = self._machine
         if machine.policy.stop is None or machine.is_last_evaluation or not machine.measured_by_all:
             return None

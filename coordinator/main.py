@@ -1,4 +1,7 @@
-"""A coordinator process, put together: settings -> key, spool, link, run, service -> until the run is over."""
+"""Start a coordinator process from its settings, and serve the run until it is over.
+
+The order is: settings, key, spool, link, run, service.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ log = logging.getLogger("protofleet.coordinator")
 def run_coordinator(
     settings: CoordinatorSettings, software: str, events: bool = False, built: Mapping[str, str] | None = None
 ) -> str:
-    """Conduct the run; what comes back is why it ended early, or nothing. `built`: which sources run."""
+    """Conduct the run; return why it ended early, or "" if it did not.
+
+    `built` holds the commit and the digest of the sources of this software, as far as they are known.
+    """
     folder = Path(settings.folder) / settings.name
     keep_to_ourselves(folder / "coordinator")
     return_large_blocks()
@@ -69,7 +75,7 @@ def run_coordinator(
     )  # fmt: skip
     link.block_qos, link.most_block = BlockQos(settings.broker.block_qos), settings.broker.block_bytes
     machine = RoundMachine(settings.policy, settings.rounds, settings.seed)
-    # Two threads that judge the small arrays of an answer wait for each other longer than one takes.
+    # Two threads that judge the small arrays of an answer wait for each other longer than one thread takes.
     worker = ThreadWorker(inbox, heartbeats, begin=one_thread_here(settings.threads))
     context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
     spool.index.db.keep_waiting = unless(stopped, heartbeats)
@@ -89,7 +95,7 @@ def run_coordinator(
                 serve(service, inbox, time.monotonic, heartbeats)
             finish()
             if not service.stopped:
-                transport.close()  # to the devices it has ended
+                transport.close()  # for the devices the run has ended
                 scrapes.wait_for_last(stopped)
         life.end(in_order=stopped() or not service.stopped)
         if run.diverged:
@@ -101,7 +107,11 @@ def run_coordinator(
 
 
 def unless(stopped: Callable[[], bool], heartbeats: Heartbeats) -> Callable[[], bool]:
-    """Whether to go on waiting in the middle of a turn of the loop: it is no hang, and a signal ends it."""
+    """Make a function that tells whether to go on waiting in the middle of a turn of the loop.
+
+    Each call counts as a sign of life, so the watchdog does not take the waiting for a hang. A stop signal
+    ends the waiting.
+    """
 
     def keep_waiting() -> bool:
         heartbeats.beat_if_working("loop")
@@ -111,7 +121,7 @@ def unless(stopped: Callable[[], bool], heartbeats: Heartbeats) -> Callable[[], 
 
 
 def health(context: ProcessContext, heartbeats: Heartbeats, folder: Path) -> dict[str, Check]:
-    """What has to be true of a coordinator that can do its work."""
+    """Return the checks that must pass if the coordinator can do its work."""
     return {
         "loop": loop_is_running(heartbeats),
         "broker": lambda: "" if context.connected else "there is no session with the broker; see the log",

@@ -1,4 +1,4 @@
-"""Whose a method's settings are: of several files and options, each may set only what the run's method takes."""
+"""A check that each file or option sets only settings that the method of the run takes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from protofleet.methods.contract.catalog import load, names
 from protofleet.protocol.settings.reader import SettingsError, Table, line_of, merge, override
 from protofleet.protocol.settings.suggest import there_are
 
-# Settings of the training on a device. They mean the same for each method, so they stay when the method changes.
+# Settings of the training on a device. They mean the same for each method, so they stay when the method
+# changes.
 OF_ALL_METHODS: Final = frozenset({"epochs", "batch", "lr", "momentum", "weight_decay", "clip"})
 IDENTITY: Final = ("name", "file")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One file, or the assignments of an option on top of it."""
+    """One file, or the assignments of an option that are applied to it."""
 
     where: str
     table: Mapping[str, Any]
-    file: Path | None = None  # in which the table's lines are
+    file: Path | None = None  # the file that holds the lines of the table
 
     @property
     def method(self) -> Mapping[str, Any]:
@@ -30,7 +31,7 @@ class Layer:
         return table if isinstance(table, Mapping) else {}
 
     def place(self, key: str) -> str:
-        """Name the file, and the line where it sets this key of its [method]."""
+        """Return the file, and the line where it sets this key of its [method]."""
         line = line_of(self.file.read_text("utf-8-sig"), ("method", key)) if self.file else 0
         return f"{self.where}:{line}" if line else self.where
 
@@ -46,7 +47,7 @@ class _Owners:
 
     def add(self, layer: Layer) -> None:
         file, name = layer.method.get("file"), layer.method.get("name")
-        if name or (file and not self.is_plugin):  # a plug-in of which another file is tried keeps its name
+        if name or (file and not self.is_plugin):  # a plug-in keeps its name if another file is tried
             self.named, self.layer = str(name or Path(str(file)).stem), layer
         self.is_plugin = bool(file) or (self.is_plugin and not name)
         self.setters |= dict.fromkeys(layer.method, (layer, self.named))
@@ -55,7 +56,7 @@ class _Owners:
 def require_own_settings(
     layers: Sequence[Layer], path: Path, assignments: Sequence[str], option: str = "--set"
 ) -> None:
-    """Demand the same of files and an option's assignments on top of them."""
+    """Raise SettingsError as `demand_own_settings` does, for files and the assignments of an option."""
     whole: Table = {}
     for layer in layers:
         whole = merge(whole, layer.table)
@@ -63,13 +64,13 @@ def require_own_settings(
         return demand_own_settings(layers, whole)
     try:
         top, whole = override({}, assignments), override(whole, assignments)
-    except SettingsError:  # whoever decodes the table says it, with the file's name
+    except SettingsError:  # the code that decodes the table raises the error, with the name of the file
         return
     demand_own_settings([*layers, Layer(f"{path} with {option}", top)], whole)
 
 
 def demand_own_settings(layers: Sequence[Layer], whole: Table) -> None:
-    """Raise SettingsError if a layer below sets what belongs to another method than the one of the whole table."""
+    """Raise SettingsError if a layer sets what belongs to another method than that of the whole table."""
     final = whole.get("method")
     if not isinstance(final, Mapping):
         return
@@ -84,7 +85,10 @@ def demand_own_settings(layers: Sequence[Layer], whole: Table) -> None:
 
 
 def _demand_one_identity(owners: _Owners, final: Mapping[str, Any]) -> None:
-    """A file of Python and the name of one of our methods, from two layers, leave open which of them is meant."""
+    """Raise SettingsError if one layer names a Python file and another layer names a built-in method.
+
+    It would be open which of the two is meant.
+    """
     if final.get("file") and final.get("name") in names():
         (file, _), (name, _) = owners.setters["file"], owners.setters["name"]
         if file is not name:
@@ -117,12 +121,15 @@ def _not_its_own(key: str, layer: Layer, owner: str, owners: _Owners) -> str:
 
 
 def _settings_of(method: str) -> list[str] | None:
-    """Return the names of a method's settings; None of a plug-in, whose settings are known when it is loaded."""
+    """Return the names of a method's settings; None for a plug-in.
+
+    The settings of a plug-in are known when it is loaded.
+    """
     return sorted(one.name for one in fields(load(method).Hyper)) if method in names() else None
 
 
 def _demand_known(owners: _Owners, final: Mapping[str, Any]) -> None:
-    """Name the line of a setting that the method does not have."""
+    """Raise SettingsError with the line of a setting that the method does not have."""
     known = _settings_of(owners.named)
     if final.get("file") or known is None:
         return

@@ -1,4 +1,4 @@
-"""The devices that take part in a run: their hellos, who is admitted by them, and who has left."""
+"""The devices that take part in a run: their hellos, their admission, and their leaving."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from protofleet.runtime.host.machine import parts_of
 
 log = logging.getLogger("protofleet.coordinator")
 
-MOST_SOFTWARE: Final = 300  # letters of it that are kept
-ENROLMENT_SECONDS: Final = 5.0  # between looks at the records of devices that are waited for
+MOST_SOFTWARE: Final = 300  # characters that are kept of what a device says of its software
+ENROLMENT_SECONDS: Final = 5.0  # between checks of the enrolment of devices that are waited for
 
 
 class Participants:
@@ -41,21 +41,22 @@ class Participants:
         self, plan: Plan, context: ProcessContext, machine: MachineReader, spool: Spool, question: OpenQuestion,
         limits: Limits, class_names: tuple[str, ...], feature_size: int, happen: Callable[[Event], None],
     ) -> None:  # fmt: skip
-        """`happen` gets the events of devices that join and leave."""
+        """Set up an empty roster; `happen` receives the events of devices that join and leave."""
         self._plan, self._digest, self._context, self._link = plan, plan.digest, context, context.link
         self._machine, self._spool, self._question = machine, spool, question
         self._limits, self._happen = limits, happen
-        self.members: dict[str, Member] = {}  # all that have taken part, also those that have left
+        self.members: dict[str, Member] = {}  # all devices that have taken part, also those that have left
         self.domains: dict[str, str] = {}
-        self.software: dict[str, str] = {}  # and machines, as devices tell of themselves
+        self.software: dict[str, str] = {}  # software and machine, as each device describes itself
         patience, known = machine.policy.patience_seconds, lambda device: device in self._link.keyring
         self.name_vote = ClassNameVote(plan.classes, class_names, spool.class_names(), patience, known)
         self.older_copies = OlderCopyDetector(spool, patience, lambda: context.enrolled)
         self.last_wills = LastWills(machine.policy.grace_seconds)
         self._hello_requests = HelloRequests()
-        # Devices of an earlier coordinator's roster, which have not sent their class names yet.
+        # Devices of the roster of an earlier coordinator that have not sent their class names to this one
+        # yet.
         self._names_unknown: set[str] = set()
-        # The last of each device, with its boot and sequence.
+        # The last hello of each device, with its boot and sequence number.
         self._hellos: dict[str, tuple[Hello, int, int]] = {}
         self._needs_counts = plan.load().needs_counts
         self._enrolment_due = 0.0
@@ -71,7 +72,7 @@ class Participants:
         return min(self.last_wills.wake_at, self.older_copies.wake_at, self.name_vote.wake_at, enrolment)
 
     def restore(self, members: Mapping[str, Member]) -> None:
-        """Members from an earlier coordinator or round; hellos received since take precedence."""
+        """Add members from an earlier coordinator or round; hellos received since then take precedence."""
         known = {**members, **self.members}
         self.members.clear()
         self.members.update(known)
@@ -79,7 +80,7 @@ class Participants:
     def resume(
         self, members: Mapping[str, Member], domains: Mapping[str, str], roster: Iterable[str]
     ) -> None:
-        """State of an earlier coordinator; the class names of each device are not stored."""
+        """Take over the state of an earlier coordinator; it does not store the class names of each device."""
         self.restore(members)
         self.domains.update(domains)
         if not self.name_vote.is_as_saved:
@@ -96,11 +97,11 @@ class Participants:
     # Messages of devices.
 
     def hello_received(self, received: Received, hello: Hello) -> None:
-        if received.run != self._link.run:  # two runs may have one plan
+        if received.run != self._link.run:  # two runs may have the same plan
             hello = replace(hello, plan=b"")
         before = self._hellos.get(hello.device)
         self._hellos[hello.device] = (hello, received.boot, received.sequence)
-        self._spool.check_claim()  # devices that know of a later coordinator do not answer this one
+        self._spool.check_claim()  # devices that know a later coordinator do not answer this one
         if before is not None and before[1] == received.boot and self._says_nothing_new(before[0], hello):
             return
         if self.name_vote.is_open and received.epoch != self._link.epoch:
@@ -109,7 +110,10 @@ class Participants:
             self._handle_hello(hello)
 
     def _says_nothing_new(self, before: Hello, hello: Hello) -> bool:
-        """A device takes part, and nothing is expected of it: most hellos of an idle fleet."""
+        """Return whether the hello changes nothing: its device takes part, and nothing is expected of it.
+
+        Most hellos of an idle fleet are of this kind.
+        """
         device = hello.device
         return (
             hello.plan == self._digest
@@ -130,7 +134,7 @@ class Participants:
                 self.remove(device, "it does not fit any more")
             return
         waits = self.name_vote.waits(device)
-        if waits and device in self._machine.roster:  # with the names of an earlier hello
+        if waits and device in self._machine.roster:  # it joined with the class names of an earlier hello
             self._link.abandon(device)
             self._happen(Left(device, "its classes have other names"))
         self._apply_class_name_vote()
@@ -140,8 +144,11 @@ class Participants:
             self._admit(hello)
 
     def _handle_hello_to_earlier_coordinator(self, hello: Hello) -> None:
-        """It has no vote on the class names, as a broker may have queued this hello in an earlier run. After the
-        welcome the device sends another one."""
+        """Welcome the device without counting the class names of its hello as a vote.
+
+        A broker may have queued this hello in an earlier run. After the welcome the device sends another
+        one.
+        """
         if problem := self._hello_problem(hello):
             self._refuse(hello.device, problem)
         else:
@@ -165,7 +172,11 @@ class Participants:
         self._happen(Joined(device))
 
     def _note_software(self, device: str, said: str) -> None:
-        """The longer words, with its machine, are in the first hello of a connection alone."""
+        """Note the software of a device.
+
+        Only the first hello of a connection holds the longer text, with the machine, so a shorter text does
+        not replace it.
+        """
         if parts_of(said)["machine"] or device not in self.software:
             self.software[device] = said[:MOST_SOFTWARE]
 
@@ -174,8 +185,11 @@ class Participants:
         self._hello_requests.discard(device)
 
     def unasked_answer_received(self, device: str, round: int) -> None:
-        """It may belong to a round that this folder does not know; but before the device's hello has the plan of this
-        run, it may be of an earlier run."""
+        """Note an answer that was not asked for: it may belong to a round that this folder does not know.
+
+        Before the hello of the device names the plan of this run, the answer may belong to an earlier run,
+        so it is not noted.
+        """
         hello = self._hellos.get(device)
         if hello is not None and hello[0].plan == self._digest:
             self.older_copies.answered(device, round, self._context.now)
@@ -192,32 +206,43 @@ class Participants:
         self._happen(Left(device, reason, since))
 
     def ignore(self, device: str) -> None:
-        """Its messages are ignored for a while, and no answer of it is expected."""
+        """Drop a device whose messages are ignored for a while: no answer of it is expected."""
         if device in {*self._machine.roster, *self._machine.cohort}:
             self.remove(device, "it is not listened to")
             self._hello_requests.add(device, self._context.now)
 
     def _drop_devices_without_names(self) -> None:
-        """Before the first device with class names joins: theirs may differ. Each sends a hello again."""
+        """Remove the devices whose class names are unknown; each of them sends a hello again.
+
+        This happens before the first device with class names joins, because their class names may differ
+        from its names.
+        """
         for device in sorted(self._names_unknown & self._machine.roster):
             self.remove(device, "it has not said yet what its classes are called")
             self._hello_requests.add(device, self._context.now)
         self._names_unknown.clear()
 
     def stop_ignoring(self, devices: Iterable[str]) -> None:
-        """They answer a welcome with a hello; if that is lost, a `here` names them."""
+        """Welcome devices that are not ignored any more, if their hello is missing.
+
+        They answer the welcome with a hello. If the welcome or the hello is lost, a `here` names the
+        device.
+        """
         for device in sorted(device for device in devices if device in self._hello_requests):
             self._welcome(device)
 
     def drop_unfit(self) -> None:
-        """Devices that were admitted before the run's messages grew."""
+        """Remove devices that do not fit any more, because the messages of the run grew after they joined."""
         for device in sorted(self._machine.roster & self._hellos.keys()):
             if problem := self._hello_problem(self._hellos[device][0]):
                 self._refuse(device, problem)
                 self.remove(device, "it does not fit any more")
 
     def drop_unenrolled(self) -> None:
-        """Devices whose enrolment has ended since they joined are in no later cohort, and get no later keys."""
+        """Remove devices whose enrolment has ended since they joined.
+
+        They are in no later cohort and get no later keys.
+        """
         self._drop_unenrolled(self._machine.roster)
 
     def _drop_unenrolled(self, devices: Iterable[str]) -> None:
@@ -231,21 +256,24 @@ class Participants:
                 self._link.abandon(device)
                 self._happen(Unenrolled(device, reason))
 
-    # Wills, which the broker publishes.
+    # Wills of devices, which the broker publishes.
 
     def will_received(self, device: str) -> None:
-        """A device that is connected answers a welcome with a hello, whatever it is doing."""
+        """Send a welcome to the device of a will, to find out whether it is still connected.
+
+        A device that is connected answers a welcome with a hello, whatever it is doing.
+        """
         known = device in self._machine.roster
         if known and self.last_wills.received(device, self._link.last_heard(device), self._context.now):
             self._welcome(device)
 
     def connected(self, device: str) -> None:
         if (since := self.last_wills.resolve(device, RETURNED)) is not None:
-            self.remove(device, "connection lost", since)  # and connected again: its hello follows
+            self.remove(device, "connection lost", since)  # it is connected again: its hello follows
             self._hello_requests.add(device, self._context.now)
 
     def heard_from(self, device: str) -> None:
-        """Any new message."""
+        """Note that a device has sent a new message of any kind."""
         self.last_wills.heard_from(device, self._link.last_heard(device), self._context.now)
 
     def resolve_wills(self) -> None:
@@ -263,8 +291,12 @@ class Participants:
     # Messages to devices.
 
     def round_status(self) -> RoundStatus:
-        """While devices are gathered all are named, and in a pause none; shortly after a question none of the devices
-        that were asked. Devices whose hello is missing are always named."""
+        """Return the state of the round, with the devices that must act.
+
+        While devices are being gathered it names all devices, and in a pause it names none. Shortly after a
+        question it names none of the devices that were asked. It always names the devices whose hello is
+        missing.
+        """
         m, now, ignored = self._machine, self._context.now, self._context.bans.ignored
         too_early = self._context.here_timer.is_too_early_to_name(now)
         phase = m.asked if m.stage is Stage.COLLECTING else ""
@@ -282,7 +314,7 @@ class Participants:
             self.name_vote.saved = True
 
     def _apply_class_name_vote(self) -> None:
-        """After the vote on the class names may have changed."""
+        """Remove, refuse and admit devices after the vote on the class names may have changed."""
         for hello in self.name_vote.outvoted():
             if hello.device in self._machine.roster:
                 self.remove(hello.device, "its classes have other names")
@@ -312,5 +344,5 @@ class Participants:
 
 
 def with_names_as_hash(hello: Hello) -> Hello:
-    """So that names sent in full equal the same names sent by their hash."""
+    """Replace class names by their hash, so that names sent in full equal the same names sent as a hash."""
     return replace(hello, names=(), names_hash=digest_of(hello.names)) if hello.names else hello

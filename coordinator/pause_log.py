@@ -1,4 +1,4 @@
-"""The line of the log that says when the next round may begin, where the policy holds it back."""
+"""The log line that says when the next round may begin, if the policy holds it back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protofleet.runtime.logs import fields
 
 log = logging.getLogger("protofleet.coordinator")
 
-SHORT_SECONDS: Final = 60.0  # no line for a pause that is shorter, or for a change that is smaller
+SHORT_SECONDS: Final = 60.0  # a pause that is shorter, or a change that is smaller, gets no line
 
 
 class PauseLog:
@@ -18,7 +18,10 @@ class PauseLog:
         self._logged = 0.0
 
     def next_round_at(self, round: int, at: float, now: float) -> None:
-        """`at` and `now` are Unix times; `at` is 0 where nothing holds the round back."""
+        """Log the time at which the next round may begin, if it is new.
+
+        `at` and `now` are Unix times; `at` is 0 if nothing holds the round back.
+        """
         if not at:
             self._logged = 0.0
         elif abs(at - self._logged) >= SHORT_SECONDS and at - now >= SHORT_SECONDS:

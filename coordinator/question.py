@@ -1,4 +1,4 @@
-"""The open question: what the devices of the cohort are asked, and how its broadcast goes through the broker."""
+"""The open question: what the devices of the cohort are asked, and how the broker carries its broadcast."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class OpenQuestion:
     ) -> None:
         self._machine, self._link, self._broadcasts, self._norm = machine, link, broadcasts, norm
         self.ask: Ask | None = None
-        self.uses: dict[str, str] = {}  # forms of messages without which no device can take part, and why
+        self.uses: dict[str, str] = {}  # forms of messages that a device must know to take part, and why
         self.undelivered = Undelivered()
-        self._offer: Offer | None = None  # of its broadcast
-        self._wanted: tuple[ArraySpec, ...] = ()  # what answers must hold, for devices that are told
+        self._offer: Offer | None = None  # the offer of the broadcast of the question
+        self._wanted: tuple[ArraySpec, ...] = ()  # arrays that answers must hold, for devices that are told
         self._held: dict[str, tuple[bytes, ...]] = {}  # objects that each device has
         self._packets = SmallPackets(machine.policy.quorum)
-        self._max_packet = 0  # bytes, of this broker
-        self.carried = math.inf  # bytes of the largest object asked of it
+        self._max_packet = 0  # bytes, the limit of this broker
+        self.carried = math.inf  # bytes of the largest object that the broker was asked to carry
 
     def close(self) -> None:
         self.ask = self._offer = None
@@ -40,7 +40,7 @@ class OpenQuestion:
         self._wanted = table_of(ask.wants, ask.payload, self._norm)
 
     def offer(self, manifest: Manifest) -> None:
-        """Serve the broadcast from now on, and no earlier one."""
+        """Serve this broadcast from now on, and no earlier one."""
         holders = {device for device, names in self._held.items() if manifest.object in names}
         cohort = list(self._machine.cohort)
         self._offer = self._link.offer(manifest, self._broadcasts, cohort, holders)
@@ -54,21 +54,24 @@ class OpenQuestion:
         self._link.task(device, Task(round, phase, self._offer, seconds, wanted), holds)
 
     def device_holds(self, device: str, objects: tuple[bytes, ...]) -> None:
-        """As it says itself."""
+        """Note the objects that a device says it holds."""
         self._held[device] = objects
 
     def device_answered(self, device: str, answer: bytes) -> None:
-        """It holds the broadcast; and the next one may be its own answer."""
+        """Note that a device holds the broadcast and its own answer.
+
+        The next broadcast may be that answer.
+        """
         held = self._held.get(device, ())[: MAX_HOLDS - 2]
         self._held[device] = (*held, self._machine.base, answer)
 
     @property
     def size(self) -> int:
-        """Of its broadcast."""
+        """Return the size of the broadcast in bytes; 0 if there is none."""
         return self._offer.size if self._offer else 0
 
     def adapt(self, size: int, now: float, max_packet: int | None = None) -> bool:
-        """Whether objects of this size go through the broker; else another connection is waited for."""
+        """Return whether the broker carries objects of this size; if not, wait for another connection."""
         if max_packet is not None:
             self._max_packet = max_packet
         boxes = self._packets.manifests_may_be_objects(self._machine.roster, self._link.device_forms, now)
@@ -83,6 +86,6 @@ class OpenQuestion:
         return True
 
     def cut_anew(self) -> None:
-        """Where the broadcast was cut for a broker that took larger packets."""
+        """Cut the broadcast again if it was cut for a broker that took larger packets."""
         if self._offer is not None and not self._link.can_still_serve:
             self.offer(self._broadcasts.manifest(self._offer.object, self._link.block))

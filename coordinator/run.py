@@ -1,4 +1,7 @@
-"""One run: hands events to the round machine and carries out its commands. It decides nothing itself."""
+"""One run: it hands events to the round machine and carries out the commands of the machine.
+
+It makes no decision itself.
+"""
 
 from __future__ import annotations
 
@@ -84,10 +87,10 @@ class Run:
         self.attendance = AttendanceLog(machine.policy)
         self.validation_of_all = ValidationOfAll(plan, machine, spool, self.participants)
         self.pause_log = PauseLog()
-        self.diverged = ""  # why, where the run has come to nothing
-        self._over: list[Command] = []  # the end of the run, where it had ended before this process began
-        self._advancing: Advance | None = None  # what the worker is at
-        self._too_large: Step | None = None  # its broadcast goes through no broker that there was since
+        self.diverged = ""  # why the run cannot go on; "" while it can
+        self._over: list[Command] = []  # the end of the run, if the run had ended before this process began
+        self._advancing: Advance | None = None  # the step that the worker computes
+        self._too_large: Step | None = None  # no broker since has carried its broadcast
         self.isolation = Isolation(context.clock)
         self.observers = list(observers)
         self.view = RunView(
@@ -97,11 +100,11 @@ class Run:
         self._resume()
 
     def tell_of_devices(self, heard_from: Callable[[str], None]) -> None:
-        """Each time when a device says something of its own."""
+        """Call `heard_from` with the device each time a device itself sends a new message."""
         self._link.on_message = heard_from
 
     def tell_of_transfers(self, progress: Callable[[str, TransferProgress], None]) -> None:
-        """Every few seconds of an answer that takes long."""
+        """Call `progress` every few seconds while an answer takes long to arrive."""
         self._link.on_progress = progress
 
     @property
@@ -120,7 +123,10 @@ class Run:
             self._say_who_is_missing(now)
 
     def _say_who_is_missing(self, now: float) -> None:
-        """Goes through all that are enrolled: not at every wake."""
+        """Log the devices that are missing.
+
+        This goes through all enrolled devices, so it is not done at each wake.
+        """
         m = self.machine
         first = (m.round, m.attempt) == (1, 0)
         self.attendance.say_if_due(
@@ -128,11 +134,14 @@ class Run:
         )
 
     def end_turn(self) -> None:
-        """Commit what was decided since the last one, and let it out."""
+        """Commit what was decided since the last turn, then send the messages that follow from it."""
         self.queue.end_turn(self._context.now)
 
     def older_copy(self) -> str:
-        """Why the run cannot go on from this folder, where most devices know more of it than the folder does."""
+        """Return why the run cannot go on from this folder; "" if there is no such reason.
+
+        It cannot if most devices know more of the run than the folder does.
+        """
         present = {*self.machine.roster, *self.machine.cohort}
         return self.participants.older_copies.verdict(present, self._context.now)
 
@@ -141,11 +150,11 @@ class Run:
             self.spool.save_traffic()
 
     def not_delivered(self, devices: Collection[str] | None) -> None:
-        """The broker refused what was said to them; None: to all that are waited for."""
+        """Note that the broker refused a message to these devices; None means all that are waited for."""
         self.question.undelivered.denied(self.machine.waited_for if devices is None else devices)
 
     def go_on(self) -> None:
-        """Over a new connection."""
+        """Go on with the run over a new connection."""
         if self.queue.is_held:
             self._begin()
         self.attendance.gathering(self._waits_for_devices, self._context.now)
@@ -154,10 +163,10 @@ class Run:
             self._server_stepped(step)
 
     def _resume(self) -> None:
-        """Take up the round in which an earlier coordinator died, if there is one, before anything is heard.
+        """Take up the round in which an earlier coordinator died, if there is one.
 
-        What that demands is held until the first connection: a replay cuts its broadcasts as the broker's limits
-        demand.
+        This is done before any message is received. The messages that follow from it are held until the
+        first connection, because a replay cuts its broadcasts to fit the limits of the broker.
         """
         self.queue.hold()
         if recovered := self.spool.recover():
@@ -166,13 +175,13 @@ class Run:
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
             damaged = [Forget()] if self.spool.damaged_answers else []
             commands = self.machine.resume(past)
-            self._over = [one for one in commands if isinstance(one, Finish)]  # it died as the run ended
+            self._over = [one for one in commands if isinstance(one, Finish)]  # died at the end of the run
             self.queue.add([*damaged, *commands], self._context.now)
-            for device in self._context.bans.ignored:  # they were there when it was saved
+            for device in self._context.bans.ignored:  # they were in the roster when it was saved
                 self._context.error_boundary.exclude(device)
 
     def _begin(self) -> None:
-        """Let out what was held until the first connection."""
+        """Send what was held until the first connection."""
         self.participants.older_copies.start_listening(self._context.now)
         self.queue.release()
         if self._over:
@@ -188,7 +197,8 @@ class Run:
             self._set_here_timer(now)
             self.attendance.gathering(self._waits_for_devices, now)
         self.pause_log.next_round_at(self.machine.round, self.machine.next_round_at, wall)
-        # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
+        # The result of a round is written before the Save that starts the next one; otherwise a crash would
+        # lose it.
         ended = isinstance(event, Advanced) and event.phase is None
         if not ended:
             self.queue.add(commands, now)
@@ -206,7 +216,7 @@ class Run:
 
     @property
     def _waits_for_devices(self) -> bool:
-        """Before a round that may begin."""
+        """Return whether devices are waited for before a round that may begin."""
         return self.machine.stage is Stage.GATHERING and not self.machine.next_round_at
 
     def _set_here_timer(self, now: float) -> None:
@@ -215,7 +225,7 @@ class Run:
         else:
             self._context.here_timer.wait_for_nobody()
 
-    # Commands of the machine.
+    # The commands of the machine.
 
     def write(self, command: Command) -> None:
         self._with_room(lambda: self._write(command))
@@ -229,7 +239,7 @@ class Run:
         except Exception as error:
             if not (is_full(error) and self._link.has_unfinished):
                 raise
-            self._link.abandon()  # what is half here is offered again, and what is written now the round stands on
+            self._link.abandon()  # unfinished answers are offered again; the round needs this write
             write()
 
     def _write(self, command: Command) -> None:
@@ -313,7 +323,7 @@ class Run:
         }
         self._context.announce_the_end(confirms)
 
-    # The server half, on the worker's thread.
+    # The server half, on the thread of the worker.
 
     def _advance(self, advance: Advance) -> None:
         self._link.abandon()
@@ -364,7 +374,7 @@ class Run:
     def _blame(self, blame: Blame) -> None:
         failed = None
         if saved := self.spool.saved_round(blame.round):
-            self.participants.restore(saved.members)  # also of devices that left before this process began
+            self.participants.restore(saved.members)  # also devices that left before this process began
             next_cohort = None if blame.round == self.machine.round else self.machine.cohort
             failed = FailedRound.load(self.spool, saved, self.participants.members, next_cohort)
         self._context.worker.submit(lambda: self.culprit_search.find(blame, failed), self._blamed)
@@ -374,12 +384,13 @@ class Run:
             raise found
         self.happen(found)
 
-    # The broker's largest packet.
+    # The largest packet of the broker.
 
     def fits_through(self, max_packet: int) -> bool:
-        """What this broker's packets demand of devices, found before anybody is asked anything.
+        """Return whether the run can go on with the packet size of this broker, before anything is asked.
 
-        What is open was cut for another one, maybe, whose packets were larger.
+        Remove the devices that cannot take part at this packet size. The open broadcast may have been cut
+        for another broker with larger packets; in that case it is cut again.
         """
         arrays = to_numpy(self.server_runner.server.payload())
         size = sum(n for _, n in parts(arrays)) if arrays else 0

@@ -1,4 +1,7 @@
-"""The coordinator process: its connection, whom it listens to, and what it announces. The rest is its run's."""
+"""The coordinator process: its connection, the devices that it listens to, and its announcements.
+
+Its run does the rest.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ log = logging.getLogger("protofleet.coordinator")
 
 
 class CoordinatorService:
-    """Decodes what comes, says what time it is, and hands it to its run."""
+    """The service that decodes each message, notes the time, and hands the message to the run."""
 
     def __init__(self, context: ProcessContext, run: Run) -> None:
         self.context, self.run, self.link = context, run, context.link
@@ -33,7 +36,7 @@ class CoordinatorService:
 
     @property
     def stopped(self) -> str:
-        """Why the process ends before its run has."""
+        """Return why the process ends before its run is over."""
         return self.context.stopped
 
     @property
@@ -66,7 +69,7 @@ class CoordinatorService:
         self.finished |= self.context.shutdown.is_over(now)
 
     def unwanted(self, topic: str) -> bool:
-        """Whether what comes there is dropped unseen. Any thread may ask."""
+        """Return whether messages on this topic are dropped unread. Any thread may call it."""
         bans = self.context.bans
         if not bans.ignored or topic == self.link.topics.coord_state:
             return False
@@ -76,8 +79,11 @@ class CoordinatorService:
         return UNKNOWN_SENDER in bans.ignored and bans.drops(self.link.rate_limiter.counted_as(name))
 
     def _is_left(self, topic: str, retained: bool) -> bool:
-        """Whether the broker only keeps it of a device that is not enrolled any more: nobody knocks."""
-        if not retained:  # as nearly all that arrives
+        """Return whether this is only a retained state of a device that is no longer enrolled.
+
+        The broker keeps such a message; the device itself is not trying to connect.
+        """
+        if not retained:  # nearly all messages are not retained
             return False
         place = self.link.topics.parse(topic)
         kept = place is not None and place.kind == "device_state"
@@ -132,7 +138,7 @@ class CoordinatorService:
             log.warning("the broker refused a message on %s: %s", topic, reason)
 
     def _stop(self, reason: str) -> None:
-        """While devices are told that the run is over, it ends without a fault."""
+        """End the process; if the devices are already being told that the run is over, this is no fault."""
         self.context.stopped, self.finished = "" if self.context.shutdown.begun else reason, True
 
     def _announce_what_is_due(self, now: float) -> None:
@@ -144,10 +150,13 @@ class CoordinatorService:
         for device in self.context.shutdown.due(now):
             self.link.send(device, Finished(self.run.machine.rounds))
 
-    # Whom it listens to.
+    # The devices that it listens to.
 
     def _subscribe(self) -> None:
-        """Also to devices that were enrolled while somebody is not listened to."""
+        """Subscribe to the topics of all devices that are not ignored.
+
+        Devices that were enrolled while another device was ignored are included.
+        """
         if self.context.connected:
             self.link.subscribe_except(self.context.bans.ignored)
 
@@ -163,7 +172,10 @@ class CoordinatorService:
         self.context.error_boundary.exclude(who)
 
     def _drop_excluded(self) -> None:
-        """Nobody waits for them: not in what was going on when they were cut off, but after it."""
+        """Take no answer from the devices that were excluded in this turn, and do not wait for them.
+
+        This happens at the end of the turn, not while the event in which a device was excluded is handled.
+        """
         for device in self.context.error_boundary.take_excluded():
             self.link.abandon(device, for_good=True)
             self.run.participants.ignore(device)
@@ -218,7 +230,10 @@ class CoordinatorService:
         return self.context.departures.is_stale(leave, self.link.last_heard(leave.sender)[1])
 
     def _outranked(self, later: Received) -> None:
-        """Of two coordinators the later one goes on. This one says nothing more: nobody listens to it."""
+        """End this process: of two coordinators the later one goes on.
+
+        This one sends nothing more, because no device listens to it.
+        """
         mine, theirs = self.link.epoch, f"epoch {later.epoch} and run {later.run or '?'}"
         known = epoch_file(self.run.spool.folder.parents[1], self.link.topics.federation)
         who = later.message.who if isinstance(later.message, State) else ""

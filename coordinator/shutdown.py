@@ -1,7 +1,7 @@
-"""The end of a run: devices that were told `finished` and have not confirmed it are told again for a while.
+"""The end of a run: devices that have not confirmed `finished` are told again for a while.
 
-A device that missed it receives no `here` any more and asks, so the coordinator stays for as long as that takes.
-Devices of minor version 0 confirm nothing, and are not waited for.
+A device that missed the message receives no `here` any more and then asks, so the coordinator stays for as
+long as that takes. Devices of minor version 0 confirm nothing, so the coordinator does not wait for them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Shutdown:
         self._unconfirmed.add(device)
 
     def confirmed(self, device: str) -> None:
-        """By a bye, or as it is gone."""
+        """Note that a device has confirmed the end with a bye, or that it is gone."""
         self._unconfirmed.discard(device)
 
     def is_over(self, now: float) -> bool:
         return self.begun and (not self._unconfirmed or now >= self._until)
 
     def due(self, now: float) -> list[str]:
-        """The devices that are to be told again."""
+        """Return the devices that must be told again now."""
         if now < self._again_at:
             return []
         self._again_at = now + AGAIN_SECONDS

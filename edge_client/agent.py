@@ -1,6 +1,7 @@
-"""The device: same question, same answer; one training at a time, off the network thread.
+"""The agent of a device: it handles the coordinator's messages, the timers and the connection to the broker.
 
-It never decides when a round ends, and an answer counts as delivered only with the coordinator's receipt.
+It gives the same answer to the same question. It runs one training at a time, outside the network thread. It
+never decides when a round ends. It counts an answer as delivered only when it has the coordinator's receipt.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ log = logging.getLogger("protofleet.device")
 
 
 class Agent:
-    """Dispatches what comes in: the run's plan and tasks to the task handler, the rest to their parts."""
+    """The event handler of a device, which passes each message, timer and connection event to its part."""
 
     def __init__(
         self, data: Splits, start_job: StartJob, link: DeviceLink, state: DeviceState, worker: Worker, *,
@@ -66,8 +67,12 @@ class Agent:
         plugins: PlugIns | None = None,
         growing: GrowingData | None = None, note_data: Callable[[Splits], None] = lambda data: None,
     ) -> None:  # fmt: skip
-        """`confusion`: classes, at most, of which it tells which it confuses. `data` and `start_job` are those of
-        `growing` where the device has an inbox; `note_data` is told whenever it has grown."""
+        """Build the parts of the agent and connect them.
+
+        `confusion` is the largest number of classes for which the device reports which classes it confuses.
+        If the device has an inbox, `data` and `start_job` are those of `growing`. The agent calls `note_data`
+        whenever the data have grown.
+        """
         context = DeviceContext(link, state, worker, open_heard_file(state, link))
 
         def tells_confusion() -> bool:
@@ -149,11 +154,11 @@ class Agent:
             self._inbox.wake()
 
     def drain(self) -> None:
-        """End between two questions: when the current answer has its receipt."""
+        """End the device between two questions: as soon as the current answer has its receipt."""
         self.tasks.drain()
 
     def pause(self, why: str) -> None:
-        """Take no new work until `resume`; the current work is finished and delivered."""
+        """Take no new work until `resume` is called; the current work is still finished and delivered."""
         self._hellos.pause(why)
 
     def resume(self) -> None:
@@ -179,10 +184,10 @@ class Agent:
             self._context.end(why)
 
     def end_turn(self, now: float) -> None:
-        """It says at once what it says: its answer is on the disk before."""
+        """Do nothing: the agent sends each message at once, because its answer is already on the disk."""
 
     def _is_idle(self) -> bool:
-        """Of one round nothing is left, and none has begun."""
+        """Return whether the device is connected, has no open question or answer and is not draining."""
         return self._context.connected and self.tasks.idle and not self.tasks.draining
 
     def _handle_frame(self, topic: str, frame: bytes, now: float) -> None:
@@ -197,7 +202,7 @@ class Agent:
                 self.tasks.deliver_last_again()
         except (TakenOverError, *OURS):
             raise
-        except Exception:  # caused by one message: the next hello brings what matters again
+        except Exception:  # one message caused it: the next hello brings again what matters
             self._context.notify("erred", round=self.state.last_round)
             if self._context.log_limit.take(now):
                 log.exception("an error in handling a message on %.100s", topic)
@@ -225,11 +230,11 @@ class Agent:
                 self._run_ended(received.run, now)
 
     def _note_contact(self, received: Received, now: float) -> None:
-        """What every message of the coordinator shows, of whatever kind."""
+        """Record what a message of any kind shows about the coordinator and its run."""
         message = received.message
         forget_higher_epoch(self.state, self._context.heard_file, self.link.clock, received.epoch)
         self._hellos.received(message, received.epoch)
-        if not isinstance(message, State):  # which is published to all devices
+        if not isinstance(message, State):  # a State is published to all devices
             self._context.coordinator_answered = True
         self.run.heard(message)
         self._watchdog.heard(self.link.last_new_message_at)
@@ -239,20 +244,23 @@ class Agent:
             self._run_end.contradicted()
 
     def _is_missed(self, status: RoundStatus) -> bool:
-        """Whether the coordinator waits for an answer to a question that has not come here, or for a hello."""
+        """Return whether the coordinator waits for a hello, or for an answer to a question not received."""
         return status.names(self.link.me.name) and not self.tasks.knows((status.round, status.phase))
 
     def take_receipt(self, receipt: Receipt) -> None:
         if self.tasks.delivery.received(receipt, self._context.now):
             self._context.keep_last_heard(durable=False)
             if receipt.verdict == "accepted" and receipt.phase in (TRAIN, EVALUATE):
-                learned = receipt.round - (receipt.phase == EVALUATE)  # the last evaluation is a round more
+                learned = receipt.round - (receipt.phase == EVALUATE)  # the last evaluation is a round later
                 self._context.notify("accepted", round=receipt.round, learned=learned)
         elif receipt.verdict == "refused":
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
 
     def _run_ended(self, run: str, now: float) -> None:
-        """The message may be an old one, retained by the broker or queued in a session."""
+        """Finish the run if the message counts.
+
+        The message may be an old one, retained by the broker or queued in a session.
+        """
         own_run, ended_run = self.state.saved.run, self._context.heard_file.last.over
         if self._run_end.received(run, own_run, self.run.plan is not None, ended_run, now):
             self._finish_run()
@@ -268,5 +276,9 @@ class Agent:
 
 
 def says_run_is_over(message: Message) -> bool:
-    """To this device alone or to all: the one to this device may have been lost."""
+    """Return whether the message says that the run is over.
+
+    The coordinator says it to this device alone (Finished) and to all devices (State). Either is enough,
+    because the message to this device may have been lost.
+    """
     return isinstance(message, Finished) or message == State(False, "finished")

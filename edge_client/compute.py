@@ -1,4 +1,4 @@
-"""Where a device computes."""
+"""The choice between the GPU and the CPU for a device's computation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from protofleet.methods.contract.torch_setup import compute_deterministically
 from protofleet.protocol.settings.reader import SettingsError
 
 CPU: Final = torch.device("cpu")
-# A training batch that is less work than this for each core is as fast on the cores: docs/scale.md.
+# Below this work for each core, a training batch is as fast on the cores as on a GPU: docs/scale.md.
 FLOPS_PER_CORE: Final = 50_000_000
-FLOPS_PER_WEIGHT: Final = 2  # a multiplication and an addition
-BACK_AND_FORTH: Final = 3  # the way back is twice the work of the way forth
+FLOPS_PER_WEIGHT: Final = 2  # one multiplication and one addition
+BACK_AND_FORTH: Final = 3  # the backward pass is twice the work of the forward pass
 
 
 def set_torch(settings: DeviceSettings) -> torch.device:
-    """As many threads as are wished for, the same bits every time, and where to compute."""
+    """Set torch's number of threads and its deterministic mode, and return where the device computes."""
     place = compute_place(settings.compute)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -34,24 +34,27 @@ def set_torch(settings: DeviceSettings) -> torch.device:
 
 
 def gpu_pays(plan: Plan, network: Network | None = None, cores: int = 0) -> bool:
-    """Tell whether a batch is enough work for a GPU to be faster than so many cores; 0: those of this process.
+    """Tell whether a batch is so much work that a GPU is faster than `cores` cores.
 
-    A GPU takes some milliseconds for a batch, however small the network: for starting its hundreds of kernels. The
-    rule is a count and no measurement: what is measured at a start depends on what else the machine does, a restarted
-    device might go to the other place, and there the same question has other bits.
+    With `cores` = 0, count the cores of this process.
+
+    A GPU takes some milliseconds for a batch, however small the network is, because it starts hundreds of
+    kernels. The rule counts operations and measures nothing. A measurement at the start depends on what else
+    the machine does. With it, a restarted device might choose the other place, and there the same question
+    gives other bits.
     """
     enough, batch = FLOPS_PER_CORE * (cores or available_cores()), BACK_AND_FORTH * int(plan.settings().batch)
-    with torch.device("meta"):  # which takes no memory
+    with torch.device("meta"):  # the meta device takes no memory
         parameters = sum(weights.numel() for weights in plan.model(network).parameters())
     if (
         FLOPS_PER_WEIGHT * parameters * batch >= enough
-    ):  # each weight is used at least once, so nothing is computed
+    ):  # each weight is used at least once, so nothing has to be computed
         return True
     return flops_of(plan.model(network), plan.input_shape.axes) * batch >= enough
 
 
 def flops_of(model: nn.Module, sample: Sequence[int]) -> int:
-    """Count what linear and convolutional layers compute for one sample on the way forth."""
+    """Count the operations of the linear and convolutional layers for one sample in the forward pass."""
     found = 0
 
     def count(layer: nn.Module, given: object, result: torch.Tensor) -> None:
@@ -74,7 +77,10 @@ def available_cores() -> int:
 
 
 def compute_place(choice: str, plan: Plan | None = None, network: Network | None = None) -> torch.device:
-    """Return the GPU or the CPU. With "auto" and a plan it is the CPU where the plan's network is too little work."""
+    """Return the GPU or the CPU.
+
+    With "auto" and a plan, it returns the CPU if the plan's network is too little work for a GPU.
+    """
     if choice == "cuda" and not torch.cuda.is_available():
         raise SettingsError('compute is "cuda", but torch sees no CUDA device here; use "auto" or "cpu"')
     if choice == "cpu" or not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""A device's settings: who it is, where its broker and data are. What to learn the coordinator says."""
+"""A device's settings: its name, its broker and its data. The coordinator's plan says what to learn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from protofleet.runtime.metrics_page import LOOPBACK, Endpoint
 PLACES = ("auto", "cpu", "cuda")
 TRAINERS = ("inside", "child")
 
-SessionSeconds = Annotated[int, Within(0, 0xFFFF_FFFF)]  # as MQTT can say it
+SessionSeconds = Annotated[int, Within(0, 0xFFFF_FFFF)]  # the range that MQTT can express
 Celsius = Annotated[float, Within(0, 1000)]
 Patience = Annotated[float, Within(0, LONG_SECONDS, above=True, also=((math.inf, "works offline"),))]
 
@@ -40,42 +40,44 @@ Patience = Annotated[float, Within(0, LONG_SECONDS, above=True, also=((math.inf,
 class DeviceSettings:
     name: str
     federation: str = "protofleet"
-    folder: str = "state"  # what survives a reboot
-    # Its files reach the disk before they count; false: a power cut may cost them, the end of any process does not.
+    folder: str = "state"  # the files that survive a reboot
+    # Whether files reach the disk before they count. If false, a power cut may lose them; the end of a
+    # process does not.
     durable: bool = True
-    enrolled: str = ""  # folder that `protofleet enrol` has filled; in place of the next two
+    enrolled: str = ""  # folder that `protofleet enrol` has filled; it replaces the next two settings
     key: str = "keys/device.key"
     coordinator_key: str = "keys/coordinator.pub"
-    security: str = "sealed"  # or "off", as the coordinator's
+    security: str = "sealed"  # "sealed" or "off", the same as the coordinator's
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     data: DataSettings = field(default_factory=DataSettings)
-    network: Network | None = None  # a network of its own, where the run's method allows it
-    plugins: PlugIns = field(default_factory=PlugIns)  # which files of Python it may run, by their hashes
+    network: Network | None = None  # the device's own network, if the run's method allows one
+    plugins: PlugIns = field(default_factory=PlugIns)  # Python files that the device may run, by their hashes
     keep_models: bool = (
-        True  # its own, in its folder, for `protofleet export`: the last and the best by validation
+        True  # whether its folder keeps its last model and its best by validation, for `protofleet export`
     )
     pictures: Snapshots = field(default_factory=Snapshots)
-    models: ModelSettings | None = None  # what it serves to programs of its machine; None: nothing
-    limits: Limits = field(default_factory=Limits)  # of what a run's plan can make this device do
-    compute: str = "auto"  # auto (the GPU where it pays), cpu or cuda
-    threads: Threads = 0  # for torch; 0 leaves it to torch
-    slots: Slots = field(default_factory=Slots)  # for devices of one machine that compute on its cores
-    trainer: str = "inside"  # or "child": a process of its own, whose death for want of memory is reported
-    trainer_memory_bytes: Bytes = 0  # most that it may take of its own; 0: as much as there is
-    # Longest piece of work of a child; then it is ended and begun again.
+    models: ModelSettings | None = None  # those it serves to programs of its machine; None: it serves none
+    limits: Limits = field(default_factory=Limits)  # limits on what a run's plan can make this device do
+    compute: str = "auto"  # auto (the GPU if it is faster), cpu or cuda
+    threads: Threads = 0  # number of torch's threads; 0: torch decides
+    slots: Slots = field(default_factory=Slots)  # shared by devices of one machine that compute on its cores
+    # Or "child": a separate process; the device reports its death from lack of memory.
+    trainer: str = "inside"
+    trainer_memory_bytes: Bytes = 0  # bytes of its own memory that the child may take at most; 0: no limit
+    # Seconds of the longest piece of work of a child; after that the child is ended and begun again.
     trainer_seconds: PositiveSeconds = 10_800.0
-    board: BoardSettings = field(default_factory=BoardSettings)  # whose sensors are read
-    # Takes no new work while a zone of the board is hotter; 0: whatever its heat.
+    board: BoardSettings = field(default_factory=BoardSettings)  # the board whose sensors are read
+    # The device takes no new work while a zone of the board is hotter, in degrees Celsius; 0: no limit.
     hottest_celsius: Celsius = 0.0
-    metrics_port: OptionalPort = 0  # 0: no metrics
-    metrics_host: str = LOOPBACK  # where they are served; 0.0.0.0: at all addresses of this machine
-    # Without a sign of life, after which the process ends itself; 0: no watch.
+    metrics_port: OptionalPort = 0  # port of the metrics page; 0: no metrics
+    metrics_host: str = LOOPBACK  # address that serves the metrics; 0.0.0.0: all addresses of this machine
+    # Seconds without a sign of life after which the process ends itself; 0: no watchdog.
     watchdog_seconds: Watchdog = 900.0
-    status: str = ""  # file, best in memory, that says how it goes; empty: none
-    tuning: str = ""  # file with settings for some time, signed by the root; empty: none are looked for
-    stays: bool = True  # wait for the next run when one is over
-    patience_seconds: Patience = 60.0  # for the broker to answer the first time
-    session_seconds: SessionSeconds = 600  # how long the broker keeps messages for a device that is away
+    status: str = ""  # status file, best in memory; empty: none
+    tuning: str = ""  # file with temporary settings, signed by the root; empty: the device looks for none
+    stays: bool = True  # whether the device waits for the next run when one is over
+    patience_seconds: Patience = 60.0  # seconds to wait for the broker's first answer
+    session_seconds: SessionSeconds = 600  # seconds for which the broker keeps messages for an absent device
 
     def __post_init__(self) -> None:
         valid_name(self.federation)

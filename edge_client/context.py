@@ -1,4 +1,4 @@
-"""What a device process has once and all parts of its agent use; and how it ends."""
+"""The objects that all parts of a device's agent share, and the end of the device."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ class Observer(Protocol):
 
 @dataclass
 class DeviceContext:
-    """`now` is set by the agent alone."""
+    """The objects and the state that all parts of one device process share; only the agent sets `now`."""
 
     link: DeviceLink
     state: DeviceState
     worker: Worker
     heard_file: HeardFile
     observers: list[Observer] = field(default_factory=list)
-    now: float = 0.0  # of the event that is handled
-    connected: bool = False  # to the broker
-    coordinator_answered: bool = False  # this process
+    now: float = 0.0  # time of the event that is handled now
+    connected: bool = False  # whether the device is connected to the broker
+    coordinator_answered: bool = False  # whether the coordinator has answered this process
     finished: bool = False
-    problem: str = ""  # why the device ended before the run did
-    # That is the run's plan, or its author's code, which another start would meet again.
+    problem: str = ""  # reason why the device ended before the run did
+    # Whether the problem is the run's plan or its author's code, so that it would come again after a restart.
     cannot_follow: bool = False
-    # For lines that others cause: a flood must not fill the disk with them; the counters count all of it.
+    # Limits log lines that other machines cause: a flood of them must not fill the disk. The counters count
+    # all events.
     log_limit: TokenBucket = field(default_factory=lambda: TokenBucket(rate=1.0, burst=20.0))
 
     def warn(self, message: str, *details: object) -> None:

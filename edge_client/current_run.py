@@ -1,4 +1,4 @@
-"""The run that was announced last: its plan, once a coordinator has sent it, and the job that the plan asks for."""
+"""The run that was announced last: its plan, once a coordinator has sent it, and the job of the plan."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from protofleet.protocol.wire.messages import Message, RoundStatus, State, Task
 
 @dataclass
 class CurrentRun:
-    """All that a device works on and delivers is of this run."""
+    """The run to which all work and all answers of a device belong."""
 
     name: str
     plan: Plan | None = None
     job: Job | None = None
-    over: bool = False  # and no other has begun yet
-    gathering: bool = False  # its coordinator has said last that it waits for devices
+    over: bool = False  # whether the run is over and no other has begun yet
+    gathering: bool = False  # whether its coordinator's last status says that it waits for devices
     _welcomed_by: int = 0  # epoch of the coordinator that sent the last welcome
 
     def change(self, name: str) -> None:
@@ -38,7 +38,7 @@ class CurrentRun:
         self.plan = self.job = None
 
     def welcomed(self, epoch: int) -> bool:
-        """Whether this coordinator has not welcomed the device before."""
+        """Note a welcome, and return whether it is the first one of this coordinator."""
         first, self._welcomed_by = epoch != self._welcomed_by, epoch
         return first
 
@@ -46,6 +46,8 @@ class CurrentRun:
         self._welcomed_by = 0
 
     def was_welcomed_by(self, run: str, epoch: int) -> bool:
-        """Whether this coordinator has sent its plan, and it is of this run: another one may know other forms of
-        messages, or have another plan under the same name."""
+        """Return whether this coordinator has sent its plan, and the plan belongs to this run.
+
+        Another coordinator may know other forms of messages, or have another plan under the same name.
+        """
         return (self.name, self._welcomed_by) == (run, epoch)

@@ -1,4 +1,4 @@
-"""Accuracy and loss, the same for every method, through its rules."""
+"""Accuracy and loss, computed in the same way for every method, through its rules."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from protofleet.methods.contract.base import ClientHalf, Samples
 from protofleet.methods.contract.own_metrics import Metric, measured
 
-BATCH: Final = 256  # whose losses are summed at once
-# Fewer pass the network at once, as what its layers make would be most of a small device's memory: 25 MB of cnn23's.
-# None passes with few others: for those, matrices are multiplied in another order, which changes the last bits.
+BATCH: Final = 256  # samples whose losses are summed together
+# Samples that pass the network together. They are fewer than BATCH, because the outputs of the layers would
+# take most of a small device's memory: 25 MB for cnn23. A batch is cut evenly, so that no piece has only a
+# few samples: for few samples matrices are multiplied in another order, which changes the last bits.
 PIECE: Final = 64
 
 
 class Splits(Protocol):
-    """Data of one device: what it learns from, what it chooses by, what it reports on."""
+    """The data of one device: for training, for choosing by validation and for the test."""
 
     @property
     def domain(self) -> str: ...
@@ -27,7 +28,7 @@ class Splits(Protocol):
     def classes(self) -> int: ...
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the classes, in the order of their labels; none: nobody can tell."""
+        """Return the names of the classes in the order of their labels; empty if they are unknown."""
         ...
 
     @property
@@ -42,10 +43,11 @@ def evaluate(
     half: ClientHalf, data: Splits, view: str, confusion: Tensor | None = None,
     metrics: Mapping[str, Metric] | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """`accuracy.<split>.<view>` and `loss.<split>.<view>` of what the half predicts now.
+    """Return `accuracy.<split>.<view>` and `loss.<split>.<view>` of the half's present predictions.
 
-    The half's other rules are views of their own: "personal-classifier" beside "personal". In `confusion` is counted
-    what `view` takes the test samples of each class for. `metrics` are the run's own: `<metric>.<split>.<view>`.
+    Each of the half's other rules is a view of its own: for example "personal-classifier" in addition to
+    "personal". If `confusion` is given, the function counts in it which class `view` predicts for the test
+    samples of each class. `metrics` are the run's own metrics: `<metric>.<split>.<view>`.
     """
     others = {f"{view}-{name}": rule for name, rule in half.other_rules().items()}
     rules = {view: half.rule(), **others}
@@ -69,7 +71,7 @@ def measure(
     half: ClientHalf, rule: nn.Module, samples: Samples, confusion: Tensor | None = None,
     scored: list[Tensor] | None = None,
 ) -> tuple[float, float]:  # fmt: skip
-    """All scores are put into `scored`, where there is one."""
+    """Return the accuracy and the mean loss of one rule; append all scores to `scored` if it is given."""
     mode = half.model.training
     half.model.eval()
     right, loss = 0, 0.0

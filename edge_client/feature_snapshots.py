@@ -1,6 +1,6 @@
-"""What the report's pictures of the feature space need: embeddings, and the prototypes or anchors around them.
+"""The data for the report's pictures of the feature space: embeddings, and prototypes or anchors.
 
-They stay on the device, in <folder>/pictures/round-0003.npz; nothing of them crosses the network.
+They remain on the device, in <folder>/pictures/round-0003.npz; no part of them is sent over the network.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from protofleet.protocol.settings.bounds import Rounds, Within
 from protofleet.protocol.settings.reader import demand_within
 from protofleet.protocol.storage.disk import Disk
 
-# Bytes of an array of the exchange that is kept: prototypes, not everybody's features.
+# Largest array of the exchange that is kept, in bytes: prototypes, but not the features of all devices.
 MAX_ARRAY_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
 class Snapshots:
-    """The [pictures] table."""
+    """The [pictures] table of the settings."""
 
-    # Training samples whose embedding is kept; 0: no pictures.
+    # Number of training samples whose embedding is kept; 0: no pictures.
     samples: Annotated[int, Within(0, 1_000_000_000)] = 0
-    rounds: tuple[Rounds, ...] = ()  # after whose training; the last evaluation is always one
+    # Rounds after whose training a snapshot is saved; the last evaluation always has one.
+    rounds: tuple[Rounds, ...] = ()
 
     def __post_init__(self) -> None:
         demand_within(self)
@@ -40,7 +41,10 @@ class Snapshots:
 
 
 def delete_earlier_evaluations(folder: Path, number: int, kept: tuple[int, ...]) -> None:
-    """Leave the snapshot of the newest evaluation alone: those between rounds are no last ones."""
+    """Delete the snapshots of all rounds but `number` and `kept`.
+
+    So only the newest evaluation keeps its snapshot: an evaluation between rounds is not the last one.
+    """
     for path in folder.glob("round-*.npz"):
         found = path.stem.removeprefix("round-")
         if found.isdigit() and int(found) not in (number, *kept):
@@ -50,7 +54,8 @@ def delete_earlier_evaluations(folder: Path, number: int, kept: tuple[int, ...])
 def save_snapshot(
     folder: Path, most: int, number: int, half: ClientHalf, data: Splits, received: Payload, sent: Payload
 ) -> Path:
-    x, y = data.train.x[:most], data.train.y[:most]  # shares are in a drawn order: a prefix is a sample
+    # Shares are in a random order: the first are a random sample.
+    x, y = data.train.x[:most], data.train.y[:most]
     arrays = {
         "features": in_batches(half.model, half.embedding, x).cpu().numpy(),
         "labels": y.cpu().numpy(),
@@ -66,7 +71,7 @@ def save_snapshot(
 
 
 def _small(way: str, payload: Payload) -> Mapping[str, np.ndarray]:
-    """Arrays with a name of one word: the weights of a module have dots in theirs."""
+    """Return the small arrays whose name has no dot; names of a module's weights have dots."""
     chosen = {name: payload[name] for name in payload if "." not in name}
     return {
         f"{way}.{name}": value for name, value in to_numpy(chosen).items() if value.nbytes <= MAX_ARRAY_BYTES

@@ -1,4 +1,4 @@
-"""What is done on the worker's thread: from a plan to a job, from a question to a durable answer."""
+"""The work on the worker's thread: from a plan to a job, and from a question to a durable answer."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass
 class JobRunner:
-    """Used by the worker's thread alone while it works."""
+    """The runner of jobs, which only the worker's thread uses while it works."""
 
     start_job: StartJob
     state: DeviceState
     data: Splits
-    block_bytes: Callable[[], int]  # of a block of what is sent to the coordinator now
+    block_bytes: Callable[[], int]  # bytes of a block of the data that are sent to the coordinator now
     clock: Callable[[], float]
-    # Whether the coordinator takes what is counted of confused classes, and this device tells it.
+    # Whether the coordinator accepts counts of confused classes, and this device sends them.
     tells_confusion: Callable[[], bool] = lambda: False
     energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
-    plugins: PlugIns = field(default_factory=PlugIns)  # that a plan may name
-    models_unwritten: int = 0  # of this process
-    _rounds: int = 0  # of the plan that the job is of
+    plugins: PlugIns = field(default_factory=PlugIns)  # plug-ins that a plan may name
+    models_unwritten: int = 0  # versions of models that this process could not write
+    _rounds: int = 0  # number of rounds in the job's plan
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
-        """The job that a plan asks for, in its last durable state."""
+        """Start the job of a plan, in its last durable state."""
         state = self.state
         state.begin(run, plan.digest.hex(), epoch)
         self.energy.join_run()
@@ -73,7 +73,7 @@ class JobRunner:
         return answer
 
     def _training_goes_on(self, question: Question) -> bool:
-        """Whether this only measures, and must change nothing that a later round trains on."""
+        """Return whether the question only measures and must not change what later rounds train on."""
         return question.phase == EVALUATE and question.round <= self._rounds
 
     def _answer_again(self, job: Job, lost: Answer) -> None:

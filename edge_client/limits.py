@@ -1,6 +1,7 @@
-"""What a run's plan may make this device do: bounded by the device's own settings, before any memory is taken.
+"""The device's own limits on what a run's plan may make it do, checked before any memory is taken.
 
-Nothing of a plan is bounded by itself: a network may be as wide as a number can say, and epochs as many.
+A plan itself has no limits: a network may be as wide as a number can express, and there may be as many
+epochs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 FLOAT: Final = 4  # bytes of a number
-COPIES: Final = 4  # of the weights: they, their gradients, their momentum, and those that came
+COPIES: Final = 4  # copies of the weights: weights, gradients, momentum, and received weights
 MEMINFO: Final = Path("/proc/meminfo")
 
 
@@ -35,14 +36,15 @@ WorkSeconds = Annotated[float, Within(1, LONG_SECONDS)]
 
 @dataclass(frozen=True)
 class Limits:
-    """The [limits] table."""
+    """The [limits] table of the settings."""
 
-    memory_bytes: Bytes = 0  # that a network takes while it learns; 0: what the machine, or its GPU, has
-    disk_bytes: PositiveBytes = 8 << 30  # of the state that the device keeps, and an answer beside it
-    epochs: Epochs = 1000  # of a round: `epochs` and all `..._epochs` of the method but those of the server
-    # Classes of a run, at most, in which it tells at the end which of them it confuses; 0: in none.
+    memory_bytes: Bytes = 0  # most memory of a network during training; 0: that of the machine or its GPU
+    disk_bytes: PositiveBytes = 8 << 30  # most disk space of the device's state and one more answer
+    # Epochs of a round: `epochs` and all `..._epochs` of the method, without those of the server.
+    epochs: Epochs = 1000
+    # Most classes of a run for which the device reports at the end which classes it confuses; 0: for none.
     confusion: ConfusionClasses = MOST_CLASSES
-    # Of one piece of work inside the agent; then it is ended and begun again.
+    # Seconds of one piece of work inside the agent; after that it is ended and begun again.
     work_seconds: WorkSeconds = 86_400.0
 
     def __post_init__(self) -> None:
@@ -51,7 +53,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class HalfBuilder:
-    """Makes this device's half of a plan, or raises SettingsError with the value, the limit and the way out."""
+    """The builder of this device's half of a plan.
+
+    It raises SettingsError with the value, the limit and the way out if the plan exceeds a limit.
+    """
 
     limits: Limits
     train: Samples
@@ -84,8 +89,11 @@ class HalfBuilder:
         return half
 
     def _sizes(self, plan: Plan) -> tuple[int, int, int]:
-        """Bytes of the networks, of the half's state, and of all samples' features, which most methods take after
-        training: measured where tensors have no memory."""
+        """Return the bytes of the networks, of the half's state, and of the features of all samples.
+
+        Most methods compute the features of all samples after training. The sizes are measured on a device
+        where tensors take no memory.
+        """
         meta = torch.device("meta")
         try:
             with meta:
@@ -99,7 +107,7 @@ class HalfBuilder:
             raise SettingsError(f"the run's network cannot be made: {first_line(error)}") from None
 
     def _batch(self, plan: Plan) -> int:
-        """The most samples of one step: its own, or the public ones, of which it may have more."""
+        """Return the largest number of samples in one step: own samples, or public ones if these are more."""
         own = min(int(plan.settings().batch), len(self.train.y))
         return max(own, *public_set(plan).batches) if plan.load().public else own
 
@@ -112,7 +120,7 @@ class HalfBuilder:
 def device_epochs(hyper: Any) -> int:
     """Count the epochs of a device in a round: the settings `epochs` and `..._epochs`, but `server_epochs`.
 
-    Settings that do not simply add up have a property `device_epochs`.
+    Settings whose epochs do not simply add up have a property `device_epochs`.
     """
     if (said := getattr(hyper, "device_epochs", None)) is not None:
         return int(said)
@@ -125,7 +133,7 @@ def public_set(plan: Plan) -> PublicSet:
 
 
 def public_bytes(plan: Plan) -> int:
-    """Of the samples that all devices of a run have, and of their cosines."""
+    """Return the bytes of the samples that all devices of a run have, and of their cosines."""
     if not plan.load().public:
         return 0
     chosen = public_set(plan)
@@ -141,8 +149,11 @@ def demand(takes: str, holds: bool, limit: str, other: str) -> None:
 
 
 def demand_same_kind(wanted: InputShape, x: Tensor) -> None:
-    """Images of another size, a network may take or refuse; what is another kind of thing, or is made of other
-    channels, would be learned as if it were the same."""
+    """Raise SettingsError if the device's samples are of another kind than the run's.
+
+    A network may accept or refuse images of another size. But samples of another kind, or with other
+    channels, would be learned as if they were the same.
+    """
     if not len(x):
         return
     own = InputShape(tuple(x.shape[1:]))
@@ -154,8 +165,11 @@ def demand_same_kind(wanted: InputShape, x: Tensor) -> None:
 
 
 def activation_bytes(half: ClientHalf, x: Tensor) -> int:
-    """Bytes that one sample's pass leaves for the way back; a network that does not take these samples is refused."""
-    # What takes no samples, as FedKD's map of embeddings, keeps next to nothing.
+    """Return the bytes that one sample's forward pass keeps for the backward pass.
+
+    Raise SettingsError if a network does not take these samples.
+    """
+    # A network that takes no samples, for example FedKD's map of embeddings, keeps almost nothing.
     networks = [n for n in half.networks() if isinstance(n, Net)]
     trained = [n for n in networks if any(w.requires_grad for w in n.parameters())]
     return sum(kept_by(network, x) for network in trained) if len(x) else 0
@@ -172,10 +186,10 @@ def kept_by(network: Net, x: Tensor) -> int:
         return tensor
 
     training = network.training
-    network.eval()  # nothing of the network moves
+    network.eval()  # so that no part of the network changes
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            held = network(x[:1].clone())  # alone in its memory, of which all counts
+            held = network(x[:1].clone())  # a copy, so that all of its memory counts
         del held
     except RuntimeError as error:
         raise SettingsError(refusal(network, x, error)) from None
@@ -185,7 +199,11 @@ def kept_by(network: Net, x: Tensor) -> int:
 
 
 def refusal(network: Net, x: Tensor, error: RuntimeError) -> str:
-    """Of one's own network: with its file, its line if that raises, and what its Net has said of it wrongly."""
+    """Describe why a network does not take the device's samples.
+
+    For a user's own network the text has its file, the line that raises, and a size that its Net states
+    wrongly.
+    """
     which = "the run's network"
     if network.made_in:
         which = f"{place_of(error, network.made_in.__eq__) or network.made_in}: the run's network"
@@ -205,7 +223,7 @@ def wrong_size(network: Net, x: Tensor) -> str:
             found, said = list(part(x[:1]).shape[1:]), getattr(network, name)
             if found != [said]:
                 return f"gives {found} numbers for a sample before its head, and its Net says {name} = {said}"
-    except RuntimeError:  # it is the samples that do not fit
+    except RuntimeError:  # the cause is that the samples do not fit
         return ""
     return ""
 

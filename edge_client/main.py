@@ -1,4 +1,4 @@
-"""A device process, put together: settings -> key, data, link, agent -> until the run is over."""
+"""A device process: it loads settings, key and data, connects the agent, and runs until its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from protofleet.runtime.host.metrics import HostMetrics
 
 
 def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str:
-    """Serve until told to stop; what comes back is why it ended early, or nothing. `version` is the settings'."""
+    """Serve until the device ends, for example at a signal, and return why it ended early, or "".
+
+    `version` is the version of the settings.
+    """
     systemd = NotifySocket()
     keep_blocks_at_work()
     inbox, process = BoundedInbox(), Process(settings.name)
@@ -64,7 +67,7 @@ def serve_metrics(device: Device, process: Process, software: str) -> AbstractCo
 
 
 def health(device: AgentView, heartbeats: Heartbeats, folder: Path, place: torch.device) -> dict[str, Check]:
-    """What has to be true of a device that can do its work."""
+    """Return the checks that a device passes if it can do its work."""
     return {
         "loop": loop_is_running(heartbeats),
         "broker": lambda: "" if device.connected else "there is no session with the broker; see the log",

@@ -1,4 +1,4 @@
-"""What a device shows Prometheus: from here docs/metrics.md has names and meanings."""
+"""The metrics of a device for Prometheus; docs/metrics.md gets their names and meanings from here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from protofleet.runtime.metrics_page import (
 
 
 class DeviceSeries:
-    """What a device counts and measures, each with the text that Prometheus and docs/metrics.md show for it."""
+    """The counters and gauges of a device, with the texts that Prometheus and docs/metrics.md show."""
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.round = Gauge(f"{PREFIX}round", "The last round it worked in", registry=r)
@@ -70,7 +70,7 @@ class DeviceSeries:
 
 
 class DeviceMetrics:
-    """An observer of the agent. The registry is its own, never the global one."""
+    """An observer of the agent that counts events in its own registry, never in the global one."""
 
     def __init__(self, device: AgentView, sensors: Sensors | None = None) -> None:
         self.registry = r = CollectorRegistry()
@@ -100,7 +100,7 @@ class DeviceMetrics:
             self.series.answers.inc()
             self.series.work.inc(figures.get("seconds", 0.0))
             for name in (TRAIN, SEND):
-                if name in figures:  # a board that measures nothing has no such series, and no zero
+                if name in figures:  # without a power sensor there is no such series, and no zero
                     self.series.energy.labels(name.partition(".")[2]).inc(figures[name])
 
 

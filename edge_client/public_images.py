@@ -1,4 +1,4 @@
-"""Samples that all devices of a run have, where they are of a data source and not drawn."""
+"""The public samples of a run, which all its devices have, if they come from a data source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def public_images(plan: Plan, own: DataSettings, shards: Shards) -> PublicImages | None:
-    """What `Plan.client_half` takes; `own` says where the device's own data lie."""
+    """Return the function that `Plan.client_half` takes, or None if the public samples are drawn.
+
+    `own` gives the folder of the device's own data.
+    """
     if plan.public is None or plan.public.source == DRAWN:
         return None
     chosen = plan.public
@@ -35,8 +38,10 @@ def public_images(plan: Plan, own: DataSettings, shards: Shards) -> PublicImages
 def images_of(
     public: PublicSet, root: str, shards: Shards, shape: InputShape, scale: Scale | None = None
 ) -> PublicSamples:
-    """[samples, *shape], of the training samples: the same on every machine that has the files. What is no pixel is
-    scaled."""
+    """Return [samples, *shape], taken from the training samples of the public source.
+
+    They are the same on every machine that has the files. Values that are not pixels are scaled.
+    """
     settings = DataSettings(public.source, root, public.domain, shape=shape.axes, scale=scale)
     domain = shards.domain(settings)
     there = len(domain.train.labels)

@@ -1,6 +1,6 @@
-"""Gives a run's plan and its tasks to the worker, one after the other, and delivers the results.
+"""The handling of a run's plan and its tasks: it gives them to the worker in turn, and delivers the results.
 
-Equal questions get equal answers: one that was answered before is answered from the disk.
+Equal questions get equal answers: a question that was answered before gets the answer that is on the disk.
 """
 
 from __future__ import annotations
@@ -43,23 +43,24 @@ class TaskHandler:
         self.hellos, self.delivery = hellos, delivery
 
     def drain(self) -> None:
-        """Take nothing more."""
+        """Take no more questions."""
         self.draining, self.queue.next = True, None
 
     @property
     def drained(self) -> bool:
-        """It takes nothing more, and its last answer has its receipt."""
+        """Return whether the device takes no more questions, and its last answer has its receipt."""
         return self.draining and not self.queue.busy and self.delivery.pending is None
 
     @property
     def idle(self) -> bool:
-        """Nothing is worked on, and no answer waits for its receipt."""
+        """Return whether the worker has no work, and no answer waits for its receipt."""
         return not (self.queue.busy or self.delivery.pending)
 
     def change_run(self, run: str) -> None:
-        """Nothing of another run is sent, counted or learned in this one: not even the result of work in progress.
+        """Change to another run.
 
-        Two runs may have one plan, or one name.
+        Nothing of the old run is sent, counted or learned in the new one, not even the result of the work in
+        progress. Two runs may have the same plan, or the same name.
         """
         self.run.change(run)
         self.queue.change_run()
@@ -91,7 +92,7 @@ class TaskHandler:
             self.hellos.send()
             return
         if self.run.plan is not None:
-            self.change_run(self.run.name)  # under the same name
+            self.change_run(self.run.name)  # the new plan has the same run name
         if not self.queue.busy:
             self._begin_plan(plan)
 
@@ -106,7 +107,7 @@ class TaskHandler:
         if answer := self._state.answer_to(question.name):
             self.deliver(answer)
         elif question.round < self._state.last_round:
-            return  # it came while the worker answered a later round, which let go of the answer to this one
+            return  # it came while the worker answered a later round, which dropped the answer to this one
         elif self.draining or self._context.now < self.hellos.backoff.until:
             return
         elif self.queue.busy_with_another(question):
@@ -122,19 +123,22 @@ class TaskHandler:
         self.resend()
 
     def deliver_last_again(self) -> None:
-        """For a coordinator that was started after our last answer: its disk is an older copy, and it has to know."""
+        """Deliver the last answer to a coordinator that was started after it.
+
+        The disk of this coordinator may be an older copy, so it has to learn of the answer.
+        """
         saved = self._state.saved
         if self.run.job is None or self.run.name != self._link.run:
-            return  # what is saved is of another run
+            return  # the saved answers are of another run
         if self._link.epoch > saved.epoch and saved.answers and self.idle:
             self.deliver(saved.answers[-1])
 
     def knows(self, key: tuple[int, str]) -> bool:
-        """Whether the question of this round and phase has arrived, and its answer has no receipt yet."""
+        """Return whether the question of this round and phase has come, and its answer has no receipt yet."""
         return key == self._link.asked or self.queue.knows(key) or self.delivery.is_pending(*key)
 
     def resend(self) -> None:
-        """The answer without a receipt, if there is one."""
+        """Send the answer without a receipt again, if there is one."""
         self.delivery.send(self.run.was_welcomed_by(self._link.run, self._link.epoch), self._context.now)
 
     def _begin_plan(self, plan: Plan) -> None:
@@ -148,7 +152,7 @@ class TaskHandler:
         if run != self.run.name:
             self._drop_result(job)
         elif isinstance(job, ValueError) and not isinstance(job, DamagedError):
-            self._refuse_plan(job)  # this device's network does not go with the method or the images
+            self._refuse_plan(job)  # the device's network does not fit the method or the images
         elif isinstance(job, Exception):
             self._work_failed(job)
         else:
@@ -185,7 +189,7 @@ class TaskHandler:
             self.take(next_question)
 
     def _drop_result(self, result: object) -> None:
-        """Another run, or plan, has come in the meantime, and is begun now."""
+        """Drop a result, because another run or plan has come in the meantime; that one begins now."""
         if isinstance(result, Exception):
             expected = isinstance(result, TrainerDiedError | AuthorError | ValueError) or is_full(result)
             if isinstance(result, DamagedError) or not expected:
@@ -196,22 +200,23 @@ class TaskHandler:
         self.hellos.send()
 
     def _work_failed(self, error: Exception) -> None:
-        """The job stopped in the middle of its work: as after a reboot, it starts again from its durable state."""
+        """Handle work that stopped in the middle.
+
+        As after a reboot, the job starts again from its durable state.
+        """
         if isinstance(error, TrainerDiedError):
             self._back_off(error)
         elif is_full(error):
             self.disk_space.ran_out(str(error))
         elif isinstance(error, AuthorError | SettingsError):
-            self._refuse_plan(
-                error
-            )  # a file of the device has changed, or it would raise again at the same line
+            self._refuse_plan(error)  # a file of the device has changed, or the same line would raise again
         else:
             raise error
         self.queue.done()
         self._drop_job()
 
     def _back_off(self, error: TrainerDiedError) -> None:
-        """The coordinator is told at once, so that it does not wait; after a pause the device asks for work again."""
+        """Tell the coordinator at once, so that it does not wait, and ask for work again after a pause."""
         seconds = self.hellos.back_off()
         log.error("%s; asking for work again in %.0f s", error, seconds)
         self._link.send(Bye(str(error)))
@@ -226,6 +231,6 @@ class TaskHandler:
 
 
 def figures_of(answer: Answer) -> dict[str, float]:
-    """For observers: seconds, and joules where they are measured."""
+    """Return the figures for observers: seconds, and joules if they are measured."""
     found = {"seconds": answer.metrics.get("seconds.work", 0.0)}
     return found | {name: answer.metrics[name] for name in (TRAIN, SEND) if name in answer.metrics}

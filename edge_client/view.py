@@ -1,4 +1,4 @@
-"""What an agent shows to whoever watches it: nothing of it can be changed by that."""
+"""A read-only view of an agent for the parts that watch it."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ class AgentView:
 
     @property
     def connected(self) -> bool:
-        """To the broker."""
+        """Return whether the device is connected to the broker."""
         return self._context.connected
 
     @property
     def coordinator_answered(self) -> bool:
-        """This process."""
+        """Return whether the coordinator has answered this process."""
         return self._context.coordinator_answered
 
     @property
     def coordinator_silent(self) -> bool:
-        """Connected, and the coordinator has said nothing new for long."""
+        """Return whether the device is connected, but has got nothing new from the coordinator for long."""
         return self._watchdog.expired
 
     @property
     def run(self) -> str:
-        """The one that the device has taken on."""
+        """Return the run that the device has joined."""
         return self._context.state.saved.run
 
     @property
     def last_round(self) -> int:
-        """That was answered in this run."""
+        """Return the last round that was answered in this run."""
         return self._context.state.last_round
 
     @property
@@ -64,43 +64,43 @@ class AgentView:
 
     @property
     def awaits_receipt(self) -> bool:
-        """An answer is on its way."""
+        """Return whether an answer waits for its receipt."""
         return self._tasks.delivery.pending is not None
 
     @property
     def receipts(self) -> Mapping[str, int]:
-        """Of this process, by verdict."""
+        """Return the number of receipts of this process, by verdict."""
         return MappingProxyType(self._tasks.delivery.receipts)
 
     @property
     def models_unwritten(self) -> int:
-        """Versions of models that could not be written, in this process."""
+        """Return the number of versions of models that could not be written, in this process."""
         return self._tasks.runner.models_unwritten
 
     @property
     def plan(self) -> str:
-        """The digest of the plan that its last answers are of."""
+        """Return the digest of the plan of the last answers."""
         return self._context.state.saved.plan
 
     @property
     def method(self) -> str:
-        """The method of the plan that it has taken up, empty before there is one."""
+        """Return the method of the current plan; empty before there is one."""
         plan = self._tasks.run.plan
         return plan.method if plan else ""
 
     @property
     def idle(self) -> bool:
-        """The run is over, and there has been no other yet."""
+        """Return whether the run is over, and no other has begun yet."""
         return self._tasks.run.over
 
     @property
     def gathering(self) -> bool:
-        """The coordinator waits for further devices before it asks any."""
+        """Return whether the coordinator waits for more devices before it asks any."""
         return self._tasks.run.gathering
 
     @property
     def paused(self) -> bool:
-        """It takes no new work until it is told otherwise."""
+        """Return whether the device takes no new work until `resume` is called."""
         return self._tasks.hellos.backoff.paused
 
     @property
@@ -113,22 +113,25 @@ class AgentView:
 
     @property
     def problem(self) -> str:
-        """Why it ended before the run did."""
+        """Return why the device ended before the run did."""
         return self._context.problem
 
     @property
     def cannot_follow(self) -> bool:
-        """It ended for the run's plan, or its author's code: a later start of this device would as well."""
+        """Return whether the device ended because of the run's plan, or its author's code.
+
+        A later start of this device would end in the same way.
+        """
         return self._context.cannot_follow
 
     @property
     def fell_back(self) -> int:
-        """1 where files were damaged at the start, and the device went back to before its last answer."""
+        """Return 1 if files were damaged at the start, and the device fell back to before its last answer."""
         return self._context.state.fallbacks
 
     @property
     def disk_full(self) -> bool:
-        """No work is taken on for want of room."""
+        """Return whether no work is taken on because the disk is full."""
         return bool(self._tasks.disk_space.problem)
 
     @property

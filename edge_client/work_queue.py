@@ -1,4 +1,4 @@
-"""What the worker's thread is busy with, and what it does next: one piece of work at a time."""
+"""The present work of the worker's thread, and its next work: one piece of work at a time."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Final
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.wire.messages import Task
 
-PLAN: Final = "plan"  # what the queue is busy with while a plan becomes a job
+PLAN: Final = "plan"  # value of `busy_with` while a plan becomes a job
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A task, and the broadcast that it is about."""
+    """A task, and its broadcast."""
 
     name: str  # equal names demand equal answers
     round: int
     phase: str
-    broadcast: bytes  # name of its arrays in the store; empty where there are none
-    epoch: int  # of the coordinator that asks
+    broadcast: bytes  # name of its arrays in the store; empty if there are none
+    epoch: int  # epoch of the coordinator that asks
 
     @property
     def key(self) -> tuple[int, str]:
-        """The round and the phase."""
+        """Return the round and the phase."""
         return self.round, self.phase
 
 
@@ -37,7 +37,7 @@ def question_of(received: Received, task: Task) -> Question:
 @dataclass
 class WorkQueue:
     busy_with: str = ""  # name of the question, or PLAN; empty: nothing
-    next: Question | None = None  # only the newest matters
+    next: Question | None = None  # only the newest is kept
     _key: tuple[int, str] = (0, "")  # round and phase of the question that was begun last
 
     @property
@@ -61,9 +61,9 @@ class WorkQueue:
         return question
 
     def change_run(self) -> None:
-        """What the worker is doing goes on to its end; nothing else of the run before does."""
+        """Forget the next question of the run before; the worker finishes its present work."""
         self.next, self._key = None, (0, "")
 
     def knows(self, key: tuple[int, str]) -> bool:
-        """Whether this round and phase are worked on, or wait."""
+        """Return whether the worker works on this round and phase, or the question waits."""
         return (self.busy and self._key == key) or (self.next is not None and self.next.key == key)

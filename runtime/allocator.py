@@ -1,12 +1,14 @@
-"""Large blocks of memory go back to the system when they are freed.
+"""Give large blocks of memory back to the system when they are freed.
 
-glibc raises its own threshold with every large block that is freed, and from then on keeps such blocks in
-heaps that never shrink; a process that handles models of tens of megabytes then holds several of them in
-holes. Measured with a 45 MB model: a round peaked at 497 MB with the moving threshold, at 424 with a fixed one.
+glibc raises its threshold with every large block that is freed. From then on it keeps such blocks in heaps
+that never shrink, so a process that handles models of tens of megabytes keeps several of them in holes.
+Measured with a 45 MB model: a round peaked at 497 MB with the moving threshold, and at 424 MB with a fixed
+one.
 
-That is right for who moves models from the network to the disk. Who trains makes and frees the same large blocks for
-every batch, and each that comes from the system has to be cleared there first: with cnn23 and 360 samples a round
-took 0.21 s of CPU so, and takes 0.13 s with blocks that are kept at work and given back after it.
+This is right for a process that moves models from the network to the disk. A process that trains allocates
+and frees the same large blocks for every batch, and each block that comes from the system has to be cleared
+first. With cnn23 and 360 samples a round took 0.21 s of CPU in this way. It takes 0.13 s if the blocks are
+kept during the work and given back after it.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 M_ARENA_MAX: Final = -8
 THRESHOLD: Final = 1 << 20
-TRAINING_THRESHOLD: Final = 16 << 20  # a batch has smaller blocks, most models larger ones
-KEPT: Final = 64 << 20  # while there is work
-WORTH_IT: Final = 4 << 20  # looking for what can be given back takes half a millisecond
+TRAINING_THRESHOLD: Final = 16 << 20  # bytes; a batch has smaller blocks, most models have larger ones
+KEPT: Final = 64 << 20  # bytes that are kept while there is work
+WORTH_IT: Final = 4 << 20  # bytes; the search for free blocks takes half a millisecond
 
 
 class MallInfo(ctypes.Structure):
-    """glibc's struct mallinfo2."""
+    """The struct mallinfo2 of glibc."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -35,18 +37,21 @@ class MallInfo(ctypes.Structure):
 
 
 def return_large_blocks() -> None:
-    """Fix glibc's threshold; elsewhere there is nothing to do."""
+    """Fix glibc's threshold; with other C libraries there is nothing to do."""
     _set({M_MMAP_THRESHOLD: THRESHOLD})
 
 
 def keep_blocks_at_work() -> None:
-    """For a process that trains, before it has a second thread; `return_free_blocks` ends a piece of work."""
-    # One heap for all threads, as glibc gives back the end of no other.
+    """Keep freed blocks while there is work, in a process that trains.
+
+    Call this before the process has a second thread; `return_free_blocks` ends a piece of work.
+    """
+    # One heap serves all threads, because glibc gives back the end of no other heap.
     _set({M_MMAP_THRESHOLD: TRAINING_THRESHOLD, M_TRIM_THRESHOLD: KEPT, M_ARENA_MAX: 1})
 
 
 def return_free_blocks() -> None:
-    """To the system, if much of it lies in one piece at the heap's end."""
+    """Give free memory back to the system if a large piece of it is at the end of the heap."""
     info = getattr(_libc(), "mallinfo2", None)
     if info is not None:
         info.restype = MallInfo
@@ -56,14 +61,17 @@ def return_free_blocks() -> None:
 
 
 def return_all_free_blocks() -> None:
-    """To the system, wherever they lie. For who does not work again at once: it has to ask for them anew."""
+    """Give all free memory back to the system.
+
+    This is for a process that does not work again at once, because it would have to ask for the memory again.
+    """
     trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _set(values: dict[int, int]) -> None:
-    mallopt = getattr(_libc(), "mallopt", None)  # musl has none
+    mallopt = getattr(_libc(), "mallopt", None)  # musl has no mallopt
     if mallopt is not None:
         for name, value in values.items():
             mallopt(name, value)

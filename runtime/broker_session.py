@@ -1,4 +1,4 @@
-"""The session that a party has with its broker, as its log tells it, and how long the first one is waited for."""
+"""Log the session of a party with its broker, and limit the wait for the first session."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ NEVER = float("inf")
 
 
 class BrokerSession:
-    """The state of one party's connection. It logs when the connection is lost, and when it is back."""
+    """The state of one party's connection; it logs when the connection is lost and when it is back."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log, self._patience = log, NEVER
-        self._had_one = False  # the broker has accepted a connection of this process
+        self._had_one = False  # whether the broker has accepted a connection of this process
         self._lost_at = NEVER
-        self._reason = ""  # why there is no connection
+        self._reason = ""  # reason why there is no connection
         self.wake_at = NEVER
 
     def give_up_after(self, seconds: float, now: float) -> None:
-        """Let `check` raise BrokerError if the broker accepts no connection for this long."""
+        """Let `check` raise BrokerError if the broker accepts no connection for this many seconds."""
         self._patience = seconds
         self.wake_at = now + seconds
 
@@ -40,7 +40,7 @@ class BrokerSession:
         self._lost_at, self._reason = NEVER, ""
 
     def lost(self, reason: str, final: bool, now: float) -> str:
-        """Log the end of a connection or of a try. Returns why the party has to end, or nothing."""
+        """Log the end of a connection or of a try, and return why the party has to end, or ""."""
         if reason != self._reason:
             self._log.warning("%s", self._words(reason, now))
         self._reason = reason

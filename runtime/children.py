@@ -1,4 +1,4 @@
-"""Child processes of ours: how they are started, stopped, and end with the process that started them."""
+"""Start and stop child processes, which end with the process that started them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeVar
 
-PARENT: Final = "PROTOFLEET_PARENT"  # in the environment of a child: the process id that it ends with
+# Environment variable of a child: the id of the process that it ends with.
+PARENT: Final = "PROTOFLEET_PARENT"
 PR_SET_PDEATHSIG: Final = 1
-TAIL: Final = 1 << 14  # bytes at the end of a log
+TAIL: Final = 1 << 14  # bytes that are read at the end of a log
 
-# `-P` came with Python 3.11. `sys` is built in, so that nothing can be put in its place.
+# Python 3.11 and later have `-P`, which does the same. `sys` is built in, so no file can take its place.
 START: Final = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import runpy; del sys.argv[0]; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -26,7 +27,7 @@ START: Final = (
 
 
 class Child(Protocol):
-    """What is asked of a subprocess.Popen, and of a process that a launcher has forked."""
+    """The common interface of a subprocess.Popen and of a process that a launcher has forked."""
 
     @property
     def pid(self) -> int: ...
@@ -45,35 +46,38 @@ Waited = TypeVar("Waited", bound=Child)
 
 
 def environment_of_child() -> dict[str, str]:
-    """For a child that shall end with this process: else it would go on writing where the next run writes."""
+    """Return the environment for a child that is to end with this process.
+
+    Otherwise the child would go on writing to files that the next run writes.
+    """
     return {**os.environ, PARENT: str(os.getpid())}
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is started as `python -m module arguments`, in a session of its own."""
+    """A program that is started as `python -m module arguments`, in a session of its own."""
 
-    name: str  # for `ps` and `top`, where it is forked
+    name: str  # name for `ps` and `top`, if the program is forked
     module: str
     arguments: Sequence[str]
     environment: dict[str, str] = field(default_factory=environment_of_child)
-    folder: str = field(default_factory=os.getcwd)  # its working directory
+    folder: str = field(default_factory=os.getcwd)  # the working directory of the program
 
 
 class Starter(Protocol):
-    """How a child begins: as a fresh interpreter, or forked by a launcher."""
+    """A way to start a child: as a new interpreter, or forked by a launcher."""
 
     @property
     def problem(self) -> str:
-        """What has ended all its children, if anything has."""
+        """Return the problem that has ended all its children, or ""."""
         ...
 
     def start(self, program: Program, stdout: int, stderr: int) -> Child:
-        """`stdout` may be subprocess.PIPE."""
+        """Start a program; `stdout` may be subprocess.PIPE."""
 
 
 class Interpreters:
-    """Children that import all they need themselves."""
+    """A starter whose children are new interpreters that do all imports themselves."""
 
     problem: Final = ""
 
@@ -85,19 +89,25 @@ class Interpreters:
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """`python -m module arguments`; nothing of the working directory is ever imported."""
+    """Return the command `python -m module arguments` that imports nothing of the working directory."""
     if sys.version_info >= (3, 11):
         return [sys.executable, "-P", "-m", module, *arguments]
     return [sys.executable, "-c", START, module, *arguments]
 
 
 def script(path: Path, *arguments: str) -> list[str]:
-    """A file that runs by itself: nothing of the working directory, of its folder or of $PYTHONPATH is imported."""
+    """Return the command for a file that runs by itself.
+
+    It imports nothing of the working directory, of the file's folder or of $PYTHONPATH.
+    """
     return [sys.executable, "-I", str(path), *arguments]
 
 
 def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
-    """Called by a child as its first act. Only on Linux: elsewhere children outlive a parent that was killed."""
+    """Make this process end with its parent; a child calls this first.
+
+    This works only on Linux. On other systems, children live longer than a parent that was killed.
+    """
     parent = environment.get(PARENT)
     if parent is None or not sys.platform.startswith("linux"):
         return
@@ -108,13 +118,13 @@ def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def stop(processes: Iterable[Waited], seconds: float) -> None:
-    """SIGTERM to all that run; SIGKILL to those that have not ended after so many seconds."""
+    """Send SIGTERM to all running processes, and SIGKILL to those that have not ended after `seconds`."""
     running = [process for process in processes if process.poll() is None]
     try:
         for process in running:
             process.terminate()
         wait(running, seconds)
-    finally:  # also where somebody interrupts the waiting, in a program that goes on itself
+    finally:  # also if a person interrupts the waiting, in a program that itself goes on
         for process in running:
             if process.poll() is None:
                 process.kill()
@@ -122,7 +132,10 @@ def stop(processes: Iterable[Waited], seconds: float) -> None:
 
 
 def wait(processes: Iterable[Waited], seconds: float) -> list[Waited]:
-    """Until all have ended, at most so many seconds for all together; returned are those that still run."""
+    """Wait until all processes have ended, for at most `seconds` for all together.
+
+    Return the processes that still run.
+    """
     deadline = time.monotonic() + seconds
     running = []
     for process in processes:
@@ -134,7 +147,10 @@ def wait(processes: Iterable[Waited], seconds: float) -> list[Waited]:
 
 
 def last_lines(log: Path, begin: int = 0) -> list[str]:
-    """The lines at the end of a log, empty ones left out; those before the byte `begin` are of an earlier start."""
+    """Return the lines at the end of a log without the empty ones.
+
+    Lines before the byte `begin` are of an earlier start, and are left out.
+    """
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(begin, size - TAIL))

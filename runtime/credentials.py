@@ -1,4 +1,7 @@
-"""Who a process is and whom it knows: by enrolment, or by bare keys that somebody has carried about."""
+"""Load the keys of a process and of the parties that it knows.
+
+The keys come from an enrolment, or from bare key files that a person has copied.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,11 @@ from protofleet.protocol.wire.names import COORDINATOR
 
 
 def of_coordinator(enrolled: str, federation: str, key: str, devices: str) -> tuple[Keys, Keyring]:
-    """`devices` is a folder: of <name>.record files where the coordinator is enrolled, else of <name>.pub."""
+    """Return the keys and the keyring of the coordinator.
+
+    `devices` is a folder of <name>.record files if the coordinator is enrolled, otherwise of <name>.pub
+    files.
+    """
     if not enrolled:
         return load_keys(Path(key)), load_keyring(Path(devices))
     own = _own(Path(enrolled), federation, COORDINATOR)

@@ -1,4 +1,7 @@
-"""The shell that both programs share: one thread owns all state, and all that happens comes as an item."""
+"""Run the event loop that both programs share.
+
+One thread owns all state, and everything that happens comes as an item.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,16 @@ log = logging.getLogger("protofleet")
 
 T = TypeVar("T")
 I_contra = TypeVar("I_contra", contravariant=True)
-IDLE_SECONDS = 5.0  # of a loop that has nothing to do, between two heartbeats
-TURN_ITEMS = 256  # at most, that are taken before the app is told that a turn is over
+IDLE_SECONDS = 5.0  # seconds between two heartbeats of a loop that has nothing to do
+TURN_ITEMS = 256  # most items that are taken before the app is told that a turn is over
 TURN_SECONDS = 0.02
 
 
 class EventLoopApp(Protocol[I_contra]):
-    """What the loop drives: it is told what happens and what time it is, and asks neither.
+    """The app that the loop drives: the loop tells it what happens and what time it is.
 
-    Several items may come before a turn ends. What an app lets out only once it is on the disk, it lets out then.
+    The app does not ask for either. Several items may come before a turn ends. Output that may leave only
+    after it is stored on the disk leaves at the end of the turn.
     """
 
     @property
@@ -42,17 +46,23 @@ class EventLoopApp(Protocol[I_contra]):
 
 
 class Worker(Protocol):
-    """Where long work goes. `then` is called on the owner's thread with the result, or with the error."""
+    """A worker that does long work.
+
+    `then` is called on the owner's thread with the result, or with the error.
+    """
 
     def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None: ...
 
 
 class EndedWorkError(RuntimeError):
-    """Something in the work has tried to end the process, and none of a plug-in's lines."""
+    """The error for work in which something other than a plug-in's line has tried to end the process."""
 
 
 class WorkThread:
-    """One piece of work at a time, in the order of submission. `begin` is called on it first."""
+    """A thread that does one piece of work at a time, in the order of submission.
+
+    It first calls `begin`.
+    """
 
     def __init__(self, heartbeats: Heartbeats | None = None) -> None:
         self._heartbeats = heartbeats or Heartbeats()
@@ -62,7 +72,7 @@ class WorkThread:
         threading.Thread(target=lambda: self._run(begin), name="worker", daemon=True).start()
 
     def put(self, job: Callable[[], None]) -> None:
-        """It does not raise. It runs in the context of who puts it."""
+        """Add a job that does not raise; it runs in the context of the caller."""
         self._jobs.put(partial(contextvars.copy_context().run, job))
 
     def _run(self, begin: Callable[[], None]) -> None:
@@ -75,7 +85,10 @@ class WorkThread:
 
 
 class ThreadWorker:
-    """What comes of the work goes into the inbox of its owner. Without a `thread` it has its own."""
+    """A worker that puts the result of the work into the inbox of its owner.
+
+    Without a `thread` it has its own.
+    """
 
     def __init__(
         self, inbox: queue.SimpleQueue[Item], heartbeats: Heartbeats | None = None,
@@ -98,8 +111,11 @@ class ThreadWorker:
 
 
 def as_exception(error: BaseException) -> Exception:
-    """What a thread's owner is given: a SystemExit would end the thread, and nobody would hear of it. Its author is
-    given the traceback in the log, and the others the one line of it."""
+    """Return the exception that the owner of a thread gets for an error.
+
+    A SystemExit would end the thread without any notice. An error of a plug-in is logged with the traceback
+    for its author, and the owner of the thread gets only one line of it.
+    """
     if (found := as_authors(error)) is not None:
         log.error("%s", found, exc_info=error)
         return found
@@ -109,11 +125,11 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def stop_on_signals(put: Callable[[Item], None]) -> Callable[[], bool]:
-    """An interrupt from the terminal or from the service manager ends an app in good order. What comes back says
-    whether there was one, for what waits without taking items.
+    """Let SIGINT and SIGTERM end an app in good order.
 
-    The handler takes no lock, as a threading.Event does: it may run while the main thread, or a handler of an earlier
-    signal, holds that very lock.
+    Return a function that says whether there was a signal, for code that waits without taking items. The
+    handler takes no lock, unlike a threading.Event: it may run while the main thread, or the handler of an
+    earlier signal, holds this lock.
     """
     numbers: list[int] = []
 
@@ -132,7 +148,10 @@ def serve(
     clock: Callable[[], float],
     heartbeats: Heartbeats | None = None,
 ) -> None:
-    """Feed an app until it has finished: what is there already is one turn, and what falls due in it."""
+    """Feed an app with items until it has finished.
+
+    One turn takes the items that are there already and does the work that is due.
+    """
     heartbeats = heartbeats or Heartbeats()
     while not app.finished:
         heartbeats.beat("loop")
@@ -149,7 +168,7 @@ def serve(
 def _take_what_is_there(
     app: EventLoopApp[T], inbox: queue.SimpleQueue[T], clock: Callable[[], float]
 ) -> None:
-    """Without waiting, and not for long: deadlines are looked at once a turn."""
+    """Take items without waiting, for a short time: deadlines are checked once a turn."""
     end = clock() + TURN_SECONDS
     for _ in range(TURN_ITEMS - 1):
         if app.finished or clock() >= end:

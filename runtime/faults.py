@@ -1,8 +1,8 @@
-"""Whose an error is that comes up while what a peer has said is handled.
+"""Decide who is responsible for an error that occurs while a peer's message is handled.
 
-What the disk, the index, memory or the broker says holds for everybody: it is ours, and raises. Anything else came up
-with one peer's words, whoever wrote the line that raised, and must not end the work with all the others.
-What a plug-in's own line raises is its author's, who is told of the line.
+An error of the disk, the index, memory or the broker affects all peers: it is ours, and is raised. Any other
+error is caused by the message of one peer, whatever code raised it, and must not end the work with all other
+peers. An error of a plug-in's own line belongs to the author, and the author is told of the line.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from protofleet.protocol.transport.address import BrokerError
 
 
 class OurFault(RuntimeError):  # noqa: N818 - it reads as what it is: `except OurFault`
-    """An error in what belongs to no peer, as a save; raised from that error."""
+    """The error for a fault that belongs to no peer, for example in a save; it is raised from that fault."""
 
 
-NO_MEMORY: Final = ("can't allocate memory", "out of memory", "not enough memory")  # as torch says it
+# The words that torch uses.
+NO_MEMORY: Final = ("can't allocate memory", "out of memory", "not enough memory")
 OURS: Final = (OSError, sqlite3.Error, MemoryError, DamagedError, NewerFormatError, BrokerError, OurFault)
 
 
 def is_ours(error: BaseException) -> bool:
-    """Also of an error that came up at work with tensors."""
+    """Return whether an error is ours, also if it occurred at work with tensors."""
     return isinstance(error, OURS) or is_want_of_memory(error)
 
 
@@ -36,10 +37,11 @@ def is_want_of_memory(error: BaseException) -> bool:
 
 
 def as_authors(error: BaseException) -> AuthorError | None:
-    """What is said in place of an error that came up in a plug-in's own code, a SystemExit too; None: in none.
+    """Return the error to report in place of an error in a plug-in's own code, or None for other errors.
 
-    Errors of protofleet's own kinds have somebody who handles them, as want of memory and of disk have. A file that
-    is missing may be ours or one that the author's line opens.
+    The plug-in's error may be a SystemExit. Errors of protofleet's own kinds have code that handles them, and
+    so have errors for a lack of memory or disk space. A missing file may be ours, or one that the author's
+    line opens.
     """
     if type(error).__module__.startswith("protofleet."):
         return None

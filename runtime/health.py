@@ -1,7 +1,8 @@
-"""Is this process well? The signs of life of its parts, and the watchdog that ends it when there are none.
+"""Watch the health of this process: the signs of life of its parts, and a watchdog that ends it.
 
-Nobody restarts a process that hangs: container engines and service managers look at whether it has ended. So it
-ends itself, with the stacks of all threads in its log, and whoever restarts it finds all that counts on the disk.
+A process that hangs is not restarted, because container engines and service managers check only whether it
+has ended. So it ends itself, with the stacks of all threads in its log. After a restart, all data that counts
+is on the disk.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-STUCK: Final = 70  # the exit code of a process that its watchdog has ended
-LOOP_SECONDS: Final = 60.0  # a loop that has not turned for so long is unhealthy
-PROBE_SECONDS: Final = 60.0  # the disk is not written to at each request
+STUCK: Final = 70  # exit code of a process that its watchdog has ended
+LOOP_SECONDS: Final = 60.0  # seconds without a turn, after which a loop is unhealthy
+PROBE_SECONDS: Final = 60.0  # seconds between two writes to the disk, so that not every request writes
 
-Check = Callable[[], str]  # what is wrong, and the way out; "" where nothing is
+Check = Callable[[], str]  # returns what is wrong and what to do, or ""
 
 log = logging.getLogger("protofleet")
 
 
 class Heartbeats:
-    """When each part that is at work last gave a sign of life. Any thread may call."""
+    """The times when each working part last gave a sign of life; any thread may use them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -37,7 +38,7 @@ class Heartbeats:
         self._last[part] = self._clock()
 
     def beat_if_working(self, part: str) -> None:
-        """Of a part that is idle this starts nothing."""
+        """Note a sign of life of a part, unless the part is idle."""
         if part in self._last:
             self.beat(part)
 
@@ -45,7 +46,7 @@ class Heartbeats:
         self._last.pop(part, None)
 
     def longest_gap(self) -> tuple[float, str]:
-        """How long ago the part that is most overdue gave a sign of life, and which it is."""
+        """Return the seconds since the oldest sign of life, and the part that gave it."""
         now = self._clock()
         return max(((now - last, part) for part, last in list(self._last.items())), default=(0.0, ""))
 
@@ -53,15 +54,15 @@ class Heartbeats:
 def end_at_once(seconds: float, part: str) -> None:
     log.critical("%s has shown no sign of life for %.0f s; ending, to be started again", part, seconds)
     faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-    os._exit(STUCK)  # an orderly end would wait for what is stuck
+    os._exit(STUCK)  # an orderly end would wait for the part that hangs
 
 
 @contextlib.contextmanager
 def watchdog(heartbeats: Heartbeats, seconds: float) -> Iterator[None]:
-    """While the `with` lasts, each part gives a sign of life that often; 0: it is not watched.
+    """End the process if a part gives no sign of life for `seconds` while the `with` lasts; 0 turns this off.
 
-    A process that was stopped as a whole (SIGSTOP, a machine that is paused) hangs in no part of it: when it goes on,
-    each has its time again.
+    A process that was stopped as a whole (SIGSTOP, a machine that is paused) does not hang. When it goes on,
+    each part has its full time again.
     """
     done = threading.Event()
 
@@ -69,7 +70,7 @@ def watchdog(heartbeats: Heartbeats, seconds: float) -> Iterator[None]:
         looked = going_on = time.monotonic()
         while not done.wait(seconds / 10):
             now = time.monotonic()
-            if now - looked > seconds / 2:  # this thread has had no turn either
+            if now - looked > seconds / 2:  # this thread has not run either
                 going_on = now
             looked = now
             gap, part = heartbeats.longest_gap()
@@ -93,7 +94,10 @@ def loop_is_running(heartbeats: Heartbeats) -> Check:
 
 
 def disk_is_writable(folder: Path, clock: Callable[[], float] = time.monotonic) -> Check:
-    """Some bytes go into this folder and reach the disk. Asked more often, it gives the last answer."""
+    """Return a check that writes some bytes to the disk in this folder.
+
+    If it is called again within PROBE_SECONDS, it returns its last result, unless that was a problem.
+    """
     found: list[tuple[float, str]] = []
 
     def check() -> str:

@@ -1,4 +1,4 @@
-"""An interrupt from the terminal that no import drops."""
+"""Handle interrupts so that no import drops them, and so that SIGTERM acts like an interrupt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from types import FrameType
 
 @contextlib.contextmanager
 def stopped_as_by_a_terminal() -> Iterator[None]:
-    """SIGTERM, which systemd, a batch system or `kill` send, does in the block what an interrupt does."""
+    """Let SIGTERM act like an interrupt in the block.
+
+    systemd, a batch system or `kill` send SIGTERM.
+    """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -19,7 +22,8 @@ def stopped_as_by_a_terminal() -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         handler = signal.getsignal(signal.SIGINT)
-        if not callable(handler):  # a shell ignores interrupts for what it has put into the background
+        # A shell ignores interrupts for programs that it has put into the background.
+        if not callable(handler):
             raise KeyboardInterrupt
         handler(signal.SIGINT, frame)
 
@@ -32,10 +36,11 @@ def stopped_as_by_a_terminal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_interrupts() -> Iterator[None]:
-    """An interrupt is raised at the end of the block, a second one at once.
+    """Raise an interrupt only at the end of the block, but a second one at once.
 
-    It would be raised in whatever Python text runs, also in text that C code runs while it is imported: some of it
-    takes any error for a missing module and goes on, and the program with it.
+    Otherwise it would be raised in any Python code that runs, also in code that C code runs during an import.
+    Some of this code treats any error as a missing module and goes on. Then the whole program goes on, and
+    the interrupt is lost.
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,4 +1,7 @@
-"""Processes that are forked from one that has imported what they need, asked and told as a subprocess.Popen is."""
+"""Start processes that are forked from a process which has already imported the modules that they need.
+
+They have the same interface as a subprocess.Popen.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +29,21 @@ from protofleet.runtime.launcher_process import (
     problem_with_threads,
 )
 
-CAN_FORK: Final = sys.platform.startswith("linux")  # elsewhere a fork without exec is not safe
+CAN_FORK: Final = sys.platform.startswith("linux")  # on other systems a fork without exec is not safe
 PROGRAM: Final = "protofleet.runtime.launcher_process"
-TURN_SECONDS: Final = 0.1  # one thread waits so long, and then another may
+TURN_SECONDS: Final = 0.1  # seconds that one thread waits before another thread may wait
 STANDARD_INPUT, STANDARD_ERROR = 0, 2
-ROOM: Final = " " * 400  # in the command line, for those of the children
-# The library starts its threads while it is imported, and none may run at a fork.
+ROOM: Final = " " * 400  # space in the command line for the command lines of the children
+# The library starts its threads while it is imported, and no thread may run at a fork.
 ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class LauncherError(RuntimeError):
-    """The process that forks cannot, or has ended."""
+    """The error for a forking process that cannot fork, or that has ended."""
 
 
 class ForkedChild:
-    """It ends with the process that has forked it."""
+    """A child that ends with the process that has forked it."""
 
     def __init__(self, launcher: Launcher, stdout: IO[str] | None) -> None:
         self._launcher, self.stdout = launcher, stdout
@@ -73,7 +76,7 @@ class ForkedChild:
 
 
 class ForkOfThis:
-    """A child of this very process, waited for as a subprocess.Popen is."""
+    """A child of this process itself, with the `poll` and `wait` of a subprocess.Popen."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -98,11 +101,11 @@ class ForkOfThis:
         return self._code
 
 
-Process = subprocess.Popen[bytes] | ForkOfThis | ForkedChild  # that forks, as its owner sees it
+Process = subprocess.Popen[bytes] | ForkOfThis | ForkedChild  # the forking process, as its owner sees it
 
 
 def be_launcher(theirs: socket.socket, environment: Mapping[str, str]) -> NoReturn:
-    """In the fork: what an interpreter of its own would be."""
+    """Make the fork like a new interpreter, and serve requests to fork."""
     try:
         os.setsid()
         children.end_with_parent(environment)
@@ -116,10 +119,11 @@ def be_launcher(theirs: socket.socket, environment: Mapping[str, str]) -> NoRetu
 
 
 class Launcher:
-    """The process that forks, as its owner sees it; one that has ended is started again for the next child.
+    """The forking process, as its owner sees it; if it has ended, the next start of a child starts it again.
 
-    It is an interpreter of its own, which imports `modules` while its owner goes on. With `here` they are imported
-    into this process, and it is forked from this one: whoever needs them too spares their memory a second time.
+    It is an interpreter of its own, which imports `modules` while its owner goes on. With `here`, the modules
+    are imported into this process, and the forking process is forked from it. If this process needs them too,
+    their memory is used only once.
     """
 
     def __init__(self, modules: Sequence[str], here: bool = False) -> None:
@@ -132,14 +136,14 @@ class Launcher:
 
     def _begin(self) -> None:
         self._received = ""
-        self.problem = ""  # what has ended all its children
+        self.problem = ""  # the problem that has ended all its children
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = self._start_process(theirs)
 
     def _start_process(self, theirs: socket.socket) -> Process:
         if self._here:
-            self._here = False  # later there may be threads
+            self._here = False  # later this process may have threads
             return self._fork(theirs)
         return subprocess.Popen(
             children.command(PROGRAM, str(theirs.fileno()), *self._modules, ROOM),
@@ -169,7 +173,7 @@ class Launcher:
         self.close()
 
     def close(self) -> None:
-        """Its children end too."""
+        """Close the launcher; its children end too."""
         with self._lock:
             self._socket.close()
             self._process.kill()
@@ -206,7 +210,7 @@ class Launcher:
             self._ask({"signal": int(number), "pid": pid})
 
     def listen(self, seconds: float) -> None:
-        """Take what it says, for so long at most if it says nothing."""
+        """Take a message of the forking process, and wait for it for `seconds` at most."""
         with self._lock, selectors.DefaultSelector() as selector:
             if not self._running and self._starting is None:
                 return
@@ -215,7 +219,7 @@ class Launcher:
                 self._receive()
 
     def _ask(self, request: dict[str, Any], handles: Sequence[int] = ()) -> None:
-        """That it has ended is seen where its answer is missing."""
+        """Send a request; if the process has ended, this is noticed because no answer comes."""
         data = json.dumps(request).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             sent = socket.send_fds(self._socket, [data], handles) if handles else 0
@@ -246,7 +250,7 @@ class Launcher:
                 self._refused, self._starting = why, None
 
     def _ended(self, why: str) -> None:
-        """The kernel has ended its children with it."""
+        """Note that all children have ended, because the kernel has ended them with the forking process."""
         self._refused, self._starting = why, None
         for child in self._running.values():
             child.returncode = -signal.SIGKILL
@@ -254,13 +258,17 @@ class Launcher:
 
 
 class ForkedLauncher(Launcher):
-    """Forked by another one. It runs a module before it forks, and its children share what that leaves in memory.
+    """A launcher whose forking process is forked by another launcher.
 
-    Where it cannot fork, as a library has started a thread, the other one does.
+    It runs a module before it forks, and its children share the memory that the module leaves. If it cannot
+    fork because a library has started a thread, the other launcher forks instead.
     """
 
     def __init__(self, parent: Launcher, program: children.Program) -> None:
-        """The program's standard input is the socket that it has to give to `fork_on_request` in the end."""
+        """Start the program that becomes the forking process.
+
+        Its standard input is the socket that it has to pass to `fork_on_request` in the end.
+        """
         self._parent, self._program = parent, program
         super().__init__(())
 

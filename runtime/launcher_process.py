@@ -1,7 +1,8 @@
-"""`python -m protofleet.runtime.launcher_process SOCKET MODULE ...` imports the modules, and then forks as asked.
+"""Import modules, and then fork on request.
 
-A child runs a module as `python -m MODULE ARGUMENTS` would, with all imports in its memory already. A thread does not
-survive a fork, and what it holds at that moment stays locked for ever: here there is never a second one.
+The command is `python -m protofleet.runtime.launcher_process SOCKET MODULE ...`. A child runs a module as
+`python -m MODULE ARGUMENTS` would, with all imports in its memory already. A thread does not survive a fork,
+and a lock that it holds at this moment stays locked for ever. So this process never has a second thread.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from protofleet.runtime.library_pages import release_library_pages
 
 STREAMS: Final = 3  # standard input, output and error, which come with a request
 LONGEST: Final = 1 << 16  # bytes that are read at once
-LONGEST_NAME: Final = 15  # bytes of a process's name, as the kernel keeps it
-# Of the numbers after the name in /proc/self/stat: where it begins and ends.
+LONGEST_NAME: Final = 15  # bytes of a process's name that the kernel keeps
+# Numbers after the name in /proc/self/stat that say where the command line begins and ends.
 COMMAND_LINE: Final = slice(45, 47)
 
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """What a child shall be, and its standard streams."""
+    """The program that a child is to run, and its standard streams."""
 
     program: children.Program
     streams: tuple[int, ...]
@@ -50,10 +51,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def import_all(modules: Sequence[str]) -> None:
-    gc.disable()  # an import makes much that stays, and little that goes
+    gc.disable()  # an import makes many objects that stay and few that are freed
     with held_interrupts():
         for module in modules:
-            # A child imports it again, and says what is wrong in its own log.
+            # A child imports the module again, and reports the error in its own log.
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
     share_memory()
@@ -62,16 +63,23 @@ def import_all(modules: Sequence[str]) -> None:
 
 
 def share_memory() -> None:
-    """Before the first fork: what children write to without need, they would have a copy of."""
+    """Prepare the memory before the first fork.
+
+    If children write to pages without need, each gets a copy of them.
+    """
     gc.collect()
-    gc.freeze()  # a collection in a child writes to no page that it shares
-    if sys.version_info < (3, 12):  # from there on nobody counts who refers to a name
-        # An attribute that a child looks up takes the place of one that was looked up here, whose name is let go.
+    gc.freeze()  # after this a collection in a child writes to no page that it shares
+    if sys.version_info < (3, 12):  # from Python 3.12 on, references to these names are not counted
+        # An attribute that a child looks up replaces one that was looked up here, and the name of the old one
+        # is released, which writes to a shared page.
         sys._clear_type_cache()
 
 
 def fork_on_request(connection: socket.socket) -> NoReturn:
-    """Until its other end is closed. The children end with this process."""
+    """Fork on request until the other end of the connection is closed.
+
+    The children end with this process.
+    """
     launcher = os.getpid()
     rename_process("launcher")
     with connection:
@@ -88,12 +96,16 @@ class Forks:
         self._received, self._streams = b"", list[int]()
 
     def serve(self) -> StartRequest | None:
-        """What comes back is what this process shall be from now on; None: nobody will ask any more."""
+        """Serve requests, and return the request that this process itself has to run.
+
+        It is returned in a child. Return None when no more requests can come.
+        """
         bell, rung = socket.socketpair()
         for end in (bell, rung):
             end.setblocking(False)
         signal.set_wakeup_fd(rung.fileno())
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only a signal with a handler rings
+        # Only a signal with a handler writes to the wakeup socket.
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
         with selectors.DefaultSelector() as selector:
             selector.register(self._connection, selectors.EVENT_READ)
             selector.register(bell, selectors.EVENT_READ)
@@ -126,7 +138,8 @@ class Forks:
     def _perform(self, request: dict[str, Any]) -> StartRequest | None:
         match request:
             case {"signal": int(number), "pid": int(pid)}:
-                if pid in self._running:  # it has not been waited for: the number is still its own
+                # The process has not been waited for, so the number is still its own.
+                if pid in self._running:
                     os.kill(pid, number)
                 return None
             case {"start": dict(what)}:
@@ -154,7 +167,7 @@ class Forks:
                 self._say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _say(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # that nobody listens is seen at the next read
+        with contextlib.suppress(BrokenPipeError):  # a closed connection is noticed at the next read
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
 
@@ -168,21 +181,24 @@ def problem_with_threads() -> str:
 
 
 def thread_count() -> int:
-    """Also those that a library has started without Python."""
+    """Return the number of threads, with those that a library has started without Python."""
     with contextlib.suppress(OSError):
         return len(list(Path("/proc/self/task").iterdir()))
     return threading.active_count()
 
 
 def run(request: StartRequest, launcher: int) -> NoReturn:
-    """As an interpreter would, but for what it does when it ends: that would copy most pages that are shared."""
+    """Run a module as an interpreter would, but end without the interpreter's cleanup.
+
+    The cleanup would copy most of the pages that are shared.
+    """
     code: object = 0
     try:
         become(request, launcher)
         runpy.run_module(request.program.module, run_name="__main__", alter_sys=True)
     except SystemExit as leaving:
         code = leaving.code
-    except BaseException:  # noqa: BLE001 - nothing of it may reach the launcher's own callers
+    except BaseException:  # noqa: BLE001 - no exception may reach the launcher's own callers
         sys.excepthook(*sys.exc_info())
         code = 1
     for thread in threading.enumerate():
@@ -193,17 +209,17 @@ def run(request: StartRequest, launcher: int) -> NoReturn:
         code = 1
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        with contextlib.suppress(OSError, ValueError):  # no process reads the stream any more
             stream.flush()
     os._exit(code or 0)
 
 
 def become(request: StartRequest, launcher: int) -> None:
-    """What a process that was started afresh would be: it shares nothing with its siblings but memory."""
+    """Make this process like one that was started anew: it shares only memory with the other children."""
     program = request.program
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    logging.getLogger().handlers.clear()  # of who became the launcher
+    logging.getLogger().handlers.clear()  # handlers of the process that became the launcher
     os.setsid()
     for number, handle in enumerate(request.streams):
         os.dup2(handle, number)
@@ -213,7 +229,8 @@ def become(request: StartRequest, launcher: int) -> None:
     os.environ[children.PARENT] = str(launcher)
     children.end_with_parent()
     os.chdir(program.folder)
-    # Python's own generator and those of OpenSSL seed themselves after a fork, and torch's begins with one number.
+    # Python's generator and those of OpenSSL seed themselves anew after a fork, and torch's begins with one
+    # fixed number.
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     sys.argv[:] = [program.module, *program.arguments]
@@ -222,25 +239,29 @@ def become(request: StartRequest, launcher: int) -> None:
 
 
 def close_handles(first: int, kept: int = -1) -> None:
-    """From the first on. Not all up to the limit: that may be a billion, and older kernels close them one by one."""
+    """Close all open handles from `first` on, except `kept`.
+
+    The open handles are listed first. The limit may be a billion, and older kernels would close all handles
+    up to it one by one.
+    """
     try:
         handles = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
     except OSError:
         handles = list(range(os.sysconf("SC_OPEN_MAX")))
     for handle in handles:
         if handle >= first and handle != kept:
-            with contextlib.suppress(OSError):  # the list's own
+            with contextlib.suppress(OSError):  # the handle of the list itself is closed already
                 os.close(handle)
 
 
 def rename_process(name: str) -> None:
-    """For `top` and `ps`."""
+    """Change the name of this process for `top` and `ps`."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_bytes(os.fsencode(name)[:LONGEST_NAME])
 
 
 def replace_command_line(words: Sequence[str]) -> None:
-    """For `ps`, in the place of the launcher's own, as far as that is long enough."""
+    """Replace the launcher's command line for `ps`, as far as it is long enough."""
     text = b"\0".join(map(os.fsencode, words))
     with contextlib.suppress(OSError, ValueError):
         numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

@@ -1,7 +1,8 @@
-"""A process gives back what only the start of its libraries has read of them.
+"""Give back memory pages that only the start of libraries has read.
 
-The loader and static constructors read most of a large library once: of torch, 50 MB then count as the memory of a
-process that never computes. The pages are the file's own, and who needs one again has it from there.
+The loader and static constructors read most of a large library once. With torch, 50 MB then count as memory
+of a process that never computes. The pages come from the file, so a process that needs one again reads it
+from there.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Final
 
 SMAPS: Final = Path("/proc/self/smaps")
 WORTH_IT: Final = 1 << 20
-MAPPING: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ [1-9]\d* +/", re.MULTILINE)  # of a file
+# A mapping of a file.
+MAPPING: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ [1-9]\d* +/", re.MULTILINE)
 
 
 def release_library_pages() -> None:
-    """Where the kernel tells of them; elsewhere there is nothing to do."""
+    """Release the pages if the kernel lists them; on other systems there is nothing to do."""
     with contextlib.suppress(OSError, AttributeError):
         madvise = ctypes.CDLL(None).madvise
         for begin, end in unmodified_mappings(SMAPS.read_text()):
@@ -28,7 +30,10 @@ def release_library_pages() -> None:
 
 
 def unmodified_mappings(smaps: str) -> Iterator[tuple[int, int]]:
-    """Private ones of a file that hold the file's bytes and nothing else: what was relocated would be lost."""
+    """Yield private mappings of a file that hold only the file's bytes.
+
+    In other mappings, data that was relocated would be lost.
+    """
     for text in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps, flags=re.MULTILINE):
         found = MAPPING.match(text)
         if found is None or found[3] not in ("r--p", "r-xp"):
@@ -38,6 +43,6 @@ def unmodified_mappings(smaps: str) -> Iterator[tuple[int, int]]:
 
 
 def _bytes(text: str, field: str) -> int:
-    """More than any memory where the kernel does not say it."""
+    """Return a number of bytes, or more than any memory if the kernel does not say it."""
     found = re.search(rf"^{field}: +(\d+) kB$", text, re.MULTILINE)
     return 1024 * int(found[1]) if found else 1 << 62

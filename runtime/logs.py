@@ -1,4 +1,4 @@
-"""The log's lines: what others have said stands in them as text, and can neither begin a line nor move a cursor."""
+"""Write log lines in which text from other parties can neither begin a line nor move a cursor."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from typing import Any, Final, Literal, TextIO
 from protofleet.methods.plugins.authors import authors_frame, code_of
 from protofleet.protocol.wire.printable import printable
 
-LONGEST: Final = 4096  # letters of one message
+LONGEST: Final = 4096  # most letters of one message
 FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
 Form = Literal["text", "json"]
 LIBRARIES: Final = frozenset({"site-packages", "dist-packages"})
 STANDARD_LIBRARY: Final = Path(sysconfig.get_paths()["stdlib"])
-METHODS: Final = "methods"  # the folder whose files are written by whoever has a method of their own
+METHODS: Final = "methods"  # the folder of files that people write for their own methods
 FIELDS: Final = "protofleet_fields"  # the attribute of a record that holds its figures by name
 _DEVICE: Final[ContextVar[str]] = ContextVar("device", default="")
 
 
 @contextlib.contextmanager
 def lines_about(device: str) -> Iterator[None]:
-    """In a process of many devices each line of the log begins with the name of the one that it is about."""
+    """Begin each log line with the name of the device that it is about, in a process of many devices."""
     token = _DEVICE.set(f"{device}: ")
     try:
         yield
@@ -40,7 +40,10 @@ def lines_about(device: str) -> Iterator[None]:
 
 
 class PrintableFormatter(logging.Formatter):
-    """One line a message; those of a traceback are indented, so that no line of theirs looks like a message's."""
+    """A formatter that writes one line for each message.
+
+    The lines of a traceback are indented, so that none of them looks like a message.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         message = _DEVICE.get() + record.message
@@ -55,7 +58,10 @@ class PrintableFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line, for a collector of logs; JSON has its own way to write what cannot be printed."""
+    """A formatter that writes one JSON object in a line, for a collector of logs.
+
+    JSON has its own way to write unprintable characters.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         device = _DEVICE.get().removesuffix(": ")
@@ -70,20 +76,22 @@ class JsonFormatter(logging.Formatter):
 
 
 def fields(**figures: Any) -> Mapping[str, Any]:
-    """What a message has besides its words, for `extra` of a call of the log: keys of its own in JSON."""
+    """Return figures of a message for `extra` of a log call; in JSON they are keys of their own."""
     return {FIELDS: {name: value for name, value in figures.items() if value is not None}}
 
 
 def set_up_logging(stream: TextIO, level: int = logging.INFO, form: Form = "text") -> None:
-    """For a whole process, whatever its libraries log too."""
+    """Set up logging for a whole process, with the messages of its libraries."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else PrintableFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
 
 
 def log_uncaught_errors() -> None:
-    """For a program, not for who calls one of its commands from Python: whatever ends it, or a thread of it, is a
-    message of the log."""
+    """Log every error that ends the program or one of its threads.
+
+    This is for a program, not for code that calls one of its commands from Python.
+    """
     sys.excepthook = _log_uncaught
     threading.excepthook = lambda said: _log_uncaught(
         said.exc_type, said.exc_value or said.exc_type(), said.exc_traceback
@@ -102,14 +110,17 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, trace: Traceb
 
 
 def is_of_a_library(file: Path) -> bool:
-    if "protofleet" in file.parts:  # which may be installed beside the others
+    if "protofleet" in file.parts:  # protofleet may be installed in the same folder as the libraries
         return False
     return not LIBRARIES.isdisjoint(file.parts) or STANDARD_LIBRARY in file.parents
 
 
 def place_of(trace: TracebackType | None) -> str:
-    """Where it came up: in a plug-in's file, with its line of code; else in our own files, a method's or whose else,
-    the last frame that is of no library."""
+    """Return the place where an error occurred.
+
+    It is the file and line of a plug-in, with the code. Otherwise it is the last frame that is not of a
+    library, and if possible one of a method.
+    """
     if (authors := authors_frame(trace)) is not None:
         return f" in {authors.filename}:{authors.lineno} ({authors.name}: {code_of(authors)})"
     frames = [frame for frame in traceback.extract_tb(trace) if not is_of_a_library(Path(frame.filename))]

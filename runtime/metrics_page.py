@@ -1,4 +1,7 @@
-"""What a Link's meter holds, for Prometheus: read when it is scraped, so that nothing is counted twice."""
+"""Show the counts of a Link's meter to Prometheus.
+
+They are read at each scrape, so nothing is counted twice.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,19 @@ from protofleet.protocol.wire.reasons import Reason
 from protofleet.runtime.health import Check
 from protofleet.runtime.metrics_server import Page, Request, Response, bound, serving
 
-LOOPBACK: Final = "127.0.0.1"  # where nobody else is told of
+LOOPBACK: Final = "127.0.0.1"  # the host for metrics if the settings name no other
 METRICS: Final = "/metrics"
-SCRAPER: Final = "x-prometheus-scrape-timeout-seconds"  # a header that only scrapers send
-LAST_SCRAPE_SECONDS: Final = 75.0  # Prometheus' default interval is a minute
+SCRAPER: Final = "x-prometheus-scrape-timeout-seconds"  # the header that only scrapers send
+LAST_SCRAPE_SECONDS: Final = 75.0  # seconds; the default interval of Prometheus is a minute
 HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9a-fA-F:.]{2,45}(%[A-Za-z0-9_.-]+)?")
 
 
 class MetricsError(RuntimeError):
-    """Metrics cannot be served. The message says why, and the way out."""
+    """The error for metrics that cannot be served; the message says why, and what to do."""
 
 
 class MeterReader(Protocol):
-    """A Link's meter, or a view of one."""
+    """A meter of a Link, or a view of one."""
 
     @property
     def payload(self) -> Mapping[tuple[str, str], int]: ...
@@ -51,19 +54,19 @@ MethodBytes: TypeAlias = Mapping[tuple[str, str, str], int]  # (method, directio
 
 
 class MethodTotals:
-    """Bytes by the method that was in use when they crossed.
+    """The bytes by the method that was in use when they passed.
 
     A device learns its method from the plan, and a later run may have another one.
     """
 
     def __init__(self, counted: Bytes, method: str) -> None:
         self._counted = counted
-        # The present method, what was counted when it began, and (method, direction, kind) -> bytes of those before.
-        # One value, as another thread may read it while it changes.
+        # The present method, the bytes when it began, and (method, direction, kind) -> bytes of earlier
+        # methods. It is one value, because another thread may read it while it changes.
         self._state: tuple[str, Bytes, MethodBytes] = (method, {}, {})
 
     def begin(self, method: str) -> None:
-        """Count what crosses from now on for this method. Called on the thread that counts."""
+        """Count bytes for this method from now on; the thread that counts calls this."""
         if method != self._state[0]:
             self._state = (method, snapshot_of(self._counted), self.now())
 
@@ -78,7 +81,7 @@ class MethodTotals:
 
 
 class MeterCollector:
-    """Bytes by method, direction and kind; messages by direction, kind and result."""
+    """The metrics of a meter: bytes by method, direction and kind; messages by direction, kind and result."""
 
     def __init__(self, meter: MeterReader, method: str = "") -> None:
         self._meter = meter
@@ -128,13 +131,17 @@ class MeterCollector:
         for key, number in snapshot_of(self._meter.messages).items():
             messages.add_metric(list(key), number)
         yield messages
-        for reason in Reason:  # those that have not happened too, so that an alert has a series to watch
+        # Reasons that have not occurred are included, so that an alert has a series to watch.
+        for reason in Reason:
             rejected.add_metric([reason.value], self._meter.rejected[reason])
         yield rejected
 
 
 class BrokerCertificate:
-    """As the other end of the connection sees it: the broker itself is scraped by nobody."""
+    """The metric of the broker's certificate, as the other end sees it.
+
+    The broker itself is not scraped.
+    """
 
     def __init__(self, ends: Callable[[], float | None]) -> None:
         self._ends = ends
@@ -152,7 +159,7 @@ class BrokerCertificate:
 
 
 class ConnectionErrors:
-    """Of ours, and the connection goes on or is made again."""
+    """The metric of our own errors after which the connection goes on or is made again."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count
@@ -172,17 +179,19 @@ class ConnectionErrors:
 
 
 def snapshot_of(counter: Mapping[Any, int]) -> dict[Any, int]:
-    """A copy taken while another thread may be adding a key."""
+    """Return a copy, although another thread may be adding a key."""
     while True:
         try:
             return dict(counter)
-        except RuntimeError:  # it grew in the middle; it does so a few times in its life
+        except RuntimeError:  # the counter grew during the copy; this happens only a few times in its life
             continue
 
 
 def pages(registry: CollectorRegistry, checks: Mapping[str, Check]) -> dict[str, Page]:
-    """/metrics, and /health: each check with what is wrong, as JSON; 503 where anything is."""
+    """Return /metrics and /health.
 
+    /health shows each check with its problem as JSON, and has the status 503 if there is a problem.
+    """
     written = make_wsgi_app(registry)
 
     def metrics(request: Request) -> Response:
@@ -200,10 +209,13 @@ def pages(registry: CollectorRegistry, checks: Mapping[str, Check]) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a party shows its metrics and its health: `metrics_host` and `metrics_port` of its settings."""
+    """The address at which a party shows its metrics and its health.
+
+    The settings `metrics_host` and `metrics_port` of the party contain it.
+    """
 
     host: str
-    port: OptionalPort  # 0: nowhere
+    port: OptionalPort  # 0: the party shows nothing
 
     def __post_init__(self) -> None:
         if not HOST.fullmatch(self.host):
@@ -212,13 +224,16 @@ class Endpoint:
             )
 
     def url(self, path: str) -> str:
-        """As this machine itself reaches it."""
+        """Return the URL by which this machine itself reaches the endpoint."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{path}"
 
 
 class Scrapes:
-    """When a Prometheus, or who speaks like one, has last taken the metrics. A person or a script is none."""
+    """The time when Prometheus, or a program with the same header, last read the metrics.
+
+    Requests of a person or a script do not count.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._last = clock, float("-inf")
@@ -228,7 +243,10 @@ class Scrapes:
             self._last = began
 
     def wait_for_last(self, stopped: Callable[[], bool], seconds: float = LAST_SCRAPE_SECONDS) -> None:
-        """Until what a process ends with has been taken; at once where nobody has scraped it for so long."""
+        """Wait until the last metrics of a process have been read.
+
+        Return at once if no scraper has read the metrics in the last `seconds`.
+        """
         ended = self._clock()
         while ended - seconds < self._last < ended and self._clock() < ended + seconds:
             if stopped():

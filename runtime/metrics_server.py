@@ -1,8 +1,8 @@
-"""A small HTTP server for figures and health: whoever connects and says nothing, or little, holds up nobody.
+"""Serve figures and health over HTTP, so that a slow or silent client delays no other client.
 
-No connection has a thread of its own: one thread talks to all of them, and each path has one in which its answers
-are worked out, one after the other. At most CONNECTIONS are open; who comes beyond that is taken, and the one that
-has been there longest goes. A connection has one request and SECONDS.
+No connection has a thread of its own: one thread talks to all of them. Each path has one thread that makes
+its answers, one after the other. At most CONNECTIONS are open. A further connection is accepted, and the
+oldest one is closed. A connection has one request and SECONDS.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 CONNECTIONS: Final = 64
-SECONDS: Final = 10.0  # for a request to come and its answer to be taken
-MOST_HEAD: Final = 8192  # bytes of a request; it has no body
-FREEBIND: Final = 15  # IP_FREEBIND of Linux, which Python does not name
+SECONDS: Final = 10.0  # seconds for a request to come and for its answer to be read
+MOST_HEAD: Final = 8192  # most bytes of a request, which has no body
+FREEBIND: Final = 15  # IP_FREEBIND of Linux, which has no name in Python
 
 log = logging.getLogger("protofleet")
 
@@ -32,10 +32,10 @@ class Request:
     method: str
     path: str
     query: str
-    headers: Mapping[str, str]  # by their names in small letters
+    headers: Mapping[str, str]  # by their names in lower case
 
     def environ(self) -> dict[str, str]:
-        """As WSGI has it."""
+        """Return the request as a WSGI environment."""
         told = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in self.headers.items()}
         return {
             **told,
@@ -60,17 +60,21 @@ class Response:
 Page = Callable[[Request], Response]
 Answered = Callable[
     [Request, float], None
-]  # what was asked, and when its answer was begun, on the monotonic clock
+]  # the request, and the time when its answer was begun, on the monotonic clock
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Listening. An address that this machine does not have yet, as before DHCP, is taken with a warning."""
+    """Return a listening socket.
+
+    An address that this machine does not have yet, for example before DHCP, is used with a warning.
+    """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # "::" is all addresses of both kinds
+            # "::" stands for all addresses of both kinds.
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         _bind(made, host, address)
         made.listen(CONNECTIONS)
     except OSError:
@@ -96,7 +100,7 @@ def _bind(made: socket.socket, host: str, address: Any) -> None:
 def serving(
     listening: socket.socket, pages: Mapping[str, Page], answered: Answered = lambda request, began: None
 ) -> Iterator[None]:
-    """While the `with` lasts, on a thread of its own, which tells of each answer that was taken."""
+    """Serve pages on a thread of its own while the `with` lasts, and report each answer that was read."""
     loop, begun = asyncio.new_event_loop(), threading.Event()
     server = MetricsServer(pages, answered)
 
@@ -121,7 +125,7 @@ class MetricsServer:
     def __init__(self, pages: Mapping[str, Page], answered: Answered) -> None:
         self._pages, self._answered = pages, answered
         self._workers = {path: ThreadPoolExecutor(1, f"metrics {path}") for path in pages}
-        self._open: dict[asyncio.Task[Any], None] = {}  # the oldest first
+        self._open: dict[asyncio.Task[Any], None] = {}  # open connections, the oldest first
 
     async def begin(self, listening: socket.socket) -> None:
         self._server = await asyncio.start_server(self._connected, sock=listening, limit=MOST_HEAD)
@@ -146,13 +150,13 @@ class MetricsServer:
             await asyncio.wait_for(self._talk(reader, writer), SECONDS)
             writer.close()
         except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError, asyncio.CancelledError):
-            writer.transport.abort()  # it may never take what is on its way to it
+            writer.transport.abort()  # the client may never read the bytes that are on their way
         finally:
             self._open.pop(task, None)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = read_request(await reader.readuntil(b"\r\n\r\n"))
-        writer.transport.set_write_buffer_limits(0)  # so that `drain` waits for all of it
+        writer.transport.set_write_buffer_limits(0)  # so that `drain` waits for all bytes
         began = time.monotonic()
         writer.write((await self._answer(request)).encode())
         await writer.drain()
@@ -175,7 +179,7 @@ class MetricsServer:
 
 
 def read_request(head: bytes) -> Request | None:
-    """None where it is no HTTP."""
+    """Return the request, or None if it is not HTTP."""
     first, *lines = head.decode("latin-1").split("\r\n")
     message = first.split(" ")
     if len(message) != 3 or not message[2].startswith("HTTP/1."):

@@ -1,4 +1,7 @@
-"""When what has ended in error is started again: later each time, until it has run for a while."""
+"""Decide when a program that has ended in error is started again.
+
+The pause grows each time, until the program has run for a while.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ from typing import Final
 
 FIRST_SECONDS: Final = 0.5
 LONGEST_SECONDS: Final = 60.0
-STABLE_SECONDS: Final = 60.0  # who has run for longer begins anew
+STABLE_SECONDS: Final = 60.0  # seconds; after a longer run the pauses begin anew
 
 
 @dataclass
 class RestartBackoff:
     seconds: float = FIRST_SECONDS
-    failures: int = 0  # in a row
+    failures: int = 0  # failures in a row
 
     def failed(self, ran_seconds: float) -> float:
-        """The seconds until it is started again."""
+        """Return the seconds until the next start."""
         stable = ran_seconds > STABLE_SECONDS
         self.failures = 1 if stable else self.failures + 1
         self.seconds = FIRST_SECONDS if stable else min(LONGEST_SECONDS, 2 * self.seconds)

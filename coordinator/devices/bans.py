@@ -1,10 +1,12 @@
-"""Names whose messages are dropped: bans for flooding, and pauses after an error of ours. Both end by themselves.
+"""Names whose messages are dropped: bans for flooding, and pauses after an error of this program.
 
-What comes on a topic may be the work of a hostile broker and not of its device. So nothing here is for good: each ban
-or pause of a name is twice as long as the one before, up to a day; after a day without one the count begins anew.
+Both end by themselves. A message on a topic may come from a hostile broker and not from the device. So
+nothing here is permanent: each ban or pause of a name is twice as long as the one before, up to a day.
+After a day without one the count begins again.
 
-A ban is a file, <folder>/coordinator/banned/<name>, with the time when it began and its count: it outlives a restart,
-and whoever can write there lifts it by removing the file. A pause is in this process's memory only.
+A ban is a file, <folder>/coordinator/banned/<name>, with the time when it began and its count. So it
+survives a restart, and a person who can write there ends it by removing the file. A pause is only in the
+memory of this process.
 """
 
 from __future__ import annotations
@@ -22,20 +24,20 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.names import valid_name
 
 BANNED: Final = "banned"
-REFRESH_SECONDS: Final = 1.0  # between looks at the folder, while it holds a name
-LOG_SECONDS: Final = 3600.0  # between lines of the log about bans that go on
-BAN_SECONDS: Final = 3600.0  # the first; each doubles, up to the longest
+REFRESH_SECONDS: Final = 1.0  # between two looks at the folder, while it holds a name
+LOG_SECONDS: Final = 3600.0  # between two log lines about bans that go on
+BAN_SECONDS: Final = 3600.0  # the first ban; each next one is twice as long, up to the longest
 PAUSE_SECONDS: Final = 60.0
 LONGEST_SECONDS: Final = 86_400.0
-QUIET_SECONDS: Final = 86_400.0  # from the end, after which the count begins anew
-MOST_DOUBLED: Final = 20  # more could overflow; the longest is reached long before
+QUIET_SECONDS: Final = 86_400.0  # after the end of a ban; then the count begins again
+MOST_DOUBLED: Final = 20  # doublings; more could overflow, and the longest time is reached long before
 
 log = logging.getLogger("protofleet.coordinator")
 
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """One ban or pause of a name: its count `times`, and how long the first one was."""
+    """One ban or pause of a name, with its count `times` and the length of the first one in seconds."""
 
     since: float
     first: float
@@ -46,7 +48,11 @@ class Suspension:
         return self.since + min(self.first * 2.0 ** min(self.times - 1, MOST_DOUBLED), LONGEST_SECONDS)
 
     def is_active(self, at: float) -> bool:
-        """Not before it began: the clock was set back, and it might not end for years."""
+        """Return whether the ban or pause is active at this time.
+
+        It is not active before its beginning: then the clock was set back, and the ban might not end for
+        years.
+        """
         return self.since <= at < self.until
 
     def counts(self, at: float) -> bool:
@@ -58,7 +64,10 @@ class Suspension:
 
 
 class Bans:
-    """Only the service's thread calls it, but for `drops`. `clock` is one that a restart does not reset."""
+    """The bans and pauses of a coordinator. `clock` is a clock that a restart does not reset.
+
+    Only the thread of the service calls it, except for `drops`.
+    """
 
     def __init__(
         self, folder: Path, disk: Disk | None = None, clock: Callable[[], float] = time.time
@@ -76,7 +85,7 @@ class Bans:
         return self._refresh_at if self.ignored or self._bans else float("inf")
 
     def drops(self, name: str) -> bool:
-        """Whether messages of this name are dropped; counts one. Any thread may call."""
+        """Return whether messages of this name are dropped, and count one if so. Any thread may call it."""
         if name not in self.ignored:
             return False
         with self._lock:
@@ -85,7 +94,7 @@ class Bans:
         return True
 
     def ban(self, name: str, now: float) -> bool:
-        """For flooding. False if it is ignored already."""
+        """Ban a name for flooding; return False if the name is already ignored."""
         if name in self.ignored:
             return False
         ban = Suspension.after(self._bans.get(name), float(int(self._clock())), BAN_SECONDS)
@@ -104,7 +113,7 @@ class Bans:
         return True
 
     def pause(self, name: str, now: float, first: float = PAUSE_SECONDS) -> float:
-        """Returns how long it lasts. A pause that is active is not made longer."""
+        """Pause a name and return how many seconds the pause lasts; an active pause is not made longer."""
         last = self._pauses.get(name)
         if not (last and last.is_active(now)):
             last = self._pauses[name] = Suspension.after(last, now, first)
@@ -112,7 +121,7 @@ class Bans:
         return last.until - now
 
     def refresh(self, now: float) -> int:
-        """Lift what was removed from the folder or is over. Returns the frames dropped since the last call."""
+        """End bans that are over or whose file was removed; return the frames dropped since the last call."""
         before = self.ignored
         self._delete_old(now)
         self._update(now)
@@ -124,7 +133,7 @@ class Bans:
         return uncounted
 
     def _delete_old(self, now: float) -> None:
-        """Those that no longer count."""
+        """Delete bans and pauses that no longer count."""
         found, at = _records(self._folder), self._clock()
         self._bans = {name: ban for name, ban in found.items() if ban.counts(at)}
         for name in found.keys() - self._bans.keys():
@@ -152,7 +161,7 @@ def lift(folder: Path, name: str) -> None:
 
 
 def describe_ban(ban: Suspension) -> str:
-    """Until when, and why: there is one reason for a ban."""
+    """Describe until when a ban lasts and why; flooding is the only reason for a ban."""
     again = replace(ban, times=ban.times + 1)
     return (
         f"until {_as_time(ban.until)}, as it flooded at {_as_time(ban.since)} (ban {ban.times} of it; the next one "
@@ -161,7 +170,7 @@ def describe_ban(ban: Suspension) -> str:
 
 
 def bans_in(folder: Path, at: float | None = None) -> dict[str, Suspension]:
-    """By name, the bans that are active in a coordinator's folder at this time, by default now."""
+    """Return the bans by name that are active in a coordinator's folder at this time, by default now."""
     when = time.time() if at is None else at
     return {name: ban for name, ban in sorted(_records(folder).items()) if ban.is_active(when)}
 
@@ -171,7 +180,7 @@ def banned_in(folder: Path, at: float | None = None) -> frozenset[str]:
 
 
 def _records(folder: Path) -> dict[str, Suspension]:
-    """Also those that are over, as the next ban of a name is longer."""
+    """Return all bans in the folder, also those that are over, because they make the next ban longer."""
     found = {}
     with contextlib.suppress(OSError):
         for path in (folder / BANNED).iterdir():
@@ -181,7 +190,10 @@ def _records(folder: Path) -> dict[str, Suspension]:
 
 
 def _record(path: Path) -> Suspension:
-    """A file without a time, as of an earlier version or a full disk, began when it was written."""
+    """Read a ban from its file.
+
+    A file without a time, from an earlier version or a full disk, counts from the time when it was written.
+    """
     written = path.stat().st_mtime
     try:
         since, times = path.read_text().split()

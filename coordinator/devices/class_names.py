@@ -1,14 +1,20 @@
-"""What the classes of a run are called. A device whose classes have other names, or the same in another order, means
-something else by its labels, and takes no part.
+"""The vote on the class names of a run.
 
-The settings say it; else most devices do. It is fixed when a round begins, or LISTEN_SECONDS after the first one has
-contradicted, as soon as two devices and more than half of all that have said names agree: a device that comes first,
-or lies, cannot decide it alone. While all agree nobody waits, and a single device is all. Where they do not, those
-take part on whom it could be fixed; the others wait, and in a tie all do, however long it takes: no round mixes
-labels, nobody learns alone on one's word, and nobody is refused on it. What is fixed stays, over restarts too; only
-the settings are above it. What each device has said does not: after a restart with nothing fixed, or with settings
-that say something else, those of before take part only with each other until they have said it again. Who is not
-enrolled any more has said nothing.
+If a device's classes have other names, or the same names in another order, its labels mean something else,
+so the device takes no part.
+
+The settings decide the names. If they do not, most devices decide: two devices, and more than half of all
+devices that sent names, must agree. This is checked when a round begins, and from LISTEN_SECONDS after the
+first contradiction. So the first device, or a device that lies, cannot decide alone. While all devices
+agree, no device waits; this also holds for one device alone. If they disagree, the devices whose names
+could be fixed take part and the others wait. In a tie all devices wait, however long it takes. So no round
+mixes labels, no device trains alone because of what it says, and no device is refused because of what one
+device says.
+
+Names that are fixed stay fixed, also over restarts; only the settings can change them. The votes of devices
+do not survive a restart. After a restart with nothing fixed, or with settings that say something else, the
+earlier devices take part only with each other until they have sent their names again. A device that is not
+enrolled any more has no vote.
 """
 
 from __future__ import annotations
@@ -25,8 +31,8 @@ from protofleet.protocol.wire.reasons import Problem, Reason
 
 log = logging.getLogger("protofleet.coordinator")
 
-LISTEN_SECONDS: Final = 30.0  # two hellos of everybody
-LOG_SECONDS: Final = 3600.0  # between lines about who waits, after the first few
+LISTEN_SECONDS: Final = 30.0  # the time of two hellos of each device
+LOG_SECONDS: Final = 3600.0  # between two lines about devices that wait, after the first few
 LOG_BURST: Final = 5.0
 
 
@@ -35,17 +41,17 @@ class ClassNameVote:
         self, classes: int, stated: Names, known: ClassNames | None, listen: float,
         enrolled: Callable[[str], bool] = lambda device: True,
     ) -> None:  # fmt: skip
-        """`known` is what an earlier coordinator of this run has fixed."""
+        """Set up the vote; `known` are the names that an earlier coordinator of this run has fixed."""
         self._enrolled = enrolled
         self._classes, self._listen = classes, min(listen, LISTEN_SECONDS)
         self.fixed, self.saved, self._known = known, known is not None, known
-        self._digests: dict[str, bytes] = {}  # by each device, while nothing is fixed
-        self._hellos: dict[str, Hello] = {}  # in which it was said
-        self._votes: dict[bytes, int] = {}  # what was said first comes first
+        self._digests: dict[str, bytes] = {}  # digest that each device has sent, while nothing is fixed
+        self._hellos: dict[str, Hello] = {}  # the hello with that digest, by device
+        self._votes: dict[bytes, int] = {}  # digest -> devices; the digest that was sent first comes first
         self._names_of: dict[bytes, Names] = {}
         self._waiting: dict[str, Hello] = {}
         self._warned: set[str] = set()
-        self._last_accepted_digest = b""  # what the devices that take part have said
+        self._last_accepted_digest = b""  # digest of the devices that take part
         self._has_listened = False
         self._log_limit = TokenBucket(1 / LOG_SECONDS, LOG_BURST)
         self.wake_at = float("inf")
@@ -54,21 +60,27 @@ class ClassNameVote:
 
     @property
     def is_open(self) -> bool:
-        """Whether devices vote. A hello to an earlier coordinator does not: a broker may have kept it."""
+        """Return whether devices still vote.
+
+        A hello to an earlier coordinator is no vote, because a broker may have kept it.
+        """
         return self.fixed is None
 
     @property
     def is_as_saved(self) -> bool:
-        """Whether all that an earlier coordinator has admitted say what is fixed."""
+        """Return whether all devices that an earlier coordinator admitted sent the names that are fixed."""
         return bool(self.fixed and self._known and self.fixed.digest == self._known.digest)
 
     @property
     def names(self) -> Names:
-        """What devices are told. Nothing that is not fixed: they leave by it."""
+        """Return the names that devices are told, which are only fixed names.
+
+        A device leaves if its names differ from them.
+        """
         return self.fixed.names if self.fixed else ()
 
     def judge(self, hello: Hello, now: float) -> Problem | None:
-        """Why it can take no part. Who is not refused may have to wait."""
+        """Return why a device can take no part; None if it is not refused, but it may have to wait."""
         self._waiting.pop(hello.device, None)
         if hello.names and len(hello.names) != self._classes:
             words = f"it has {len(hello.names)} class names, this run has {self._classes} classes"
@@ -88,11 +100,17 @@ class ClassNameVote:
         return device in self._waiting
 
     def left(self, device: str) -> None:
-        """What it has said still counts: it may be one that was refused."""
+        """Stop waiting for a device that has left.
+
+        What it has sent still counts as a vote, because it may be a device that was refused.
+        """
         self._waiting.pop(device, None)
 
     def outvoted(self) -> list[Hello]:
-        """Of the devices that have said what counted until now, and does no more; each time once."""
+        """Return the hellos of devices whose names counted until now and do not count any more.
+
+        Each of these hellos is returned once.
+        """
         before, self._last_accepted_digest = self._last_accepted_digest, self._accepted_digest()
         if before == self._last_accepted_digest:
             return []
@@ -103,13 +121,13 @@ class ClassNameVote:
         return found
 
     def released(self) -> list[Hello]:
-        """Of those who have waited and need not any more; each time once."""
+        """Return the hellos of devices that have waited and need not wait any more; each of them once."""
         accepted = self._accepted_digest()
         free = [device for device in self._waiting if self._digests.get(device) == accepted]
         return [self._waiting.pop(device) for device in free]
 
     def refused(self) -> dict[str, Problem]:
-        """Those who have waited for what is fixed now to be something else."""
+        """Return the waiting devices whose names differ from the fixed names, with their problems."""
         if not self.fixed:
             return {}
         fixed = self.fixed.digest
@@ -121,7 +139,7 @@ class ClassNameVote:
         }
 
     def fix_if_decided(self) -> None:
-        """Fix what most say, if enough do."""
+        """Fix the names that most devices sent, if enough devices sent them."""
         if self.fixed or not self._votes:
             return
         leading, total = self._leading_digest(), len(self._digests)
@@ -135,7 +153,11 @@ class ClassNameVote:
         )  # fmt: skip
 
     def wake(self, now: float) -> None:
-        """Whether who contradicts has been given the time in which more devices could say who is right."""
+        """Withdraw the votes of devices that are no longer enrolled, and fix the names when the time is over.
+
+        A contradiction starts that time, in which more devices can vote. At its end the names are fixed if
+        most devices agree.
+        """
         if not self.fixed:
             for device in [device for device in self._digests if not self._enrolled(device)]:
                 self._waiting.pop(device, None)
@@ -152,8 +174,10 @@ class ClassNameVote:
         self.fixed = stated
 
     def hold(self, hello: Hello, now: float) -> None:
-        """For more devices, which may say who is right, or for the settings to say it. Or to be refused, once it is
-        fixed."""
+        """Let a device wait until more devices or the settings decide, or until it is refused.
+
+        It is refused once other names are fixed.
+        """
         self._waiting[hello.device] = hello
         if self.fixed:
             return
@@ -193,14 +217,17 @@ class ClassNameVote:
             self._names_of.pop(before, None)
 
     def _accepted_digest(self) -> bytes:
-        """What the devices that take part say: what is fixed, or all say, or enough to fix it; in a tie nothing."""
+        """Return the digest of the devices that take part; b"" in a tie.
+
+        It is the fixed digest, else the only one, else the one with enough votes to be fixed.
+        """
         if self.fixed:
             return self.fixed.digest
         leading = self._leading_digest()
         return leading if len(self._votes) == 1 or self._is_decisive(leading) else b""
 
     def _leading_digest(self) -> bytes:
-        """Of equally many what was said first."""
+        """Return the digest with the most votes; of equals, the one that was sent first."""
         return max(self._votes, key=self._votes.__getitem__, default=b"")
 
     def _is_decisive(self, digest: bytes) -> bool:
@@ -210,7 +237,7 @@ class ClassNameVote:
         return Problem(Reason.UNFIT, f"its classes have other names: {self._explain(digest, said)}")
 
     def _explain(self, digest: bytes, said: Names) -> str:
-        """In a tie against what others say, of which one list is enough to show that they differ."""
+        """Describe the difference to the names of the run, or in a tie to one list of another device."""
         against = self._accepted_digest() or next((other for other in self._votes if other != digest), b"")
         who = "this run" if self._accepted_digest() else "another's"
         names = self.names or self._names_of.get(against, ())

@@ -1,7 +1,7 @@
-"""Byes of devices: whether one is stale, and the reasons, counted by a closed list.
+"""Byes of devices: the check whether a bye is stale, and the counts of reasons from a closed list.
 
-A broker may keep a bye, also from an earlier run, and deliver it after the device has come back. A device sends
-nothing while it believes that it takes part, so a stale bye would keep it out for ten minutes.
+A broker may keep a bye, also from an earlier run, and deliver it after the device has come back. A device
+sends nothing while it believes that it takes part, so a stale bye would exclude it for ten minutes.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ log = logging.getLogger("protofleet.coordinator")
 class Departures:
     def __init__(self) -> None:
         self._counted: Counter[DisconnectReason] = Counter()
-        # Device -> its boot, and the highest sequence of a hello.
+        # Device -> its boot, and the highest sequence number of a hello.
         self._hellos: dict[str, tuple[int, int]] = {}
 
     def __getitem__(self, reason: DisconnectReason) -> int:
         return self._counted[reason]
 
     def hello_received(self, hello: Received, newest: int) -> None:
-        """`newest`: sequence of all its messages. With new keys numbers begin anew: a higher one is stale."""
+        """Note the sequence number of a hello; `newest` is the newest number of all messages of its device.
+
+        With new keys the numbers begin again, so a known number above `newest` is stale.
+        """
         boot, number = self._hellos.get(hello.sender, (0, 0))
         counts = boot == hello.boot and number <= newest
         self._hellos[hello.sender] = hello.boot, max(hello.sequence, number if counts else 0)
 
     def is_stale(self, leave: Received, newest: int) -> bool:
-        """Whether its device has sent a later hello. A last will has no sequence number of its own."""
+        """Return whether its device has sent a later hello. A last will has no sequence number of its own."""
         boot, number = self._hellos.get(leave.sender, (0, 0))
         return boot == leave.boot and 0 < leave.sequence < number <= newest
 
     def left(self, device: str, reason: str, may_log: bool, run_is_over: bool = True) -> None:
         known = disconnect_reason_of(reason)
         if known is DisconnectReason.FINISHED and not run_is_over:
-            known = DisconnectReason.OTHER  # no device was told so
+            known = DisconnectReason.OTHER  # no device was told that the run is over
         self._counted[known] += 1
         if may_log and known is not DisconnectReason.FINISHED:
             log.warning("%s leaves: %.200s", device, reason or "it does not say why")

@@ -1,7 +1,8 @@
-"""An error in handling a device's message, or a message to it, pauses that device; the rest of the run goes on.
+"""The boundary for errors with one device: such an error pauses the device, and the run goes on.
 
-The traceback is logged, the error counted, and the device's messages are dropped for a while that doubles each time:
-an honest device that has met an error of ours gets another chance.
+An error belongs to a device if it occurs in handling a message of the device, or a message to it. The
+traceback is logged, the error is counted, and the device's messages are dropped for a while, which doubles
+each time. So an honest device that has met an error of this program gets another chance.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ class ErrorBoundary:
     def __init__(
         self, bans: Bans, now: Callable[[], float], who: Callable[[str], str] = lambda device: device
     ) -> None:
-        """`who` gives the name under which a device is paused: all that are not enrolled share one."""
+        """Set up the boundary; `who` returns the name under which a device is paused.
+
+        All devices that are not enrolled share one name.
+        """
         self._bans, self._now, self._who = bans, now, who
         self._excluded: list[str] = []
         self._log_rate = TokenBucket(rate=1 / 60, burst=20.0)
@@ -31,7 +35,7 @@ class ErrorBoundary:
 
     @contextlib.contextmanager
     def around(self, device: str) -> Iterator[None]:
-        """For what is done for this device alone, or because of it."""
+        """Guard work that is done only for this device, or because of it."""
         try:
             yield
         except (Rejected, RunMismatchError, *OURS):
@@ -50,6 +54,6 @@ class ErrorBoundary:
         self._excluded.append(device)
 
     def take_excluded(self) -> list[str]:
-        """The devices that were cut off since the last call: nothing may wait for them."""
+        """Return the devices that were cut off since the last call: nothing may wait for them."""
         excluded, self._excluded = self._excluded, []
         return excluded

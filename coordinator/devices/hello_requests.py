@@ -1,8 +1,9 @@
-"""Devices that were heard from, are not in the roster, and have not said bye: each `here` asks them for a hello.
+"""The devices that each `here` asks for a hello.
 
-Such a device may believe that it takes part: its last hello was lost, its connection was taken for lost, or it was
-banned for a while. So a device need not repeat its hello once it was answered: from then on it is in the roster, or
-named in `here`.
+They have sent messages, are not in the roster, and have not said bye. Such a device may believe that it
+takes part: its last hello was lost, its connection was taken for lost, or it was banned for a while. A
+device need not repeat its hello after it was answered: from then on the device is in the roster or is named
+in `here`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-REQUEST_SECONDS: Final = 600.0  # after that it sends a hello by itself, or is gone for good
+REQUEST_SECONDS: Final = 600.0  # after that the device sends a hello by itself, or never comes back
 
 
 class HelloRequests:
@@ -24,11 +25,11 @@ class HelloRequests:
         self._since[device] = now
 
     def discard(self, device: str) -> None:
-        """The device is in the roster, or knows that it is not."""
+        """Remove a device that is in the roster, or that knows that it is not."""
         self._since.pop(device, None)
 
     def names(self, ignored: Collection[str], most: int, now: float) -> list[str]:
-        """Those that are not ignored, newest first."""
+        """Return the devices that are not ignored, the newest first, at most `most`."""
         self._since = {
             device: now if device in ignored else since
             for device, since in self._since.items()

@@ -1,10 +1,11 @@
-"""Last wills of devices: a will makes its device suspect for a while, it does not remove it.
+"""Last wills of devices: a will makes its device suspect for a while, and does not remove it.
 
-A device signs its will in advance, so anyone who has it can publish it at any time: with it, a hostile broker could
-keep the device out of every round. A suspect device is sent a welcome, which it answers, and keeps its place. It has
-left if nothing new is heard of it within the time that a device may take to come back (`grace_seconds`). If something
-is, it was either connected all the time, so that its will was false, or has come back: then its boot is higher, or
-the birth message of a new connection follows, which other messages of it may have overtaken.
+A device signs its will in advance, so anyone who has it can publish it at any time. With it a hostile
+broker could keep the device out of every round. A suspect device is sent a welcome, which it answers, and
+it keeps its place. It has left if no new message of it comes within the time that a device may take to come
+back (`grace_seconds`). If a new message comes, there are two cases. Either the device was connected all the
+time, and its will was false. Or it has come back: then its boot is higher, or the birth message of a new
+connection follows, because other messages of the device may have overtaken it.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ OUTCOMES: Final = {
     REFUTED: "it was there all the time",
 }
 
-BIRTH_SECONDS: Final = 2.0  # within which a birth comes after other messages of the same connection
+BIRTH_SECONDS: Final = 2.0  # in which a birth comes after other messages of the same connection
 
-Mark = tuple[int, int]  # boot and newest sequence of a device's messages
+Mark = tuple[int, int]  # boot and newest sequence number of a device's messages
 
 
 @dataclass
 class LastWills:
     seconds: float  # without a message, after which a suspect device has left
     counted: Counter[tuple[str, str]] = field(default_factory=Counter)  # device, outcome
-    # Suspect devices: since when, and the newest message until then.
+    # Suspect devices -> since when they are suspect, and their newest message at that time.
     _suspects: dict[str, tuple[float, Mark]] = field(default_factory=dict)
-    _awaiting_birth: dict[str, float] = field(default_factory=dict)  # heard from again, since when
+    _awaiting_birth: dict[str, float] = field(default_factory=dict)  # devices heard from again -> since when
     _refuted: list[str] = field(default_factory=list)  # not reported yet
 
     @property
@@ -50,16 +51,16 @@ class LastWills:
         return len(self._suspects)
 
     def received(self, device: str, heard: Mark, now: float) -> bool:
-        """Whether its device becomes suspect: while it is, a repeated will changes nothing."""
+        """Note a will and return whether its device becomes suspect; for a suspect device nothing changes."""
         if device in self._suspects:
             return False
-        if device in self._awaiting_birth:  # its second will without a birth between them
+        if device in self._awaiting_birth:  # its second will without a birth between the two
             self._refute(device)
         self._suspects[device] = (now, heard)
         return True
 
     def heard_from(self, device: str, heard: Mark, now: float) -> None:
-        """Any new message of a suspect device clears it."""
+        """Clear a suspect device of which a new message has come."""
         if device not in self._suspects or heard <= self._suspects[device][1]:
             return
         _, (boot, _) = self._suspects[device]
@@ -70,7 +71,7 @@ class LastWills:
             self._awaiting_birth[device] = now
 
     def take_refuted(self, now: float) -> list[str]:
-        """Devices that were connected all the time, as no birth of theirs has come."""
+        """Return the devices that were connected all the time, because no birth message of them has come."""
         found = [device for device, since in self._awaiting_birth.items() if now >= since + BIRTH_SECONDS]
         for device in found:
             self._refute(device)
@@ -83,7 +84,7 @@ class LastWills:
         self._refuted.append(device)
 
     def resolve(self, device: str, outcome: str) -> float | None:
-        """Since when it was suspect; None if it is not."""
+        """Note what became of a suspect device; return since when it was suspect, or None if it is not."""
         if self._awaiting_birth.pop(device, None) is not None:
             self.counted[device, outcome] += 1
         if (suspect := self._suspects.pop(device, None)) is None:
@@ -92,7 +93,7 @@ class LastWills:
         return suspect[0]
 
     def timed_out(self, now: float) -> dict[str, float]:
-        """Suspect devices of which nothing was heard for too long, and since when."""
+        """Return the suspect devices that sent nothing for too long, and since when they were suspect."""
         gone = {device: since for device, (since, _) in self._suspects.items() if now >= since + self.seconds}
         for device in gone:
             self.resolve(device, LEFT)

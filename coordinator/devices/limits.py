@@ -1,7 +1,8 @@
-"""What a device may claim: each number that it sends has a bound here or in its method's wants.
+"""The limits of what a device may claim.
 
-Nobody can check how many samples a device has. So claims are bounded, and must agree with each other: an answer
-counts no more examples than its device's hello has stated, and neither do the counts in it.
+Each number that a device sends has a bound here or in the wants of its method. No one can check how many
+samples a device has. So claims have bounds and must agree with each other: an answer counts no more
+examples than the hello of its device stated, and the same holds for the counts in the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from protofleet.protocol.settings.reader import demand_within
 from protofleet.protocol.wire.messages import Hello, Update
 from protofleet.protocol.wire.reasons import Problem, Reason
 
-MAX_DOMAIN: Final = 64  # letters; it stands in reports and labels
+MAX_DOMAIN: Final = 64  # letters; a domain appears in reports and labels
 METRIC: Final = re.compile(r"[a-z][A-Za-z0-9_.-]{0,63}")
 MAX_MEASURED: Final = 1e12  # a loss, seconds, or a number of samples
 
@@ -33,18 +34,19 @@ Outlier = Annotated[float, Within(2, LARGEST_FACTOR, also=((0, "off"),))]
 
 @dataclass(frozen=True)
 class Limits:
-    """The [limits] table: what one device may claim, and what answers may take of the disk."""
+    """The [limits] table: what one device may claim, and how much of the disk answers may take."""
 
-    # Of one device: FedAvg's weights, and how much FedPall and FedPLCC may upload.
+    # Examples of one device: they are FedAvg's weights, and they limit what FedPall and FedPLCC may upload.
     examples: Examples = 1_000_000
-    answer_bytes: AnswerBytes = 1 << 30  # one answer, however much the method would take
-    # Answers on the disk, with what is reserved for those that are coming.
+    answer_bytes: AnswerBytes = 1 << 30  # one answer, even if the method would accept more
+    # Bytes of answers on the disk, with the bytes reserved for answers that are coming.
     spool_bytes: PositiveBytes = 16 << 30
     # Domain -> names or patterns of the devices that share it.
     domains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     norm: Norm = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others
-    outlier: Outlier = 100.0  # so many times its cohort's median, an array's answer is put aside; 0: none is
-    # Classes of a run, at most, in which devices are asked at the end which they confuse; 0: in none.
+    outlier: Outlier = 100.0  # times its cohort's median, from which an answer is put aside; 0: no answer is
+    # Most classes of a run in which devices are asked at the end which classes they confuse; 0: devices are
+    # never asked.
     confusion: ConfusionClasses = MOST_CLASSES
 
     def __post_init__(self) -> None:
@@ -65,7 +67,10 @@ def is_domain(name: str) -> bool:
 
 
 def hello_problem(hello: Hello, plan: Plan, limits: Limits, uses: Mapping[str, str] = {}) -> Problem | None:
-    """Why a device cannot take part, or None. `uses`: forms of messages that this run needs, and why."""
+    """Return why a device cannot take part, or None.
+
+    `uses` holds the forms of messages that this run needs, and why it needs them.
+    """
     low, high = hello.protocol
     words = None
     if not low <= 1 <= high:
@@ -90,7 +95,7 @@ def hello_problem(hello: Hello, plan: Plan, limits: Limits, uses: Mapping[str, s
 
 
 def update_problem(update: Update, member: Member) -> Problem | None:
-    """What is wrong with the scalars of an answer, or None."""
+    """Return what is wrong with the scalars of an answer, or None."""
     if update.examples > member.examples:
         return Problem(
             Reason.BAD_CLAIM,
@@ -100,7 +105,11 @@ def update_problem(update: Update, member: Member) -> Problem | None:
 
 
 def _metrics_problem(metrics: Mapping[str, float]) -> Problem | None:
-    """A device whose model has diverged says NaN or a huge loss: no lie, and left out of every mean (`measured`)."""
+    """Return what is wrong with the metrics of an answer, or None.
+
+    A device whose model has diverged sends NaN or a huge loss. That is no lie, and it is left out of every
+    mean (`measured`).
+    """
     for name, value in metrics.items():
         most = 1.0 if name.startswith("accuracy.") else MAX_MEASURED
         least = 0.0 if name.startswith(("accuracy.", "samples.", "seconds.", "joules.")) else -MAX_MEASURED

@@ -1,7 +1,8 @@
-"""A broker's packet limit below a manifest's size: the manifest is sent as an object, which old devices cannot read.
+"""Brokers whose packet limit is below the size of a manifest.
 
-Refusing those devices is final, so one CONNACK is no reason for it: the broker is tried again. If the limit stays,
-the run goes on without them where the others make a quorum: one old device keeps no run from a broker.
+The manifest is then sent as an object, which old devices cannot read. A refusal of those devices is final,
+so one CONNACK is no reason for it: the broker is tried again. If the limit stays, the run goes on without
+those devices if the others make a quorum. So one old device cannot keep a run from a broker.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ LASTS_SECONDS: Final = 60.0
 class SmallPackets:
     def __init__(self, quorum: int) -> None:
         self._quorum = quorum
-        self._since = float("inf")  # no broker could be used
+        self._since = float("inf")  # since when no broker could be used
 
     def manifests_may_be_objects(
         self, present: Collection[str], can: Mapping[str, Collection[str]], now: float
     ) -> bool:
-        """Whether a manifest may be an object from now on. Devices that have left have no say.
+        """Return whether a manifest may be an object from now on; devices that have left do not count.
 
-        The others that can read it count whether present or not: without a connection nobody knows who has come
-        back, or has left in the meantime.
+        Devices that can read such a manifest count even if they are absent: without a connection it is
+        unknown which devices have come back, or have left in the meantime.
         """
         unable = {device for device in present if forms.MANIFEST not in can.get(device, (forms.MANIFEST,))}
         able = {device for device, said in can.items() if forms.MANIFEST in said}.union(present) - unable

@@ -10,15 +10,15 @@ class Undelivered:
         self._devices: set[str] = set()
 
     def sent(self, device: str, connected: bool) -> None:
-        """Without a connection it is lost."""
+        """Note whether the question to a device was sent; without a connection it is lost."""
         self._devices.discard(device) if connected else self._devices.add(device)
 
     def denied(self, devices: Collection[str]) -> None:
-        """The broker has refused the message to them."""
+        """Note that the broker refused the message to these devices."""
         self._devices.update(devices)
 
     def describe(self, missing: Collection[str], connected: bool) -> str:
-        """Why there is no answer from them."""
+        """Describe why the answers of the missing devices are not there."""
         if missing and not connected:
             return "; there is no connection to the broker"
         undelivered = self._devices & set(missing)

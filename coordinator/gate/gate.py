@@ -1,4 +1,7 @@
-"""Decides whether an offered answer is fetched, before any byte of it is, and reserves its space on the disk."""
+"""The gate that decides whether an offered answer is fetched, before any byte of it is fetched.
+
+It also reserves the space of the answer on the disk.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Transfers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Its space is reserved."""
+    """The decision to fetch an answer; its space is reserved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +42,14 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """Another answer to the same question is accepted already."""
+    """The decision to drop an answer because another answer to the same question is accepted already."""
 
     problem: Problem
 
 
 @dataclass(frozen=True, slots=True)
 class NotAsked:
-    """It answers another question than the open one, or its device has answered that one."""
+    """The decision about an answer to a question that is not open, or that its device has answered."""
 
 
 Decision: TypeAlias = Fetch | Refuse | Contradiction | NotAsked
@@ -57,15 +60,18 @@ class Gate:
         self, limits: Limits, machine: MachineReader, spool: Spool, members: Mapping[str, Member],
         transfers: Transfers, unwritten: Sized,
     ) -> None:  # fmt: skip
-        """`unwritten`: commands that wait for the disk. While there are any, nothing new is fetched."""
+        """Set up the gate; `unwritten` holds the commands that wait for the disk.
+
+        While it holds commands, nothing new is fetched.
+        """
         self.limits, self._machine, self._spool = limits, machine, spool
         self._members, self._transfers, self._unwritten = members, transfers, unwritten
-        self._max_size = 0  # bytes of an answer
+        self._max_size = 0  # bytes, the largest answer to the open question
         self._cohort_size = 1
         self._stored = 0  # bytes of answers on the disk when the question was opened
         self._reserved = Reservations()
-        self._turned_away: set[str] = set()  # devices for whose answer the disk had no space
-        self._refused: dict[str, Problem] = {}  # devices whose answer can never be used, and why
+        self._turned_away: set[str] = set()  # devices whose answer found no space on the disk
+        self._refused: dict[str, Problem] = {}  # devices whose answer can never be used -> why
 
     def open(self, ask: Ask, cohort: int) -> None:
         self._max_size = min(most_bytes(ask.wants), self.limits.answer_bytes)
@@ -74,13 +80,16 @@ class Gate:
         self._stored = self._spool.bytes_of_answers()
 
     def is_expected(self, update: Update) -> bool:
-        """Whether it answers the open question, and no answer of its device to that is accepted."""
+        """Return whether this answers the open question, and no answer of its device to it is accepted."""
         m, device = self._machine, update.device
         open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
         return m.stage is Stage.COLLECTING and open_to_it and m.was_asked(device) and device not in m.answered
 
     def decide(self, update: Update, size: int, name: bytes) -> Decision:
-        """Raises NoRoom or Rejected if the device can offer it again later."""
+        """Decide whether to fetch an answer.
+
+        Raise NoRoom or Rejected if the device can offer the answer again later.
+        """
         if self.is_expected(update):
             self._spool.check_claim()
             if problem := self._problem_with(update, size):
@@ -95,23 +104,26 @@ class Gate:
         return NotAsked()
 
     def completed(self, device: str) -> None:
-        """Its answer is fetched, and keeps its space from now on."""
+        """Note that an answer is fetched: from now on it keeps its space."""
         self._reserved.completed(device)
 
     def refused(self, device: str, problem: Problem) -> None:
-        """Its answer can never be used: its space is free again."""
+        """Note that an answer can never be used, and free its space."""
         self._refused[device] = problem
         self._reserved.free(device)
 
     def _problem_with(self, update: Update, size: int) -> Problem | None:
         if refused := self._refused.get(update.device):
-            return refused  # a device has one try at each question
+            return refused  # a device can answer each question only once
         if size > self._max_size:
             return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {self._max_size} were asked for")
         return update_problem(update, self._members[update.device])
 
     def reserve(self, device: str, size: int) -> None:
-        """If there is no space the frame is rejected, and the device offers its answer again later."""
+        """Reserve space for an answer, and drop offers of other devices for it if necessary.
+
+        If there is no space, the frame is rejected and the device offers its answer again later.
+        """
         if self._lacking(device, size) > 0:
             self._spool.free_space()
             self._stored = max(0, self._spool.bytes_of_answers() - self._reserved.total)
@@ -128,22 +140,29 @@ class Gate:
         self._turned_away.discard(device)
 
     def _unfinished(self, device: str) -> dict[str, int]:
-        """Bytes reserved for other devices' answers that are not complete."""
+        """Return the bytes reserved for incomplete answers of other devices."""
         return {d: n for d, n in self._reserved.unfinished.items() if d != device}
 
     def _lacking(self, device: str, size: int) -> int:
-        """Bytes that are missing for its answer, on the disk or within limits.spool_bytes; 0 or less: none."""
+        """Return the bytes that an answer lacks, on the disk or within limits.spool_bytes.
+
+        0 or less means that nothing is missing.
+        """
         within_limit = self._within_limit(device)
         if min(within_limit, self._room - self._reserved.unfinished_beside(device)) >= size:
-            return 0  # without looking up how much of each is received
+            return 0  # this avoids a look at the received bytes of each answer
         return size - min(within_limit, self._free(device))
 
     def _within_limit(self, device: str) -> int:
-        """What limits.spool_bytes leaves for its answer."""
+        """Return the bytes that limits.spool_bytes leaves for the answer."""
         return self.limits.spool_bytes - self._stored - self._reserved.beside(device)
 
     def _free(self, device: str) -> int:
-        """What the disk has for its answer: not what is reserved for others, but what is received of it already."""
+        """Return the bytes that the disk has for the answer.
+
+        Bytes that are reserved for other answers do not count. Bytes of this answer that are already
+        received do count.
+        """
         others = self._unfinished(device)
         received = {d: self._spool.bytes_of_unfinished(d) for d in (*others, device)}
         reserved = sum(max(0, n - received[d]) for d, n in others.items())
@@ -151,12 +170,12 @@ class Gate:
 
     @property
     def _room(self) -> int:
-        """On the disk, less what the next save will write."""
+        """Return the free bytes on the disk, minus the bytes that the next save will write."""
         return max(0, self._spool.disk.free_bytes(self._spool.folder) - self._spool.bytes_of_a_save)
 
     @property
     def _share(self) -> int:
-        """Bytes for each device of the cohort, if all answers get the same."""
+        """Return the bytes for each device of the cohort if all answers get the same space."""
         received = sum(self._spool.bytes_of_unfinished(d) for d in self._reserved.unfinished)
         on_disk = self._room + received + self._reserved.complete
         return min(self.limits.spool_bytes - self._stored, on_disk) // self._cohort_size

@@ -1,4 +1,7 @@
-"""Bytes of the disk that are reserved for answers. Each answer needs the sums of the others, so they are kept."""
+"""The bytes of the disk that are reserved for answers.
+
+Each check of an answer needs the sums of the other answers, so the sums are kept.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Mapping
 
 class Reservations:
     def __init__(self) -> None:
-        self._unfinished: dict[str, int] = {}  # by device
+        self._unfinished: dict[str, int] = {}  # bytes by device
         self._complete: dict[str, int] = {}
         self._unfinished_bytes = self._complete_bytes = 0
 
@@ -19,7 +22,7 @@ class Reservations:
             self.completed(device)
 
     def completed(self, device: str) -> None:
-        """Its answer is on the disk."""
+        """Note that the device's answer is on the disk."""
         if (size := self._unfinished.pop(device, None)) is not None:
             self._unfinished_bytes -= size
             self._complete[device], self._complete_bytes = size, self._complete_bytes + size
@@ -37,14 +40,14 @@ class Reservations:
         return self._complete_bytes
 
     def beside(self, device: str) -> int:
-        """Bytes of all others."""
+        """Return the bytes reserved for all other devices."""
         return self.total - self._unfinished.get(device, 0) - self._complete.get(device, 0)
 
     def unfinished_beside(self, device: str) -> int:
-        """Bytes of all others whose answers are not complete."""
+        """Return the bytes reserved for incomplete answers of all other devices."""
         return self._unfinished_bytes - self._unfinished.get(device, 0)
 
     @property
     def unfinished(self) -> Mapping[str, int]:
-        """By device."""
+        """Return the bytes of incomplete answers by device."""
         return self._unfinished

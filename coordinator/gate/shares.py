@@ -1,8 +1,9 @@
-"""Which reserved offers are dropped where the space for answers is short: none may keep another device's answer out.
+"""The choice of reserved offers to drop when space for answers is short.
 
-Space is reserved when an answer is offered, so that what is fetched never fills the disk. The offer of a device that
-then sends nothing can be dropped for any other; an offer above its device's share, for a smaller one. An answer that
-is complete is never dropped. So a device that offers no more than its share always gets it.
+No offer may keep another device's answer out. Space is reserved when an answer is offered, so that fetched
+answers never fill the disk. If a device sends nothing after its offer, the offer can be dropped for any
+other offer. An offer above its device's share can be dropped for a smaller one. A complete answer is never
+dropped. So a device that offers no more than its share always gets its space.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ class Offer:
     """An answer that is not complete yet."""
 
     size: int
-    silent: bool  # nothing came however often it was asked for, or its device has left
+    silent: bool  # nothing came, however often it was asked for; or its device has left
 
 
 def offers_to_drop(size: int, lacking: int, share: int, offers: Mapping[str, Offer]) -> list[str]:
-    """The devices whose offers make room for one of this size, which lacks so many bytes; none if that is too few."""
+    """Return the devices whose offers make room for an offer of this size that lacks `lacking` bytes.
+
+    Return no device if all droppable offers together are too small.
+    """
     droppable = [device for device, offer in offers.items() if offer.silent or offer.size > max(share, size)]
     droppable.sort(key=lambda device: (not offers[device].silent, -offers[device].size, device))
     for number in range(1, len(droppable) + 1):

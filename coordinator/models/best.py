@@ -1,8 +1,8 @@
-"""Keeps the model of all that was best by validation, beside the newest one, which the spool has anyway.
+"""The store of the best model of all by validation; the spool has the newest model anyway.
 
-A record's validation is that of the model its round began with, and the spool still has that state when the round
-ends: the snapshot gets a second name here. The choice is the summary's (`coordinator/models/choice.py`), among the
-models that all present devices have measured.
+The validation in a record belongs to the model with which its round began. When the round ends, the spool
+still has that state, so its snapshot only gets a second name here. The choice is the same as in the summary
+(`coordinator/models/choice.py`), among the models that all present devices have measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GLOBAL: Final = "global"
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """What is kept: the state that this round began with."""
+    """The model that is kept: the state with which this round began."""
 
     round: int
     object: bytes
@@ -38,18 +38,18 @@ class BestModel:
     """A sink of the journal, for methods whose paper reports the model of all."""
 
     def __init__(self, spool: Spool, lines: Iterable[Mapping[str, Any]]) -> None:
-        """`lines` are those of the rounds that are over."""
+        """Take up the choice of earlier processes; `lines` are those of the rounds that are over."""
         self._spool, self._folder = spool, best_folder(spool.folder)
-        self._noted: set[int] = set()  # rounds
+        self._noted: set[int] = set()  # rounds that were judged
         self._chosen: tuple[int, Validation] | None = None
         for line in lines:
             if measured_by_all(line, GLOBAL):
                 self._note(line["round"], line.get("validation", {}), line.get("validation_by_device", {}))
         self._kept = read_best(spool.folder)
-        self._unwritten = 0  # the round of a choice that found the disk full
+        self._unwritten = 0  # the round of a choice that found the disk full; 0: none
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
-        """What found no room is tried again while its snapshot is there."""
+        """Try again to keep a model for which the disk had no room, while its snapshot exists."""
         if self._unwritten:
             self._keep(self._unwritten)
 
@@ -62,7 +62,7 @@ class BestModel:
             self._keep(record.round)
 
     def _note(self, number: int, by_domain: ByView, by_device: ByView) -> None:
-        """Note the first line of a round: one that is repeated has no other, as in rounds.jsonl."""
+        """Note the first line of a round; a repeated round is not judged again, as in rounds.jsonl."""
         if number in self._noted or not by_domain.get(GLOBAL):
             return
         self._noted.add(number)
@@ -99,7 +99,7 @@ def best_folder(spool: Path) -> Path:
 
 
 def read_best(spool: Path) -> Best | None:
-    """None where nothing is kept."""
+    """Return the model that is kept; None if there is none."""
     try:
         said = json.loads((best_folder(spool) / "best.json").read_bytes())
         return Best(int(said["round"]), bytes.fromhex(said["object"]))

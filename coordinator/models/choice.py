@@ -1,9 +1,10 @@
 """The choice of the best point of a run by its validation accuracy.
 
-Where the accuracy of each device is known, a later point is better if the median over devices of the change since
-the best point is above 0. The median is taken over the devices that were measured at both; of an even number it is
-the mean of the two in the middle. It lies between two honest devices as long as fewer than half of them lie, so one
-device of four cannot decide. Elsewhere (`policy.weight_cap = 0`, earlier versions) the mean over domains decides.
+If the accuracy of each device is known, a later point is better if the median over devices of the change
+since the best point is above 0. The median is taken over the devices that were measured at both points. If
+their number is even, the median is the mean of the two in the middle. It lies between the values of two
+honest devices as long as fewer than half of the devices lie, so one device of four cannot decide. Otherwise
+(`policy.weight_cap = 0`, earlier versions) the mean over domains decides.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The validation accuracy of one point, by domain and, where it is known, by device."""
+    """The validation accuracy of one point, by domain and, if it is known, by device."""
 
     domains: Values
     devices: Values = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""The model of all as the folder of a coordinator has it, read beside a coordinator that may be at work in it.
+"""Reading the model of all from the folder of a coordinator, which may be running.
 
-Nothing is written or removed there, whatever is damaged.
+Nothing is written or removed there, even if files are damaged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ SPOOL: Final = "spool.sqlite"
 
 @dataclass(frozen=True)
 class SavedRun:
-    """`round`: the one that the newest state is the beginning of; 0: there is none."""
+    """A run in the folder of a coordinator.
+
+    `round` is the round that begins with the newest state; 0 if there is no state.
+    """
 
     folder: Path
     name: str
@@ -37,14 +40,17 @@ class SavedRun:
         return read_state(self.folder / "snapshots", self.object)
 
     def best(self) -> tuple[int, Body] | None:
-        """And the round that it is the beginning of."""
+        """Return the best model and the round that begins with it; None if none is kept."""
         if (kept := read_best(self.folder)) is None:
             return None
         return kept.round, read_state(best_folder(self.folder), kept.object.hex())
 
 
 def read_saved_run(folder: Path) -> SavedRun | None:
-    """Of a spool's folder; None where it holds no run. DamagedError where what it holds cannot be read."""
+    """Read the run in the folder of a spool; return None if the folder holds no run.
+
+    Raise DamagedError if what it holds cannot be read.
+    """
     path = folder / SPOOL
     if not path.exists():
         return None
@@ -73,7 +79,10 @@ def read_state(folder: Path, name: str) -> Body:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """A folder that cannot be written to has no room for the memory that programs share of a log."""
+    """Open the database only for reading, also in a folder that cannot be written to.
+
+    In such a folder there is no place for the memory that programs share for a log.
+    """
     where = f"{path.absolute().as_uri()}?mode=ro"
     db = sqlite3.connect(where, uri=True)
     try:
@@ -85,7 +94,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _row(db: sqlite3.Connection, table: str, query: str) -> Any:
-    """Without its seal, which it must have."""
+    """Return the first row without its seal; raise DamagedError if the seal is wrong."""
     row = db.execute(query).fetchone()
     if row is None:
         return None
@@ -99,7 +108,7 @@ def _named(db: sqlite3.Connection) -> tuple[str, ...]:
     try:
         row = _row(db, "named", "SELECT * FROM named")
         return tuple(names_in(row[2])) if row else ()
-    except sqlite3.OperationalError:  # an earlier version kept none
+    except sqlite3.OperationalError:  # an earlier version stored no names
         return ()
     except json.JSONDecodeError:
         return ()

@@ -1,7 +1,7 @@
-"""Confusion by domain, out of what devices have counted at the last evaluation.
+"""Confusion matrices by domain, from the counts of devices at the last evaluation.
 
-A device that contradicts itself is passed over: what it counts must be as many samples as it says it has, and as many
-right ones as its accuracy says. Nobody can check more than that.
+A device that contradicts itself is ignored. Its matrix must count as many samples as the device says it
+has, and as many correct ones as its accuracy says. No one can check more than that.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from protofleet.coordinator.observe.measured import SAMPLES
 from protofleet.methods.contract.confusion import CONFUSION
 
-Matrix: TypeAlias = list[list[int]]  # class -> predicted -> how often
+Matrix: TypeAlias = list[list[int]]  # class -> predicted class -> count
 
-MOST_NUMBERS: Final = 200_000  # of all domains in a record: of more, all domains are one
+MOST_NUMBERS: Final = 200_000  # in all matrices of a record; above it, all domains are one
 ALL: Final = "all domains"
-ROUNDING: Final = 1e-6  # of an accuracy that came as float32
+ROUNDING: Final = 1e-6  # error of an accuracy that came as float32
 
 
 def confusion_by_domain(
@@ -29,9 +29,10 @@ def confusion_by_domain(
     view: str,
     most: float = math.inf,
 ) -> dict[str, Matrix]:
-    """`counted`: of each device its arrays and its metrics; `view`: which model's accuracy these are.
+    """Sum up the matrices by domain, in a fixed order of the domains.
 
-    The matrix of a device with more than `most` samples is scaled down to `most`.
+    `counted` holds the name, the arrays and the metrics of each device; `view` is the model whose accuracy
+    the metrics hold. The matrix of a device with more than `most` samples is scaled down to `most`.
     """
     sums: dict[str, Tensor] = {}
     for device, arrays, metrics in counted:

@@ -1,4 +1,4 @@
-"""What a whole run has come to, out of the lines of rounds.jsonl."""
+"""The results of a whole run, from the lines of rounds.jsonl."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ ByDomain = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one view came to after some rounds of training, and which devices measured it."""
+    """The result of one view after some rounds of training, with the number of devices that measured it."""
 
-    rounds: int  # of training
-    line: int  # its place among the lines
-    table: Mapping[str, Any]  # the line, or the evaluation with which its round began
+    rounds: int  # rounds of training
+    line: int  # index in the lines
+    table: Mapping[str, Any]  # the line, or the evaluation at the beginning of its round
     view: str
-    devices: int  # that measured it
-    present: int  # devices that were there; as `devices`, where an earlier version did not write it
+    devices: int  # devices that measured it
+    present: int  # devices that were present; the same as `devices` if an earlier version did not write it
     by_all: bool  # all present devices were asked
-    in_round: bool  # measured after the training of a round, or while it began; not by an evaluation
+    in_round: bool  # measured after the training of a round or at its beginning, and not by an evaluation
 
     def of(self, measure: str) -> ByDomain:
-        """Values by domain: of "accuracy", "validation" or "loss"."""
+        """Return the values by domain of "accuracy", "validation" or "loss"."""
         found: ByDomain = self.table.get(measure, {}).get(self.view, {})
         return found
 
     @property
     def judged(self) -> Validation:
-        """The validation by which the best measurement is chosen."""
+        """Return the validation by which the best measurement is chosen."""
         return Validation(self.of("validation"), self.of("validation_by_device"))
 
 
@@ -43,15 +43,15 @@ def is_global(view: str) -> bool:
 
 
 def views(lines: Lines) -> list[str]:
-    """Whose accuracy was measured: "global", "personal", "personal-classifier" ..."""
+    """Return the views whose accuracy was measured: "global", "personal", "personal-classifier" ..."""
     return sorted({view for line in lines for view in line["accuracy"]})
 
 
 def measurements(lines: Lines, view: str) -> list[Measurement]:
-    """One view over the run, in the order in which it was measured.
+    """Return the measurements of one view in a run, in the order in which they were made.
 
-    A global model is measured at the beginning of a round, so the line of round r holds the point r - 1. A personal
-    one is measured after the training of its round. The last evaluation is no round of training.
+    A global model is measured at the beginning of a round, so the line of round r holds the point r - 1. A
+    personal model is measured after the training of its round. The last evaluation is no round of training.
     """
     done, most = rounds_done(lines), most_asked(lines)
     found = []
@@ -71,15 +71,16 @@ def measurements(lines: Lines, view: str) -> list[Measurement]:
 
 
 def curve(lines: Lines, view: str, measure: str) -> list[ByDomain]:
-    """Values by domain of each line that has the view, in order."""
+    """Return the values by domain of each line that has the view, in order."""
     return [line[measure][view] for line in lines if line[measure].get(view)]
 
 
 def measured_by_all(line: Line, view: str, most: int = 0) -> bool:
-    """Whether all present devices were asked for this view of a line. Some of them may not have answered.
+    """Return whether all present devices were asked for this view of a line; some may not have answered.
 
-    Earlier versions did not write who was present: there `most`, the largest number of devices that any line has
-    asked, decides; 0: nothing is known, and all were.
+    Earlier versions did not write which devices were present. For their lines `most` decides, the largest
+    number of devices that any line has asked. If `most` is 0, nothing is known, and all devices count as
+    asked.
     """
     if who := line.get("measured", {}).get(view):
         return bool(who["asked"] >= who["present"])
@@ -93,19 +94,23 @@ def devices_and_present(line: Line, view: str, most: int) -> tuple[int, int]:
 
 
 def asked_in(line: Line) -> int:
-    """How many devices the phases of a round were put to."""
+    """Return the number of devices that were asked in the phases of a round."""
     return len({device for phase in line.get("phases", ()) for device in phase.get("asked", ())})
 
 
 def most_asked(lines: Iterable[Line]) -> int:
-    """Of the lines of a run: its last evaluation asks all present devices."""
+    """Return the largest number of devices that a line asked.
+
+    It is a bound because the last evaluation asks all present devices.
+    """
     return max(map(asked_in, lines), default=0)
 
 
 def measured(lines: Lines, view: str) -> dict[str, Any]:
-    """One view over the run. `pooled` is all devices' correct answers over all their test samples.
+    """Return the results of one view. `pooled` is the correct answers of all devices over all test samples.
 
-    The start is left out where a sampled cohort measured it: its mean would be of other domains than the last one.
+    The start is left out if a sampled cohort measured it, because its mean would belong to other domains
+    than the last mean.
     """
     points = measurements(lines, view)
     start = points[0].of("accuracy") if points and points[0].by_all else {}
@@ -119,19 +124,22 @@ def measured(lines: Lines, view: str) -> dict[str, Any]:
 
 
 def rounds_done(lines: Lines) -> int:
-    """Of training, to their end; a line may be lost, so the last one says it."""
+    """Return the number of training rounds that have ended.
+
+    The highest round of a line gives the number, because lines may be lost.
+    """
     return max((line["round"] for line in lines if line.get("kind") != "evaluation"), default=0)
 
 
 def with_mean(by_domain: Mapping[str, float]) -> dict[str, float]:
-    """The unweighted mean over domains stands beside them, as the papers report it."""
+    """Add the unweighted mean over domains, as the papers report it."""
     if not by_domain:
         return {}
     return {**by_domain, "mean": sum(by_domain.values()) / len(by_domain)}
 
 
 def best(points: Sequence[Measurement]) -> dict[str, Any]:
-    """Choose by validation, never by test, among the measurements of all present devices."""
+    """Choose the best point by validation, never by test, among the measurements of all present devices."""
     judged = [
         (place, point.judged) for place, point in enumerate(points) if point.by_all and point.of("validation")
     ]

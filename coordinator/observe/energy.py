@@ -1,4 +1,7 @@
-"""Joules of a round by device, out of what answers say: an answer covers all since the one before it."""
+"""The joules of a round by device, from the metrics of answers.
+
+An answer covers all energy since the answer before it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ Energy = dict[str, float]  # "train" and "send" -> joules
 
 
 class RoundEnergy:
-    """Of each phase the last answer that came counts: in a replay of the round it comes once more."""
+    """The joules of one round; for each phase the last answer counts, because a replay repeats it."""
 
     def __init__(self) -> None:
         self._said: dict[str, dict[str, Energy]] = {}  # device -> phase of the round -> joules
@@ -26,7 +29,7 @@ class RoundEnergy:
 
 
 def total(parts: Iterable[Mapping[str, float]]) -> Energy:
-    """Rounded to what a sensor can tell."""
+    """Return the sum of joules, rounded to the precision of a sensor."""
     found: Energy = {}
     for part in parts:
         for what, joules in part.items():
@@ -35,5 +38,5 @@ def total(parts: Iterable[Mapping[str, float]]) -> Energy:
 
 
 def total_energy(lines: Sequence[Mapping[str, Any]]) -> Energy:
-    """Of all devices in all rounds; nothing where none has measured any."""
+    """Return the joules of all devices in all rounds; empty if no device measured any."""
     return total(one for line in lines for one in line.get("energy", {}).values())

@@ -1,4 +1,7 @@
-"""Calls to the observers of a run: an error in one of them costs the run nothing, and no other observer."""
+"""Calls to the observers of a run.
+
+An error in one observer does not affect the run or the other observers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class Isolation:
     def call(self, observer: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             observer(*args, **kwargs)
-        except (RunMismatchError, *OURS):  # a full disk is no less full for being met here
+        except (RunMismatchError, *OURS):  # a full disk is a problem of the run, also if an observer finds it
             raise
         except Exception:
             self.errors += 1

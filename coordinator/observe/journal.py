@@ -1,10 +1,11 @@
-"""What happened, folded into one record a round: the lines of rounds.jsonl, and summary.json at the end.
+"""The journal: it folds the events of a run into one record for each round, the lines of rounds.jsonl.
 
-Whose accuracy is it? `accuracy.global` in the line of round r is that of the model the round began with:
-devices measure what they receive, which costs no bytes. The last line, of kind "evaluation", holds the final
-one. `accuracy.personal` is measured after the local training of its round. Devices that share a domain are
-averaged by the examples they hold. A round that leaves devices out may begin with an evaluation by all that are
-present: it is part of the line of that round, as it measures the model that the round began with.
+summary.json is made from these lines at the end. `accuracy.global` in the line of round r belongs to the
+model with which the round began: devices measure what they receive, which costs no bytes. The last line, of
+kind "evaluation", holds the accuracy of the final model. `accuracy.personal` is measured after the local
+training of its round. The values of devices that share a domain are averaged by the examples that the
+devices hold. A round that leaves devices out may begin with an evaluation by all present devices. It is
+part of the line of that round, because it measures the model with which the round began.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.wire.messages import Update
 
 EVALUATION: Final = "evaluation"  # a kind of record
-SEEN: Final = "seen"  # an entry that only tells that a device is there; it is not kept
+SEEN: Final = "seen"  # an entry that only tells that a device is present; it is not kept
 
 
 class Sink(Protocol):
-    """Keeps or shows what happened."""
+    """A receiver of entries and records, which keeps or shows them."""
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None: ...
 
@@ -74,7 +75,7 @@ class Sink(Protocol):
 
 
 class Journal:
-    """An observer that folds events into records, and hands these to sinks."""
+    """An observer that folds events into records and hands the records to sinks."""
 
     def __init__(self, run: RunView, sinks: Sequence[Sink], isolation: Isolation) -> None:
         self._run, self._sinks, self._isolation, self._model_bytes = run, sinks, isolation, run.model_bytes
@@ -82,20 +83,20 @@ class Journal:
         self._began_at, self._closed_at, self._asked_at = 0.0, 0.0, 0.0
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
-        self._samples: dict[str, float] = {}  # test samples by device; its first claim in the run holds
-        # Of the evaluation with which the round began, and what had crossed when it was asked for.
+        self._samples: dict[str, float] = {}  # test samples by device; its first claim in the run counts
+        # The metrics of the evaluation with which the round began, and the traffic up to its question.
         self._evaluated: dict[str, dict[str, float]] = {}
         self._meter_asked = Meter()
-        self._next_round_at = 0.0  # Unix time, as told last
+        self._next_round_at = 0.0  # Unix time that the sinks were told last
         self._present: tuple[str, ...] = ()  # devices, when the cohort of the round was drawn
-        self._lacking = set[str]()  # metrics of one's own of which that has been told
+        self._lacking = set[str]()  # own metrics of the run that were reported as lacking
         self._energy = RoundEnergy()
-        self._gone_back: dict[str, tuple[int, str]] = {}  # device -> in which round that was found, why
-        self._presence: dict[str, str] = {}  # of each device, whether it has "joined" or "left"
-        self._earlier = RoundTraffic()  # in the open round, before this process began
+        self._gone_back: dict[str, tuple[int, str]] = {}  # device -> the round in which it was found, and why
+        self._presence: dict[str, str] = {}  # "joined" or "left", by device
+        self._earlier = RoundTraffic()  # of the open round, before this process began
 
     def open_round_traffic(self) -> tuple[int, RoundTraffic] | None:
-        """The open round, and what has crossed in it in this life."""
+        """Return the open round, and its traffic since this process began."""
         if not self._record.round:
             return None
         crossed = self._run.traffic().since(self._meter_before)
@@ -114,7 +115,7 @@ class Journal:
         self._note_pause(run)
 
     def _note_pause(self, run: RunView) -> None:
-        """Tell when the next round may begin, where the policy holds it back."""
+        """Tell the sinks when the next round may begin, if the policy holds it back."""
         if abs(run.next_round_at - self._next_round_at) >= 1.0:
             self._next_round_at = run.next_round_at
             if self._next_round_at:
@@ -136,7 +137,7 @@ class Journal:
             self._round_began(step.round, run.attempt, now, resumed=True)
             if damaged := {what: n for what, n in run.fallbacks.items() if n}:
                 self._tell_sinks("fell_back", round=step.round, damaged=damaged)
-        if step.phase is not None:  # in a replay once more, and then it must be the same
+        if step.phase is not None:  # a replay repeats this, and the answers must be the same
             place = {"round": step.round, "attempt": self._record.attempt, "phase": step.phase}
             self._tell_sinks("counted", **place, answers=step.counted)
         for device, words in step.aside.items():
@@ -147,7 +148,7 @@ class Journal:
             return
         cohort, answered = list(run.cohort), list[str]()
         base = step.manifest.object if step.manifest else b""
-        for device, answer in run.answers(step.round, step.ask.phase).items():  # of an earlier life
+        for device, answer in run.answers(step.round, step.ask.phase).items():  # of an earlier process
             if answer.base == base:
                 answered.append(device)
                 self._note_metrics(device, step.ask.phase, answer.metrics)
@@ -174,7 +175,10 @@ class Journal:
         self._energy.note(device, phase, found)
 
     def _note_presence(self, what: str, device: str, now: float, **more: str) -> None:
-        """A hello every few seconds, or a will that is said again, changes nothing: then it is only SEEN."""
+        """Tell the sinks that a device joined or left; if nothing changed, tell them only SEEN.
+
+        A hello every few seconds, or a will that is published again, changes nothing.
+        """
         changed = self._presence.get(device) != what
         self._presence[device] = what
         roster, unsteady = len(self._run.roster), len(self._run.unsteady)
@@ -189,7 +193,7 @@ class Journal:
                 self._tell_sinks("answered", round=number, phase=phase, device=device, **self._bytes())
             case Close(_, phase, _):
                 self._phase_ended(phase, now)
-            case Advance(_, str(), devices):  # also of phases that were closed in an earlier life
+            case Advance(_, str(), devices):  # also phases that were closed in an earlier process
                 self._record.participants = sorted({*self._record.participants, *devices})
             case Drop(device, number, phase, verdict, problem):
                 self._note_drop(device, verdict, problem.message)
@@ -214,7 +218,7 @@ class Journal:
             self._record.phases[-1].answered.append(device)
 
     def _note_went_back(self, number: int, phase: str, aside: Sequence[str], words: str) -> None:
-        """It is gone back once, however many answers are put aside for it."""
+        """Note the answers that are put aside; the run goes back once, whatever their number."""
         for i, device in enumerate(aside):
             self._gone_back[device] = self._record.round, f"round {number} was repeated without it: {words}"
             what = "aside" if i else "went_back"
@@ -231,7 +235,7 @@ class Journal:
 
     def _note_drop(self, device: str, verdict: str, reason: str) -> None:
         if verdict == "late":
-            if device not in self._record.late:  # it may say so again and again
+            if device not in self._record.late:  # it may send the answer again and again
                 self._record.late.append(device)
         else:
             self._record.dropped[device] = reason
@@ -258,7 +262,7 @@ class Journal:
         record.by_device = divided(traffic - self._devices_before, record.wire)
         self._devices_before = traffic
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
-        # One broadcast, as of any method here; the last evaluation of FedAvg takes one as well.
+        # One broadcast, as with every method here; the last evaluation of FedAvg needs one too.
         answers = 0 if record.kind == EVALUATION else len(record.participants)
         record.fedavg = {UP: self._model_bytes * answers, DOWN: self._model_bytes}
         of_round = self._metrics_of_round()
@@ -275,7 +279,7 @@ class Journal:
             self._isolation.call(sink.round_ended, record)
 
     def _note_lacking(self, own: Iterable[str]) -> None:
-        """Each metric once, however many rounds it is no number in."""
+        """Tell the sinks once about each metric that is no finite number, in however many rounds it is so."""
         for name in own:
             if name not in self._lacking and (devices := lacking(self._metrics, name)):
                 self._lacking.add(name)
@@ -283,7 +287,11 @@ class Journal:
                 self._tell_sinks("lacking", round=self._record.round, metric=name, reason=words)
 
     def _metrics_of_round(self) -> dict[str, dict[str, float]]:
-        """By device. All present devices have measured the global model that an evaluated round began with."""
+        """Return the metrics of the round by device.
+
+        If the round began with an evaluation, all present devices have measured the global model of its
+        beginning.
+        """
         found = {
             device: {n: v for n, v in metrics.items() if n == SAMPLES or is_of_global(n)}
             for device, metrics in self._evaluated.items()
@@ -308,7 +316,10 @@ class Journal:
     def _who_measured(
         self, record: RoundRecord, metrics: Mapping[str, Mapping[str, float]]
     ) -> dict[str, dict[str, int]]:
-        """By view; of all phases, as a device may miss one of them."""
+        """Return by view how many devices measured it, were asked, and were present.
+
+        All phases count together, because a device may miss one of them.
+        """
         found: dict[str, dict[str, int]] = {}
         for view in record.accuracy:
             name = f"accuracy.test.{view}"
@@ -342,7 +353,7 @@ class Journal:
 
 
 def is_of_global(metric: str) -> bool:
-    """Whether it measures the model of all, by this or another way to predict."""
+    """Return whether a metric measures the model of all, by any way to predict."""
     return metric.split(".", 2)[-1].startswith("global")
 
 

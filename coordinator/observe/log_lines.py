@@ -1,4 +1,7 @@
-"""What a round came to, in a line of the log, and each answer that did not count, with its reason once."""
+"""The log line about the result of a round, and a line for each answer that did not count.
+
+The line about an answer has the reason, and each reason is logged once.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ log = logging.getLogger("protofleet.coordinator")
 
 
 class LogLines:
-    """A sink of the journal."""
+    """A sink of the journal that writes log lines."""
 
     def __init__(self, view: str, rounds: int) -> None:
-        """`view`: whose accuracy the run is about."""
+        """Set up the sink; `view` is the view of the accuracy that the run reports."""
         self._view, self._rounds = view, rounds
-        self._said: set[tuple[str, str]] = set()  # of the open round: device, reason
+        self._said: set[tuple[str, str]] = set()  # device and reason, of the open round
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
         if what == "lacking":
             log.warning("%s", details["reason"])
-        if what != "dropped":  # all else has its line where it is decided
+        if what != "dropped":  # all other entries are logged where they are decided
             return
         refusal = str(details["device"]), str(details["reason"])
         if refusal in self._said:
@@ -60,7 +63,7 @@ class LogLines:
 
 
 def who_words(record: RoundRecord, view: str) -> str:
-    """Who measured it, where that is not all present devices."""
+    """Return how many devices measured the view; "" if all present devices were asked."""
     if record.is_of_all(view):
         return ""
     who = record.measured[view]

@@ -1,7 +1,8 @@
-"""What counts of the metrics of an answer: names that the run's method has, and finite numbers. All go through here.
+"""The metrics of answers that count: names that the run's method has, with finite numbers.
 
-A name of another version, or a liar's, is passed over: it must neither end an honest device nor make a series. A
-device whose model has diverged says NaN, which is no lie, no JSON and in no mean.
+All metrics go through this module. A name from another version or from a lying device is ignored: it must
+neither end the participation of an honest device nor create a series. A device whose model has diverged
+sends NaN, which is no lie, is not valid JSON, and is in no mean.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from protofleet.coordinator.devices.limits import MAX_MEASURED
 from protofleet.coordinator.observe.record import MEAN, ByView
 from protofleet.coordinator.round.weights import capped
 
-MOST_NAMED: Final = 5  # devices in a line
+MOST_NAMED: Final = 5  # devices named in one line
 SAMPLES: Final = "samples.test"
 JOULES: Final = {"train": "joules.train", "send": "joules.send"}  # phase of a device's work -> metric
 
 
 def names_of(views: Iterable[str], own: Iterable[str] = ()) -> frozenset[str]:
-    """`own` are the run's own metrics."""
+    """Return the names of the metrics of a run; `own` are the metrics that the run defines itself."""
     measures = [f"{what}.{split}" for what in ("accuracy", "loss", *own) for split in ("test", "validation")]
     return frozenset(
         {SAMPLES, *JOULES.values()} | {f"{measure}.{view}" for measure in measures for view in views}
@@ -28,7 +29,7 @@ def names_of(views: Iterable[str], own: Iterable[str] = ()) -> frozenset[str]:
 
 
 def counted(metrics: Mapping[str, float], names: Set[str]) -> dict[str, float]:
-    """Those that the run's method has and that say something: a model that has diverged has no loss."""
+    """Return the metrics that the run's method has and that are usable; a diverged model has no loss."""
     return {n: v for n, v in metrics.items() if n in names and math.isfinite(v) and abs(v) <= MAX_MEASURED}
 
 
@@ -36,7 +37,10 @@ def by_domain(
     measured: Mapping[str, Mapping[str, float]], held: Mapping[str, tuple[str, int]], name: str,
     weight_cap: float = 0.0,
 ) -> ByView:  # fmt: skip
-    """View -> domain -> mean over the devices that share it, by their examples. `held`: domain and examples."""
+    """Return view -> domain -> mean over the devices that share it, weighted by their examples.
+
+    `held` holds the domain and the number of examples of each device.
+    """
     weights = capped({device: max(1, held[device][1]) for device in measured}, weight_cap)
     sums: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for device, metrics in sorted(measured.items()):
@@ -52,7 +56,7 @@ def by_domain(
 
 
 def lacking(measured: Mapping[str, Mapping[str, float]], name: str) -> list[str]:
-    """Devices that have measured accuracy and not that metric of one's own: it was no finite number."""
+    """Return the devices that measured accuracy but no finite number of the run's own metric."""
 
     def has(metrics: Mapping[str, float], what: str) -> bool:
         return any(key.startswith(f"{what}.test.") for key in metrics)
@@ -70,7 +74,11 @@ def lacking_words(name: str, devices: Sequence[str], number: int) -> str:
 
 
 def own_figures(found: Mapping[str, ByView]) -> dict[str, float]:
-    """Metric -> what `by_domain` says, as figures of a round: `macro_f1.global.mnist`, `macro_f1.global.mean`."""
+    """Return the means of the run's own metrics as figures of a round.
+
+    `found` is metric -> the result of `by_domain`. The figures are named `macro_f1.global.mnist`,
+    `macro_f1.global.mean`.
+    """
     figures: dict[str, float] = {}
     for name, views in found.items():
         for view, domains in views.items():
@@ -80,7 +88,7 @@ def own_figures(found: Mapping[str, ByView]) -> dict[str, float]:
 
 
 def by_device(measured: Mapping[str, Mapping[str, float]], name: str) -> ByView:
-    """View -> device -> its value."""
+    """Return view -> device -> its value."""
     found: ByView = {}
     for device, metrics in sorted(measured.items()):
         for key, value in metrics.items():
@@ -92,7 +100,7 @@ def by_device(measured: Mapping[str, Mapping[str, float]], name: str) -> ByView:
 def pooled(
     measured: Mapping[str, Mapping[str, float]], samples: Mapping[str, float], weight_cap: float = 0.0
 ) -> dict[str, float]:
-    """Test accuracy by view with every device weighted by its test samples, as FedSA reports it."""
+    """Return the test accuracy by view, with devices weighted by their test samples, as FedSA reports it."""
     weights = capped({device: samples.get(device, 0.0) for device in measured}, weight_cap)
     right: dict[str, float] = {}
     total: dict[str, float] = {}

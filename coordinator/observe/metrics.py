@@ -1,4 +1,7 @@
-"""What a coordinator shows Prometheus. Names and meanings stand in series.py, and from it in docs/metrics.md."""
+"""The metrics that a coordinator shows to Prometheus.
+
+Names and meanings are in series.py, and docs/metrics.md is made from it.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,15 @@ from protofleet.runtime.metrics_page import (
     snapshot_of,
 )
 
-MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
+MAX_DEVICES: Final = 1000  # devices with a series each; further devices share one series called "other"
 VERDICTS: Final = ("accepted", "late", "refused")
 
 
 class BoundedLabels:
-    """Values of a label that devices choose: the first so many, then "other", or a liar makes series without end."""
+    """The values of a label that devices choose: the first `most` values, then "other".
+
+    Without this limit a lying device could create any number of series.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -63,7 +69,7 @@ class BoundedLabels:
 
 
 class DamageCounts:
-    """What this coordinator has found damaged on its disk, and gone on without."""
+    """The counts of damaged files on the disk that this coordinator went on without."""
 
     def __init__(self, fallbacks: Mapping[str, int]) -> None:
         self._fallbacks = fallbacks
@@ -85,7 +91,10 @@ class DamageCounts:
 
 
 class DepartureCounts:
-    """Why devices left; also reasons that nobody has given, so that an alert has a series to watch."""
+    """The counts of devices that left, by reason.
+
+    A reason that no device has given has a series too, so that an alert can watch it.
+    """
 
     def __init__(self, run: RunView | None) -> None:
         self._run = run
@@ -104,8 +113,11 @@ class DepartureCounts:
 
 
 class PerDeviceCounts:
-    """What is counted of each device under a label of a few values; 0 from the first that is heard of a device, as no
-    increase is seen in a series that begins above that."""
+    """The counts of each device under a label with a few values.
+
+    A count is 0 from the first message of a device, because Prometheus sees no increase in a series that
+    begins above 0.
+    """
 
     name: str
     words: str
@@ -130,7 +142,7 @@ class PerDeviceCounts:
 
 
 class WillCounts(PerDeviceCounts):
-    """How often the broker said each device's will, and what came of it."""
+    """The counts of each device's wills that the broker published, by outcome."""
 
     name, label, values = "protofleet_device_wills", "outcome", tuple(OUTCOMES)
     words = "Wills of a device that the broker has said. " + "; ".join(
@@ -139,7 +151,7 @@ class WillCounts(PerDeviceCounts):
 
 
 class OlderCopyCounts(PerDeviceCounts):
-    """What devices say."""
+    """The counts of signs of an older copy that each device gave."""
 
     name, label, values = "protofleet_older_copies", "whose", (ITS_OWN, OURS)
     words = (
@@ -150,7 +162,7 @@ class OlderCopyCounts(PerDeviceCounts):
 
 
 class Errors:
-    """Of ours, and the run goes on: each is in the log with its traceback."""
+    """The counts of errors of this program after which the run goes on; each is logged with its traceback."""
 
     def __init__(self, run: RunView | None) -> None:
         self._run = run
@@ -185,13 +197,13 @@ def views_of(found: RoundRecord | EvaluationRecord) -> set[str]:
 
 
 class Metrics:
-    """A sink of the journal. The registry is its own, never the global one."""
+    """A sink of the journal that fills the metrics, in a registry of its own and never in the global one."""
 
     def __init__(self, run: RunView) -> None:
         self.registry = r = CollectorRegistry()
         self._run, self._method = run, run.plan.method
         self._device_names, self._domain_names = BoundedLabels(MAX_DEVICES), BoundedLabels(MAX_DEVICES)
-        self._run_names = BoundedLabels(MOST_DEVICES)  # of the devices in the run's bytes
+        self._run_names = BoundedLabels(MOST_DEVICES)  # names of devices in the bytes of the run
         self._counted = 0  # the last round that is in the totals
         r.register(MeterCollector(run.meter, self._method))
         r.register(ConnectionErrors(lambda: run.connection_errors))
@@ -208,7 +220,7 @@ class Metrics:
         self._set_progress()
         self.disk_space.full.set_function(lambda: float(bool(run.disk_full)))
         self.disk_space.free.set_function(lambda: float(run.free_bytes))
-        for verdict in VERDICTS:  # from the start: a series that is not there raises no alarm
+        for verdict in VERDICTS:  # from the start, because a missing series raises no alarm
             self.attendance.updates.labels(verdict)
 
     def _set_progress(self) -> None:
@@ -230,10 +242,10 @@ class Metrics:
         return exposed(self.registry, at, checks, scrapes)
 
     def restore(self, records: Iterable[RoundRecord], ended_at: float) -> None:
-        """What an earlier coordinator of this run has counted, from the lines of rounds.jsonl.
+        """Restore the counts of an earlier coordinator of this run, from the lines of rounds.jsonl.
 
-        Only what is written down before it is shown goes on like this: a total that came back smaller would be taken
-        for a counter that began anew.
+        Only counts that are saved before they are shown are restored. A total that came back smaller would
+        look like a counter that began again.
         """
         last = None
         for last in records:
@@ -246,7 +258,7 @@ class Metrics:
         if last is not None:
             self._set_last(last)
             self.progress.commit.set(ended_at)
-        if self._run.newest_round > self._counted:  # the round in hand
+        if self._run.newest_round > self._counted:  # the open round
             self.progress.repeated.inc(self._run.saved_attempt)
             self.attendance.updates.labels("accepted").inc(self._run.saved_answers)
 
@@ -262,7 +274,7 @@ class Metrics:
                 self.progress.round.set(details["round"])
                 if (
                     not self._run.attempt
-                ):  # a round that is begun again for want of answers is no further than before
+                ):  # a round that is repeated because answers are missing makes no progress
                     self.progress.since.set(time.time())
             case "left":
                 self._forget_unless_enrolled(details["device"])
@@ -289,7 +301,10 @@ class Metrics:
         self._set_learned(record)
 
     def _count(self, record: RoundRecord) -> None:
-        """Once, as rounds.jsonl has one line of it: a round may be replayed, or gone back to."""
+        """Count a round once, like rounds.jsonl, which has one line for it.
+
+        A round may be replayed, or the run may go back to it.
+        """
         if record.round <= self._counted:
             return
         self._counted = record.round
@@ -298,7 +313,7 @@ class Metrics:
             self.progress.phase.labels(phase.phase).observe(phase.seconds)
         if record.evaluation:
             self.progress.phase.labels(EVALUATE).observe(record.evaluation.seconds)
-        # What was dropped in the round in hand is nowhere on the disk.
+        # The disk does not have the answers that were dropped in the open round.
         self.attendance.updates.labels("late").inc(len(record.late))
         self.attendance.updates.labels("refused").inc(len(record.dropped))
         self.traffic.add(record, self._method, self._run_names.label)
@@ -309,7 +324,10 @@ class Metrics:
         self.last_round.set(record, self._method)
 
     def _set_learned(self, record: RoundRecord) -> None:
-        """Set what all present devices have measured. The domains of a sampled cohort change with each round."""
+        """Set what all present devices have measured.
+
+        A measurement by a sampled cohort is not set, because its domains change with each round.
+        """
         of_all = {view for view in views_of(record) if record.is_of_all(view)}
         self._set_measures(record, of_all)
         if record.evaluation:
@@ -332,7 +350,7 @@ class Metrics:
             self._forget_unless_enrolled(device)
 
     def _forget_unless_enrolled(self, device: str) -> None:
-        """Nothing is to be heard of a device that was revoked, and its silence raises no alarm."""
+        """Forget a device that was revoked: it sends nothing any more, and must raise no alarm."""
         if device in self._device_names.known and not self._run.is_enrolled(device):
             self._device_names.forget(device)
             for gauge in (self.devices.seen, self.devices.missing):
@@ -340,7 +358,7 @@ class Metrics:
                     gauge.remove(device)
 
     def _set_class_holders(self) -> None:
-        """Of methods that are told how many samples of each class there are; of others nobody knows."""
+        """Set how many present devices hold each class, for methods that are told the counts of classes."""
         known = self._run.members
         counts = [known[device].counts for device in sorted(self._run.roster) if device in known]
         for number, held in enumerate(zip(*filter(None, counts), strict=False)):

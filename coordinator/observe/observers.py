@@ -1,4 +1,4 @@
-"""The observers of a run, put together: journal, rounds.jsonl, metrics, events. None decides anything."""
+"""The observers of a run: journal, rounds.jsonl, metrics and events. None of them makes a decision."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def observed(
     unclean_at: float = 0.0,
     built: Mapping[str, str] | None = None,
 ) -> Iterator[Callable[[], None]]:
-    """A run with its observers. What comes is called at its end: one that ends by itself leaves its summary."""
+    """Observe a run; the yielded function is called at its end and writes the summary.
+
+    There is a summary only if the run ends by itself.
+    """
     view, disk = run.view, run.spool.disk
     file = folder / "rounds.jsonl"
     ended_at = file.stat().st_mtime if file.exists() else 0.0
@@ -69,7 +72,7 @@ def observed(
 
 
 def keep_journal(run: Run, sinks: Sequence[Sink]) -> Journal:
-    """Of this run from now on."""
+    """Attach a journal to this run, from now on."""
     journal = Journal(run.view, sinks, run.isolation)
     run.spool.open_round_traffic = journal.open_round_traffic
     run.tell_of_transfers(journal.transfer_progressed)
@@ -78,7 +81,10 @@ def keep_journal(run: Run, sinks: Sequence[Sink]) -> Journal:
 
 
 class Events:
-    """What happens, as JSON lines on standard output, for whoever shows it and as long as there is one."""
+    """A sink of the journal that prints events as JSON lines, for a program that reads them.
+
+    It stops printing when the reader of standard output is gone.
+    """
 
     def __init__(self) -> None:
         self._read = True
@@ -98,5 +104,5 @@ class Events:
         except BrokenPipeError:
             self._read = False
             log.warning("nobody reads the events any more: no more are printed; the run goes on")
-            # What is left in the buffer would be flushed at the end, and fail there.
+            # Python would flush the rest of the buffer at its end, and fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

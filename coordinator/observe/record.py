@@ -1,7 +1,7 @@
-"""What is kept of a round, and what a record or a summary without a seal must look like to be believed.
+"""The record of a round, and the checks of a record or a summary without a seal.
 
-An earlier version wrote no seals; a stranger's file has none either. So what has none is decoded like settings: an
-odd type is damage, not a traceback in whoever reads it.
+An earlier version wrote no seals, and a file of another program has none either. So a file without a seal
+is decoded like settings: a wrong type is damage, and raises no traceback in the code that reads it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from protofleet.protocol.settings.reader import SettingsError, decode
 ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
 ByDevice = dict[str, dict[str, float]]
 ByView = dict[str, dict[str, float]]  # view -> domain -> value
-MEAN: Final = "mean"  # over domains, in the place of one
+MEAN: Final = "mean"  # stands for a domain: the mean over domains
 MOST_DEVICES: Final = (
-    64  # named of a round; the others share one name, so that a large fleet's lines stay short
+    64  # named devices of a round; the others share one name, so that the lines of a large fleet stay short
 )
 OTHER: Final = "other"
-ALL: Final = "all devices"  # no device can be called so; a broadcast is published once for all
+ALL: Final = "all devices"  # no device can have this name; a broadcast is published once for all devices
 
 Crossed = Mapping[tuple[str, str, str], int]  # (device, direction, kind) -> bytes
 
@@ -32,24 +32,24 @@ Crossed = Mapping[tuple[str, str, str], int]  # (device, direction, kind) -> byt
 class PhaseRecord:
     phase: str
     seconds: float = 0.0
-    server_seconds: float = 0.0  # that the server half thought before it asked
+    server_seconds: float = 0.0  # that the server half computed before it asked
     asked: list[str] = field(default_factory=list)
     answered: list[str] = field(default_factory=list)
 
 
 @dataclass
 class EvaluationRecord:
-    """The evaluation by all present devices with which a round began that leaves devices out."""
+    """The evaluation by all present devices, at the beginning of a round that leaves devices out."""
 
     seconds: float = 0.0
     asked: list[str] = field(default_factory=list)
     answered: list[str] = field(default_factory=list)
-    # Of those of the round: from the question until it was closed, in the process that closed it.
+    # Parts of the bytes of the round: from the question until it was closed, in the process that closed it.
     payload: ByKind = field(default_factory=dict)
     wire: ByKind = field(default_factory=dict)
     accuracy: ByView = field(default_factory=dict)
     validation: ByView = field(default_factory=dict)
-    validation_by_device: ByView = field(default_factory=dict)  # where the run caps weights
+    validation_by_device: ByView = field(default_factory=dict)  # if the run caps weights
     loss: ByView = field(default_factory=dict)
     pooled: dict[str, float] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class RoundRecord:
     round: int
     attempt: int
     kind: str  # training, evaluation
-    resumed: bool = False  # a coordinator died in it: of bytes and seconds up to a minute may be missing
+    resumed: bool = False  # a coordinator died in it: up to a minute of bytes and seconds may be missing
     seconds: float = 0.0
     phases: list[PhaseRecord] = field(default_factory=list)
     participants: list[str] = field(default_factory=list)
@@ -71,26 +71,31 @@ class RoundRecord:
     fedavg: dict[str, int] = field(default_factory=dict)
     accuracy: ByView = field(default_factory=dict)
     validation: ByView = field(default_factory=dict)
-    # Of each device, by view, where the run caps weights (policy.weight_cap): the best point is chosen by them.
+    # By view and device, if the run caps weights (policy.weight_cap): the best point is chosen by these
+    # values.
     validation_by_device: ByView = field(default_factory=dict)
     loss: ByView = field(default_factory=dict)
-    pooled: dict[str, float] = field(default_factory=dict)  # view -> correct / all, over all devices' tests
+    pooled: dict[str, float] = field(default_factory=dict)  # view -> correct / all, over all test samples
     figures: dict[str, float] = field(default_factory=dict)
-    aside: dict[str, str] = field(default_factory=dict)  # whose accepted answers were not used, and why
+    aside: dict[str, str] = field(default_factory=dict)  # devices whose accepted answers were not used -> why
     # Of the last evaluation: domain -> class -> predicted class -> samples.
     confusion: dict[str, list[list[int]]] = field(default_factory=dict)
-    # Of the last evaluation: what devices say that they run on -> those devices.
+    # Of the last evaluation: the machine that devices say they run on -> those devices.
     machines: dict[str, list[str]] = field(default_factory=dict)
-    # Device -> "train" and "send" -> joules, of those whose boards measure them.
+    # Device -> "train" and "send" -> joules, for devices whose boards measure them.
     energy: ByDevice = field(default_factory=dict)
-    # By view: "devices" that measured the accuracy of the line, how many were "asked", and how many were "present".
+    # By view: how many "devices" measured the accuracy of the line, how many were "asked", how many were
+    # "present".
     measured: dict[str, dict[str, int]] = field(default_factory=dict)
     evaluation: EvaluationRecord | None = None
-    rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and what good frames said
-    by_device: dict[str, ByKind] = field(default_factory=dict)  # `wire`, divided by device: divided()
+    rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and contents of good frames
+    by_device: dict[str, ByKind] = field(default_factory=dict)  # `wire`, divided by device with divided()
 
     def is_of_all(self, view: str) -> bool:
-        """Tell whether all present devices were asked to measure this view. Some of them may not have answered."""
+        """Tell whether all present devices were asked to measure this view.
+
+        Some of them may not have answered.
+        """
         who = self.measured.get(view)
         return who is None or who["asked"] >= who["present"]
 
@@ -114,13 +119,13 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Summary:
-    """The types in a summary.json; a comparison needs few of these, so none has to be there."""
+    """The fields and types of a summary.json; no field is required, because a comparison needs only a few."""
 
     name: str = ""
     method: str = ""
     paper: str = ""
     network: str = ""
-    rules: dict[str, str] = field(default_factory=dict)  # way to predict -> how
+    rules: dict[str, str] = field(default_factory=dict)  # way to predict -> its description
     reports: Literal["global", "personal"] = "global"
     rounds: Count = 1
     rounds_done: int = 0
@@ -143,7 +148,7 @@ class Summary:
 
 
 def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A record without a seal, with all its fields; None where it is none."""
+    """Return a record without a seal, with all its fields; None if it is no record."""
     try:
         record = decode(RoundRecord, {"attempt": 0, "kind": "training", **table})
     except SettingsError:
@@ -153,13 +158,13 @@ def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
         "energy",
         "measured",
         "evaluation",
-    ):  # no version that wrote these wrote a line without a seal
+    ):  # every version that wrote these wrote a seal too
         del found[name]
     return found if 1 <= record.round <= LARGEST_COUNT else None
 
 
 def record_of(line: Mapping[str, Any]) -> RoundRecord:
-    """Of a line of rounds.jsonl. Other versions may know more fields, or fewer."""
+    """Make a record from a line of rounds.jsonl; other versions may have more or fewer fields."""
     record = RoundRecord(line["round"], line.get("attempt", 0), line.get("kind", "training"))
     known = {field.name for field in fields(RoundRecord)}
     for name, value in line.items():
@@ -181,7 +186,10 @@ def _evaluation_of(table: Mapping[str, Any]) -> EvaluationRecord:
 
 
 def by_machine(said: Mapping[str, str]) -> dict[str, list[str]]:
-    """What devices say that they run on -> who says it: most devices of a fleet are of a few kinds."""
+    """Return the machine that devices say they run on -> those devices.
+
+    Most devices of a fleet are of a few kinds.
+    """
     found: dict[str, list[str]] = {}
     for device, words in sorted(said.items()):
         if words:
@@ -190,7 +198,7 @@ def by_machine(said: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def machines_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Device -> its words, out of the lines of rounds.jsonl."""
+    """Return device -> its machine, from the lines of rounds.jsonl."""
     return {
         device: words
         for line in lines
@@ -200,7 +208,7 @@ def machines_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def odd_summary(table: Mapping[str, Any]) -> str:
-    """What is wrong with a summary without a seal, or nothing."""
+    """Return what is wrong with a summary without a seal; "" if nothing."""
     try:
         decode(Summary, table)
     except SettingsError as error:
@@ -209,9 +217,9 @@ def odd_summary(table: Mapping[str, Any]) -> str:
 
 
 def divided(crossed: Crossed, wire: ByKind, most: int = MOST_DEVICES) -> dict[str, ByKind]:
-    """Divide `wire` by device: `most` devices with the most bytes, then ALL, then OTHER with what is left.
+    """Divide `wire` by device: `most` devices with the most bytes, then ALL, then OTHER with the rest.
 
-    So the rows always sum up to `wire`, whatever an earlier process has counted of it.
+    So the sum of the rows is always `wire`, even if an earlier process counted a part of it.
     """
     totals: Counter[str] = Counter()
     for (device, _, _), size in crossed.items():
@@ -232,5 +240,5 @@ def divided(crossed: Crossed, wire: ByKind, most: int = MOST_DEVICES) -> dict[st
 
 
 def rows_of(by_device: Mapping[str, ByKind], wire: ByKind) -> Mapping[str, ByKind]:
-    """Return a record's rows by device; all bytes as those of OTHER where an earlier version divided nothing."""
+    """Return the rows of a record by device; if an earlier version divided nothing, all bytes as OTHER."""
     return by_device or {OTHER: wire}

@@ -1,4 +1,7 @@
-"""rounds.jsonl and its copy, a sealed line a round: a flipped bit in a number makes no bad JSON."""
+"""rounds.jsonl and its copy, with one sealed line for each round.
+
+The seal is needed because a flipped bit in a number is still valid JSON.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from protofleet.protocol.storage.disk import Disk, is_full
 
 log = logging.getLogger("protofleet.coordinator")
 
-# What lines could say before they carried seals.
+# The fields of lines from before lines had seals.
 UNSEALED: Final = frozenset({
     "round", "attempt", "kind", "resumed", "seconds", "phases", "participants", "late", "dropped", "payload", "wire",
     "fedavg", "accuracy", "validation", "loss", "pooled", "figures", "rejected",
@@ -25,23 +28,23 @@ UNSEALED: Final = frozenset({
 
 
 class RoundsFile:
-    """A sink of the journal. Append-only; a round that is replayed is not written twice."""
+    """A sink of the journal that only appends; a round that is replayed is not written twice."""
 
     def __init__(self, path: Path, disk: Disk | None = None, until: int = 0) -> None:
-        """Of the rounds before `until` there must be a line."""
+        """Open the file and repair it; each round before `until` must have a line."""
         self._path, self._copy, self._disk = path, copy_of(path), disk or Disk()
-        self._unwritten: list[dict[str, Any]] = []  # the disk had no room
+        self._unwritten: list[dict[str, Any]] = []  # records for which the disk had no room
         self._mend(until)
         found = self.records
         self.last = found[-1]["round"] if found else 0
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """All of them, from the file: kept in memory, they would be 9 kB more with every round."""
+        """Return all records, read from the file: in memory they would need 9 kB more with every round."""
         return [*read_rounds(self._path), *self._unwritten]
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
-        """Only whole rounds are kept; but what is left over of them is tried again."""
+        """Try again to write records that are left over; other entries are not kept, only whole rounds."""
         if self._unwritten:
             self._write()
 
@@ -53,12 +56,12 @@ class RoundsFile:
         self._write()
 
     def _write(self) -> None:
-        """Into both or into none."""
+        """Write the records into both files or into neither."""
         text = "".join(map(sealed_line, self._unwritten))
         before = {path: _size(path) for path in (self._path, self._copy)}
         try:
             self._append(self._path, text)
-            self._append(self._copy, text, durable=False)  # for the day on which the file rots
+            self._append(self._copy, text, durable=False)  # for the case that the file is damaged later
         except OSError as error:
             if not is_full(error):
                 raise
@@ -79,14 +82,18 @@ class RoundsFile:
             self._disk.sync(path.parent)
 
     def _mend(self, until: int) -> None:
-        """What a crash has torn goes before anything is written behind it; what is missing comes back, or is said."""
+        """Remove lines that a crash has cut off, and take missing lines from the copy.
+
+        If the copy lacks them too, log that they are lost. This is done before anything is appended to the
+        file.
+        """
         whole = restored(self._path, until)
         before, copied = (p.read_bytes() if p.exists() else b"" for p in (self._path, self._copy))
         if before != whole:
             if before:
                 log.warning("%s was damaged; it has %d whole lines now", self._path, whole.count(b"\n"))
             self._disk.replace(self._path, whole)
-        if copied != whole:  # an earlier version wrote none, and a crash can leave it a line behind
+        if copied != whole:  # an earlier version wrote no copy, and a crash can leave the copy a line behind
             self._disk.replace(self._copy, whole)
 
 
@@ -99,7 +106,7 @@ def copy_of(path: Path) -> Path:
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """What the whole lines of a rounds.jsonl say; torn and damaged ones are left out."""
+    """Return the content of the complete lines of a rounds.jsonl; cut off and damaged lines are left out."""
     return [table for _, table in whole_lines(path)[0]]
 
 
@@ -109,7 +116,7 @@ def sealed_line(table: Mapping[str, Any]) -> str:
 
 
 def whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
-    """Each as it stands there, and what it says; and how many say nothing that can be believed."""
+    """Return each complete line with its content, and the number of lines that cannot be believed."""
     try:
         lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     except FileNotFoundError:
@@ -119,7 +126,7 @@ def whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
 
 
 def whole_record(text: str | bytes) -> dict[str, Any] | None:
-    """What a line says. Earlier versions gave it no seal."""
+    """Return the content of a line, or None. Earlier versions wrote no seal."""
     try:
         table = json.loads(text)
         return finite(_believed(table)) if isinstance(table, dict) else None
@@ -135,7 +142,7 @@ def _believed(table: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def finite(value: Any) -> Any:
-    """Without the numbers that are none, which earlier versions wrote where a device had measured them."""
+    """Remove numbers that are not finite; earlier versions wrote them if a device had measured them."""
     match value:
         case dict():
             return {key: finite(inner) for key, inner in value.items() if not _is_odd(inner)}
@@ -149,7 +156,7 @@ def _is_odd(value: object) -> bool:
 
 
 def restored(path: Path, until: int) -> bytes:
-    """The whole lines, in order; those that are missing of the rounds before `until` come from the copy."""
+    """Return the complete lines in order; lines missing before `until` come from the copy."""
     lines, copies = (
         {table["round"]: line for line, table in whole_lines(p)[0]} for p in (path, copy_of(path))
     )

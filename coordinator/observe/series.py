@@ -1,4 +1,4 @@
-"""What a coordinator counts and measures, each with the words that Prometheus and docs/metrics.md give for it."""
+"""The series of a coordinator, with the words that Prometheus and docs/metrics.md give for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BY_DEVICE: Final = ("device", *BY_KIND)
 
 
 class Progress:
-    """How far the run is."""
+    """The progress of the run."""
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.info = Gauge(
@@ -93,7 +93,7 @@ class Progress:
 
 
 class Attendance:
-    """Who is there, who was asked and who answered."""
+    """The devices that are present, that were asked, and that answered."""
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.present = Gauge(
@@ -140,7 +140,10 @@ class Attendance:
 
 
 class LastRound:
-    """What the last round weighed, beside FedAvg. All of it changes at one moment, and kinds of earlier rounds go."""
+    """The bytes of the last round, with those of FedAvg for comparison.
+
+    All series change at the same moment, and kinds of earlier rounds disappear.
+    """
 
     def __init__(self, r: CollectorRegistry) -> None:
         self._families = self.describe()
@@ -186,7 +189,10 @@ class LastRound:
 
 
 class Traffic:
-    """What all rounds that have ended weigh, beside FedAvg; an earlier coordinator's among them."""
+    """The bytes of all rounds that have ended, with those of FedAvg for comparison.
+
+    Rounds that ended under an earlier coordinator are included.
+    """
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.run_payload = Counter(
@@ -243,7 +249,7 @@ def of_kinds(found: ByKind) -> Iterator[tuple[str, str, int]]:
 
 
 class Learned:
-    """How good the models are, and what there is to learn from."""
+    """The quality of the models, and the samples that there are to learn from."""
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.accuracy = Gauge(
@@ -275,7 +281,7 @@ class Learned:
 
 
 class DiskSpace:
-    """On the disk of the run."""
+    """The space on the disk of the run."""
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.full = Gauge(
@@ -291,7 +297,7 @@ class DiskSpace:
 
 
 class Devices:
-    """Of each device by its name, which are series without end if nobody bounds them."""
+    """The series of each device by its name; the caller must limit the number of names."""
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.seen = Gauge(

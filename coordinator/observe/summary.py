@@ -1,4 +1,4 @@
-"""The whole run in one object, which becomes summary.json."""
+"""The summary of the whole run in one object, which becomes summary.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def rules_of_run(run: RunView) -> dict[str, str]:
-    """By way to predict, in words; a rule that cannot be described costs no run its summary."""
+    """Return the rules of the run in words, by way to predict; empty if a rule cannot be described.
+
+    Such a rule must not prevent the summary.
+    """
     try:
         return dict(run.rules())
     except (RuntimeError, LookupError, TypeError, ValueError):
@@ -35,9 +38,9 @@ def summarise(
     software: str,
     built: Mapping[str, str] = NOTHING,
 ) -> dict[str, Any]:
-    """`built`: commit and digest of the sources, as far as they are known."""
+    """Make the summary; `built` holds the commit and digest of the sources, as far as they are known."""
     method = run.plan.variant
-    software_of = {**machines_in(lines), **run.software}  # a run that is over hears no hellos any more
+    software_of = {**machines_in(lines), **run.software}  # a run that is over receives no hellos any more
     return {
         "name": settings.name,
         "method": run.plan.method,

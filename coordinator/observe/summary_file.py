@@ -1,4 +1,4 @@
-"""summary.json on the disk: written with a seal, and believed only with it."""
+"""The file summary.json: it is written with a seal and believed only with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError
 
 WAY_OUT: Final = "put it back from a copy, or remove it and run the same command again, which writes it anew"
-# What it could say before it carried a seal.
+# The fields of a summary from before summaries had a seal.
 UNSEALED: Final = frozenset(field.name for field in fields(Summary))
 
 
@@ -24,7 +24,7 @@ def write_summary(path: Path, summary: Mapping[str, Any], disk: Disk) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """What was written, or DamagedError. Earlier versions put no seal on it."""
+    """Read a summary, or raise DamagedError. Earlier versions wrote no seal."""
     try:
         summary = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,7 @@
-"""What observers may read of a run, and what they are told of it. Through its view nothing can be changed."""
+"""The parts of a run that observers may read, and the calls that they receive.
+
+An observer can change nothing through its view.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from protofleet.protocol.wire.reasons import DisconnectReason, Reason
 
 @dataclass(frozen=True, slots=True)
 class MeterView:
-    """What the link has counted, as it grows."""
+    """The counts of the link, which grow while they are read."""
 
     payload: Mapping[tuple[str, str], int]
     wire: Mapping[tuple[str, str], int]
@@ -49,7 +52,10 @@ class MeterView:
 
 
 class RunView:
-    """Values, copies and read-only mappings. Mappings of what is counted are live, for the thread that is scraped."""
+    """The view of a run for observers: values, copies and read-only mappings.
+
+    Mappings of counts are live, because the thread that serves the metrics reads them.
+    """
 
     __slots__ = (
         "_context", "_diverged", "_isolation", "_limits", "_machine", "_participants", "_plan", "_queue", "_server",
@@ -90,7 +96,7 @@ class RunView:
 
     @property
     def stopped(self) -> str:
-        """Why the process ends before the run has."""
+        """Return why the process ends before the run is over."""
         return self._context.stopped
 
     @property
@@ -99,7 +105,7 @@ class RunView:
 
     @property
     def over(self) -> bool:
-        """Whether it is: devices are told so, or have been."""
+        """Return whether the run is over: devices are being told so, or were told so."""
         return self._context.shutdown.begun
 
     @property
@@ -110,7 +116,7 @@ class RunView:
     def federation(self) -> str:
         return self._context.link.topics.federation
 
-    # The session at the broker.
+    # The session with the broker.
 
     @property
     def connected(self) -> bool:
@@ -128,7 +134,7 @@ class RunView:
 
     @property
     def next_round_at(self) -> float:
-        """Unix time, while the policy holds the next round back; else 0."""
+        """Return the Unix time at which the next round may begin while the policy holds it back, else 0."""
         return self._machine.next_round_at
 
     @property
@@ -137,7 +143,7 @@ class RunView:
 
     @property
     def asked(self) -> str:
-        """The name of the open phase."""
+        """Return the name of the open phase."""
         return self._machine.asked
 
     @property
@@ -146,7 +152,7 @@ class RunView:
 
     @property
     def present(self) -> tuple[str, ...]:
-        """The devices that were there when the cohort of the round was drawn."""
+        """Return the devices that were present when the cohort of the round was drawn."""
         return self._machine.present
 
     @property
@@ -155,7 +161,7 @@ class RunView:
 
     @property
     def ended_early(self) -> str:
-        """Why policy.stop has ended the training before its last round."""
+        """Return why policy.stop has ended the training before its last round."""
         return self._machine.stopped
 
     @property
@@ -166,7 +172,7 @@ class RunView:
         return MappingProxyType(self._spool.answers(round, phase))
 
     def arrays(self, round: int, phase: str) -> Mapping[str, LazyPayload]:
-        """Of each device's answer in the open round: read from the disk as they are asked for."""
+        """Return the arrays of each device's answer in the open round, read from the disk on access."""
         answers = self._spool.answers(round, phase)
         return MappingProxyType({device: self._server.arrays(answer) for device, answer in answers.items()})
 
@@ -190,17 +196,17 @@ class RunView:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """In the order of their labels; none where no device has said any."""
+        """Return the class names in the order of their labels; empty if no device has sent any."""
         return self._participants.name_vote.names
 
     @property
     def software(self) -> Mapping[str, str]:
-        """And machines, as devices tell of themselves."""
+        """Return the software and the machine of devices, as they describe themselves."""
         return MappingProxyType(self._participants.software)
 
     @property
     def measures(self) -> frozenset[str]:
-        """The metrics that the run's method has."""
+        """Return the metrics that the run's method has."""
         return self._participants.measures
 
     def is_enrolled(self, device: str) -> bool:
@@ -216,12 +222,12 @@ class RunView:
 
     @property
     def wills(self) -> Mapping[tuple[str, str], int]:
-        """By device and what came of its will."""
+        """Return the number of wills by device and outcome."""
         return MappingProxyType(self._participants.last_wills.counted)
 
     @property
     def older_copies(self) -> Mapping[tuple[str, str], int]:
-        """By device and whose folder is older."""
+        """Return the number of signs of an older copy by device and owner of the folder."""
         return MappingProxyType(self._participants.older_copies.counted)
 
     # Traffic.
@@ -231,7 +237,7 @@ class RunView:
         return MeterView.of(self._context.link.meter)
 
     def traffic(self) -> Meter:
-        """A copy of all that was counted until now."""
+        """Return a copy of all traffic that was counted until now."""
         return self._context.link.meter.snapshot()
 
     def traffic_by_device(self) -> Counter[tuple[str, str, str]]:
@@ -239,28 +245,26 @@ class RunView:
         return Counter(self._context.link.meter.by_device)
 
     def earlier_traffic(self, round: int) -> list[RoundTraffic]:
-        """Of this round, in earlier processes."""
+        """Return the traffic of this round in earlier processes."""
         return self._spool.earlier_traffic(round)
 
     def missing(self) -> Mapping[str, int]:
-        """By device, messages that it has numbered and that have not come."""
+        """Return by device the number of messages that it has numbered and that have not arrived."""
         return self._context.link.missing()
 
     def rules(self) -> Mapping[str, str]:
-        """By way to predict, how a device does so that has received what the server half knows now."""
+        """Return by way to predict how a device predicts after it has received the current server state."""
         half = replace(self._plan, init=None, public=None).client_half(NoSamples(), "")
         half.receive(self._server.server.payload())
         return {way: words_of(described(as_exported(rule))) for way, rule in rules_of(half).items()}
 
     @property
     def model_bytes(self) -> int:
-        """What one device would send for FedAvg: the same network's weights, really encoded once."""
+        """Return the bytes that one device would send for FedAvg: the encoded weights of the same network."""
         arrays = to_numpy(weights_of(self._server.server.model))
-        return sum(
-            size for kind, size in parts(arrays) if kind != "control"
-        )  # tensors alone, as in a payload
+        return sum(size for kind, size in parts(arrays) if kind != "control")  # only tensors, as in a payload
 
-    # The disk, and errors of ours.
+    # The disk, and errors of this program.
 
     @property
     def folder(self) -> Path:
@@ -268,17 +272,17 @@ class RunView:
 
     @property
     def newest_round(self) -> int:
-        """The last round that has begun."""
+        """Return the last round that has begun."""
         return self._spool.newest_round
 
     @property
     def saved_attempt(self) -> int:
-        """How often that round had been begun again when it was saved."""
+        """Return how often the last round that has begun had been started again when it was saved."""
         return self._spool.newest_attempt
 
     @property
     def saved_answers(self) -> int:
-        """How many of that round are accepted, on the disk."""
+        """Return how many answers to the last round that has begun are accepted on the disk."""
         return self._spool.count_answers(self._spool.newest_round)
 
     @property
@@ -287,12 +291,12 @@ class RunView:
 
     @property
     def disk_full(self) -> str:
-        """Why nothing new is begun."""
+        """Return why nothing new is begun; "" if the disk has room."""
         return self._queue.full_disk.problem
 
     @property
     def fallbacks(self) -> Mapping[str, int]:
-        """What was found damaged, by kind."""
+        """Return the counts of what was found damaged, by kind."""
         return MappingProxyType(self._spool.fallbacks)
 
     @property
@@ -313,7 +317,7 @@ class RunView:
 
 
 class Observer(Protocol):
-    """Told of everything after it is decided."""
+    """An observer of a run; it is called after each decision."""
 
     def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None: ...
 

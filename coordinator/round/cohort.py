@@ -1,4 +1,4 @@
-"""Before a round: how long a quorum waits for more, and who of those present is drawn."""
+"""The choice of a cohort: how long a quorum waits for more devices, and which devices are drawn."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from protofleet.coordinator.round.policy import Policy
 class CohortSelection:
     policy: Policy
     seed: int
-    settled: float | None = None  # when who is there is enough
+    settled: float | None = None  # time from which the devices that are present are enough
 
     @property
     def seats(self) -> int:
-        """In a cohort; 0 for everybody."""
+        """Return the number of devices in a cohort; 0 if all devices are invited."""
         return self.policy.cohort and self.policy.cohort + self.policy.spares
 
     def is_complete(self, here: int, steady: int, first: bool, now: float) -> bool:
-        """Whether a round may begin with so many; only the first attempt at the first one waits for more."""
+        """Return whether a round may begin with the devices that are present.
+
+        `here` and `steady` are the numbers of devices that are present and that are steady. Only the first
+        attempt at the first round waits for policy.gather devices.
+        """
         p, gather = self.policy, self.policy.gather if first else 0
         ready = here >= gather and steady >= p.quorum
         latest = now + (p.settle_seconds if ready else p.patience_seconds)
@@ -30,7 +34,7 @@ class CohortSelection:
     def draw(
         self, steady: set[str], others: set[str], number: int, attempt: int, everybody: bool = False
     ) -> tuple[str, ...]:
-        """A seeded choice; others than steady ones take the seats that are left."""
+        """Draw a cohort with a seed; other devices take the seats that steady devices leave free."""
         dice = random.Random(f"{self.seed}/{number}/{attempt}")
         size = len(steady) + len(others)
         if self.seats and not everybody:

@@ -1,4 +1,4 @@
-"""What can happen to a coordinator, what it can want, and the rules it keeps: plain values."""
+"""The events, the commands and the stages of a run, as plain values."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from protofleet.protocol.wire.reasons import Problem
 
 
 class Stage(Enum):
-    """Of a run; a phase is what a method asks for within one round."""
+    """The stage of a run; a phase is one question of a method within a round."""
 
     GATHERING = auto()  # waiting for enough devices to start a round
-    COMPUTING = auto()  # the server half is at work on its thread
-    BLAMING = auto()  # so is the search for whose answers brought a round to nothing
+    COMPUTING = auto()  # the server half computes on its thread
+    BLAMING = auto()  # the search for the answers that made a round fail runs on that thread
     COLLECTING = auto()  # an ask is out; waiting for answers or the deadline
     FINISHED = auto()
 
 
-# Events: everything that can happen to the coordinator.
+# Events: all that can happen to the coordinator.
 @dataclass(frozen=True, slots=True)
 class Joined:
     device: str
@@ -29,13 +29,16 @@ class Joined:
 @dataclass(frozen=True, slots=True)
 class Left:
     device: str
-    reason: str = ""  # in its own words
-    since: float | None = None  # of whom nothing has been heard for a while
+    reason: str = ""  # why it left, in words
+    since: float | None = None  # since when nothing was heard of it, if its connection was lost
 
 
 @dataclass(frozen=True, slots=True)
 class Unenrolled:
-    """Its enrolment has ended: who has merely left may come back into the open phase, and this one cannot."""
+    """The event that the enrolment of a device has ended.
+
+    A device that has only left may come back into the open phase; this device cannot.
+    """
 
     device: str
     reason: str = ""
@@ -52,36 +55,37 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """The server half has come to its next `yield`, or (phase None) to its end."""
+    """The event that the server half has reached its next `yield`, or its end if the phase is None."""
 
     phase: str | None
     base: bytes = b""
-    fault: str = ""  # at its end: why nobody could go on from what it has come to
-    # At its end: mean validation accuracy, where all present devices were asked for it and policy.stop wants it.
+    fault: str = ""  # at the end of a round: why no device could go on from the result
+    # At the end of a round: mean validation accuracy, if all present devices were asked for it and
+    # policy.stop needs it.
     validation: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Blamed:
-    """Whose answers brought a round to nothing, as far as can be told; no device: none is told from the others."""
+    """The event that names the devices whose answers made a round fail; no device if none can be found."""
 
-    past: Recovered  # the round, as the disk has it
+    past: Recovered  # the round as it is on the disk
     phase: str
     devices: tuple[str, ...] = ()
     words: str = ""
-    tried: bool = False  # without them the server half goes on
-    trial: bool = False  # one answer, left out to see whether the round after it reaches its quorum then
+    tried: bool = False  # the server half can go on without these answers; this was tried
+    trial: bool = False  # one answer, left out to see whether the next round then reaches its quorum
 
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """The time of `RoundMachine.wake_at` has come."""
+    """The event that the time of `RoundMachine.wake_at` has come."""
 
 
-# Commands: everything the coordinator can want. Carry them out in order.
+# Commands: all that the coordinator can want. They are carried out in order.
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Make the server half's state, the cohort and the roster durable."""
+    """A command to make the server half's state, the cohort and the roster durable."""
 
     round: int
     attempt: int
@@ -90,7 +94,10 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Make durable when a round ended: the pause after it goes on from there in a later process."""
+    """A command to make durable when a round ended.
+
+    A later process then goes on with the pause after the round.
+    """
 
     round: int
     ended: float  # Unix time
@@ -98,23 +105,23 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """That those answers are in whose bytes were found damaged: they are asked for again."""
+    """A command to forget that the answers with damaged bytes are in; their devices are asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Put the server half back to the last Save."""
+    """A command to put the server half back to the last Save."""
 
     why: str = field(default="", compare=False)
-    missing: tuple[str, ...] = field(default=(), compare=False)  # devices, without a verdict too
+    missing: tuple[str, ...] = field(default=(), compare=False)  # devices with no answer and no verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Run the server half to its next `yield`, giving it the answers of these devices."""
+    """A command to run the server half to its next `yield`, with the answers of these devices."""
 
     round: int
-    phase: str | None  # whose answers; None starts the round
+    phase: str | None  # the phase that was answered; None starts the round
     devices: tuple[str, ...]
     evaluate: bool = (
         False  # start with the question of the last evaluation, though this is not its round by number
@@ -123,7 +130,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Make durable whose answers make up a phase."""
+    """A command to make durable which devices' answers make up a phase."""
 
     round: int
     phase: str
@@ -132,33 +139,36 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Find whose answers to a round leave nobody anything to go on from."""
+    """A command to find the devices whose answers to a round made it impossible to go on."""
 
     round: int
     why: str
-    server_half: bool = False  # it is the server half that cannot go on, so it can be tried without some
-    aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # so far: round -> devices
+    server_half: bool = False  # the server half cannot go on, so it can be tried without some answers
+    aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # put aside so far: round -> devices
     trial: bool = False  # name one answer that was not left out before
-    tried: tuple[str, ...] = ()  # whose answers were
-    endless: bool = False  # where all were, name one again
+    tried: tuple[str, ...] = ()  # devices whose answers were left out before
+    endless: bool = False  # if all were left out once, name one again
 
 
 @dataclass(frozen=True, slots=True)
 class PutAside:
-    """Go back to the start of a round, for good, and count its phase as that of these devices alone."""
+    """A command to go back permanently to the start of a round.
+
+    In its phase only the answers of these devices count from then on.
+    """
 
     round: int
     phase: str
     devices: tuple[str, ...]
-    aside: tuple[str, ...]  # whose answers are put aside
+    aside: tuple[str, ...]  # devices whose answers are put aside
     words: str
-    trial: bool = False  # to see whether the round after it reaches its quorum then
-    returned: tuple[str, ...] = ()  # whose answers were put aside for that, and were not at fault
+    trial: bool = False  # to see whether the next round then reaches its quorum
+    returned: tuple[str, ...] = ()  # devices whose answers were put aside for a trial, and were not at fault
 
 
 @dataclass(frozen=True, slots=True)
 class Diverge:
-    """End the run, for good: there is no state that it could go on from."""
+    """A command to end the run permanently: there is no state that it could go on from."""
 
     round: int
     words: str
@@ -174,7 +184,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Make an answer durable, then acknowledge it."""
+    """A command to make an answer durable, then acknowledge it."""
 
     device: str
     round: int
@@ -183,7 +193,7 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Say again what was said of an answer."""
+    """A command to send the verdict on an answer again."""
 
     device: str
     round: int
@@ -202,18 +212,18 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Tell a device that the run is over."""
+    """A command to tell a device that the run is over."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Make durable which validation accuracy a round has shown, and why the run ends with it, if it does."""
+    """A command to make durable the validation accuracy of a round, and why the run ends with it."""
 
     round: int
     accuracy: float
-    words: str  # why the run ends; nothing: it goes on
+    words: str  # why the run ends; "": it goes on
     oldest: int  # the first round whose accuracy is still needed
 
 
@@ -223,7 +233,7 @@ class Finish:
 
 
 class IllegalEventError(RuntimeError):
-    """What has been said to the machine cannot happen at this stage: an error of whoever drives it."""
+    """An event that cannot happen at this stage; the code that drives the machine has an error."""
 
 
 Event: TypeAlias = "Joined | Left | Unenrolled | Answered | Advanced | Blamed | Woke"
@@ -249,7 +259,7 @@ Command: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What the disk remembers of the round in which a coordinator died."""
+    """The data that the disk has about the round in which a coordinator died."""
 
     round: int
     attempt: int
@@ -257,15 +267,16 @@ class Recovered:
     closed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # phase -> devices
     accepted: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)  # phase -> device -> base
     roster: tuple[str, ...] = ()
-    # Device -> round, its bases.
+    # Device -> the round of its newest accepted answers, and phase -> base in that round.
     earlier: Mapping[str, tuple[int, Mapping[str, bytes]]] = field(default_factory=dict)
-    # Round -> whose answers were put aside in it.
+    # Round -> devices whose answers were put aside in it.
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    # Round -> whose answers were left out one at a time, to see without which the next round reaches its quorum.
+    # Round -> devices whose answers were left out one at a time, to see without which answer the next round
+    # reaches its quorum.
     tried: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     diverged: str = ""  # why the run has ended
-    seconds: float = 0.0  # that earlier processes were at it, as far as they have written that down
+    seconds: float = 0.0  # that earlier processes spent on the round, as far as they saved it
     judged: Mapping[int, float] = field(default_factory=dict)  # round -> validation accuracy, for policy.stop
     stopped: tuple[int, str] | None = None  # the round with which policy.stop has ended the training, and why
     ended: tuple[int, float] = (0, 0.0)  # the last round that a pause followed, and the Unix time of its end
-    ahead: tuple[Recovered, ...] = ()  # rounds after it that had begun, where its replay comes first
+    ahead: tuple[Recovered, ...] = ()  # later rounds that had begun; this round is replayed first

@@ -1,7 +1,8 @@
-"""Which devices come and go too often to be counted on: they stay in the fleet, and nobody waits for them.
+"""Detection of devices that connect and disconnect too often to be counted on.
 
-With hysteresis: so many losses of the connection in a row make a device unsteady, and only as long a time without one
-makes it steady again. Time is an argument; nothing of it survives a restart, as nothing depends on it for long.
+Such devices stay in the fleet, but the run does not wait for them. There is hysteresis: a number of lost
+connections in a row makes a device unsteady, and only the same length of time without one makes it steady
+again. Time is an argument. Nothing of this survives a restart, because nothing depends on it for long.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class FlapDetector:
-    leaves: int  # within `seconds` make a device unsteady; 0: none ever is
+    leaves: int  # lost connections within `seconds` that make a device unsteady; 0: no device ever is
     seconds: float
     _left: dict[str, deque[float]] = field(default_factory=dict)
     _until: dict[str, float] = field(default_factory=dict)

@@ -1,12 +1,13 @@
-"""The round, as a state machine: events in, commands out. No sockets, threads, clocks, files or tensors.
+"""The round as a state machine: it takes events and returns commands.
 
-Which event is legal at which stage, and what becomes of it, is one table: RoundMachine.HANDLERS, behind the handlers.
+It has no sockets, threads, clocks, files or tensors. One table, RoundMachine.HANDLERS, which stands below
+the handlers, says which event is legal at which stage and which handler it gets.
 
-Rules for whoever edits this file:
-- a new event or stage gets its handlers in the table; a handler decides by what it finds, not by the stage;
-- the order of commands is a contract: what must survive (Save, Accept, Close) comes before what is said;
-- a decision may depend on the events and on `now`, on nothing else, so that a replay decides the same;
-- replies are handed on sorted by device, so that the order of arrival cannot change a bit.
+Rules for a person who edits this file:
+- A new event or stage gets its handlers in the table; a handler decides by what it finds, not by the stage.
+- The order of commands is a contract: what must survive (Save, Accept, Close) comes before messages.
+- A decision may depend only on the events and on `now`, so that a replay decides the same.
+- Replies are handed on sorted by device, so that the order of arrival cannot change a bit.
 """
 
 from __future__ import annotations
@@ -66,36 +67,36 @@ class RoundMachine:
     policy: Policy
     rounds: int
     seed: int = 0
-    evaluate: bool = True  # one more round at the end in which everybody present is only asked to evaluate
-    way_out: str = "lower method.lr"  # of a run that diverges, for whoever runs it; "": none is known
+    evaluate: bool = True  # one more round at the end, in which all present devices only evaluate
+    way_out: str = "lower method.lr"  # advice to the operator if the run diverges; "": none is known
     round: int = 1
     attempt: int = 0
     stage: Stage = Stage.GATHERING
     asked: str = ""  # name of the open phase
-    base: bytes = b""  # broadcast that the open phase stands on
+    base: bytes = b""  # the broadcast of the open phase
     roster: set[str] = field(default_factory=set)
     cohort: tuple[str, ...] = ()
     stopped: str = ""  # why policy.stop has ended the training before its last round
     verdicts: Verdicts = field(default_factory=Verdicts)
     silent: SilentDevices = field(default_factory=SilentDevices)
     trials: Trials = field(default_factory=Trials)
-    _answered: set[str] = field(default_factory=set)  # and accepted
-    # Of the cohort, while it is asked: no answer and no refusal.
+    _answered: set[str] = field(default_factory=set)  # devices whose answers were accepted
+    # Devices of the cohort without an answer and without a refusal, while the cohort is asked.
     _missing: set[str] = field(default_factory=set)
     _closed: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    _absent: dict[str, float] = field(default_factory=dict)  # of the cohort, since when
-    _unenrolled: set[str] = field(default_factory=set)  # asked nothing until they join again
+    _absent: dict[str, float] = field(default_factory=dict)  # absent devices of the cohort -> since when
+    _unenrolled: set[str] = field(default_factory=set)  # devices that are asked nothing until they join again
     _deadline: float | None = None
-    next_round_at: float = 0.0  # Unix time, while the policy holds the next round back; else 0
-    _look_at: float | None = None  # when the next round may begin, or is to be looked at again
-    _earlier: float | None = None  # seconds that an earlier process was at the open round
-    # Round -> whose answers brought it to nothing.
+    next_round_at: float = 0.0  # Unix time while the policy holds the next round back, else 0
+    _look_at: float | None = None  # when the next round may begin, or when the machine looks again
+    _earlier: float | None = None  # seconds that an earlier process spent on the open round
+    # Round -> devices whose answers made it fail.
     _aside: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    _later_rounds: list[Recovered] = field(default_factory=list)  # rounds decided after a replayed one
-    _present: tuple[str, ...] = ()  # devices that were there when the cohort was drawn
+    _later_rounds: list[Recovered] = field(default_factory=list)  # decided after a replayed round
+    _present: tuple[str, ...] = ()  # devices that were present when the cohort was drawn
     # The cohort of the round, while all present devices evaluate before it.
     _drawn: tuple[str, ...] | None = None
-    _stopped_after: int | None = None  # the last round of training, where policy.stop has ended it
+    _stopped_after: int | None = None  # the last round of training, if policy.stop has ended it
 
     def __post_init__(self) -> None:
         self.selection = CohortSelection(self.policy, self.seed)
@@ -107,7 +108,7 @@ class RoundMachine:
         self.pace = Pace(self.policy.pause_seconds, hours_of(self.policy.hours))
 
     def resume(self, past: Recovered) -> list[Command]:
-        """Go on in the middle of a round: the first thing a coordinator does after a crash."""
+        """Go on in the middle of a round; a coordinator does this first after a crash."""
         self.roster, self._later_rounds, self._aside = set(past.roster), list(past.ahead), dict(past.aside)
         self.trials.resume(past.tried)
         self.verdicts.last = {d: (number, dict(bases)) for d, (number, bases) in past.earlier.items()}
@@ -128,15 +129,17 @@ class RoundMachine:
         self._earlier = past.seconds
         self._present, self._drawn = tuple(sorted(past.roster)), None
         self.stop_rule.restore(self.stop_rule.measured, past.round)
-        if self._stopped_after is not None and self._stopped_after >= past.round:  # decided anew when it ends
+        if self._stopped_after is not None and self._stopped_after >= past.round:  # decided again at the end
             self._stopped_after, self.stopped = None, ""
         self._closed = dict(past.closed)
         self.verdicts.begin_round(past.accepted)
 
     def handle(self, event: Event, now: float, wall: float | None = None) -> list[Command]:
-        """`wall`: the Unix time, for policy.hours; without it `now` is one.
+        """Handle an event and return the commands that follow from it.
 
-        IllegalEventError, with nothing changed, where the table at the end of this class has no handler."""
+        `wall` is the Unix time, for policy.hours; if it is missing, `now` is used as the Unix time. If the
+        table at the end of this class has no handler, raise IllegalEventError and change nothing.
+        """
         handler = self.HANDLERS[self.stage].get(type(event))
         if handler is None:
             raise IllegalEventError(f"{event!r} cannot happen while the run is {self.stage.name.lower()}")
@@ -162,35 +165,35 @@ class RoundMachine:
 
     @property
     def is_last_evaluation(self) -> bool:
-        """Whether the training is over, and all present devices measure what it has come to."""
+        """Return whether the training is over and all present devices measure its result."""
         return self.round > self._last_training
 
     @property
     def leaves_out(self) -> bool:
-        """Whether devices that were present when the cohort was drawn are not in it."""
+        """Return whether devices that were present when the cohort was drawn are not in it."""
         drawn = self.cohort if self._drawn is None else self._drawn
         return not set(drawn).issuperset(self._present)
 
     @property
     def present(self) -> tuple[str, ...]:
-        """The devices that were there when the cohort was drawn."""
+        """Return the devices that were present when the cohort was drawn."""
         return self._present
 
     @property
     def measured_by_all(self) -> Mapping[str, tuple[str, ...]]:
-        """The phases of the round, as far as they are closed, in which all present devices were asked."""
+        """Return the closed phases of the round in which all present devices were asked."""
         if EVALUATE in self._closed:
             return {EVALUATE: self._closed[EVALUATE]}
         return {} if self.leaves_out else dict(self._closed)
 
     @property
     def evaluating(self) -> bool:
-        """Whether the open question only asks for measurements."""
+        """Return whether the open question only asks for measurements."""
         return self.is_last_evaluation or self._drawn is not None
 
     @property
     def waited_for(self) -> AbstractSet[str]:
-        """Whose answers to the open question are missing."""
+        """Return the devices whose answers to the open question are missing."""
         return self._missing if self.stage is Stage.COLLECTING else frozenset()
 
     @property
@@ -198,12 +201,12 @@ class RoundMachine:
         return self._answered
 
     def counts_on(self, device: str) -> bool:
-        """Whether it is present, and that it says so again would change nothing."""
+        """Return whether the device is present and another hello of it would change nothing."""
         is_waited_for = self.stage in (Stage.GATHERING, Stage.FINISHED) or device in self.waited_for
         return device in self.roster and device not in self._absent and not is_waited_for
 
     def was_asked(self, device: str) -> bool:
-        """The open question."""
+        """Return whether the device was asked the open question."""
         return device in self._missing or device in self._answered or device in self.verdicts.refused
 
     @property
@@ -216,12 +219,15 @@ class RoundMachine:
 
     @property
     def _evaluation_is_due(self) -> bool:
-        """Before this round, as it leaves devices out: they would not measure what the rounds before came to."""
+        """Return whether all present devices must evaluate before this round, because it leaves devices out.
+
+        The devices that are left out would not measure the result of the rounds before.
+        """
         every = self.policy.evaluate_every
         return every > 0 and self.round > 1 and (self.round - 1) % every == 0 and self.leaves_out
 
     def _first_step(self) -> Advance:
-        """Begin the round: with an evaluation by all present devices where one is due."""
+        """Begin the round, with an evaluation by all present devices if one is due."""
         if self.is_last_evaluation:
             return Advance(self.round, None, (), evaluate=self.round <= self.rounds)
         if self._evaluation_is_due:
@@ -230,7 +236,10 @@ class RoundMachine:
         return Advance(self.round, None, ())
 
     def _next_step(self, phase: str, devices: tuple[str, ...]) -> Advance:
-        """Go on with the answers to a phase. After an evaluation the round begins, with the cohort that was drawn."""
+        """Go on with the answers to a phase.
+
+        After an evaluation, begin the round with the cohort that was drawn.
+        """
         if self._drawn is None:
             return Advance(self.round, phase, devices)
         self.cohort, self._drawn = self._drawn, None
@@ -238,30 +247,34 @@ class RoundMachine:
 
     @property
     def _quorum(self) -> int:
-        """Who was put aside has answered, and is not there to answer what comes next."""
+        """Return the number of answers that the open question needs.
+
+        A device whose answer was put aside has answered already, and it is not there to answer the next
+        question.
+        """
         return 0 if self.evaluating else max(1, self.policy.quorum - len(self._aside.get(self.round, ())))
 
     @property
     def _quorum_is_unreachable(self) -> bool:
-        """So many are refused that there will be no quorum."""
+        """Return whether so many answers were refused that there can be no quorum."""
         return len(self._answered) + len(self._missing) < self._quorum
 
     @property
     def _has_first_answers(self) -> bool:
-        """With spares among the invited, the first answers make the phase."""
+        """Return whether the first answers already make the phase, because spares were invited."""
         p = self.policy
         return p.spares > 0 and not self.evaluating and len(self._answered) >= p.cohort
 
     def not_counted_on(self, now: float) -> AbstractSet[str]:
-        """Who is present and unsteady, or had an answer refused in this round."""
+        """Return the present devices that are unsteady or silent, or had an answer refused in this round."""
         return self.roster - (self._reliable(now) - self.silent.devices)
 
     def _reliable(self, now: float) -> set[str]:
-        """Of those present, who can be counted on."""
+        """Return the present devices that are steady and had no answer refused in this round."""
         return self.roster - self.flaps.flapping(now) - self.verdicts.suspects
 
     def _join(self, event: Joined, now: float) -> Iterable[Command]:
-        """Nobody is asked just now."""
+        """Add a device to the roster; this alone asks it nothing."""
         self.roster.add(event.device)
         self._unenrolled.discard(event.device)
         if event.device in self._reliable(now) and event.device not in self.silent.devices:
@@ -282,7 +295,7 @@ class RoundMachine:
         yield Dismiss(event.device)
 
     def _leave(self, event: Left, now: float) -> Iterable[Command]:
-        if event.device in self.roster:  # its will may be said more than once
+        if event.device in self.roster:  # its will may be published more than once
             self.flaps.disconnected(event.device, now)
         self.roster.discard(event.device)
         if event.device in self.cohort:
@@ -299,7 +312,7 @@ class RoundMachine:
         yield from self._maybe_close(now)
 
     def _unenroll(self, event: Unenrolled, now: float) -> Iterable[Command]:
-        """The cohort stays as it was saved, so that a replay has the same one."""
+        """Remove a device; the cohort stays as it was saved, so that a replay has the same cohort."""
         self.roster.discard(event.device)
         self._missing.discard(event.device)
         self._unenrolled.add(event.device)
@@ -342,8 +355,11 @@ class RoundMachine:
             yield from self._start(now)
 
     def _is_held_back(self, now: float) -> bool:
-        """Whether the policy lets no round begin yet. A round that has begun is repeated at any time, and the last
-        evaluation follows its round."""
+        """Return whether the policy lets no round begin yet.
+
+        A round that has begun is repeated at any time, and the last evaluation follows its round without a
+        pause.
+        """
         left = 0.0 if self.attempt or self.is_last_evaluation else self.pace.seconds_left(now)
         self.next_round_at = self.pace.wall + left if left else 0.0
         self._look_at = now + min(left, LOOK_SECONDS) if left else None
@@ -365,19 +381,22 @@ class RoundMachine:
         yield self._first_step()
 
     def _asked_in_addition(self, others: AbstractSet[str]) -> tuple[str, ...]:
-        """A silent device that got no seat: else it could answer nothing."""
+        """Return a silent device that got no seat, if there is one.
+
+        Without this it could never answer a question.
+        """
         return () if self.is_last_evaluation else self.silent.in_turn(others)
 
     def _open(self, phase: str, base: bytes, now: float) -> Iterator[Command]:
         self.asked, self.base = phase, base
         known, self.verdicts.refused = self.verdicts.known(phase, base), {}
         closed = self._closed.get(phase)
-        if closed or (closed is not None and self.evaluating):  # which may have ended without anybody
+        if closed or (closed is not None and self.evaluating):  # an evaluation may end without any device
             self.cohort = closed
             if known.issuperset(closed):
                 yield self._next_step(phase, closed)
                 return
-            # An answer has been lost to a damaged disk: its device still has it, and nobody else is asked.
+            # An answer was lost on a damaged disk. Its device still has it, and no other device is asked.
         self._answered = known.intersection(self.cohort)
         self._missing = set(self.cohort) - self._answered - self._unenrolled
         self.stage = Stage.COLLECTING
@@ -390,17 +409,17 @@ class RoundMachine:
 
     def _start_timing(self, now: float, closed: bool) -> None:
         question = self.round, self.asked, self.base
-        if closed:  # the same devices have to answer, however long that takes them
+        if closed:  # the same devices must answer, however long it takes them
             self.straggler_deadline.asked(question, (), (), now)
             return
         earlier, self._earlier = self._earlier, None
-        back = 0.0 if earlier is None else self.policy.grace_seconds  # everybody has to come back
+        back = 0.0 if earlier is None else self.policy.grace_seconds  # all devices have to come back
         self.straggler_deadline.asked(question, self.cohort, self._answered, now, earlier, back)
         if self.evaluating and self.cohort:
             self.straggler_deadline.asked_at_the_end()
 
     def _wait_for_no_silent_device(self, now: float) -> None:
-        """Once the quorum is in, as if its time to come back were over."""
+        """Count silent devices as absent for the whole grace time, so that a complete quorum ignores them."""
         silent = self._missing & self.silent.devices
         self._absent |= dict.fromkeys(silent, now - self.policy.grace_seconds)
         self.silent.asked(silent, (self.round, self.asked, self.base))
@@ -462,14 +481,17 @@ class RoundMachine:
         if len(self._answered) < self._quorum:
             yield from self._repeat_round(now)
             return
-        self.cohort = tuple(sorted(self._answered))  # later phases: only who answered this one
+        self.cohort = tuple(sorted(self._answered))  # later phases ask only devices that answered this one
         self.stage, self._deadline = Stage.COMPUTING, None
         self._closed[self.asked] = self.cohort
         yield Close(self.round, self.asked, self.cohort)
         yield self._next_step(self.asked, self.cohort)
 
     def _maybe_blame(self) -> Iterator[Command]:
-        """Whether most of the cohort have made nothing of the broadcast: one device alone is its own matter."""
+        """Search for the cause if more than half of the cohort sent broken answers to the broadcast.
+
+        A broken answer of one device alone is a problem of that device.
+        """
         many, number = 2 * len(self.verdicts.broken) > len(self.cohort), self._suspected_round
         if not many or self.stage is not Stage.COLLECTING or self.evaluating:
             return
@@ -480,7 +502,10 @@ class RoundMachine:
 
     @property
     def _suspected_round(self) -> int:
-        """What is open stands on answers to this round, once it has had some, and else to the one before."""
+        """Return the round whose answers the open question depends on.
+
+        It is this round if a phase of it is closed, else the round before.
+        """
         return self.round - (not self._closed.keys() - {EVALUATE})
 
     def _blame(self, number: int, why: str, server_half: bool = False) -> Iterator[Command]:
@@ -493,7 +518,11 @@ class RoundMachine:
             yield Blame(number, why, server_half, dict(self._aside))
 
     def _go_back(self, blamed: Blamed, now: float) -> Iterator[Command]:
-        """A round is repeated once, and again as often as trying has told without whom."""
+        """Go back to the round whose answers are blamed, without those answers; or end the run.
+
+        A round is repeated once. It is repeated again each time that a trial has found the answers to leave
+        out.
+        """
         past, phase = blamed.past, blamed.phase
         if past.round in self._aside and not (blamed.tried or blamed.trial):
             yield from self._diverge(f"{blamed.words}, and {self._repeated(past.round)}")
@@ -510,7 +539,7 @@ class RoundMachine:
             self.trials.leave_out(past.round, blamed.devices)
         yield PutAside(past.round, phase, left, blamed.devices, blamed.words, blamed.trial, returned)
         self.trials.begin_round()
-        self._later_rounds = []  # what was decided after it stood on it
+        self._later_rounds = []  # later rounds were decided on the result of this round
         closed = {**past.closed, phase: left}
         until = list(closed).index(phase) + 1
         self._restore_round(replace(past, closed={name: closed[name] for name in list(closed)[:until]}))
@@ -518,7 +547,7 @@ class RoundMachine:
         yield self._first_step()
 
     def _return_the_last(self, number: int) -> tuple[str, ...]:
-        """Count the answer again that was left out in vain."""
+        """Use the answers again that were left out without success."""
         returned = self.trials.left_out(number, self._aside.get(number, ()))
         self._aside[number] = tuple(d for d in self._aside.get(number, ()) if d not in returned)
         return returned
@@ -532,7 +561,10 @@ class RoundMachine:
         yield from (Dismiss(device) for device in sorted(self.roster))
 
     def _repeat_round(self, now: float) -> Iterator[Command]:
-        """Too few answers: the same round once more, from its beginning, or the end where that has been tried."""
+        """Repeat the round from its beginning, because too few answers came.
+
+        If only broken answers prevent the quorum, go back to the round before or end the run instead.
+        """
         if self.verdicts.broken and len(self._answered) + len(self.verdicts.broken) >= self._quorum:
             yield from self._fail_by_broken_answers()
             if self.stage is not Stage.COLLECTING:
@@ -545,7 +577,10 @@ class RoundMachine:
         yield from self._maybe_start(now)
 
     def _fail_by_broken_answers(self) -> Iterator[Command]:
-        """A quorum would be there but for them: repeat the step before without one answer, or end the run."""
+        """Handle a round that has no quorum only because of broken answers.
+
+        Repeat the step before without one of its answers, or end the run.
+        """
         self.trials.failures += 1
         number, most = self._suspected_round, self.policy.attempts_of(len(self.cohort))
         why = f"{self._who_has_diverged()}, and policy.quorum is {self._quorum}"
@@ -604,7 +639,8 @@ class RoundMachine:
     def _seconds_left(self, now: float) -> float:
         return max(0.0, (self._deadline or now) - now)
 
-    # A wake-up may be late; all else that has no handler is an error of ours, and none of a device.
+    # A wake-up may be late. Every other event without a handler is an error of this program, not of a
+    # device.
     HANDLERS: ClassVar[Mapping[Stage, Mapping[type[Event], Handler]]] = {
         Stage.GATHERING: {
             Joined: _join_and_maybe_start,

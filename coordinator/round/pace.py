@@ -1,6 +1,7 @@
-"""When the next round may begin: a pause after each round, and the hours of the day in which rounds begin.
+"""The time at which the next round may begin: after a pause, and within the hours of the policy.
 
-No clock is read here: the time of the loop and the Unix time are arguments.
+The pause follows each round, and the hours are the hours of the day in which rounds begin. No clock is read
+here: the time of the loop and the Unix time are arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 
 HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 DAY_SECONDS: Final = 86_400.0
-LOOK_SECONDS: Final = 60.0  # between looks at the wall clock, which somebody may set
+LOOK_SECONDS: Final = 60.0  # between two looks at the wall clock, because a person may set it
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Hours:
 
 
 def hours_of(text: str) -> Hours | None:
-    """Read policy.hours; None where it is empty, which is all day."""
+    """Read policy.hours; return None if it is empty, which means all day."""
     if not text:
         return None
     found = HOURS.fullmatch(text)
@@ -52,21 +53,22 @@ def local_time(unix: float) -> datetime:
 class Pace:
     """The earliest time at which the next round may begin.
 
-    Hours are those that the local clock shows, also on days on which daylight saving begins or ends: a window is an
-    hour shorter or longer then, and one that lies in the hour that is skipped is left out on that day.
+    Hours are those that the local clock shows, also on days on which daylight saving time begins or ends.
+    On such a day a window is one hour shorter or longer. A window inside the hour that the clock skips is
+    left out on that day.
     """
 
     pause_seconds: float = 0.0
     hours: Hours | None = None
     local: Callable[[float], datetime] = local_time
     ended: tuple[int, float] = (0, 0.0)  # the last round that has ended, and the Unix time of its end
-    wall: float = 0.0  # Unix time, of the event that is handled
+    wall: float = 0.0  # Unix time of the event that is being handled
     _resting_until: float = field(default=0.0)  # in the loop's time
 
     def round_ended(self, round: int, now: float) -> float | None:
-        """Begin the pause after a round; a replay goes on with the pause that had begun.
+        """Begin the pause after a round; a replay goes on with the pause that had already begun.
 
-        Returns the Unix time of the end, where that is news to be kept.
+        Return the Unix time at which the round ended if it must be saved, else None.
         """
         if not self.pause_seconds:
             return None
@@ -77,12 +79,16 @@ class Pace:
         return None if known else at
 
     def seconds_left(self, now: float) -> float:
-        """Until the next round may begin; 0 if it may."""
+        """Return the seconds until the next round may begin; 0 if it may begin now."""
         rest = max(self._resting_until - now, 0.0)
         return rest + self._until_hours(self.wall + rest)
 
     def _until_hours(self, unix: float) -> float:
-        """Minute by minute, as days with a change of the clock are longer or shorter than others."""
+        """Return the seconds until the window of hours opens.
+
+        It looks minute by minute, because days on which the clock changes are longer or shorter than
+        others.
+        """
         if self.hours is None or self.hours.holds(_minute(self.local(unix))):
             return 0.0
         at = unix - unix % 60
@@ -98,6 +104,6 @@ def _minute(local: datetime) -> int:
 
 
 def opening_words(unix: float, now: float, local: Callable[[float], datetime] = local_time) -> str:
-    """Say a time of the next 24 hours by its hour alone."""
+    """Format a time; a time within the next 24 hours is given by its hour and minute alone."""
     at = local(unix)
     return f"{at:%H:%M}" if unix - now < DAY_SECONDS else f"{at:%H:%M on %d %B}"

@@ -1,4 +1,4 @@
-"""The [policy] table: who is asked, how many have to answer, and how long anybody is waited for."""
+"""The [policy] table: which devices are asked, how many must answer, and how long they are waited for."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Patience = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "off"),))]
 class Stop:
     """The [policy.stop] table: when a run ends early. Validation samples decide, never test samples."""
 
-    accuracy: Share = 0.0  # mean validation accuracy that is enough; 0: off
-    patience: Patience = 0  # evaluations in a row without a better one that are enough; 0: off
+    accuracy: Share = 0.0  # mean validation accuracy at which the run ends; 0: off
+    patience: Patience = 0  # evaluations in a row without a better one after which the run ends; 0: off
 
     def __post_init__(self) -> None:
         demand_within(self)
@@ -44,33 +44,38 @@ class Stop:
 
 @dataclass(frozen=True)
 class Policy:
-    quorum: Quorum = 1  # the k of k-of-n: fewer answers make no round
-    cohort: Devices = 0  # the n, drawn anew each round; 0 invites everybody present
-    gather: Devices = 0  # so many devices the first round waits for, for as long as one ask may take
-    patience_seconds: PositiveSeconds = 600.0  # how long a cohort gets for one ask
-    grace_seconds: Seconds = 10.0  # how long a device that has left may take to come back
-    settle_seconds: Seconds = 2.0  # how long a quorum waits for more before a round starts
-    spares: Devices = 0  # so many more are invited; the first `cohort` answers make the phase
-    # A quorum waits for the rest so many times as long as the median answer takes, and at least so long; 0: patience.
+    quorum: Quorum = 1  # the k of k-of-n: with fewer answers there is no round
+    cohort: Devices = 0  # the n, drawn again for each round; 0 invites all present devices
+    gather: Devices = 0  # devices that the first round waits for, as long as one ask may take
+    patience_seconds: PositiveSeconds = 600.0  # seconds that a cohort has for one ask
+    grace_seconds: Seconds = 10.0  # seconds within which a device that has left may come back
+    settle_seconds: Seconds = 2.0  # seconds that a quorum waits for more devices before a round starts
+    spares: Devices = 0  # devices that are invited in addition; the first `cohort` answers make the phase
+    # A quorum waits for the other devices this many times as long as the median answer takes, and at least
+    # straggler_seconds; 0: it waits for the whole patience.
     straggler_factor: StragglerFactor = 2.5
     straggler_seconds: Seconds = 0.5
-    # Who loses its connection so often within flap_seconds is asked, but not counted on; 0: nobody is too unsteady.
+    # A device that loses its connection this often within flap_seconds is asked but not counted on; 0:
+    # every device is counted on.
     flaps: Flaps = 5
     flap_seconds: Seconds = 300.0
 
-    pause_seconds: Seconds = 0.0  # from the end of a round to the start of the next
+    pause_seconds: Seconds = 0.0  # seconds from the end of a round to the start of the next
     hours: str = (
-        ""  # of the day in which rounds may begin, by the coordinator's local time, as 22:00-06:00; "": all
+        ""  # hours in which rounds may begin, by the coordinator's local time, as 22:00-06:00; "": all day
     )
 
-    # Number of times that broken answers alone may keep a round from its quorum; then the run has diverged. "auto" is
-    # 1 + the size of the cohort, as the server step before is repeated without each of its answers in turn.
+    # Number of times that broken answers alone may keep a round from its quorum; then the run has diverged.
+    # "auto" is 1 + the size of the cohort, because the server step before is repeated without each of its
+    # answers in turn.
     attempts: Attempts = "auto"
 
-    # A device weighs at most so many times the median of its cohort, in training and in reports; 0: as it claims.
+    # A device weighs at most this many times the median of its cohort, in training and in reports; 0: as
+    # much as it claims.
     weight_cap: WeightCap = 3.0
 
-    # Where rounds leave present devices out, all of them measure the model after every so many rounds.
+    # If rounds leave present devices out, all present devices measure the model after every
+    # `evaluate_every` rounds.
     evaluate_every: EvaluateEvery = 5
     stop: Stop | None = None  # None: the run has all its rounds
 

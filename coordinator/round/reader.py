@@ -1,4 +1,4 @@
-"""What others read of the round machine; only its run hands it events."""
+"""The part of the round machine that other modules may read; only its run hands it events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""When a run ends before its last round, by the validation accuracies that were measured so far. A pure rule."""
+"""The rule that ends a run before its last round, by the validation accuracies measured so far.
+
+It is a pure rule.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Final
 
 from protofleet.coordinator.round.policy import Stop
 
-MOST_ROUNDS_BACK: Final = 3  # that a run can be taken back: a spool keeps no more checkpoints
+MOST_ROUNDS_BACK: Final = 3  # rounds that a run can go back: a spool keeps no more checkpoints
 
 
 @dataclass
@@ -19,11 +22,11 @@ class StopRule:
     measured: dict[int, float] = field(default_factory=dict)  # round at whose end it was known -> accuracy
 
     def restore(self, measured: Mapping[int, float], before: int) -> None:
-        """Know only what was measured in the rounds before this one."""
+        """Keep only what was measured in the rounds before this one."""
         self.measured = {number: value for number, value in sorted(measured.items()) if number < before}
 
     def note(self, number: int, accuracy: float) -> str:
-        """Return why the run ends with this round; nothing where it goes on."""
+        """Return why the run ends with this round; "" if it goes on."""
         self.measured[number] = accuracy
         self._forget_what_no_decision_needs(number)
         assert self.settings is not None, "without policy.stop nothing is measured for it"
@@ -42,15 +45,18 @@ class StopRule:
 
     @property
     def oldest(self) -> int:
-        """The first round whose measurement is still needed."""
+        """Return the first round whose measurement is still needed."""
         return min(self.measured, default=0)
 
     def _best(self, measured: Mapping[int, float]) -> int:
-        """The first of equals."""
+        """Return the round with the best accuracy; the first of equals."""
         return max(sorted(measured), key=measured.__getitem__)
 
     def _forget_what_no_decision_needs(self, number: int) -> None:
-        """A run may have a million rounds. What was before the best of them decides nothing any more."""
+        """Forget measurements that no later decision needs, because a run may have a million rounds.
+
+        A measurement before the best one decides nothing any more.
+        """
         old = {n: value for n, value in self.measured.items() if n <= number - MOST_ROUNDS_BACK}
         if old:
             patient = self.settings is not None and self.settings.patience > 0

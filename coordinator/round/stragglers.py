@@ -1,10 +1,10 @@
-"""How long those who have answered the open ask took, and hence how long the rest of a cohort is worth waiting for.
+"""The deadline for devices that have not answered, from the time that the other devices took.
 
-Measured of this question alone, from the moment at which it was first put to a device until its answer is here: a
-first phase is bounded like any other, a fleet that slows down gets more time by itself, and a kept answer that comes
-at once when the same is asked again is no sign of speed. What counts is the time by which more than half of the
-cohort have answered: so neither a half that is quick nor a minority that lies makes it short, and a minority that is
-silent does not make it long.
+The time is measured only for the open question, from the moment at which a device was first asked until its
+answer is here. So a first phase has a bound like any other phase. A fleet that slows down gets more time by
+itself. A device that kept its answer and sends it at once when it is asked again does not count as fast.
+The measure is the time by which more than half of the cohort have answered. So a quick half or a lying
+minority cannot make it short, and a silent minority cannot make it long.
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ Question = tuple[int, str, bytes]  # round, phase, broadcast
 
 @dataclass
 class StragglerDeadline:
-    factor: float  # so many times the measure; 0: it is never known
-    floor: float = 0.0  # seconds; less than that is no measure of anybody
+    factor: float  # the deadline is this many times the measure; 0: there is no deadline
+    floor: float = 0.0  # seconds that the deadline is never below
     _question: Question = (0, "", b"")
-    _least: float = 0.0  # when the open ask may end at the earliest
+    _least: float = 0.0  # earliest time at which the open ask may end
     _began: dict[tuple[Question, str], float] = field(default_factory=dict)
     _took: dict[tuple[Question, str], float] = field(default_factory=dict)
-    _longest: float = 0.0  # that an answer of the round before took
-    # Of the open ask, from when it is first looked at: kept from then on, as it is looked at after each answer.
-    _ordered: list[float] | None = None  # how long those who have answered took
-    # The missing, who was asked last at the end; and others.
+    _longest: float = 0.0  # seconds that the slowest answer of the round before took
+    # For the open ask, built at the first look and kept from then on, because there is a look after each
+    # answer.
+    _ordered: list[float] | None = None  # how long the devices that have answered took
+    # Missing devices, the one that was asked last at the end; the list may also hold devices that are not
+    # missing any more.
     _last_asked: list[str] = field(default_factory=list)
 
     def asked(
         self, question: Question, cohort: Collection[str], known: Collection[str], now: float,
         earlier: float | None = None, least: float = 0.0,
     ) -> None:  # fmt: skip
-        """`earlier`: for so long an earlier process had asked it, which may have been stopped for longer than that.
+        """Note that a question is put to the cohort.
 
-        Who is among the `known` has answered it.
+        `earlier` is the number of seconds for which an earlier process had asked it; that process may have
+        been stopped for longer. The devices in `known` have answered it. `least` is a number of seconds;
+        the deadline is at least `factor` times that long.
         """
         if question[0] != self._question[0]:
             self._longest = max(self._took.values(), default=0.0)
@@ -50,7 +54,10 @@ class StragglerDeadline:
                 self._took.setdefault((question, device), earlier)
 
     def asked_at_the_end(self) -> None:
-        """Tests may be larger than trainings: nobody gets less time than in the round before."""
+        """Give each device at least as much time as in the round before.
+
+        Tests may be larger than trainings.
+        """
         asked = max(self._began[key] for key in self._began if key[0] == self._question)
         self._least = max(self._least, asked + self.factor * self._longest)
 
@@ -62,9 +69,10 @@ class StragglerDeadline:
                 insort(self._ordered, took)
 
     def at(self, answered: Collection[str], missing: AbstractSet[str], cohort: int, quorum: int) -> float:
-        """When to give up the missing of so many; infinite while too few answers have been seen.
+        """Return when to give up waiting for missing devices; infinity while too few answers are in.
 
-        From one look to the next `answered` is told of who has answered, and nobody is missing who was not before.
+        `cohort` is the number of devices that are expected to answer. Between two calls, `answered` must be
+        called for each device that has answered, and no device becomes missing that was not missing before.
         """
         if self._ordered is None:
             self._ordered = self._order(answered, missing)

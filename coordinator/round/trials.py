@@ -11,14 +11,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-FAILURES: Final = 2  # of one round by broken answers, before a step is repeated
+FAILURES: Final = 2  # failures of one round by broken answers, before a step is repeated
 
 
 @dataclass
 class Trials:
-    # Round whose step was repeated -> devices whose answers were left out, one at a time. Survives a restart.
+    # Round whose step was repeated -> devices whose answers were left out, one at a time. It survives a
+    # restart.
     tried: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    failures: int = 0  # of the round in hand by broken answers, since its server half was last put back
+    failures: int = 0  # failures of the open round by broken answers, since its server half was last put back
 
     def begin_round(self) -> None:
         self.failures = 0
@@ -30,15 +31,18 @@ class Trials:
         return number in self.tried
 
     def are_due(self, number: int) -> bool:
-        """Return whether the step of that round is to be repeated after another failure."""
+        """Return whether the step of that round must be repeated after another failure."""
         return number >= 1 and (self.are_under_way(number) or self.failures >= FAILURES)
 
     def attempts(self, number: int) -> int:
-        """Return how often the round that stands on that step has failed: as it was, and without each answer."""
+        """Return how often the round after that step has failed.
+
+        The failures of the unchanged step and those without each of its answers count.
+        """
         return self.failures + len(self.tried.get(number, ()))
 
     def left_out(self, number: int, aside: Collection[str]) -> tuple[str, ...]:
-        """Return whose answer is left out now."""
+        """Return the devices whose answers are left out now."""
         return tuple(device for device in self.tried.get(number, ()) if device in aside)
 
     def leave_out(self, number: int, devices: tuple[str, ...]) -> None:

@@ -1,4 +1,7 @@
-"""What has been said of answers. It is final: a repetition gets the same verdict, however often and late it comes."""
+"""The verdicts on answers. A verdict is final.
+
+A repeated answer gets the same verdict, however often and however late it comes.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,18 @@ from dataclasses import dataclass, field
 
 from protofleet.protocol.wire.reasons import Problem, Reason
 
-# What comes of a broadcast that is poisoned: numbers that are none, too large ones, a loss beyond belief.
+# The problems that a poisoned broadcast causes in answers: values that are not finite or too large, or a
+# loss that cannot be believed.
 BROKEN = frozenset({Reason.NOT_FINITE, Reason.OUT_OF_BOUNDS, Reason.BAD_CLAIM})
 
 
 @dataclass
 class Verdicts:
-    # Of the round: phase -> device -> base.
+    # Accepted answers of the open round: phase -> device -> base.
     accepted: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    refused: dict[str, Problem] = field(default_factory=dict)  # of the open ask
-    suspects: set[str] = field(default_factory=set)  # refused in any attempt at the round
-    # Of each device: round, its bases.
+    refused: dict[str, Problem] = field(default_factory=dict)  # by device, refused answers to the open ask
+    suspects: set[str] = field(default_factory=set)  # devices with a refused answer in any attempt at it
+    # Newest accepted answers: device -> its round, and phase -> base in that round.
     last: dict[str, tuple[int, dict[str, bytes]]] = field(default_factory=dict)
 
     def begin_round(self, accepted: Mapping[str, Mapping[str, bytes]]) -> None:
@@ -41,19 +45,22 @@ class Verdicts:
 
     @property
     def broken(self) -> Mapping[str, Problem]:
-        """Of the open ask, whose answers hold no numbers that can be used."""
+        """Return the devices whose answers to the open ask hold no usable numbers, with their problems."""
         return {device: why for device, why in self.refused.items() if why.reason in BROKEN}
 
     def known(self, phase: str, base: bytes) -> set[str]:
-        """Who has answered this very question of the round in hand."""
+        """Return the devices that have answered exactly this question of the open round."""
         return {device for device, known in self.accepted.get(phase, {}).items() if known == base}
 
     def has_accepted(self, device: str, phase: str, base: bytes) -> bool:
-        """Its answer to this very question of the round in hand."""
+        """Return whether the device's answer to exactly this question of the open round was accepted."""
         return self.accepted.get(phase, {}).get(device) == base
 
     def was_accepted(self, device: str, number: int, phase: str, base: bytes) -> bool:
-        """In an earlier round: each device says its newest answer until it has a receipt, and no older one."""
+        """Return whether the device's answer to this question of an earlier round was accepted.
+
+        A device sends its newest answer until it has a receipt, and it sends no older answer.
+        """
         known = self.last.get(device)
         return known is not None and known[0] == number and known[1].get(phase) == base
 

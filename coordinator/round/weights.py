@@ -1,7 +1,8 @@
-"""The most that one device may weigh: nobody can check how many samples a device has.
+"""The largest weight that one device may have, because no one can check how many samples a device has.
 
-A weight is capped at a multiple of the median of its cohort. Of an even number of weights the median is the lower of
-the two in the middle, so that half of the devices cannot raise the cap. Weights of 0 are left out of the median.
+A weight is capped at a multiple of the median of its cohort. If the number of weights is even, the median
+is the lower of the two in the middle, so that half of the devices cannot raise the cap. Weights of 0 are
+left out of the median.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Whose answers a server half cannot go on with: found by running the round again without them.
+"""The search for answers that the server half cannot go on with, by running the round again without them.
 
-Where the method's own arithmetic breaks, a norm tells nothing of whose answer it broke at. So the round is tried on a
-fresh server half, from the state that it began with and the answers on the disk alone: what is found depends on
-nothing else, and a coordinator that died meanwhile finds the same. The answers are added in groups, those that are
-farthest from the others last, and a group that cannot be added is halved. One answer among n costs about 2 log2(n)
-trials, or one where it is the one most suspected; never more than 2n. Who is left remains the majority.
+If the arithmetic of the method itself fails, the norm of an answer does not show which answer caused it. So
+the round is tried on a new server half, from the state with which it began and the answers on the disk. The
+result depends on nothing else, and a coordinator that died in between finds the same. The answers are added
+in groups, those farthest from the others last, and a group that cannot be added is halved. Finding one
+answer among n costs about 2 log2(n) trials, or one trial if it is the most suspected answer; never more
+than 2n. The devices that remain are the majority.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ Works = Callable[[frozenset[str]], bool]
 
 @dataclass(frozen=True)
 class FailedRound:
-    """A round that came to nothing, as the disk has it."""
+    """A round that failed, as it is on the disk."""
 
     past: Recovered
-    state: Arrays  # of the server half, when the round began
+    state: Arrays  # of the server half when the round began
     members: Sequence[Member]
     closed: Mapping[str, Mapping[str, Accepted]]  # phase -> device -> answer, in the order of the phases
-    # Of the next round, where it is its beginning that fails. None: the failed round is the one in hand, so its
-    # devices can still be asked a later phase once more.
+    # Members of the next round, if the failure is at its beginning. None: the failed round is the open one,
+    # so its devices can still be asked a later phase again.
     next_members: Sequence[Member] | None
 
     @staticmethod
@@ -54,7 +55,7 @@ class FailedRound:
         closed = {
             phase: {d: known[phase][d] for d in devices if d in known[phase]}
             for phase, devices in past.closed.items()
-            if phase != EVALUATE  # before the round: no answer to it is used
+            if phase != EVALUATE  # it comes before the round: the server half uses no answer to it
         }
         next_members = None if next_cohort is None else [members[d] for d in next_cohort]
         return FailedRound(past, saved.state, [members[d] for d in past.cohort], closed, next_members)
@@ -65,15 +66,15 @@ class FailedRound:
 
     @property
     def phase(self) -> str:
-        """The last that is closed."""
+        """Return the last phase that is closed; "" if there is none."""
         return list(self.closed)[-1] if self.closed else ""
 
     def works(self, stepper: Stepper, phase: str, kept: frozenset[str]) -> bool:
-        """Whether the round comes to something when only these count, from that phase on."""
+        """Return whether the round succeeds if only the answers of `kept` count from that phase on."""
         report_progress()
         try:
             return not self._run(stepper, phase, kept)
-        except (Rejected, RunMismatchError):  # of what is on the disk
+        except (Rejected, RunMismatchError):  # an error of what is on the disk
             raise
         except Exception as error:
             if is_ours(error):
@@ -103,13 +104,19 @@ class Culprits:
 
 
 class CulpritSearch:
-    """Runs on the worker's thread, from what is on the disk alone."""
+    """The search for the answers that made a round fail.
+
+    It runs on the thread of the worker and uses only what is on the disk.
+    """
 
     def __init__(self, new_stepper: Callable[[], Stepper], arrays: Callable[[Accepted], LazyPayload]) -> None:
         self._new_stepper, self._arrays = new_stepper, arrays
 
     def find(self, blame: Blame, failed: FailedRound | None) -> Blamed:
-        """Whose answers brought a round to nothing. `failed` is None where the disk knows it no more."""
+        """Find the devices whose answers made a round fail.
+
+        `failed` is None if the disk does not have the round any more.
+        """
         if failed is None or not failed.closed:
             past = failed.past if failed else Recovered(blame.round, 0, ())
             return Blamed(past, "", words=f"{blame.why}; no answer to round {blame.round} is known any more")
@@ -120,7 +127,7 @@ class CulpritSearch:
             if blame.server_half and not self._works_with_all(failed):
                 return self._by_trial(blame, failed, farthest(sizes))
             return self._by_size(blame, failed, worst(sizes))
-        except (Rejected, RunMismatchError):  # of what is on the disk
+        except (Rejected, RunMismatchError):  # an error of what is on the disk
             raise
         except Exception as error:
             if is_ours(error):
@@ -149,7 +156,10 @@ class CulpritSearch:
     def _culprits(
         self, failed: FailedRound, suspicion: Mapping[str, Outlier], aside: Mapping[int, Sequence[str]]
     ) -> Culprits | None:
-        """Who must be left out of which phase; nobody is where that is no minority, or no matter of answers."""
+        """Return the devices that must be left out of a phase, and the phase.
+
+        Return None if they would be no minority, or if the answers are not the cause.
+        """
         in_hand = failed.next_members is None
         for phase in [*failed.closed][::-1] if in_hand else [failed.phase]:
             before = aside.get(failed.round, ())
@@ -172,7 +182,11 @@ class CulpritSearch:
 
 
 def one_more(blame: Blame, failed: FailedRound, suspicion: Mapping[str, Outlier]) -> Blamed:
-    """Name one answer that was not left out before: of a device put aside in other rounds, else the farthest."""
+    """Name one answer that was not left out before.
+
+    Answers of devices that were put aside in other rounds come first, then the answer farthest from the
+    others.
+    """
     closed = failed.closed[failed.phase]
     left = [device for device in closed if device not in blame.tried]
     left = left or ([*closed] if blame.endless else [])
@@ -191,15 +205,18 @@ def one_more(blame: Blame, failed: FailedRound, suspicion: Mapping[str, Outlier]
 
 @dataclass
 class GroupTest:
-    """Of answers with all of which together it does not work."""
+    """A group test of answers that fail when all of them are used together."""
 
     works: Works
-    most: int  # that may be left out
+    most: int  # answers that may be left out
     _left_out: list[str] = field(default_factory=list)
-    _results: dict[frozenset[str], bool] = field(default_factory=dict)  # by who is kept
+    _results: dict[frozenset[str], bool] = field(default_factory=dict)  # by the devices that are kept
 
     def left_out(self, order: Sequence[str]) -> list[str]:
-        """Without whom it works, the least suspected first in `order`; nobody, if it takes too many."""
+        """Return the devices without which it works; none if too many would have to be left out.
+
+        In `order` the least suspected device comes first.
+        """
         if self.most < 1:
             return []
         self._results[frozenset(order)] = False

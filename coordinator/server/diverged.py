@@ -1,5 +1,8 @@
-"""What ends a run that has come to nothing."""
+"""The error that ends a run that has diverged."""
 
 
 class DivergedError(RuntimeError):
-    """There is no state that the run could go on from. The message says since when, and what was tried."""
+    """The error that no state is left from which the run could go on.
+
+    The message says since when this is so, and what was tried.
+    """

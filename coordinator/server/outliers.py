@@ -1,9 +1,10 @@
-"""Answers whose arrays are out of all proportion to the others' of their cohort: put aside before they are used.
+"""Outliers: answers with arrays that are far larger than those of the other answers in their cohort.
 
-An answer may be finite and within every bound of its own, and yet outweigh all others a thousandfold. What is judged
-is what lies on the disk, so a replay comes to the same. Of an array of rows (prototypes, features; a device has as
-many as it holds classes) the longest row counts, of any other its Euclidean norm; labels, counts and control are no
-matter of size. Among fewer than three answers there is no outlier.
+They are put aside before they are used. An answer may be finite and within every bound, and still weigh a
+thousand times more than all others. The check reads the answers on the disk, so a replay gives the same
+result. For an array of rows (prototypes, features; a device has as many as it holds classes) the longest
+row counts. For any other array its Euclidean norm counts. Labels, counts and control have no size that
+could be judged. Among fewer than three answers there is no outlier.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from protofleet.methods.contract.liveness import report_progress
 from protofleet.methods.contract.wants import SLICE
 from protofleet.protocol.wire.arrays import kind_of
 
-Sizes = Mapping[str, float]  # array -> its norm, or that of its longest row
+Sizes = Mapping[str, float]  # array -> its norm, or the norm of its longest row
 UNJUDGED = frozenset({"labels", "counts", "control"})
-# Of these a device has as many as it has classes or samples.
+# A device has as many rows of these as it has classes or samples.
 ROWS = frozenset({"prototypes", "features", "anchors"})
-LEAST = 3  # answers that make a median
+LEAST = 3  # answers that are needed for a median
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Outlier:
 
 
 def sizes_of(answer: LazyPayload) -> Sizes:
-    """One slice of one array is in memory at a time."""
+    """Return the size of each array of an answer; only one slice of one array is in memory at a time."""
     found = {}
     for name in answer:
         dtype, shape = answer.dtype_and_shape(name)
@@ -61,7 +62,7 @@ def sizes_by_device(
 
 
 def outliers(cohort: Mapping[str, Sizes], limit: float) -> dict[str, Outlier]:
-    """Those above `limit` times the median; at most so many that those who are left are the majority."""
+    """Return the answers above `limit` times the median, at most so many that the others are the majority."""
     found: dict[str, Outlier] = {}
     for one in _compared(cohort):
         if one.size > limit * one.median and (one.device not in found or one.ratio > found[one.device].ratio):
@@ -71,7 +72,10 @@ def outliers(cohort: Mapping[str, Sizes], limit: float) -> dict[str, Outlier]:
 
 
 def farthest(cohort: Mapping[str, Sizes]) -> dict[str, Outlier]:
-    """Of each device the array that is farthest from the others', however near; none where too few are compared."""
+    """Return for each device its array that is farthest from the arrays of the others, however near that is.
+
+    Return nothing for arrays of too few devices.
+    """
     found: dict[str, Outlier] = {}
     for one in _compared(cohort):
         if one.device not in found or one.ratio > found[one.device].ratio:
@@ -80,7 +84,7 @@ def farthest(cohort: Mapping[str, Sizes]) -> dict[str, Outlier]:
 
 
 def worst(cohort: Mapping[str, Sizes]) -> Outlier | None:
-    """Who is farthest from the others; None where there are too few to compare."""
+    """Return the array of a device that is farthest from the others; None if too few can be compared."""
     return min(farthest(cohort).values(), key=lambda one: (-one.ratio, one.device), default=None)
 
 

@@ -1,4 +1,7 @@
-"""The server half at work: one generator a round, stepped on the worker's thread, replayed after a crash."""
+"""The runner of the server half: one generator for each round, stepped on the thread of the worker.
+
+After a crash the generator is replayed.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +30,21 @@ from protofleet.runtime.logs import place_of
 log = logging.getLogger("protofleet.coordinator")
 
 
-MAX_FAULT_LETTERS: Final = 300  # of an error, for records and people
+MAX_FAULT_LETTERS: Final = 300  # letters of an error that are kept, for records and people
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where the server half has come to: its next ask, or (None) the end of the round."""
+    """The point that the server half has reached: its next ask, or the end of the round if it is None."""
 
     round: int
     ask: Ask | None
     manifest: Manifest | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
-    phase: str | None = None  # whose answers it was given; None: it began the round
-    counted: Mapping[str, str] = field(default_factory=dict)  # device -> name of the answer that it was given
-    aside: Mapping[str, str] = field(default_factory=dict)  # device -> why its answer to this phase was not
-    fault: str = ""  # why nobody can go on from what the round has come to
+    phase: str | None = None  # the phase whose answers it got; None: it began the round
+    counted: Mapping[str, str] = field(default_factory=dict)  # device -> name of its answer that was used
+    aside: Mapping[str, str] = field(default_factory=dict)  # device -> why its answer was not used
+    fault: str = ""  # why no device can go on from the result of the round
 
 
 class ServerRunner:
@@ -54,8 +57,8 @@ class ServerRunner:
             Stepper, plan, rounds, outlier, confusion, self.arrays, weight_cap, lambda: spool.fleet_size
         )
         self._stepper = self.new_stepper()
-        self.errors = 0  # of the server half, with what devices have answered
-        self._unwritten: Ask | None = None  # the disk had no room for its broadcast
+        self.errors = 0  # errors of the server half while it used answers of devices
+        self._unwritten: Ask | None = None  # the ask for whose broadcast the disk had no room
         if (saved := spool.server_state()) is not None:
             self.server.restore(to_torch(saved))
 
@@ -67,7 +70,7 @@ class ServerRunner:
         return to_numpy(tensors_of(self.server.state(), self.server.state))
 
     def restore(self) -> None:
-        """Back to the last save."""
+        """Go back to the last save."""
         self._stepper.forget()
         self._unwritten = None
         if (saved := self._spool.server_state()) is not None:
@@ -76,14 +79,15 @@ class ServerRunner:
     def step(
         self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int
     ) -> Step:
-        """Runs on the worker's thread; what it needs of the spool's index is handed to it.
+        """Make a step on the thread of the worker.
 
-        A step that found the disk full has been made; retried, it goes on at its broadcast. An error is no better
-        than a state that is not finite: what is not ours came up with what devices have answered.
+        All that it needs from the spool's index is passed as arguments. If the disk was full, the step
+        itself has been made; a retry goes on with its broadcast. An error of the server half counts like a
+        state that is not finite: if it is no error of this program, the answers of devices caused it.
         """
         try:
             return self._step(advance, members, answers, block)
-        except (Rejected, RunMismatchError, AuthorError):  # of what is on the disk; or whatever is answered
+        except (Rejected, RunMismatchError, AuthorError):  # damage on the disk, or not caused by answers
             raise
         except Exception as error:
             nobody_has_answered = advance.round == 1 and advance.phase is None

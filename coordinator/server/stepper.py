@@ -1,4 +1,4 @@
-"""A server half and the round that it is in, led from ask to ask with the answers that are used of each phase."""
+"""A server half and its current round, stepped from ask to ask with the answers that are used."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class Stepper:
         weight_cap: float = 0.0,
         fleet: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`fleet` says how many devices the run has."""
+        """Set up a server half; `fleet` returns the number of devices of the run."""
         self.server: ServerHalf = plan.server_half()
-        self.aside: dict[str, str] = {}  # device -> why its answer to the phase in hand is not used
+        self.aside: dict[str, str] = {}  # device -> why its answer to the current phase is not used
         self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
         self._fleet = fleet
         self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
-        self._weight_cap = weight_cap  # times the cohort's median, a device weighs at most; 0: as it claims
-        self._wants: Mapping[str, TensorSpec] = NOTHING_BACK  # of the phase in hand
-        self._excluded: set[str] = set()  # devices, in the round in hand
+        self._weight_cap = weight_cap  # most of a device, in medians of its cohort; 0: as it claims
+        self._wants: Mapping[str, TensorSpec] = NOTHING_BACK  # arrays that the current phase asks for
+        self._excluded: set[str] = set()  # devices that are excluded from the current round
         self._sample = torch.randn(2, *plan.input_shape.axes, generator=seeded("a fixed input"))
         self._round: Round | None = None
 
     def begin(self, number: int, members: Sequence[Member], evaluate: bool = False) -> Ask:
-        """`evaluate`: ask what is asked after the last round, whichever number this one has."""
+        """Begin a round; with `evaluate`, ask the question of the last evaluation, whatever the number is."""
         self._excluded, self.aside = set(), {}
         self.server.fleet = max(self._fleet(), len(members))
         self.server.begin(number, capped_members(members, self._weight_cap))
@@ -56,7 +56,7 @@ class Stepper:
         return self._asked(first_ask(self.server, self._round))
 
     def send(self, answers: Mapping[str, Accepted]) -> Ask | None:
-        """None: the round is over."""
+        """Give the server half the answers to a phase; return its next ask, or None if the round is over."""
         assert self._round is not None, "a round is stepped before it began"
         self._put_aside({device: answers[device] for device in sorted(answers.keys() - self._excluded)})
         used = self.used(answers)
@@ -79,14 +79,14 @@ class Stepper:
         self._round = None
 
     def fault(self) -> str:
-        """Why nobody can go on from what the round has come to."""
+        """Return why no device can go on from the result of the round; "" if devices can."""
         for name, value in self.server.state().items():
             if value.is_floating_point() and not bool(value.isfinite().all()):
                 return f"{name} of the new state is not finite"
         return "" if self._predicts() else "what the new model predicts of a fixed input is not finite"
 
     def _put_aside(self, answers: Mapping[str, Accepted]) -> None:
-        """Who is out of all proportion in one phase is in no later one of the round."""
+        """Exclude outliers of this phase from the rest of the round."""
         judged = len(answers) >= LEAST and self._outlier < math.inf
         found = outliers(sizes_by_device(answers, self._arrays), self._outlier) if judged else {}
         self.aside = {device: one.words for device, one in found.items()}
@@ -102,5 +102,5 @@ class Stepper:
 
 
 def evaluation(server: ServerHalf, wants: Mapping[str, TensorSpec] = NOTHING_BACK) -> Round:
-    """After the last round: everybody measures what has come out of it."""
+    """Make the round after the last one, in which all devices measure the result."""
     yield Ask("evaluate", server.payload(), wants)

@@ -1,7 +1,8 @@
-"""Answers that came in a message or in a few blocks, one after another in a few files.
+"""The log of answers that came in a message or in a few blocks, one after another in a few files.
 
-All that came in a turn of the loop is durable after one fsync. Which bytes are whose is said by the index, in the
-transaction that accepts the answer: what a log holds beyond that belongs to nobody, and goes with its file.
+All answers of one turn of the loop are durable after one fsync. The index says which bytes belong to which
+answer, in the transaction that accepts the answer. Other bytes in a log belong to no answer, and are
+deleted with their file.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SUFFIX: Final = ".log"
 
 
 class Place(NamedTuple):
-    """Where the bytes of an answer are."""
+    """The place of the bytes of an answer."""
 
     file: int
     start: int
@@ -37,27 +38,34 @@ class Place(NamedTuple):
 
 
 class AnswerLog:
-    """A process never appends to a file of an earlier one, so what a death left at its end is in nobody's way."""
+    """The answers of all devices in log files.
+
+    A process never appends to a file of an earlier process, so bytes that a crash left at its end do no
+    harm.
+    """
 
     def __init__(
         self, folder: Path, disk: Disk, places: Iterable[tuple[str, bytes, Place]] = (),
         memory: Memory | None = None,
     ) -> None:  # fmt: skip
-        """`memory`: for what is not whole yet."""
+        """Open the log; `memory` is for answers that are not complete."""
         self.folder, self.disk, self.memory = folder, disk, memory or Memory()
-        self.damaged = 0  # answers whose bytes are not those that they are named by
+        self.damaged = 0  # answers whose bytes do not match their name
         self._places = {(device, name): place for device, name, place in places}
         self._sound: set[tuple[str, bytes]] = set()  # written by this process, or hashed by it
         numbers = [place.file for place in self._places.values()]
         self._file = 1 + max([*numbers, *(int(path.stem) for path in self._files())], default=0)
         self._end = self._synced = 0  # bytes of this file
-        self._handle: BinaryIO | None = None  # one that is forgotten closes itself
-        # The file that was read last, as it mostly is read again.
+        self._handle: BinaryIO | None = None  # a handle that is forgotten closes itself
+        # The file that was read last, because it is usually read again.
         self._reader: tuple[int, BinaryIO] | None = None
         self._reading = threading.Lock()
 
     def append(self, device: str, body: bytes | bytearray, name: bytes = b"") -> bytes:
-        """Its name comes back: its hash, where that is known already. Nobody may hear of it before `sync`."""
+        """Append an answer and return its name, which is its hash; `name` is the hash if it is known already.
+
+        Until `sync`, no message may depend on it.
+        """
         name = name or hashlib.sha256(body).digest()
         if self.has(device, name):
             return name
@@ -72,7 +80,7 @@ class AnswerLog:
         return name
 
     def sync(self) -> None:
-        """From here on all that was appended survives a power cut."""
+        """Make all that was appended survive a power cut."""
         if self._end == self._synced:
             return
         self.disk.sync(self._path(self._file))
@@ -81,7 +89,7 @@ class AnswerLog:
         self._synced = self._end
 
     def begin_file(self) -> None:
-        """What comes next is kept for another time than what came before, so it can go without it."""
+        """Begin a new file, because what follows is kept for another time and can be deleted separately."""
         if self._handle is not None:
             self._handle.close()
             self._handle, self._file, self._end, self._synced = None, self._file + 1, 0, 0
@@ -100,7 +108,10 @@ class AnswerLog:
         return self._places.get((device, name))
 
     def has(self, device: str, name: bytes) -> bool:
-        """Whether it is here, and what it is called. What an earlier process left is hashed once."""
+        """Return whether the answer is here and its bytes match its name.
+
+        An answer that an earlier process left is hashed once.
+        """
         key = (device, name)
         if (place := self._places.get(key)) is None:
             return False
@@ -123,7 +134,10 @@ class AnswerLog:
         return self._bytes(self._places[device, name], start, stop)
 
     def forget(self, device: str, name: bytes) -> None:
-        """Where it came last its bytes go at once, as those of a refused answer; else when their file goes."""
+        """Forget an answer; its bytes are deleted at once if they came last, as with a refused answer.
+
+        Otherwise they are deleted with their file.
+        """
         place = self._places.pop((device, name), None)
         self._sound.discard((device, name))
         is_last = place is not None and place[:2] == (self._file, self._end - place.size)
@@ -135,18 +149,18 @@ class AnswerLog:
         return [name for owner, name in self._places if owner == device]
 
     def keep(self, wanted: Collection[tuple[str, bytes]]) -> None:
-        """Forget all answers but these, and every file that holds none of them."""
+        """Forget all answers except these, and every file that holds none of them."""
         self._places = {key: place for key, place in self._places.items() if key in wanted}
         self._sound &= self._places.keys()
         used = {self._file, *(place.file for place in self._places.values())}
-        self._stop_reading()  # a file that is open keeps its room on the disk
+        self._stop_reading()  # a file that is open keeps its space on the disk
         for path in self._files():
             if int(path.stem) not in used:
                 self.disk.remove(path)
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return sum(path.stat().st_size for path in self._files())
 
     def _new_file(self) -> BinaryIO:
@@ -155,7 +169,7 @@ class AnswerLog:
             try:
                 handle = os.open(self._path(self._file), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
                 return os.fdopen(handle, "r+b", buffering=0)
-            except FileExistsError:  # of a coordinator that was started here after us: the index will say so
+            except FileExistsError:  # another coordinator was started here after us: the index will say so
                 self._file += 1
 
     def _files(self) -> list[Path]:
@@ -165,8 +179,8 @@ class AnswerLog:
         return self.folder / f"{file:08}{SUFFIX}"
 
     def _bytes(self, place: Place, start: int, stop: int) -> bytes:
-        data = bytearray(stop - start)  # torch takes what can be written to as it is
-        with self._reading:  # the loop reads to judge, the server's thread to sum
+        data = bytearray(stop - start)  # torch accepts writable bytes without a copy
+        with self._reading:  # the loop reads to judge, the thread of the server half reads to sum
             if self._reader is None or self._reader[0] != place.file:
                 self._reader = (place.file, self._path(place.file).open("rb", buffering=0))
             count = os.preadv(self._reader[1].fileno(), [data], place.start + start)
@@ -174,15 +188,15 @@ class AnswerLog:
 
 
 class DeviceAnswers(ObjectStore):
-    """What one device has answered: in the log what is small, as files of its own what came in many blocks."""
+    """The answers of one device: small ones in the log, those of many blocks as files."""
 
     def __init__(self, device: str, folder: Path, answers: AnswerLog, disk: Disk) -> None:
         super().__init__(folder, disk=disk, make=False)
         self._device, self._answers = device, answers
-        self._small: SmallBlocks | None = None  # of the answer that is being received
+        self._small: SmallBlocks | None = None  # blocks of the answer that is being received
 
     def begin(self, manifest: Manifest) -> Partial:
-        """An answer of which there are blocks in a file goes on there."""
+        """Begin or go on to receive an answer; one whose blocks are in a file goes on in that file."""
         if manifest.size > SMALL or self.part_of(manifest).exists():
             self._forget_small()
             return super().begin(manifest)

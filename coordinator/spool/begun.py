@@ -1,4 +1,7 @@
-"""Whether a run has come to anything: what never ended a round has nothing that other settings could spoil."""
+"""The check whether a run has ended a round.
+
+A run that has never ended a round has no results that other settings could spoil.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ FIRST_ROUND: Final = 1
 
 
 def has_ended_a_round(run: Path) -> bool:
-    """By its lines, even damaged ones, and should they be gone, by a snapshot later than that of its start."""
+    """Return whether the run has ended a round.
+
+    Its lines tell, even damaged ones. If they are gone, a snapshot later than that of its start tells.
+    """
     if any((run / name).exists() and (run / name).stat().st_size for name in LINES):
         return True
     return any(_last_round(run / "coordinator" / name) > FIRST_ROUND for name in INDEXES)
 
 
 def _last_round(index: Path) -> int:
-    """Of its newest snapshot; of an index that cannot be read, none is known."""
+    """Return the round of the newest snapshot; 0 if there is none or the index cannot be read."""
     if not index.exists():
         return 0
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(index)) as db:

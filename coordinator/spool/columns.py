@@ -1,4 +1,7 @@
-"""The columns of the spool's index that hold devices, read strictly: a flipped bit must not invent a device."""
+"""The columns of the spool's index that hold devices.
+
+They are read strictly: a flipped bit must not invent a device.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class SavedDevice:
 
 
 def names_in(text: object) -> list[str]:
-    """A column that holds a list of names, or DamagedError."""
+    """Read a column that holds a list of names, or raise DamagedError."""
     found = _json(text)
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise DamagedError("a list of devices is none")
@@ -27,12 +30,15 @@ def names_in(text: object) -> list[str]:
 
 
 def members_in(text: object) -> dict[str, Member]:
-    """The members of a checkpoint, or DamagedError."""
+    """Read the members of a checkpoint, or raise DamagedError."""
     return {device: saved.member for device, saved in saved_devices(text).items()}
 
 
 def saved_devices(text: object) -> dict[str, SavedDevice]:
-    """The devices of a checkpoint, or DamagedError. Format 0 had neither their domains nor who was present."""
+    """Read the devices of a checkpoint, or raise DamagedError.
+
+    Format 0 had neither their domains nor whether they were present.
+    """
     found = {}
     for row in _list(_json(text)):
         match row:

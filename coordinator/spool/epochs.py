@@ -1,8 +1,9 @@
-"""The epochs of a federation's coordinators on this machine: the next one is above them all, in any run.
+"""The epochs of the coordinators of a federation on this machine.
 
-Devices and brokers remember the highest epoch that they have seen. If a coordinator's clock was once ahead, by less
-than devices tolerate, devices would ignore every later coordinator until real time has passed that epoch. An epoch
-that is years ahead is ignored by devices, but an earlier one that is an hour ahead is not: so several are kept.
+The next epoch is above all earlier epochs, in any run. Devices and brokers remember the highest epoch that
+they have seen. If a coordinator's clock was once ahead, by less than devices tolerate, devices would ignore
+every later coordinator until real time has passed that epoch. Devices ignore an epoch that is years ahead,
+but not an earlier one that is an hour ahead. So several epochs are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ log = logging.getLogger("protofleet.coordinator")
 
 HIGHEST: Final = 1 << 62
 DAY: Final = 86_400
-MOST_EPOCHS: Final = 1000  # beyond which one of each day is kept, for a year
+MOST_EPOCHS: Final = 1000  # above this number, one epoch of each day is kept, for a year
 
 
 def epoch_file(runs: Path, federation: str) -> Path:
@@ -31,7 +32,7 @@ def epoch_file(runs: Path, federation: str) -> Path:
 
 
 def next_epoch(known: Iterable[int], clock: int) -> int:
-    """The lowest epoch above the known ones. Devices ignore any that is far ahead of their clocks."""
+    """Return the lowest epoch above the known ones; devices ignore any that is far ahead of their clocks."""
     known = sorted(known)
     if known and (far := ahead(known[-1], clock)):
         log.warning(
@@ -43,7 +44,7 @@ def next_epoch(known: Iterable[int], clock: int) -> int:
 
 
 def epochs_to_keep(known: Iterable[int], epoch: int) -> list[int]:
-    """The known ones and the new one, the highest first."""
+    """Return the known epochs and the new one, the highest first."""
     epochs = sorted({*known, epoch})
     if len(epochs) > MOST_EPOCHS:
         epochs = sorted({each // DAY: each for each in epochs if each > epoch - 366 * DAY}.values())
@@ -51,7 +52,7 @@ def epochs_to_keep(known: Iterable[int], epoch: int) -> list[int]:
 
 
 def least_epoch(runs: Path, federation: str, clock: int) -> int:
-    """The lowest that the next coordinator may have: the time, or one above the highest that devices believe."""
+    """Return the lowest epoch of the next coordinator: the time, or one above the highest believed epoch."""
     path = epoch_file(runs, federation)
     try:
         return max(clock, next_epoch(_saved_epochs(path), clock))
@@ -75,14 +76,15 @@ def save_epoch(runs: Path, federation: str, epoch: int) -> None:
     try:
         known = _saved_epochs(path)
     except (ValueError, OSError):
-        known = []  # least_epoch has logged why
+        known = []  # least_epoch has logged the reason
     write_file(path, "".join(f"{each}\n" for each in epochs_to_keep(known, epoch)).encode(), PRIVATE)
 
 
 def process_identity(folder: Path) -> str:
-    """Names this process to a second coordinator that meets it. Brokers can read it, so it holds no path.
+    """Return a name of this process for a second coordinator that meets it.
 
-    Containers share host names, process ids and paths, so a part of it is random.
+    Brokers can read the name, so it holds no path. Containers share host names, process ids and paths, so a
+    part of the name is random.
     """
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]
     return f"{platform.node()[:64]} pid {os.getpid()} folder {name} start {secrets.token_hex(4)}"

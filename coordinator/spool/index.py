@@ -1,11 +1,11 @@
-"""The spool's index: one SQLite file whose rows carry checksums, and a copy that replaces it if it is damaged.
+"""The spool's index: one SQLite file whose rows carry checksums, and a copy of it.
 
-The file has a format number (PRAGMA user_version). An older format is upgraded and its file kept beside it; a newer
-one is refused. The copy is made whenever a round begins, so that a damaged index costs at most the answers of that
-round, which are asked for again.
+The copy replaces the file if the file is damaged. The file has a format number (PRAGMA user_version). An
+older format is upgraded and its file kept; a newer format is refused. The copy is made each time that a
+round begins, so that a damaged index costs at most the answers of that round, which are asked for again.
 
-Where the file system allows it SQLite writes a log beside the file (WAL mode), and a commit is one fsync. What the
-log holds goes into the file whenever a round begins.
+If the file system allows it, SQLite writes a log next to the file (WAL mode), and a commit is one fsync.
+The content of the log goes into the file each time that a round begins.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ SCHEMA: Final = {
     "heard": "sender TEXT PRIMARY KEY, boot INTEGER, sequence INTEGER",
     "closed": "round INTEGER, phase TEXT, devices TEXT",
 }
-# Created where they are missing, without a new format number: a version that does not know them ignores them.
+# Tables that are created if they are missing, without a new format number: a version that does not know
+# them ignores them.
 ADDED_TABLES: Final = {
     "crossed": "round INTEGER, epoch INTEGER, counts TEXT",
     "asked": "base BLOB PRIMARY KEY, number INTEGER, round INTEGER",
     "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
-    "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",  # of device names, at the boots in `heard`
-    "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has diverged there
-    "tried": "round INTEGER, device TEXT",  # whose answers were put aside one at a time, for a while
+    "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",  # of device names at boots in `heard`
+    "aside": "round INTEGER, device TEXT, words TEXT",  # device "": the run has diverged in that round
+    "tried": "round INTEGER, device TEXT",  # devices whose answers were put aside one at a time, for a while
     "fleet": "one INTEGER PRIMARY KEY CHECK (one = 1), devices INTEGER",  # enrolled when the run began
     "judged": "round INTEGER PRIMARY KEY, accuracy TEXT, words TEXT",  # for policy.stop; words: why it ended the run
-    "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # of the classes
+    "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # names of the classes
     "ended": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, at INTEGER",  # the round before a pause
     "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",  # of answers in the log
-    "epochs": "epoch INTEGER PRIMARY KEY",  # of the coordinators that have claimed the folder
+    "epochs": "epoch INTEGER PRIMARY KEY",  # epochs of the coordinators that have claimed the folder
     "log_base": "one INTEGER PRIMARY KEY CHECK (one = 1), file INTEGER, base INTEGER",
 }
 UNIQUE: Final = {
@@ -65,19 +66,19 @@ Value = str | int | bytes | None
 
 
 class RunMismatchError(ValueError):
-    """The folder holds another run."""
+    """The error that the folder holds another run."""
 
 
 class FencedError(RunMismatchError):
-    """Another coordinator has taken over the run."""
+    """The error that another coordinator has taken over the run."""
 
 
 class Connection(sqlite3.Connection):
-    """What it raises says by itself whether the disk is full.
+    """A connection whose errors say whether the disk is full.
 
-    Reads wait while another program holds the lock: their caller is in the middle of a frame or a step.
-    Writes raise: a command began them, and it can wait and be carried out again. `keep_waiting` is asked after each
-    5 s without the lock; if it says no, a read raises too.
+    Reads wait while another program holds the lock, because their caller is in the middle of a frame or a
+    step. Writes raise, because a command began them, and a command can wait and be carried out again.
+    `keep_waiting` is called after each 5 s without the lock; if it returns False, a read raises too.
     """
 
     keep_waiting: Callable[[], bool] = staticmethod(lambda: True)
@@ -111,7 +112,10 @@ class Connection(sqlite3.Connection):
 
 
 def check_run(folder: Path, name: str, settings: str) -> None:
-    """Before a coordinator is stopped for it: RunMismatchError where the folder is of another run. Writes nothing."""
+    """Raise RunMismatchError if the folder belongs to another run; write nothing.
+
+    This check comes before a coordinator is stopped for a new one.
+    """
     path = folder / INDEX_FILE
     if not path.exists():
         return
@@ -136,18 +140,21 @@ class Index:
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.folder, self.disk = folder, disk
         self.path, self._copy = folder / INDEX_FILE, folder / "spool.copy.sqlite"
-        self.restored_from_copy = False  # the copy has taken the place of a damaged index
-        self.epoch: int | None = None  # once the folder is claimed
-        self._deferred: list[Callable[[], None]] = []  # what the open transaction has written, in its order
-        self._log_base: LogBase | None = None  # where SQLite keeps no log
-        # Only the thread of the service uses it, never the worker's.
+        self.restored_from_copy = False  # the copy has replaced a damaged index
+        self.epoch: int | None = None  # set once the folder is claimed
+        self._deferred: list[Callable[[], None]] = []  # the deferred writes of the open transaction, in order
+        self._log_base: LogBase | None = None  # None where SQLite keeps no log
+        # Only the thread of the service uses it, never the thread of the worker.
         self.db = self._open()
         if self._has_log:
             self._log_base = LogBase.of(self.db)
             self._merge_log()
 
     def claim(self, name: str, settings: str, clock: int, least: int = 0) -> int:
-        """Returns this coordinator's epoch, above every earlier one even if the clock was set back."""
+        """Claim the folder and return the new epoch, which is above every earlier one.
+
+        This holds even if the clock was set back.
+        """
         self.epoch = None
         with self.last_transaction():  # two coordinators that start at once must not get the same epoch
             row = self.db.execute("SELECT name, settings, epoch FROM run").fetchone()
@@ -164,7 +171,7 @@ class Index:
         return epoch
 
     def take_over(self) -> None:
-        """Fence off the coordinator that has claimed the folder."""
+        """Exclude the coordinator that has claimed the folder."""
         row = self.db.execute("SELECT name, settings FROM run").fetchone()
         if row is None:
             raise RunMismatchError(f"{self.folder} holds no run")
@@ -172,7 +179,7 @@ class Index:
 
     @contextlib.contextmanager
     def transaction(self, durable: bool = True) -> Iterator[None]:
-        """Committed at its end, and all that was deferred with it."""
+        """Open a transaction that is committed at its end, with all that was deferred."""
         self._begin()
         try:
             yield
@@ -186,7 +193,10 @@ class Index:
 
     @contextlib.contextmanager
     def undurable_transaction(self) -> Iterator[None]:
-        """For what nothing stands on: it waits for no disk where there is a log, and the next commit syncs it too."""
+        """Open a transaction for data that nothing depends on.
+
+        If there is a log, it does not wait for the disk, and the next commit makes it durable.
+        """
         if self._log_base is None or self.has_deferred:
             with self.transaction():
                 yield
@@ -199,7 +209,10 @@ class Index:
             self._set_synchronous(self.db, "FULL")
 
     def defer(self, write: Callable[[], None]) -> None:
-        """Write as part of the next transaction; again, if that is rolled back. Nobody may hear of it before."""
+        """Write as part of the next transaction, and again if that one is rolled back.
+
+        Before that transaction is committed, no message may depend on the write.
+        """
         self._begin()
         try:
             write()
@@ -213,7 +226,10 @@ class Index:
         return bool(self._deferred)
 
     def _begin(self) -> None:
-        """FencedError if another coordinator has claimed the folder since: one that hung may not write any more."""
+        """Begin a transaction, or raise FencedError if another coordinator has claimed the folder since.
+
+        So a coordinator that hung may not write any more.
+        """
         if self.db.in_transaction:
             return
         self.db.execute("BEGIN IMMEDIATE")
@@ -237,7 +253,7 @@ class Index:
 
     @contextlib.contextmanager
     def detect_takeover(self) -> Iterator[None]:
-        """FencedError instead of FileNotFoundError, if a coordinator that has taken over removed the file."""
+        """Raise FencedError, not FileNotFoundError, if a coordinator that took over removed a file."""
         try:
             yield
         except FileNotFoundError:
@@ -252,7 +268,7 @@ class Index:
 
     @contextlib.contextmanager
     def last_transaction(self) -> Iterator[None]:
-        """Of the log, which is in the file after it, with all that it held. The copy is as new."""
+        """Open the last transaction of a log, merge the log into the file, and renew the copy."""
         with self.transaction():
             yield
             if self._log_base:
@@ -262,7 +278,10 @@ class Index:
         self.keep_copy()
 
     def _merge_log(self) -> None:
-        """A full disk is no error: the log stays, and is read with the file."""
+        """Merge the log into the file; a full disk is no error.
+
+        Then the log stays, and is read with the file.
+        """
         if self._log_base is None:
             return
         try:
@@ -299,7 +318,11 @@ class Index:
         return self._connect()
 
     def _copy_is_of_a_later_version(self) -> bool:
-        """A later version upgrades both when it starts: if only the index is newer, its format number is damaged."""
+        """Return whether the copy has a newer format than this version, or cannot tell.
+
+        A later version upgrades both files when it starts. If only the index is newer, its format number is
+        damaged.
+        """
         if not self._copy.exists():
             return True
         uri = f"{self._copy.absolute().as_uri()}?mode=ro"
@@ -312,11 +335,12 @@ class Index:
     def _connect(self) -> Connection:
         db = Connection(self.path)
         try:
-            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file
+            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # page size of a new file
             self._has_log = (
                 _set_journal_mode(db, "WAL" if self.disk.is_local(self.folder) else "DELETE") == "wal"
             )
-            # FULL alone would leave the last commit to the next sync of the folder: a power cut could take it back.
+            # FULL alone would leave the last commit to the next sync of the folder, so a power cut could
+            # undo it.
             self._set_synchronous(db, "FULL" if self._has_log else "EXTRA")
             self._upgrade(db)
             self._add_missing_tables(db)
@@ -324,7 +348,7 @@ class Index:
         except sqlite3.DatabaseError as error:
             db.close()
             if is_full(error) or is_locked(error):
-                raise  # no damage
+                raise  # it is no damage
             raise DamagedError(str(error)) from None
         except BaseException:
             db.close()
@@ -407,7 +431,10 @@ class Index:
 
 
 def _set_journal_mode(db: sqlite3.Connection, mode: str) -> str:
-    """The mode that it is in then. Its log is merged when it is said, and not at any commit."""
+    """Set the journal mode and return the mode that is active then.
+
+    The log is only merged on request, and not at a commit.
+    """
     db.execute("PRAGMA wal_autocheckpoint = 0")
     return str(db.execute(f"PRAGMA journal_mode = {mode}").fetchone()[0])
 
@@ -417,7 +444,10 @@ def format_of(db: sqlite3.Connection) -> int:
 
 
 def how_to_go_on(folder: Path) -> str:
-    """With a coordinator's folder that cannot be used. What the run has learned is nowhere else."""
+    """Describe how to go on with a coordinator's folder that cannot be used.
+
+    The result of the run is stored nowhere else.
+    """
     return (
         f"put {folder} back from a backup, where an older one goes on with `protofleet go-on {folder.parent} "
         "--from-round N` and loses what came after it; or begin the run anew under another name"
@@ -429,13 +459,13 @@ def tables_in(db: sqlite3.Connection) -> set[str]:
 
 
 def row_checksum(table: str, *values: Value) -> bytes:
-    """16 bytes: SQLite does not notice a flipped bit in a number or a name."""
+    """Return 16 bytes that seal a row, because SQLite does not notice a flipped bit in a number or a name."""
     plain = [value.hex() if isinstance(value, bytes) else value for value in values]
     return hashlib.sha256(json.dumps([table, *plain]).encode()).digest()[:16]
 
 
 def check_integrity(db: sqlite3.Connection) -> None:
-    """Of every page and every row, or DamagedError: a run must not go on from guesses."""
+    """Check every page and every row; raise DamagedError, because a run must not go on with guesses."""
     try:
         if (verdict := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
             raise DamagedError(str(verdict)[:200])

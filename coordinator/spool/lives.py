@@ -1,8 +1,9 @@
-"""Whether the life of a coordinator before this one ended in good order: by a signal, or with its run.
+"""The record whether the coordinator before this one ended in good order: by a signal, or with its run.
 
-Nobody is to be alarmed where an operator stops and starts it several times, for a backup or another method, but where
-it dies of itself. So each life leaves a mark beside all runs of its federation, as the last one may have been of
-another run, and takes it back only where it ends in order.
+There must be no alarm if an operator stops and starts the coordinator several times, for a backup or
+another method. There must be an alarm if it dies by itself. So each life of a coordinator leaves a mark
+next to all runs of its federation, because the last life may have belonged to another run. It removes the
+mark only if it ends in order.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ def life_file(runs: Path, federation: str) -> Path:
 
 class Life:
     def __init__(self, runs: Path, federation: str) -> None:
-        """It has begun."""
+        """Note that a life has begun."""
         self._path = life_file(runs, federation)
         ended, before = _read(self._path)
-        # When this life began, if the one before did not end in order; else when such a one began last.
+        # When this life began, if the life before it did not end in order; else when the last such life
+        # began.
         self.unclean_at = before if ended else time.time()
         self._write(ended=False)
 
     def end(self, in_order: bool) -> None:
         if in_order:
-            with contextlib.suppress(OSError):  # on a full disk the next life counts as one too many
+            with contextlib.suppress(OSError):  # on a full disk this life counts as not ended in order
                 self._write(ended=True)
 
     def _write(self, ended: bool) -> None:
@@ -45,7 +47,10 @@ class Life:
 
 
 def _read(path: Path) -> tuple[bool, float]:
-    """Of the life before. Where nobody can tell, it ended in order: it is no reason for an alarm."""
+    """Read the record of the life before; if it cannot be read, that life ended in order.
+
+    An unreadable file is no reason for an alarm.
+    """
     try:
         found = json.loads(path.read_text())
         return bool(found["ended"]), float(found["unclean_at"])

@@ -1,9 +1,9 @@
-"""Which state of the index SQLite's log beside it stands on.
+"""The link between an index file and the SQLite log next to it.
 
-SQLite reads any log that is whole as if it belonged to the file that it lies beside. Where somebody has put an older
-index back over a newer folder, or has copied both while they were written, the mixture would be neither. So the file
-has a number, new whenever a log has been merged into it, and the first transaction of a log says the number of the
-file that it stands on.
+SQLite reads any complete log as if it belonged to the file next to it. If a person has put an older index
+back into a newer folder, or has copied both while they were written, the mixture would be neither of the
+two states. So the file has a number, which is new each time that a log has been merged into it. The first
+transaction of a log notes the number of the file that it belongs to.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ QUERY: Final = "SELECT file, base FROM log_base"
 
 @dataclass
 class LogBase:
-    """The file that is here, and the log that stands on it."""
+    """The number of the index file, and the number of the file that the log belongs to."""
 
     file: int
     base: int
-    is_in_log: bool = True  # whether the log says it, as every log has to
+    is_in_log: bool = True  # whether the log notes the number, as every log must
 
     @classmethod
     def of(cls, db: sqlite3.Connection) -> LogBase:
-        """Before the first log there is no number."""
+        """Read the numbers; before the first log there are none."""
         found = db.execute(QUERY).fetchone()
         return cls(*found) if found else cls(0, 0)
 
@@ -42,12 +42,12 @@ class LogBase:
         return self.file, self.base
 
     def begin_next(self) -> None:
-        """With the transaction that is open the file will have another number, once the log is merged."""
+        """Give the file a new number in the open transaction; it counts once the log is merged."""
         if self.file == self.base:
             self.file = secrets.randbits(62)
 
     def merged(self) -> None:
-        """The log is empty. What comes next stands on the file as it is now."""
+        """Note that the log is empty: the next log belongs to the file as it is now."""
         self.base, self.is_in_log = self.file, False
 
 
@@ -56,12 +56,15 @@ def log_beside(path: Path) -> Path:
 
 
 def memory_beside(path: Path) -> Path:
-    """What the programs that have the log open share; SQLite makes it again."""
+    """Return the path of the memory that programs with an open log share; SQLite makes it again."""
     return path.with_name(f"{path.name}-shm")
 
 
 def put_foreign_log_aside(path: Path, disk: Disk) -> None:
-    """A log that stands on another file than the one beside it. SQLite must not have opened it yet."""
+    """Put aside a log that belongs to another file than the one next to it.
+
+    SQLite must not have opened the log before.
+    """
     log_file = log_beside(path)
     if not log_file.exists() or log_file.stat().st_size == 0 or _belongs(path):
         return
@@ -78,7 +81,7 @@ def _belongs(path: Path) -> bool:
     try:
         alone = _row_of(path, "&immutable=1")
     except sqlite3.DatabaseError:
-        return True  # the file is damaged: its copy takes its place, and the log goes
+        return True  # the file is damaged: its copy replaces it, and the log is deleted
     try:
         together = _row_of(path)
     except sqlite3.OperationalError:
@@ -89,7 +92,7 @@ def _belongs(path: Path) -> bool:
 
 
 def _row_of(path: Path, how: str = "") -> tuple[int, int] | None:
-    """With the log, or as if it were not there."""
+    """Read the numbers with the log, or, with the option in `how`, as if the log did not exist."""
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{how}", uri=True)) as db:
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'log_base'").fetchone():
             return None

@@ -1,11 +1,12 @@
-"""Whether a folder is an older copy: this coordinator's, or a device's. Nobody may go on from one in silence.
+"""Detection of a folder that is an older copy, of this coordinator or of a device.
 
-What was learned since the copy was made is gone, and other bits come of it. Of the coordinator's folder the lines of
-the rounds tell, or devices that have answered a later round; whoever conducts the run has to decide. Of a device's
-folder its hello tells, as it names its last answer and that answer's broadcast; the device takes part as it is.
+A run must not go on from an older copy without a warning: what was learned after the copy was made is lost,
+and the results differ. For the coordinator's folder, the lines of the rounds show it, or devices that have
+answered a later round; then the person who conducts the run must decide. For a device's folder its hello
+shows it, because it names its last answer and the broadcast of that answer; the device takes part as it is.
 
-What one device says is counted in its own name: of the coordinator's folder only most of all that are enrolled are
-believed, whoever happens to be there.
+A statement of one device is counted under its own name. The coordinator's folder counts as an older copy
+only if more than half of all enrolled devices say so, even if only a few devices are present.
 """
 
 from __future__ import annotations
@@ -25,18 +26,22 @@ from protofleet.protocol.wire.messages import Hello
 
 log = logging.getLogger("protofleet.coordinator")
 
-LISTEN_SECONDS: Final = 30.0  # two hellos of everybody: one liar that is first must not speak for all
-LOG_SECONDS: Final = 3600.0  # between lines about what one device says, after the first few
+LISTEN_SECONDS: Final = 30.0  # two hellos of each device: one liar that is first must not decide alone
+LOG_SECONDS: Final = 3600.0  # between two lines about one device, after the first few
 LOG_BURST: Final = 5.0
-OURS, ITS_OWN = "coordinator", "device"  # whose folder it is that a device makes an older copy
+OURS, ITS_OWN = "coordinator", "device"  # whose folder is an older copy, as a device shows
 
 
 class OlderCopyError(DamagedError):
-    """The run has come further than this folder knows."""
+    """The error that the run is further than this folder knows."""
 
 
 def require_newest(spool: Spool, written: int) -> None:
-    """A round's line is on the disk before the next round begins; so no line is of a round that has not begun."""
+    """Raise OlderCopyError if rounds.jsonl has a line of a round that has not begun in this folder.
+
+    The line of a round is on the disk before the next round begins. So in the newest folder no line belongs
+    to a round that has not begun.
+    """
     if written > spool.newest_round:
         raise OlderCopyError(describe(spool, f"rounds.jsonl has round {written}", written))
 
@@ -75,16 +80,19 @@ def go_on_from(folder: Path, round: int) -> None:
 
 
 class OlderCopyDetector:
-    """What devices tell, by what they hold and what they have answered."""
+    """The detector of older copies, by what devices hold and what they have answered."""
 
     def __init__(self, spool: Spool, patience: float, enrolled: Callable[[], int]) -> None:
-        """`enrolled` counts those that could come: reading their records takes a while, so it is seldom asked."""
+        """Set up the detector; `enrolled` returns the number of enrolled devices.
+
+        It reads the records of devices, which takes a while, so it is called rarely.
+        """
         self._spool, self._listen, self._enrolled = spool, min(patience, LISTEN_SECONDS), enrolled
-        self.counted: Counter[tuple[str, str]] = Counter()  # device, and whose folder
-        self._log_limits: dict[tuple[str, str], TokenBucket] = {}  # of the lines about each of these
-        self._hold_unknown: set[str] = set()  # devices that hold what this folder has never asked with
-        self._ahead: dict[str, int] = {}  # devices, and the later round that each has answered
-        self._judged_boots: dict[str, int] = {}  # by device
+        self.counted: Counter[tuple[str, str]] = Counter()  # by device and whose folder it is
+        self._log_limits: dict[tuple[str, str], TokenBucket] = {}  # limits of the lines about each of these
+        self._hold_unknown: set[str] = set()  # devices that hold a broadcast that this folder never sent
+        self._ahead: dict[str, int] = {}  # device -> the later round that it has answered
+        self._judged_boots: dict[str, int] = {}  # boot by device
         self._listening_since = float("inf")
         self.wake_at = float("inf")
 
@@ -94,7 +102,7 @@ class OlderCopyDetector:
             self.wake_at = now + self._listen
 
     def answered(self, device: str, round: int, now: float) -> None:
-        """An answer of this run to a question of a round that has not begun, as far as this folder knows."""
+        """Note an answer to a question of a round that has not begun, as far as this folder knows."""
         if round <= self._spool.newest_round or self._ahead.get(device, 0) >= round:
             return
         self._ahead[device] = round
@@ -104,14 +112,14 @@ class OlderCopyDetector:
         self.wake_at = max(now, self._listening_since + self._listen)
 
     def holds_unknown(self, device: str) -> bool:
-        """Whether it holds what this folder has never asked with, as far as it has said."""
+        """Return whether the device holds a broadcast that this folder has never asked with."""
         return device in self._hold_unknown
 
     def verdict(self, present: Collection[str], now: float) -> str:
-        """Why this coordinator has to stop, or nothing.
+        """Return why this coordinator must stop; "" if it need not.
 
-        Most that are there have to say so, and most that are enrolled: who comes while all others are away ends
-        nobody's run.
+        More than half of the present devices and more than half of the enrolled devices must know a later
+        round. So a device that comes while all others are away cannot end the run.
         """
         self._warn_if_most_know_more(present)
         if now < self.wake_at:
@@ -129,8 +137,11 @@ class OlderCopyDetector:
         )
 
     def _warn_if_most_know_more(self, present: Collection[str]) -> None:
-        """Devices of an earlier version do not say which rounds they have answered; they may also hold what is not
-        ours. So the run waits."""
+        """Warn once if most present devices know more of the run than this folder; the run waits then.
+
+        Devices of an earlier version do not say which rounds they have answered. They may also hold objects
+        that are not of this run.
+        """
         ahead = {device for device, round in self._ahead.items() if round > self._spool.newest_round}
         who = sorted((ahead | self._hold_unknown) & set(present))
         if self._spool.fallbacks["folder"] or not _are_most(who, len(present)):
@@ -146,7 +157,10 @@ class OlderCopyDetector:
         )  # fmt: skip
 
     def _count_and_may_log(self, device: str, whose: str, now: float) -> bool:
-        """Counted each time; whether it is also to be said: one device fills no log."""
+        """Count a sign of an older copy, and return whether it may be logged.
+
+        One device must not fill the log.
+        """
         self.counted[device, whose] += 1
         return self._log_limits.setdefault((device, whose), TokenBucket(1 / LOG_SECONDS, LOG_BURST)).take(now)
 
@@ -158,7 +172,7 @@ class OlderCopyDetector:
             log.error("%s holds a broadcast that %s has never asked with", device, self._spool.folder)
 
     def hello_received(self, hello: Hello, boot: int, base: bytes, now: float) -> None:
-        """Of a device that has started again: whether it stands where its last accepted answer has left it."""
+        """Check whether a device that has started again is at the point of its last accepted answer."""
         device, holds = hello.device, hello.holds
         self._spool.note_held_objects(device, holds)
         known = {name: place for name in holds if (place := self._spool.asked_broadcast(name))}
@@ -180,13 +194,13 @@ class OlderCopyDetector:
                 )  # fmt: skip
 
     def _behind_by_answer(self, hello: Hello, boot: int) -> str:
-        """By the answer that it names as its last."""
+        """Return what the device has forgotten, by the last answer that its hello names; "" if nothing."""
         accepted = self._spool.answered_before_boot(hello.device, boot)
         if not accepted or hello.round > accepted[-1][0]:
             return ""
         newest, earlier, said = accepted[-1], accepted[:-1], (hello.round, hello.phase, hello.base)
         if hello.round == newest[0] and said not in earlier:
-            return ""  # the newest, or a later answer that was not accepted
+            return ""  # the newest answer, or a later one that was not accepted
         phase = f" {newest[1]}" if hello.round == newest[0] else ""
         held = f"what it answered in round {hello.round}" + (phase and f" {hello.phase}")
         return f"round {newest[0]}{phase}, and came back holding {held if hello.round else 'nothing'}"
@@ -199,12 +213,15 @@ class OlderCopyDetector:
         boot: int,
         base: bytes,
     ) -> str:
-        """By the broadcasts that it holds: one of an earlier version names no answer."""
+        """Return what the device has forgotten, by the broadcasts that it holds; "" if nothing.
+
+        A device of an earlier version names no answer.
+        """
         last = self._spool.last_answer(device)
         if last is None or last.boot == boot or last.base in holds or base in holds:
             return ""
         if not (holds or last.holds) or any(place.number > last.number for place in known.values()):
-            return ""  # it never says what it holds; or a later answer, that was not accepted
+            return ""  # it never says what it holds; or it holds a later answer that was not accepted
         what = f"what it answered in round {max(p.round for p in known.values())}" if known else "nothing"
         return f"round {last.round}, and came back holding {what}"
 

@@ -1,7 +1,8 @@
-"""Unfinished answers of a few blocks, in memory: a file for each would cost more than all that is in it.
+"""Unfinished answers of a few blocks, kept in memory: a file for each would cost more than its content.
 
-Nothing is lost by it that counts: what a death takes is asked for again. Memory is taken when the first block comes,
-and where too much of it is taken by answers that do not get on, the next ones wait in files as larger ones do.
+Nothing important can be lost: after a crash the blocks are asked for again. Memory is taken when the first
+block comes. If answers that make no progress take too much memory, the next answers wait in files, as
+larger answers do.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from typing import Final
 from protofleet.protocol.storage.partial import Blocks
 from protofleet.protocol.wire.messages import Manifest
 
-SMALL: Final = 1 << 20  # bytes of an answer, at most
-MOST_BYTES: Final = 32 << 20  # of all that are unfinished
+SMALL: Final = 1 << 20  # bytes of a small answer, at most
+MOST_BYTES: Final = 32 << 20  # bytes of all unfinished answers in memory
 
 
 class Memory:
-    """For the unfinished small answers of all devices."""
+    """The memory for the unfinished small answers of all devices."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most, self._taken = most, 0  # bytes
 
     def take(self, size: int) -> bytearray | None:
-        """None: no more of it is to be had."""
+        """Return a buffer of this size, or None if too little memory is left."""
         if self._taken + size > self.most:
             return None
         self._taken += size
@@ -34,21 +35,24 @@ class Memory:
 
 
 class SmallBlocks:
-    """The blocks of one answer."""
+    """The blocks of one small answer."""
 
     def __init__(
         self, manifest: Manifest, memory: Memory, put: Callable[[bytes | bytearray], object],
         in_file: Callable[[bytearray], Blocks],
     ) -> None:  # fmt: skip
-        """`put` takes the whole. `in_file` is called where the memory is used up, with `have`."""
+        """Set up the blocks of an answer.
+
+        `put` receives the complete content. `in_file` is called with `have` if the memory is used up.
+        """
         self.manifest, self._memory, self._put, self._in_file = manifest, memory, put, in_file
-        self.have = bytearray(len(manifest.hashes))  # which of them are here
+        self.have = bytearray(len(manifest.hashes))  # which blocks are here
         self._content: bytearray | None = None
         self._file: Blocks | None = None
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether there are blocks, and all of them here."""
+        """Return whether there are blocks, and all of them are in memory."""
         return self._content is not None
 
     def write(self, start: int, data: memoryview) -> None:

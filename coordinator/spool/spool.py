@@ -1,8 +1,9 @@
-"""What survives a coordinator: snapshots of the state at the rounds' starts, the cohorts, every accepted answer.
+"""All that survives a coordinator: snapshots at the starts of rounds, the cohorts, and the accepted answers.
 
-An answer is accepted only once its bytes and its row are on the disk. One SQLite file is the index; tensors are
-objects beside it, named by their hashes. `recover` returns exactly what a replay needs. Two checkpoints are kept:
-if the newest snapshot is damaged, the replay begins a round earlier, and the answers of that round are still here.
+An answer is accepted only once its bytes and its row are on the disk. One SQLite file is the index; tensors
+are objects next to it, named by their hashes. `recover` returns exactly what a replay needs. Two
+checkpoints are kept: if the newest snapshot is damaged, the replay begins a round earlier, and the answers
+of that round are still here.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class SavedRound:
-    """A round and the members and the state that it began with."""
+    """A round, with the members and the state that it began with."""
 
     recovered: Recovered
     members: Mapping[str, Member]
@@ -59,9 +60,9 @@ class SavedRound:
 
 @dataclass(frozen=True, slots=True)
 class AskedBroadcast:
-    """A broadcast that devices of this run were asked with."""
+    """A broadcast with which devices of this run were asked."""
 
-    number: int  # counted from the first of the run
+    number: int  # counted from the first broadcast of the run
     round: int
 
 
@@ -73,32 +74,33 @@ class LastAnswer:
     base: bytes
     boot: int
     holds: bool  # whether the device has ever reported the objects that it holds
-    number: int  # of its broadcast, counted from the first of the run
+    number: int  # number of its broadcast, counted from the first of the run
 
 
 class Spool:
-    """One folder of one run. With `durable=False` a simulation makes no fsync."""
+    """The folder of one run. With `durable=False` a simulation makes no fsync."""
 
     def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
         self.folder, self.disk = folder, disk or Disk(durable)
         self.snapshots = ObjectStore(folder / "snapshots", disk=self.disk)
-        # A replay makes them again.
+        # A replay makes the broadcasts again.
         self.broadcasts = ObjectStore(folder / "broadcasts", durable=False, disk=self.disk)
         self._stores: dict[str, DeviceAnswers] = {}
         self.index = Index(folder, self.disk)
         self._db = self.index.db
         self.fleet_size = self._saved_fleet_size()  # 0 until the first round begins
-        self.memory = Memory()  # for small answers that are not whole yet
+        self.memory = Memory()  # for small answers that are not complete yet
         self._log = AnswerLog(folder / "answers", self.disk, self._places(), self.memory)
-        # What was found damaged at the start.
+        # Counts of what was found damaged at the start.
         self.fallbacks = Counter({"index": int(self.index.restored_from_copy)})
-        # The open round and its traffic, as whoever counts it knows them; and what of them is on the disk.
+        # A call that returns the open round and its traffic, from the code that counts it; and the part
+        # that is saved.
         self.open_round_traffic: Callable[[], tuple[int, RoundTraffic] | None] = lambda: None
         self._saved_traffic: tuple[int, str] = (0, "")
         # Round, phase and device of answers that were accepted and do not count any more.
         self.damaged_answers: list[tuple[int, str, str]] = []
         self._reports_held_objects: set[str] = set()  # devices
-        # The newest one whose snapshot is whole, and those after it.
+        # The newest checkpoint whose snapshot is complete, and those after it.
         self._usable = self._usable_checkpoints()
 
     def store(self, device: str) -> ObjectStore:
@@ -108,7 +110,10 @@ class Spool:
         return self._stores[device]
 
     def start_run(self, name: str, settings: str, clock: int, least: int = 0) -> int:
-        """Claim the folder. Returns the new epoch, above every earlier one even if the clock was set back."""
+        """Claim the folder and return the new epoch.
+
+        It is above every earlier epoch, even if the clock was set back.
+        """
         return self.index.claim(name, settings, clock, least)
 
     def save(
@@ -117,9 +122,10 @@ class Spool:
     ) -> None:  # fmt: skip
         """Save a new checkpoint. The one before it is kept with its answers; everything older is deleted.
 
-        `fleet` is how many devices the run has. The first checkpoint fixes it, so that a replayed round has the same.
+        `fleet` is the number of devices of the run. The first checkpoint fixes it, so that a replayed round
+        has the same.
         """
-        # For the snapshot and for the broadcast that is made of it.
+        # For the snapshot and for the broadcast that is made from it.
         self.require_space(2 * sum(array.nbytes for array in state.values()))
         name = self.snapshots.put_once(state).object.hex()
         rows = [
@@ -140,33 +146,33 @@ class Spool:
         self._prune()
 
     def put_broadcast(self, arrays: Arrays, block: int) -> Manifest:
-        """Where a round is asked what the snapshot holds, as of FedAvg, both are one file."""
+        """Save a broadcast; if it equals the snapshot, as with FedAvg, both are one file."""
         return self.broadcasts.put_once(arrays, block, self.snapshots)
 
     @property
     def newest_round(self) -> int:
-        """The last round that has begun, as far as this folder knows; 0: none has."""
-        # A round in which answers were put aside was repeated: the one after it had begun.
+        """Return the last round that has begun, as far as this folder knows; 0 if no round has."""
+        # A round in which answers were put aside was repeated, so the round after it had begun.
         begun = "SELECT round FROM checkpoint UNION SELECT round + 1 FROM aside WHERE device != ''"
         found: int = self._db.execute(f"SELECT COALESCE(MAX(round), 0) FROM ({begun})").fetchone()[0]
         return found
 
     @property
     def newest_attempt(self) -> int:
-        """How often the round of the newest checkpoint had been begun again."""
+        """Return how often the round of the newest checkpoint had been started again."""
         rows = self._checkpoints()
         return rows[0][2] if rows else 0
 
     def server_state(self) -> Arrays | None:
-        """The server half's state in the newest snapshot that is whole."""
+        """Return the state of the server half in the newest complete snapshot."""
         return self.snapshots.open(bytes.fromhex(self._usable[0][5])) if self._usable else None
 
     def accept(
         self, round: int, phase: str, answer: Accepted, last_heard: tuple[int, int] = (0, 0), holder: str = ""
     ) -> None:
-        """In one transaction: the answer counts, and no message of its sender up to `last_heard` is new again.
+        """Accept an answer, and note that no message of its sender up to `last_heard` is new again.
 
-        That transaction is the next `commit`, or whatever is written before it.
+        Both are in one transaction. It is the next `commit`, or another write before it.
         """
         self.index.defer(lambda: self._write_accepted(round, phase, answer, last_heard, holder))
 
@@ -183,14 +189,14 @@ class Spool:
         self._note_broadcast(round, answer, last_heard[0])
 
     def commit(self) -> None:
-        """What was accepted since the last transaction."""
+        """Commit what was accepted since the last transaction."""
         if self.index.has_deferred:
             with self._transaction():
                 self._save_traffic()
 
     @contextlib.contextmanager
     def _transaction(self, kind: Callable[[], AbstractContextManager[None]] | None = None) -> Iterator[None]:
-        """Of the index; by default one that is only committed."""
+        """Open a transaction of the index; by default one that is only committed."""
         before = self._saved_traffic
         try:
             with (kind or self.index.transaction)():
@@ -202,9 +208,10 @@ class Spool:
             raise
 
     def last_heard(self) -> dict[str, tuple[int, int, str]]:
-        """By sender: the boot and the newest sequence at its last accepted answer, and who held its name then.
+        """Return by sender its boot and newest sequence number at its last accepted answer, and its holder.
 
-        The holder is unknown ("") where an earlier version wrote that answer.
+        The holder is the one that held the sender's name then. It is unknown ("") if an earlier version
+        wrote that answer.
         """
         rows = self._db.execute(
             "SELECT sender, boot, sequence, COALESCE(holder, '') FROM heard LEFT JOIN holders USING (sender, boot)"
@@ -212,46 +219,55 @@ class Spool:
         return {sender: (boot, sequence, holder) for sender, boot, sequence, holder in rows}
 
     def discard_answer(self, device: str, object_name: bytes) -> None:
-        """Delete the object of a refused answer, or such objects would fill the disk; an accepted one is kept."""
+        """Delete the object of a refused answer, because such objects would fill the disk.
+
+        An accepted answer is kept.
+        """
         query = "SELECT 1 FROM accepted WHERE device = ? AND object = ?"
         if self._db.execute(query, (device, object_name)).fetchone() is None:
             self.store(device).drop(object_name)
 
     def bytes_of_answers(self) -> int:
-        """What answers take on the disk. An unfinished one counts with its full size."""
+        """Return the bytes that answers take on the disk; an unfinished one counts with its full size."""
         files = (self.folder / "updates").glob("*/*")
         return self._log.size + sum(path.stat().st_size for path in files)
 
     def bytes_of_unfinished(self, device: str) -> int:
-        """What has been received of an unfinished answer."""
+        """Return the bytes that have been received of an unfinished answer."""
         parts = (self.folder / "updates" / device).glob("*.part")
         return sum(path.stat().st_blocks * 512 for path in parts)
 
     @property
     def bytes_of_a_save(self) -> int:
-        """What the next one will require, as far as that is known."""
+        """Return the bytes that the next save will need, as far as that is known."""
         return 2 * self.snapshots.size(bytes.fromhex(self._usable[-1][5])) if self._usable else 0
 
     def free_space(self) -> None:
-        """Delete the checkpoint of the round before and its answers; until the next save there is only one."""
+        """Delete the checkpoint of the round before, with its answers.
+
+        Until the next save there is only one checkpoint.
+        """
         rows = self._checkpoints()
         kept = [row for row in rows if row[1] >= self._usable[0][1]] if self._usable else rows
         if len(kept) == len(rows):
             return
-        with contextlib.suppress(OSError, sqlite3.OperationalError):  # too full even to delete
+        with contextlib.suppress(OSError, sqlite3.OperationalError):  # the disk is too full even to delete
             with self._transaction():
                 self._delete_all_but(kept)
             self._prune()
 
     def require_space(self, size: int) -> None:
-        """Make room for so many bytes, or raise as a full disk does: before anything is written."""
+        """Make room for `size` bytes, or raise the error of a full disk before anything is written."""
         if self.disk.free_bytes(self.folder) < size:
             self.free_space()
         if (room := self.disk.free_bytes(self.folder)) < size:
             raise OSError(errno.ENOSPC, f"{size} bytes are needed, {room} are free", str(self.folder))
 
     def check_claim(self) -> None:
-        """FencedError if another coordinator has taken over: none of its files may be pruned or overwritten."""
+        """Raise FencedError if another coordinator has taken over.
+
+        This one must not delete or overwrite files of that coordinator.
+        """
         self.index.check_claim()
 
     def close_phase(self, round: int, phase: str, devices: Sequence[str]) -> None:
@@ -260,7 +276,7 @@ class Spool:
             self._save_traffic()
 
     def judge(self, round: int, accuracy: float, words: str, oldest: int) -> None:
-        """Keep what policy.stop goes by, with the next transaction: the save of the round that follows."""
+        """Keep the data that policy.stop uses, with the next transaction: the save of the next round."""
 
         def write() -> None:
             self.index.put("judged", round, repr(accuracy), words)
@@ -269,19 +285,22 @@ class Spool:
         self.index.defer(write)
 
     def _judged(self) -> tuple[dict[int, float], tuple[int, str] | None]:
-        """By round, its validation accuracy; and the round with which policy.stop has ended the training, and why."""
+        """Return the validation accuracy by round, and when and why policy.stop ended the training."""
         rows = self._db.execute("SELECT round, accuracy, words FROM judged ORDER BY round").fetchall()
         stopped = [(number, words) for number, _, words in rows if words]
         return {number: float(accuracy) for number, accuracy, _ in rows}, stopped[-1] if stopped else None
 
     def rollback(self, round: int) -> None:
-        """The round begins again. Accepted answers stay valid for devices that are asked the same question again."""
+        """Begin a round again.
+
+        Accepted answers stay valid for devices that are asked the same question again.
+        """
         with self._transaction():
             self._db.execute("DELETE FROM closed WHERE round = ?", (round,))
             self._save_traffic()
 
     def _note_broadcast(self, round: int, answer: Accepted, boot: int) -> None:
-        """The broadcasts of the run in their order, and which one each device answered last."""
+        """Note the order of the broadcasts of the run, and the one that each device answered last."""
         if not answer.base:
             return
         if self.asked_broadcast(answer.base) is None:
@@ -306,7 +325,10 @@ class Spool:
 
     @property
     def knows_all_broadcasts(self) -> bool:
-        """No, if an earlier version began the run, or after `skip_to`."""
+        """Return whether all broadcasts of the run are known.
+
+        They are not if an earlier version began the run, or after `skip_to`.
+        """
         first = self._db.execute("SELECT MIN(round) FROM asked").fetchone()[0]
         return first == 1 or (first is None and self.newest_round <= 1)
 
@@ -318,7 +340,10 @@ class Spool:
         return LastAnswer(row[0], row[1], row[2], bool(row[3]), place.number)
 
     def answered_before_boot(self, device: str, boot: int) -> list[tuple[int, str, bytes]]:
-        """Round, phase and base of what was accepted of its newest round, oldest first; nothing if in this boot."""
+        """Return the round, phase and base of the accepted answers of a device's newest round, oldest first.
+
+        Return nothing if they were accepted in this boot.
+        """
         heard = self._db.execute("SELECT boot FROM heard WHERE sender = ?", (device,)).fetchone()
         if heard is None or heard[0] == boot:
             return []
@@ -327,7 +352,7 @@ class Spool:
         return [(number, phase, base) for number, phase, base in rows if number == rows[-1][0]]
 
     def save_traffic(self) -> None:
-        """For the time until something else is written, which saves it too: a full or locked disk is no error."""
+        """Save the traffic until another write saves it too; a full or locked disk is no error here."""
         try:
             with self._transaction(self.index.undurable_transaction):
                 self._save_traffic()
@@ -343,7 +368,7 @@ class Spool:
                 self._saved_traffic = row
 
     def earlier_traffic(self, round: int) -> list[RoundTraffic]:
-        """What earlier processes of this coordinator have counted while that round was open."""
+        """Return the traffic that earlier processes of this coordinator counted while that round was open."""
         query = "SELECT counts FROM crossed WHERE round = ? AND epoch != ? ORDER BY epoch"
         return [read_traffic(row[0]) for row in self._db.execute(query, (round, self.index.epoch))]
 
@@ -355,19 +380,22 @@ class Spool:
         return {row[0]: Accepted(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows}
 
     def count_answers(self, round: int) -> int:
-        """In all phases of it."""
+        """Return the number of accepted answers in all phases of a round."""
         query = "SELECT COUNT(*) FROM accepted WHERE round = ?"
         found: int = self._db.execute(query, (round,)).fetchone()[0]
         return found
 
     def has_other_answer(self, round: int, phase: str, device: str, base: bytes, name: bytes) -> bool:
-        """Whether another one of this device to this very question is accepted."""
+        """Return whether another answer of this device to exactly this question is accepted."""
         query = "SELECT base, object FROM accepted WHERE round = ? AND phase = ? AND device = ?"
         row = self._db.execute(query, (round, phase, device)).fetchone()
         return row is not None and row[0] == base and row[1] != name
 
     def recover(self) -> tuple[Recovered, dict[str, Member]] | None:
-        """Where a replay begins and what was decided after that, and the members; None if nothing was saved."""
+        """Return where a replay begins, what was decided after that, and the members.
+
+        Return None if nothing was saved.
+        """
         if not self._usable:
             return None
         first, *later = [self._recovered(row) for row in self._usable]
@@ -388,14 +416,14 @@ class Spool:
         return recovered, {name: saved.member for name, saved in self._saved_devices()}
 
     def saved_round(self, round: int) -> SavedRound | None:
-        """A round that is still on the disk, as it was when its last phase was closed."""
+        """Return a round that is still on the disk, as it was when its last phase was closed; else None."""
         for row in self._checkpoints():
             if row[1] == round and self.snapshots.has(name := bytes.fromhex(row[5])):
                 return SavedRound(self._recovered(row), members_in(row[4]), self.snapshots.open(name))
         return None
 
     def save_class_names(self, class_names: ClassNames) -> None:
-        """The names of the classes, for the next coordinator of the run."""
+        """Save the names of the classes for the next coordinator of the run."""
         with self._transaction():
             self.index.put(
                 "named", 1, class_names.digest, json.dumps(list(class_names.names), allow_nan=False)
@@ -406,7 +434,7 @@ class Spool:
         return int(row[0]) if row else 0
 
     def save_end(self, round: int, at: float) -> None:
-        """Keep the Unix time at which a round ended."""
+        """Save the Unix time at which a round ended."""
         with self._transaction():
             self.index.put("ended", 1, round, int(at))
 
@@ -422,9 +450,10 @@ class Spool:
         self, round: int, phase: str, devices: Sequence[str], aside: Sequence[str], reason: str,
         trial: bool = False, returned: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """Back to the start of a round, for good: all later rounds are deleted, and the answers of `aside` unused.
+        """Go back permanently to the start of a round: delete all later rounds, and use no answer of `aside`.
 
-        With `trial` it is noted that they were tried; the answers of `returned` are used again.
+        With `trial` it is noted that the answers of `aside` were tried. The answers of `returned` are used
+        again.
         """
         with self._transaction():
             for table in ("checkpoint", "accepted", "closed"):
@@ -449,7 +478,7 @@ class Spool:
             self.index.put("aside", round, "", reason)
 
     def _answers_put_aside(self) -> tuple[dict[int, tuple[str, ...]], str]:
-        """By round, the devices whose answers were put aside; and why the run has diverged, or ""."""
+        """Return by round the devices whose answers were put aside; and why the run has diverged, or ""."""
         found: dict[int, tuple[str, ...]] = {}
         diverged = ""
         rows = self._db.execute("SELECT round, device, words FROM aside ORDER BY round")
@@ -461,29 +490,32 @@ class Spool:
         return found, diverged
 
     def _answers_tried(self) -> dict[int, tuple[str, ...]]:
-        """By round, the devices whose answers were put aside one at a time."""
+        """Return by round the devices whose answers were put aside one at a time."""
         found: dict[int, tuple[str, ...]] = {}
         for number, device in self._db.execute("SELECT round, device FROM tried ORDER BY rowid"):
             found[number] = (*found.get(number, ()), device)
         return found
 
     def domains(self) -> dict[str, str]:
-        """Of the members that `recover` returns."""
+        """Return the domains of the members that `recover` returns."""
         return {name: saved.domain for name, saved in self._saved_devices() if saved.domain}
 
     def _saved_devices(self) -> Iterator[tuple[str, SavedDevice]]:
-        """Newest checkpoint first: what the oldest says of a device counts, as the replay begins there."""
+        """Return the saved devices, newest checkpoint first.
+
+        The oldest checkpoint overwrites the others, because the replay begins there.
+        """
         for row in reversed(self._usable):
             yield from saved_devices(row[4]).items()
 
     @property
     def final_round(self) -> int:
-        """The final evaluation's number, as the plan of this run has it."""
+        """Return the number of the final evaluation, as in the plan of this run."""
         row = self._db.execute("SELECT settings FROM run").fetchone()
         return int(json.loads(row[0])["rounds"]) + 1 if row else 0
 
     def require_later_round(self, round: int) -> None:
-        """ValueError if this folder cannot go on in that round."""
+        """Raise ValueError if this folder cannot go on in that round."""
         last = self.final_round
         if self.newest_round >= last:
             raise ValueError(
@@ -497,7 +529,7 @@ class Spool:
             )
 
     def skip_to(self, round: int) -> None:
-        """Go on from an older copy: its state counts as that at the start of a later round."""
+        """Go on from an older copy: its state counts as the state at the start of a later round."""
         self.require_later_round(round)
         _, _, _, cohort, members, name = self._usable[-1]
         with self._transaction():
@@ -530,7 +562,7 @@ class Spool:
         return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster, seconds=seconds)
 
     def _earlier_answers(self, before: int) -> dict[str, tuple[int, dict[str, bytes]]]:
-        """By device, its newest accepted answers in rounds that are over."""
+        """Return by device its newest accepted answers in rounds that are over."""
         found: dict[str, tuple[int, dict[str, bytes]]] = {}
         query = "SELECT device, round, phase, base FROM accepted WHERE round < ? ORDER BY round"
         for device, number, phase, base in self._db.execute(query, (before,)):
@@ -539,7 +571,7 @@ class Spool:
         return found
 
     def _note_damaged_answer(self, round: int, phase: str, device: str) -> None:
-        """Only in memory: who reads the index cannot wait until it can be written."""
+        """Note a damaged answer, only in memory, because a reader of the index cannot wait for a write."""
         if (round, phase, device) in self.damaged_answers:
             return
         log.error("the answer of %s to round %d %s is damaged; it will be asked again", device, round, phase)
@@ -574,7 +606,7 @@ class Spool:
         return []
 
     def _checkpoints(self) -> list[Checkpoint]:
-        """Newest first."""
+        """Return the checkpoints, the newest first."""
         query = (
             "SELECT id, round, attempt, cohort, members, object FROM checkpoint ORDER BY round DESC, id DESC"
         )
@@ -586,7 +618,7 @@ class Spool:
         oldest = (min(row[1] for row in kept),)
         for table in ("closed", "crossed"):
             self._db.execute(f"DELETE FROM {table} WHERE round < ?", oldest)
-        # The newest verdicts of each device stay: it repeats its answer until it has received them.
+        # The newest verdicts of each device stay, because it repeats its answer until it has received them.
         newest = "(SELECT device, MAX(round) FROM accepted GROUP BY device)"
         self._db.execute(f"DELETE FROM accepted WHERE round < ? AND (device, round) NOT IN {newest}", oldest)
         wanted = "(SELECT device, object FROM accepted WHERE round >= ?)"
@@ -605,13 +637,13 @@ class Spool:
             self.store(folder.name).keep(kept.get(folder.name, set()))
 
     def _places(self) -> list[tuple[str, bytes, Place]]:
-        """Where the index says that answers are in the log."""
+        """Return the places of answers in the log, from the index."""
         rows = self._db.execute("SELECT device, object, file, start, size FROM places").fetchall()
         return [(device, name, Place(file, start, size)) for device, name, file, start, size in rows]
 
 
 def checkpoints_to_keep(rows: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The last attempt at each round, back to the first whose snapshot differs from the newest."""
+    """Return the last attempt at each round, back to the first whose snapshot differs from the newest."""
     kept: list[Checkpoint] = []
     for row in rows:
         if kept and row[1] == kept[-1][1]:

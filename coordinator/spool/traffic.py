@@ -1,7 +1,7 @@
-"""The traffic of the open round, and how long it took: saved, so that it outlasts a coordinator.
+"""The traffic of the open round and its duration, saved so that they outlast a coordinator.
 
-It is written with everything else that becomes durable, and once a minute. So a crash loses only what was counted
-since then, and the round's line in rounds.jsonl says that the round was resumed.
+They are written with everything else that becomes durable, and once a minute. So a crash loses only what
+was counted since then, and the round's line in rounds.jsonl says that the round was resumed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from protofleet.protocol.wire.reasons import Reason
 
 @dataclass(frozen=True)
 class RoundTraffic:
-    """Counted by one coordinator process, or by several."""
+    """The traffic that one coordinator process, or several, have counted in a round."""
 
     seconds: float = 0.0
-    payload: Counter[tuple[str, str]] = field(default_factory=Counter)  # (direction, kind)
+    payload: Counter[tuple[str, str]] = field(default_factory=Counter)  # bytes by (direction, kind)
     wire: Counter[tuple[str, str]] = field(default_factory=Counter)
     rejected: Counter[Reason] = field(default_factory=Counter)
 
@@ -44,10 +44,10 @@ class RoundTraffic:
 
 
 def read_traffic(text: str) -> RoundTraffic:
-    """Of a row whose checksum was right."""
+    """Read the traffic from a row whose checksum was right."""
     try:
         seconds, payload, wire, rejected = json.loads(text)
-        known = {reason.value for reason in Reason}  # another version may know others
+        known = {reason.value for reason in Reason}  # another version may know other reasons
         return RoundTraffic(
             float(seconds), _counter(payload), _counter(wire),
             Counter({Reason(reason): int(number) for reason, number in rejected.items() if reason in known}),

@@ -1,4 +1,4 @@
-"""Delivery of an answer: it is sent again until the coordinator's receipt says what became of it."""
+"""The delivery of an answer: the device sends it again until the coordinator's receipt gives the verdict."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from protofleet.runtime.logs import fields
 
 log = logging.getLogger("protofleet.device")
 
-RESEND_SECONDS: Final = 5.0  # before an answer without receipt is sent again; doubles up to the longest
+RESEND_SECONDS: Final = 5.0  # until an answer without receipt is sent again; doubles up to the longest
 LONGEST_RESEND_SECONDS: Final = 60.0
-# So many times as long as the last receipt took: a slow coordinator must not be slowed further by answers sent again.
+# The device waits at least this many times as long as the last receipt took, but no longer than the longest:
+# repeated answers must not make a slow coordinator slower.
 RECEIPT_FACTOR: Final = 4.0
-ACCURACY: Final = "accuracy.test."  # of metrics; behind it stands which model's
+ACCURACY: Final = "accuracy.test."  # prefix of metric names; the name of the model follows it
 
 
 @dataclass
@@ -34,7 +35,7 @@ class PendingAnswer:
 
     @property
     def key(self) -> tuple[int, str]:
-        """The round and the phase."""
+        """Return the round and the phase."""
         return self.answer.round, self.answer.phase
 
     def update(self, device: str) -> Update:
@@ -52,8 +53,8 @@ class AnswerDelivery:
     def __init__(self, link: DeviceLink) -> None:
         self._link = link
         self.pending: PendingAnswer | None = None
-        self.receipts: Counter[str] = Counter()  # of this process, by verdict
-        self._receipt_seconds = 0.0  # from when the last answer was first sent to its receipt
+        self.receipts: Counter[str] = Counter()  # receipts of this process, by verdict
+        self._receipt_seconds = 0.0  # seconds from the first sending of the last answer to its receipt
 
     @property
     def wake_at(self) -> float:
@@ -64,7 +65,10 @@ class AnswerDelivery:
 
     @property
     def largest_object(self) -> int:
-        """Bytes of the object that the coordinator may fetch for the pending answer; 0 where it has no arrays."""
+        """Return the bytes of the object that the coordinator may fetch for the pending answer.
+
+        Return 0 if the answer has no arrays.
+        """
         name = bytes.fromhex(self.pending.answer.object) if self.pending else b""
         return self._link.store.size(name) if name else 0
 
@@ -73,7 +77,10 @@ class AnswerDelivery:
         self.pending = PendingAnswer(answer, now, pause)
 
     def send(self, plan_is_known: bool, now: float) -> None:
-        """Only to a coordinator whose plan is known: it may have another run, or plan, under the same name."""
+        """Send the pending answer, but only if the device has the coordinator's plan.
+
+        Without it, the coordinator may have another run, or another plan under the same name.
+        """
         if self.pending is None:
             return
         if not plan_is_known:
@@ -88,7 +95,7 @@ class AnswerDelivery:
         self.pending.sent(now)
 
     def received(self, receipt: Receipt, now: float) -> bool:
-        """Whether it is the receipt of the pending answer."""
+        """Handle a receipt, and return whether it is the receipt of the pending answer."""
         if self.pending is None or not self.is_pending(receipt.round, receipt.phase):
             return False
         if self.pending.first_sent_at is not None:
@@ -104,7 +111,7 @@ class AnswerDelivery:
 
 
 def log_receipt(answer: Answer, size: int, receipt: Receipt) -> None:
-    """A line a question: what it took, or why it came to nothing."""
+    """Log one line for a question: its time, size and accuracy, or why the answer was not accepted."""
     accuracy = {name: value for name, value in answer.metrics.items() if name.startswith(ACCURACY)}
     seconds = answer.metrics.get("seconds.work", 0.0)
     figures = fields(

@@ -1,6 +1,6 @@
-"""Warns when a connected device hears nothing new from its coordinator: the broker may hold messages back.
+"""A warning when a connected device gets nothing new from its coordinator: the broker may hold messages back.
 
-Replayed messages do not count. A coordinator publishes every minute that it is here.
+Replayed messages do not count. A coordinator publishes every minute that it is online.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SILENT_SECONDS: Final = 180.0
 
 @dataclass
 class CoordinatorWatchdog:
-    since: float = float("inf")  # the last new message; infinity while none is expected
+    since: float = float("inf")  # time of the last new message; infinity while none is expected
     expired: bool = False
 
     @property
@@ -30,7 +30,7 @@ class CoordinatorWatchdog:
         self.since, self.expired = float("inf"), False
 
     def heard(self, at: float) -> None:
-        """A new message, at `at`."""
+        """Record that a new message of the coordinator arrived at the time `at`."""
         if self.since < at:
             if self.expired:
                 log.warning("the coordinator is heard again, after %.0f s", at - self.since)

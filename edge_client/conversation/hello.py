@@ -1,4 +1,4 @@
-"""A device's hello, sent whenever it is ready for work, and the plan that answers it."""
+"""The hello that a device sends when it is ready for work, and the plan that the coordinator sends back."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from protofleet.protocol.wire.messages import NO_ANSWER, Hello
 
 
 class HelloSender:
-    """Names the classes in full once on each connection and to each coordinator, and by their hash otherwise.
+    """The sender of hellos, which avoids sending long texts again and again.
 
-    So it tells of its machine.
+    The first hello on each connection and to each coordinator has all class names in full and the text about
+    the machine. Later hellos have only the hash of the names and the software.
     """
 
     def __init__(
         self, link: DeviceLink, data: Splits, state: DeviceState, software: str, about: str = ""
     ) -> None:
         self._link, self._data, self._state, self._software = link, data, state, software
-        self._about = about or software  # the same in full, and its machine
-        self._epoch_with_names = -1  # of the coordinator that has all class names, on this connection
-        self.by_hash = False  # whether the last hello had the hash of the names, though all of them fit in
+        self._about = about or software  # the software in full, and its machine
+        self._epoch_with_names = -1  # epoch of the coordinator that has all class names, on this connection
+        self.by_hash = False  # whether the last hello had the hash of the names, though all names would fit
 
     def send(self, plan: Plan | None) -> None:
         names, link = self._data.names, self._link
@@ -37,16 +38,22 @@ class HelloSender:
         self._epoch_with_names = link.epoch
 
     def name_classes_in_full(self) -> None:
-        """With the next hello: on a new connection, or where the names may be why it was refused; the next refusal
-        then shows both lists."""
+        """Put all class names in full into the next hello.
+
+        The device does this on a new connection, or if the names may be the reason of a refusal: the next
+        refusal then shows both lists.
+        """
         self._epoch_with_names = -1
 
 
 def hello_of(
     name: str, software: str, data: Splits, plan: Plan | None, saved: StateFile, in_full: bool = False
 ) -> Hello:
-    """Counts of classes only where the plan's method needs them; progress only where it has the plan; the names of
-    its classes `in_full`, or only their hash."""
+    """Return the hello of a device.
+
+    It has the counts of classes only if the plan's method needs them. It has the progress only if the device
+    has the plan. It has the names of its classes if `in_full` is true, and otherwise only their hash.
+    """
     counts: tuple[int, ...] = ()
     if plan and plan.load().needs_counts:
         counts = tuple(data.train.y.bincount(minlength=data.classes).tolist())
@@ -70,7 +77,7 @@ def hello_of(
 
 
 def last_answer(saved: StateFile) -> tuple[int, str, bytes]:
-    """Its round, phase and base."""
+    """Return the round, the phase and the base of the last answer."""
     if not saved.answers:
         return 0, NO_ANSWER, b""
     last = saved.answers[-1]
@@ -80,8 +87,11 @@ def last_answer(saved: StateFile) -> tuple[int, str, bytes]:
 def plan_for(
     data: Splits, text: bytes, names: tuple[str, ...] = (), plugins: PlugIns | None = None
 ) -> Plan:  # fmt: skip
-    """SettingsError where the plan is invalid, or not for these data, or names a plug-in that this device does not
-    allow. `names` are those of the run's classes."""
+    """Return the plan of the run, or raise SettingsError if this device cannot follow it.
+
+    That is so if the plan is invalid, does not fit these data, or names a plug-in that this device does not
+    allow. `names` are the names of the run's classes.
+    """
     plan = read_plan(text, plugins)
     plan.demand_fit()
     if plan.classes != data.classes:

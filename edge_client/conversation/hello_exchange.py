@@ -1,4 +1,4 @@
-"""Hellos, and the refusals that answer them: none is sent without a connection, or while paused."""
+"""The device's hellos, which it sends only while it is connected and not paused, and their refusals."""
 
 from __future__ import annotations
 
@@ -27,23 +27,26 @@ class HelloExchange:
         self.next_at = NEVER
 
     def connected(self, waited_for: bool = True) -> None:
-        """`waited_for`: somebody may wait for what this device has in hand."""
+        """Handle a new connection to the broker.
+
+        `waited_for` is true if the coordinator may wait for the present work or the answer of this device.
+        """
         self._context.connected = True
         self._sender.name_classes_in_full()
         self._timer.forget_last_here()
         link = self._context.link
         link.publish(link.topics.device_state(link.me.name), State(True), retain=True)
-        if waited_for or not self._timer.was_welcomed:  # the hello may be lost that was said before
+        if waited_for or not self._timer.was_welcomed:  # the earlier hello may be lost
             self._timer.cancel_spread()
             self.send()
-        else:  # the broker may have lost the connections of all
+        else:  # the broker may have lost the connections of all devices
             self._send_in_turn()
 
     def disconnected(self) -> None:
         self._context.connected, self.next_at = False, NEVER
 
     def send(self) -> None:
-        """At once, or when a pause ends."""
+        """Send a hello now, or when the pause ends."""
         now, link = self._context.now, self._context.link
         if now < (earliest := max(self.backoff.until, self._timer.not_before)):
             self.next_at = earliest
@@ -54,21 +57,21 @@ class HelloExchange:
         self.next_at = self._timer.next_hello(now)
 
     def coordinator_came(self, waited_for: bool) -> None:
-        """It has said that it is there: for the first time, or over a new connection."""
+        """Handle the coordinator's message that it is online, for the first time or over a new connection."""
         if waited_for or not self._timer.was_welcomed:
             self.send()
         else:
             self._send_in_turn()
 
     def missed(self, by_name: bool) -> None:
-        """By the coordinator: this device, or one of all that there are."""
+        """Send a hello because the coordinator misses this device (`by_name`) or any device."""
         if by_name:
             self.send()
         else:
             self._send_in_turn()
 
     def _send_in_turn(self) -> None:
-        """Where all devices have the same reason at the same moment."""
+        """Send a hello in this device's turn, because all devices have the same reason at the same moment."""
         self._timer.spread(self._context.now)
         self.send()
 
@@ -76,11 +79,11 @@ class HelloExchange:
         self._timer.heard(message, epoch)
         if isinstance(message, (Welcome, Task, Receipt)):
             self._refusals.contradicted()
-        if self._context.connected:  # else it sends one as soon as it is
+        if self._context.connected:  # without a connection: it sends one as soon as it is connected
             self.next_at = max(self._timer.next_hello(self._context.now), self.backoff.until)
 
     def refused(self, refusal: Refusal) -> None:
-        """A refusal with a boot names the process that it is for."""
+        """Handle a refusal; a refusal with a boot names the process that it is meant for."""
         self._context.keep_last_heard(durable=True)
         now, boot, own_boot = self._context.now, refusal.boot, self._context.link.me.boot
         counts = (
@@ -94,7 +97,7 @@ class HelloExchange:
             self._send_in_full_at(max(self._refusals.confirm_at, now))
 
     def pause(self, why: str) -> None:
-        """No work is taken until `resume`."""
+        """Take no new work until `resume` is called."""
         if self.backoff.paused:
             return
         log.info("taking no new work: %s", why)
@@ -110,14 +113,14 @@ class HelloExchange:
             self._run.forget_welcome()  # so this hello asks for a welcome, which shows that it has arrived
 
     def back_off(self) -> float:
-        """The device could not do its work: seconds until it asks for work again."""
+        """Begin a pause because the device could not do its work, and return its seconds."""
         seconds = self.backoff.begin(self._context.now)
         self.next_at = self.backoff.until
         self._timer.bye_sent()
         return seconds
 
     def bye_sent(self) -> None:
-        """The device has sent a bye, or will at once."""
+        """Note that the device has sent a bye, or will send it at once."""
         self._timer.bye_sent()
 
     def job_dropped(self) -> None:

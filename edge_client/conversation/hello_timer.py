@@ -1,11 +1,14 @@
-"""When a device says hello again: ever more seldom, and at once where its coordinator misses it.
+"""The time of a device's next hello: pauses grow, but a device that is missed sends one at once.
 
-It may be quiet only once this coordinator has sent its plan to this device, so has heard its hello. From then on it
-names the device in its `here` whenever it waits for it. A device that has sent a bye has to be heard again. A task or
-a receipt shows less: a coordinator that was started again knows from its disk whom it asks, and gets no answer before
-it has sent its plan. So a device that first hears of it by anything but its birth message sends a hello at once.
+The device may be quiet only when this coordinator has sent its plan to it, because that shows that the
+coordinator has got its hello. From then on the coordinator names the device in its `here` whenever it waits
+for it. After a bye the coordinator must get a new hello from the device. A task or a receipt shows less than
+a welcome: a restarted coordinator knows from its disk which devices it asks, and it accepts no answer before
+it has sent its plan. So if the first message from a coordinator is not its birth message, the device sends a
+hello at once.
 
-What reaches all devices at one moment, such as a broker that starts again, is answered by each at another.
+Some events reach all devices at one moment, for example a restart of the broker. Each device answers them at
+a different time.
 """
 
 from __future__ import annotations
@@ -16,25 +19,26 @@ from typing import Final
 
 from protofleet.protocol.wire.messages import HERE, Message, Refusal, State, Task, Welcome
 
-HELLO_SECONDS: Final = 15.0  # between hellos at first, while nothing is heard
-HEARD_SECONDS: Final = 120.0  # without a `here`, after which the coordinator is gone, or the run is over
-QUIET_SECONDS: Final = 600.0  # between hellos of a device that nobody waits for, at most
-SPREAD_SECONDS: Final = 6.0  # over which the hellos of all devices are spread that answer one event
-LEAST_OF_QUIET: Final = 0.75  # of a thousand quiet devices then two say hello in a second at most
+HELLO_SECONDS: Final = 15.0  # seconds between hellos at first, while the device gets no message
+HEARD_SECONDS: Final = 120.0  # seconds without a `here`; then the coordinator is gone, or the run is over
+QUIET_SECONDS: Final = 600.0  # most seconds between hellos of a device that the coordinator does not wait for
+SPREAD_SECONDS: Final = 6.0  # seconds over which all devices spread their hellos that answer one event
+LEAST_OF_QUIET: Final = 0.75  # so that of a thousand quiet devices at most two send a hello in one second
 
 
 @dataclass
 class HelloTimer:
-    name: str  # of the device, so that pauses differ between devices and repeat in a simulation
-    not_before: float = 0.0  # the turn of this device among all that answer one event
-    _epoch: int | None = None  # of the coordinator that was heard last
-    # Whether the last `here` said which question is open; None: none has come.
+    name: str  # the device's name: by it pauses differ between devices and repeat in a simulation
+    not_before: float = 0.0  # turn of this device among all that answer one event
+    _epoch: int | None = None  # epoch of the coordinator that sent the last message
+    # Whether the last `here` had a round status, which names the devices that the coordinator misses. None:
+    # no `here` has come.
     _names_missing: bool | None = None
-    _is_welcome: bool = False  # this coordinator has sent its plan
+    _is_welcome: bool = False  # whether this coordinator has sent its plan
     _sent_at: float = 0.0
-    _hello_sent: bool = True  # to this coordinator, since it was first heard
-    _unanswered: int = 0  # hellos since the pauses were short
-    _pause: float = HELLO_SECONDS  # after the last hello, of them
+    _hello_sent: bool = True  # whether this device has sent it a hello since its first message
+    _unanswered: int = 0  # number of hellos since the pauses were short
+    _pause: float = HELLO_SECONDS  # pause after the last of these hellos, in seconds
     _quiet: float = QUIET_SECONDS
     _random: random.Random = field(init=False)
 
@@ -43,11 +47,11 @@ class HelloTimer:
 
     @property
     def was_welcomed(self) -> bool:
-        """Whether this coordinator has sent its plan, so has heard a hello of this device."""
+        """Return whether this coordinator has sent its plan, which shows that it has got a hello."""
         return self._is_welcome
 
     def heard(self, message: Message, epoch: int) -> None:
-        """Any message of the coordinator may change when the next hello is due."""
+        """Note a message of the coordinator; any message may change when the next hello is due."""
         self.coordinator_is(epoch)
         match message:
             case State(online=True, reason=reason, now=status) if reason == HERE:
@@ -65,12 +69,12 @@ class HelloTimer:
             self._reset()
 
     def forget_last_here(self) -> None:
-        """With a new connection, or after the device has dropped its job."""
+        """Forget the last `here`, after a new connection or when the device has dropped its job."""
         self._names_missing = None
         self.reset_backoff()
 
     def reset_backoff(self) -> None:
-        """Pauses are short again."""
+        """Make the pauses short again."""
         self._unanswered = 0
         self._draw_pause()
 
@@ -79,7 +83,7 @@ class HelloTimer:
         self._pause = most * self._random.uniform(0.5, 1.0)
 
     def bye_sent(self) -> None:
-        """From now on the coordinator does not wait for the device."""
+        """Note a bye: from now on the coordinator does not wait for the device."""
         self._reset()
 
     def _reset(self) -> None:
@@ -87,7 +91,7 @@ class HelloTimer:
         self.forget_last_here()
 
     def spread(self, now: float) -> None:
-        """All devices may be about to say hello now: this one does when it is its turn, which is soon for most."""
+        """Draw this device's turn, because all devices may be about to send a hello; most turns are soon."""
         if now >= self.not_before:
             self.not_before = now + SPREAD_SECONDS * self._random.random() ** 2
 
@@ -110,12 +114,12 @@ class HelloTimer:
         match self._names_missing:
             case True:
                 return min(now + HEARD_SECONDS, self._sent_at + self._quiet)
-            case False:  # it misses a lost task only when it is told
+            case False:  # this coordinator notices a lost task only by a hello
                 return now + HELLO_SECONDS
             case None:
                 return now + self._pause
 
 
 def is_birth(message: Message) -> bool:
-    """Whether its coordinator says that it is there, for the first time or over a new connection."""
+    """Return whether a coordinator says that it is online, for the first time or over a new connection."""
     return isinstance(message, State) and message.online and message.reason != HERE

@@ -1,4 +1,4 @@
-"""Whether a refusal, or the message that a run is over, counts: a broker may have retained or queued an old one."""
+"""Checks that a refusal, or the end of a run, is no old message that the broker retained or queued."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Final
 from protofleet.protocol.wire.messages import Refusal
 
 CONFIRM_SECONDS: Final = 2.0  # retained and queued messages have arrived by then
-# Without another message, after which a run of an earlier process counts as over.
+# Seconds without another message after which a run of an earlier process counts as over.
 OVER_SECONDS: Final = 30.0
 
 
 class RefusalCheck:
-    """Whether a refusal counts.
+    """The check whether a refusal counts.
 
-    At once where it names the last hello. One that names none counts when the next hello is refused too: the first
-    may be an old one that was queued in a session.
+    A refusal counts at once if it names the last hello. A refusal that names no hello counts when the next
+    hello is refused too, because the first may be an old one that was queued in a session.
     """
 
     def __init__(self) -> None:
-        self.confirm_at = float("inf")  # when to send the hello that confirms it
+        self.confirm_at = float("inf")  # time to send the hello that confirms the refusal
         self._confirming = False
-        self._last: tuple[int, int] = (0, 0)  # boot and sequence of the last hello
+        self._last: tuple[int, int] = (0, 0)  # boot and sequence number of the last hello
 
     def counts(self, refusal: Refusal, now: float) -> bool:
         if refusal.answers:
@@ -35,23 +35,27 @@ class RefusalCheck:
         self._confirming |= now >= self.confirm_at
 
     def contradicted(self) -> None:
-        """The coordinator works with this device."""
+        """Forget the refusal, because the coordinator works with this device."""
         self.confirm_at, self._confirming = float("inf"), False
 
 
 class RunEndCheck:
-    """When the message counts that a run is over.
+    """The check whether the message counts that a run is over.
 
-    At once where this process has the run's plan. Not where its end is known already: a device started after that
-    waits for the next run. Where an earlier process took part in it and never heard of its end, the message may be an
-    old one, so it counts only after a while without another.
+    It counts at once if this process has the run's plan. It does not count if the device already knows that
+    the run is over: a device that starts after the end waits for the next run. If an earlier process took
+    part in the run and never got the message about its end, the message may be an old one. Then it counts
+    only after some time without another message.
     """
 
     def __init__(self) -> None:
         self._run, self.at = "", float("inf")
 
     def received(self, run: str, own_run: str, has_plan: bool, ended_run: str, now: float) -> bool:
-        """Whether it counts now. `own_run`: that the device took part in; `ended_run`: whose end it knows."""
+        """Return whether the message that a run is over counts now.
+
+        `own_run` is the run that the device took part in. `ended_run` is the run whose end the device knows.
+        """
         if run != own_run or not run:
             return False
         if not has_plan and run != ended_run and self._run != run:
@@ -59,5 +63,5 @@ class RunEndCheck:
         return has_plan
 
     def contradicted(self) -> None:
-        """The coordinator has sent something else."""
+        """Forget the message, because the coordinator has sent something else."""
         self._run, self.at = "", float("inf")

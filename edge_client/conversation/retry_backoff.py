@@ -1,4 +1,4 @@
-"""How long a device that could not do its work waits before it asks for work again."""
+"""The time that a device waits before it asks for work again when it could not do its work."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LONGEST_SECONDS: Final = 900.0
 
 @dataclass
 class RetryBackoff:
-    """Pauses that grow with each failure."""
+    """The growing pauses of a device that fails repeatedly."""
 
-    name: str  # of the device, so that pauses differ between devices and repeat in a simulation
+    name: str  # the device's name: by it pauses differ between devices and repeat in a simulation
     until: float = 0.0
     failures: int = 0
     _random: random.Random = field(init=False)
@@ -34,7 +34,7 @@ class RetryBackoff:
 
     @property
     def paused(self) -> bool:
-        """Until `resume`."""
+        """Return whether the device is paused until `resume` is called."""
         return self.until == float("inf")
 
     def pause(self) -> None:

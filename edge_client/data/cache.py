@@ -1,4 +1,4 @@
-"""A cache of generated data: one .npz file each, checked whenever it is read."""
+"""A cache of generated data: one .npz file for each data set, checked at each reading."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ELSEWHERE = "give a folder that can be written, by data.root or by the environme
 
 
 def default_folder() -> Path:
-    """$PROTOFLEET_DATA, else ~/.cache/protofleet"""
+    """Return $PROTOFLEET_DATA, else ~/.cache/protofleet."""
     try:
         return Path(os.environ.get("PROTOFLEET_DATA") or Path.home() / ".cache" / "protofleet")
-    except RuntimeError:  # a user without an entry, as containers have them
+    except RuntimeError:  # a user without an entry in the list of users, as in containers
         raise DataError(f"this user has no home folder to keep data in; {ELSEWHERE}") from None
 
 
@@ -34,8 +34,11 @@ def checksum(arrays: Arrays) -> str:
 
 
 def cached(path: Path, expected: str, build: Callable[[], Arrays]) -> Arrays:
-    """The arrays in the file; they are built first if it is missing or damaged. Processes that come at the same
-    time wait for the one that builds. `build` returns the expected arrays or raises."""
+    """Return the arrays in the file, and build them first if the file is missing or damaged.
+
+    If several processes need the file at the same time, one builds it and the others wait. `build` returns
+    the expected arrays or raises.
+    """
     if (arrays := _read(path, expected)) is not None:
         return arrays
     with _lock(path.with_suffix(".lock")):
@@ -56,15 +59,20 @@ def _read(path: Path, expected: str) -> Arrays | None:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Other processes never see half a file. It is not synced: a file that a power cut has damaged fails its check
-    and is built again."""
+    """Write the file so that other processes never see half of it.
+
+    The file is not synced: if a power cut damages it, it fails its check and is built again.
+    """
     with _write_errors(path), Disk().fresh(path, durable=False) as fresh, fresh.open("wb") as file:
         np.savez(file, **dict[str, Any](arrays))
 
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """One process at a time. The kernel releases the lock when a process dies, however it dies."""
+    """Hold a lock for one process at a time.
+
+    The kernel releases the lock when a process dies, however it dies.
+    """
     with _write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")

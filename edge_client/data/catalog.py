@@ -1,4 +1,4 @@
-"""All sources by name."""
+"""The list of all data sources by name."""
 
 from __future__ import annotations
 
@@ -55,5 +55,8 @@ def find(name: str) -> Source:
 
 
 def domains(source: str) -> tuple[str, ...]:
-    """The domains of a source; none where the folder decides. A source of one domain has it under its own name."""
+    """Return the domains of a source; an empty result means that the folder decides.
+
+    A source of one domain has that domain under its own name.
+    """
     return find(source).domains

@@ -1,4 +1,4 @@
-"""Samples with labels, on disk or in memory, and a domain made of them."""
+"""Labelled samples, on disk or in memory, and the domain that they form."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ Indices = NDArray[np.int64]
 
 
 class Collection(Protocol):
-    """Labelled samples. Their values are only made when asked for: of 600,000 files a device may need 300."""
+    """Labelled samples whose values are made only on request: of 600,000 files a device may need 300."""
 
     @property
     def labels(self) -> Labels: ...
 
     def samples(self, chosen: Indices, shape: InputShape) -> Values:
-        """[len(chosen), *shape]: uint8 of pixels, float32 of anything else. DataError where it has others."""
+        """Return [len(chosen), *shape]: uint8 of pixels, float32 of other values.
+
+        Raise DataError if the samples have another shape.
+        """
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,11 @@ class ImagesInMemory:
 
 @dataclass(frozen=True)
 class ValuesInMemory:
-    """Vectors, series or images of any numbers, [N, *shape], as they are."""
+    """Vectors, series or images of any numbers, [N, *shape], which are used unchanged."""
 
     values: NDArray[np.float32]
     labels: Labels
-    title: str  # of its source
+    title: str  # title of its source
 
     def samples(self, chosen: Indices, shape: InputShape) -> Values:
         own = InputShape(self.values.shape[1:])
@@ -70,7 +73,7 @@ class ValuesInMemory:
 
 @dataclass(frozen=True)
 class Selection:
-    """Some samples of a collection, in an order and with labels of their own."""
+    """Some samples of a collection, in a chosen order and with their own labels."""
 
     collection: Collection
     indices: Indices
@@ -108,7 +111,7 @@ class Concatenated:
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain as it was published: labels count through `classes`."""
+    """One domain as it was published; labels are indices into `classes`."""
 
     name: str
     classes: tuple[str, ...]
@@ -126,7 +129,10 @@ class Domain:
 
 
 def restrict_classes(domain: Domain, classes: tuple[str, ...]) -> Domain:
-    """Only these classes, and labels that count through them; all of them where none are named."""
+    """Return the domain with only these classes; without class names, return the whole domain.
+
+    The labels of the result are indices into the given classes.
+    """
     if not classes:
         return domain
     if unknown := [name for name in classes if name not in domain.classes]:

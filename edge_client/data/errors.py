@@ -1,4 +1,4 @@
-"""What goes wrong with data."""
+"""The error for data that cannot be used."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from pathlib import Path
 
 
 class DataError(Exception):
-    """The data cannot be used. One line: what is wrong, where it was looked for, what to do about it."""
+    """An error for data that cannot be used.
+
+    Its message is one line: what is wrong, in which file or folder, and what to do about it.
+    """
 
 
 @contextmanager
 def reading(path: Path, way_out: str = "copy or download it again") -> Iterator[None]:
-    """Whatever a damaged or unreadable file does to its reader becomes one line that names the file."""
+    """Turn every error of reading a damaged or unreadable file into a DataError of one line that names it."""
     try:
         yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""By what arrays are known again, whatever container they came in."""
+"""A fingerprint that identifies arrays, independent of the file format that contained them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def fingerprint(*arrays: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> str:
-    """SHA-256 over shapes and bytes."""
+    """Return the SHA-256 of shapes and bytes."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(repr(array.shape).encode())

@@ -1,4 +1,4 @@
-"""Data that a function of one's own gives: `DATA = load` in a file, where `load(request)` gives `Data(...)`."""
+"""Data from a user's own function: `DATA = load` in a file, and `load(request)` returns `Data(...)`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pairs: TypeAlias = tuple[Array, Array]  # samples [N, ...] and their labels [N],
 
 @dataclass(frozen=True)
 class DataRequest:
-    """Which data are asked for: the share `part` of `parts` of a domain. The same request must give the same data."""
+    """A request for the share `part` of `parts` of a domain; the same request must give the same data."""
 
     root: Path  # data.root
     domain: str
@@ -34,23 +34,26 @@ class DataRequest:
     seed: int
     split: str  # data.split and data.beta: how the shares are to be drawn
     beta: float
-    shape: tuple[int, ...]  # of a sample
+    shape: tuple[int, ...]  # shape of a sample
 
 
 @dataclass(frozen=True)
 class Data:
-    """uint8 are pixels and are brought to -1..1, as everywhere; other numbers are taken as they are."""
+    """The data that the function returns.
+
+    uint8 values are pixels and are scaled to -1..1, as everywhere. Other numbers are used unchanged.
+    """
 
     train: Pairs
     test: Pairs
-    classes: int | Sequence[str]  # how many, or their names in the order of their labels
-    validation: Pairs | None = None  # None: data.validation of the training samples
-    domain: str = ""  # where the settings name none
+    classes: int | Sequence[str]  # the number of classes, or their names in the order of their labels
+    validation: Pairs | None = None  # None: the part data.validation of the training samples
+    domain: str = ""  # used if the settings name none
 
 
 @dataclass(frozen=True)
 class OwnSplits:
-    """Checked: tensors that every method takes."""
+    """The data after all checks, as tensors that every method accepts."""
 
     domain: str
     names: tuple[str, ...]
@@ -58,16 +61,19 @@ class OwnSplits:
     train: tuple[Tensor, Tensor]
     validation: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
-    pixels: bool  # whether it was such that was given
+    pixels: bool  # whether the function returned pixels
 
     @property
     def scale(self) -> Scale:
-        """How these were made of it."""
+        """Return the scale that was used to make these tensors."""
         return PIXELS if self.pixels else UNSCALED
 
 
 def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
-    """PlugInError names the file, and its line where its code raises."""
+    """Call the function and check its data.
+
+    A PlugInError names the file, and its line if its code raises.
+    """
     number = plugins.hash_of("data", settings.source, settings.file, settings.is_ours)
     load = loader(settings.source, number)
     where = file_of(load) or settings.file or settings.source
@@ -84,7 +90,7 @@ def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
 
 
 def loader(name: str, sha256: str) -> Callable[[DataRequest], object]:
-    """DATA of a plug-in that this process has taken."""
+    """Return DATA of a plug-in that this process has loaded."""
     return find("data", name, sha256, Callable)  # type: ignore[no-any-return]
 
 
@@ -121,7 +127,7 @@ class Checked:
         return OwnSplits(domain, names, classes, train, validation, test, self._are_pixels())
 
     def _are_pixels(self) -> bool:
-        """Once the pairs were found to be such."""
+        """Return whether the data are pixels; call this only when the pairs are known to be valid."""
         pairs = {"train": self.found.train, "test": self.found.test, "validation": self.found.validation}
         pixels = {
             split: torch.as_tensor(pair[0]).dtype == torch.uint8 for split, pair in pairs.items() if pair
@@ -171,7 +177,10 @@ def scaled(x: Tensor) -> Tensor:
 def held_out(
     train: tuple[Tensor, Tensor], settings: DataSettings
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The rest, and data.validation of each class; the same on every machine."""
+    """Split training samples into the rest and the part data.validation of each class.
+
+    The result is the same on every machine.
+    """
     x, y = train
     dice = StableRandom(
         settings.seed, settings.source, settings.domain, settings.parts, settings.part, "validation"

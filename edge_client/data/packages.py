@@ -1,7 +1,7 @@
-"""Files that other packages carry, found by their place: nothing of those packages is imported.
+"""Files that other packages contain, found by their path: nothing of those packages is imported.
 
-`protofleet data --fetch digits` keeps them in a folder of the cache, which is looked into first: what is there was
-checked, whatever release of a package is installed.
+`protofleet data --fetch digits` keeps them in a folder of the cache. That folder is searched first: its files
+were checked, and the installed releases of the packages may differ.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from protofleet.edge_client.data.fingerprint import fingerprint
 
 FETCH: Final = "protofleet data --fetch digits"
 REFETCH: Final = f"`{FETCH}` fetches the releases that are known"
-FOLDER: Final = "packages"  # in the cache
-DISTRIBUTIONS: Final = {  # import name -> what pip calls it, where the two differ
+FOLDER: Final = "packages"  # folder in the cache
+DISTRIBUTIONS: Final = {  # import name -> pip's name, if the two differ
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
 }
@@ -46,7 +46,7 @@ def installed_in(package: str) -> list[Path]:
 
 
 def checked(content: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], expected: str, path: Path) -> None:
-    """The content is that of the releases that we know, whatever container it came in."""
+    """Raise DataError unless the content is that of the known releases, whatever the file format."""
     found = fingerprint(content)
     if found != expected:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Regular files of samples, read whole: a pipe cannot block the reader, nor a file that grows fill the memory."""
+"""A reader of regular files: a pipe cannot block it, and a growing file cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-MOST_BYTES: Final = 64 << 20  # of a file
+MOST_BYTES: Final = 64 << 20  # largest file that is read
 
 
 class UnusableError(ValueError):
@@ -16,9 +16,11 @@ class UnusableError(ValueError):
 
 
 def content_of(path: Path, *, links: bool = True) -> bytes:
-    """Read a regular file. The checks are made on the opened file, so it cannot be exchanged after them.
+    """Read a regular file.
 
-    FileNotFoundError: there is none. UnusableError: it is something else, too large, or not readable.
+    The checks are made on the opened file, so the file cannot be exchanged after them. Raise
+    FileNotFoundError if there is no file. Raise UnusableError if it is something else, too large, or not
+    readable.
     """
     follow = 0 if links else os.O_NOFOLLOW
     try:

@@ -1,4 +1,4 @@
-"""Choosing some of many labelled samples. Every choice is seeded, and none looks at a pixel."""
+"""The choice of some of many labelled samples: every choice is seeded, and no choice looks at a pixel."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from protofleet.edge_client.data.stable_random import StableRandom
 
 
 def balanced(labels: Labels, k: int, rng: StableRandom) -> Indices:
-    """k samples, as equally many of each class as there are."""
+    """Choose k samples, with equally many of each class as far as the classes have enough."""
     order, rank, _ = _ranked(labels, rng)
     return order[np.argsort(rank, kind="stable")[:k]]
 
 
 def stratified(labels: Labels, k: int, rng: StableRandom) -> Indices:
-    """k samples in which each class has the share that it has in all: of every class one fraction, rounded.
+    """Choose k samples in which each class has the same fraction as in all samples, rounded.
 
-    That is Webster's method. With many classes of one or two samples, a large class may get more than one sample
-    above or below its part of k; but the first of many picks are the picks of fewer, which largest remainders break.
+    This is Webster's method. With many classes of one or two samples, a large class may get more than one
+    sample above or below its part of k. But the first picks of a larger choice are the picks of a smaller
+    choice; the method of largest remainders does not have this property.
     """
     order, rank, count = _ranked(labels, rng)
     return order[np.argsort((2 * rank + 1) / count, kind="stable")[:k]]
 
 
 def without(n: int, chosen: Indices) -> Indices:
-    """The others of 0 .. n-1."""
+    """Return the indices 0 .. n-1 that are not chosen."""
     left = np.ones(n, np.bool_)
     left[chosen] = False
     return np.flatnonzero(left)
 
 
 def _ranked(labels: Labels, rng: StableRandom) -> tuple[Indices, Indices, Indices]:
-    """A random order and, along it, which one of its class each sample is, and of how many."""
+    """Return a random order and, along it, the rank of each sample in its class and the size of the class."""
     order = rng.permutation(len(labels))
     classes, counts = labels[order], np.bincount(labels)
     together = np.argsort(classes, kind="stable")

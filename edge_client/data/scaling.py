@@ -1,7 +1,8 @@
-"""How the numbers of a source become those that a network learns from: (x - offset) / by, channel by channel.
+"""The scaling of a source's numbers to those that a network learns from: (x - offset) / by, per channel.
 
-The constants belong to the source, or are stated in the settings of all devices alike. None is measured on a device's
-own data: each domain's own mean and deviation would take away the very shift that federated methods are compared on.
+The constants belong to the source, or the settings of all devices state them alike. No constant is measured
+on a device's own data: each domain's own mean and deviation would remove the shift between domains, and
+federated methods are compared on that shift.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from protofleet.protocol.settings.bounds import Within
 from protofleet.protocol.settings.input_shape import AS_IT_IS, PIXEL_SCALE, InputShape
 from protofleet.protocol.settings.reader import demand_within
 
-Values = NDArray[Any]  # uint8: pixels; float32: anything else
+Values = NDArray[Any]  # uint8: pixels; float32: other numbers
 
 LARGEST: Final = 1e9
-# Times the largest of a device's own numbers: what lies further out is no sample of the same kind.
+# Factor on the largest of a device's own numbers: a sample with a larger number is not of the same kind.
 FAR: Final = 100.0
 Offset = Annotated[float, Within(-LARGEST, LARGEST)]
 Divisor = Annotated[float, Within(1e-9, LARGEST)]
@@ -27,7 +28,7 @@ Divisor = Annotated[float, Within(1e-9, LARGEST)]
 
 @dataclass(frozen=True)
 class Scale:
-    """A number for each channel, of a vector for each of its numbers; or one for all."""
+    """One number for each channel (for a vector: for each of its numbers), or one number for all."""
 
     offset: tuple[Offset, ...] = (0.0,)
     by: tuple[Divisor, ...] = (1.0,)
@@ -44,29 +45,30 @@ class Scale:
         return ""
 
     def applied(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[N, *shape]"""
+        """Return the scaled values; they are [N, *shape]."""
         after = (1,) * (values.ndim - 2)
         offset, by = (np.array(n, np.float32).reshape(-1, *after) for n in (self.offset, self.by))
         found: NDArray[np.float32] = ((values - offset) / by).astype(np.float32)
         return found
 
 
-# One scale for all domains, 0..255 to -1..1.
+# One scale for all domains, from 0..255 to -1..1.
 PIXELS: Final = Scale(*PIXEL_SCALE)
 UNSCALED: Final = Scale(*AS_IT_IS)
-LEVELS: Final = (2 * np.arange(256) - 255).astype(np.float32) / np.float32(255)  # PIXELS, to the last bit
+# The results of PIXELS, exact to the last bit.
+LEVELS: Final = (2 * np.arange(256) - 255).astype(np.float32) / np.float32(255)
 
 
 @dataclass(frozen=True)
 class SampleKind:
-    """What a device's own samples are, and so what others must be that it learns from beside them."""
+    """The kind of a device's own samples, which all other samples that it learns from must have."""
 
     pixels: bool
     scale: Scale = UNSCALED
-    largest: float = LARGEST  # of them, once scaled
+    largest: float = LARGEST  # the largest of their absolute values after scaling
 
     def problem_with(self, values: Values) -> str:
-        """Of one sample, as it is stored."""
+        """Return the problem with one sample, as it is stored, or ""."""
         if (values.dtype == np.uint8) != self.pixels:
             if self.pixels:
                 return "it has numbers that are no uint8, and this device learns from pixels; save 0 to 255 as uint8"

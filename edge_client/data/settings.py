@@ -1,4 +1,4 @@
-"""What a device's settings say about its data."""
+"""The part of a device's settings about its data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protofleet.protocol.settings.reader import demand_within, encode
 from protofleet.protocol.settings.suggest import there_are
 
 DEFAULT_SOURCE: Final = "digits"
-# What a function that gives the data has to do itself.
+# Settings that a function that gives the data does not use, because it has to do their work itself.
 THEIR_OWN_AFFAIR: Final = ("fraction", "samples", "own_test", "test_samples", "classes", "scale")
 MIN_TRAINING_SAMPLES = 2  # training samples: BatchNorm cannot learn from one
 ROUNDING = 1e-9  # 3 * (1 / 3) may be a little more than 1
@@ -30,32 +30,33 @@ Samples = Annotated[int, Within(MIN_TRAINING_SAMPLES, MAX_SAMPLES)]
 
 @dataclass(frozen=True)
 class DataSettings:
-    source: str = DEFAULT_SOURCE  # names() lists them
+    source: str = DEFAULT_SOURCE  # names() lists the sources
     root: str = ""  # folder of the data; "": <source> in $PROTOFLEET_DATA or else in ~/.cache/protofleet
     domain: str = ""  # "" or the source's own name: the only one, or all of them pooled
     split: str = "domain"  # domain: every share has the same mix of classes; dirichlet; iid: drawn at random
-    part: Annotated[int, Within(0, LARGEST_COUNT - 1)] = 0  # which share this client has,
-    parts: Parts = 1  # of so many. All clients that share must agree on everything but `part`
-    # Of the Dirichlet draw: the smaller, the more skewed.
+    part: Annotated[int, Within(0, LARGEST_COUNT - 1)] = 0  # number of this client's share
+    parts: Parts = 1  # number of shares; all clients that share a domain must agree on everything but `part`
+    # Parameter of the Dirichlet draw: a smaller value gives a larger skew.
     beta: Annotated[float, Within(0.001, LARGEST_FACTOR)] = 0.3
-    # For each client, of the domain's training samples; None: its whole share.
+    # Part of the domain's training samples for each client; None: its whole share.
     fraction: Fraction | None = None
-    samples: Samples | None = None  # at most so many for training and validation together
-    own_test: OwnTest | None = None  # of the client's own samples, for its test; None: the published test set
-    test_samples: Annotated[int, Within(1, MAX_SAMPLES)] | None = None  # at most so many for the test
-    validation: Annotated[float, Within(0, 0.9)] = 0.1  # the share of the training samples that is held out
-    size: Pixels = USUAL_SIDE  # images are brought to size x size
-    channels: Channels = USUAL_CHANNELS  # and to 3, or to 1: shades of grey
-    # In place of both: [F] of vectors, [C, T] of series, [C, H, W] of images.
+    samples: Samples | None = None  # at most this number for training and validation together
+    # Part of the client's own samples for its test; None: the published test set.
+    own_test: OwnTest | None = None
+    test_samples: Annotated[int, Within(1, MAX_SAMPLES)] | None = None  # at most this number for the test
+    validation: Annotated[float, Within(0, 0.9)] = 0.1  # the part of the training samples that is held out
+    size: Pixels = USUAL_SIDE  # images are resized to size x size
+    channels: Channels = USUAL_CHANNELS  # and converted to 3 channels, or to 1: shades of grey
+    # Replaces both: [F] of vectors, [C, T] of series, [C, H, W] of images.
     shape: Axes = ()
-    # Of what is no pixel, where its source states none: the same on all devices.
+    # Scale of samples that are not pixels, if their source states none: the same on all devices.
     scale: Scale | None = None
     # Folder of <class>/<file> that grows while the device runs; "": none.
     inbox: str = ""
-    inbox_seconds: Annotated[float, Within(0.1, 86_400)] = 10.0  # between two looks into it
-    classes: tuple[str, ...] = ()  # which to keep, in this order; (): the source's usual ones
+    inbox_seconds: Annotated[float, Within(0.1, 86_400)] = 10.0  # seconds between two looks into it
+    classes: tuple[str, ...] = ()  # classes to keep, in this order; (): the source's usual ones
     seed: Seed = 0
-    file: str = ""  # of Python, whose DATA gives these data; it is called like its file, or `name`
+    file: str = ""  # Python file whose DATA gives these data; its name is `name`, or that of the file
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -66,14 +67,14 @@ class DataSettings:
 
     @property
     def input_shape(self) -> InputShape:
-        """Of one sample, as it enters a network."""
+        """Return the shape of one sample, as it enters a network."""
         stated = None if self.is_plugin else find(self.source).shape
         axes = self.shape or (stated.axes if stated else ())
         return shape_of(axes, self.size, self.channels)
 
     @property
     def scaling(self) -> Scale:
-        """Of one sample: how the numbers of its source become those that a network learns from."""
+        """Return the scale that turns the numbers of the source into those that a network learns from."""
         if self.scale is not None:
             return self.scale
         if self.is_plugin:
@@ -82,8 +83,11 @@ class DataSettings:
         return source.scale or (PIXELS if source.ranks == (3,) else UNSCALED)
 
     def check_shape(self) -> None:
-        """ValueError where its source cannot give what it asks for. An experiment of several sources has settings
-        that are common to all, and of no source."""
+        """Raise ValueError if the source cannot give what the settings ask for.
+
+        The constructor does not check this, because an experiment of several sources has settings that are
+        common to all of them and belong to no source.
+        """
         shape = self.input_shape
         if self.is_plugin:
             return
@@ -99,7 +103,7 @@ class DataSettings:
 
     @property
     def is_ours(self) -> bool:
-        """Whether protofleet has a source of this name."""
+        """Return whether protofleet has a source of this name."""
         return self.source in SOURCES
 
     @property

@@ -1,4 +1,4 @@
-"""One client's data, from its settings."""
+"""The data of one client, loaded from its settings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NO_PLUGINS: Final = PlugIns()
 
 @dataclass(frozen=True)
 class TensorSamples:
-    x: Tensor  # float32 [N, *shape of a sample], pixels -1 to 1; of grey images all channels are the same memory
+    x: Tensor  # float32 [N, *shape of a sample], pixels -1 to 1; channels of grey images share memory
     y: Tensor  # int64 [N]
 
 
@@ -54,38 +54,44 @@ class Shard:
     train: TensorSamples
     validation: TensorSamples
     test: TensorSamples
-    names: Names = ()  # of its classes; empty: unknown
-    scale: Scale = UNSCALED  # of x: how it was made of the numbers as they are stored
-    pixels: bool = False  # and whether these are such
+    names: Names = ()  # names of its classes; empty: unknown
+    scale: Scale = UNSCALED  # scale that was used to make x from the stored numbers
+    pixels: bool = False  # whether the stored numbers are pixels
 
     @property
     def kind(self) -> SampleKind:
         if self.pixels:
             return SampleKind(True, self.scale)
-        low, high = torch.aminmax(self.train.x)  # without a copy of the data
+        low, high = torch.aminmax(self.train.x)  # this makes no copy of the data
         return SampleKind(False, self.scale, max(-float(low), float(high)))
 
     def counts(self) -> Tensor:
-        """int64 [classes]: training samples of each class."""
+        """Return int64 [classes]: the number of training samples of each class."""
         return torch.bincount(self.train.y, minlength=self.classes)
 
 
 def load_shard(settings: DataSettings, plugins: PlugIns = NO_PLUGINS) -> Shard:
-    """This client's share. The same settings give the same samples in the same order on every machine."""
+    """Load this client's share.
+
+    The same settings give the same samples in the same order on every machine.
+    """
     return Shards().load(settings, plugins)
 
 
 class Shards:
-    """Loads those of all clients of a process: what they share is read, drawn and decoded once."""
+    """The loader for all clients of a process, which reads, draws and decodes their common data only once."""
 
     def __init__(self, loaded: Shards | None = None) -> None:
-        """`loaded` has some of what they share."""
+        """Start with the common data that `loaded` already has, if it is given."""
         self._domains: dict[Hashable, Domain] = dict(loaded._domains) if loaded else {}
         self._drawn: dict[Hashable, list[Share]] = dict(loaded._drawn) if loaded else {}
         self._tests: dict[Hashable, TensorSamples] = dict(loaded._tests) if loaded else {}
 
     def load(self, settings: DataSettings, plugins: PlugIns = NO_PLUGINS) -> Shard:
-        """`plugins`: what may be run where a function of one's own gives the data."""
+        """Load the data of one client.
+
+        `plugins` are the plug-ins that may run, for the case that a user's function gives the data.
+        """
         if settings.is_plugin:
             return _of_plugin(settings, plugins)
         settings.check_shape()
@@ -112,41 +118,43 @@ class Shards:
         )
 
     def share_lengths(self, settings: DataSettings) -> list[tuple[int, int]]:
-        """How many training and test images fall to each client that divides the domain, before any is held out or
-        left out: no pixel is looked at."""
+        """Count the training and test images of each client that divides the domain.
+
+        The counts are those before any image is held out or left out. The function looks at no pixel.
+        """
         domain = self.domain(settings)
         train, test = _divided(domain, settings)
         return [(len(a), len(b)) for a, b in self._draw(domain, settings, train.labels, test.labels)]
 
     def load_common(self, settings: DataSettings) -> None:
-        """Only what a client has in common with all that divide its domain."""
+        """Load only the data that a client has in common with all clients that divide its domain."""
         if settings.is_plugin:
             return
         _, test = self._training_and_test(self.domain(settings), settings)
         self._test_tensors(settings, test)
 
     def domain(self, settings: DataSettings) -> Domain:
-        """All of it, as nobody's share."""
+        """Return the whole domain, before it is divided."""
         key = (settings.source, settings.root, settings.domain, settings.classes)
         if key not in self._domains:
             self._domains[key] = _domain(settings)
         return self._domains[key]
 
     def _training_and_test(self, domain: Domain, settings: DataSettings) -> tuple[Collection, Collection]:
-        """Of the training samples some are held out later."""
+        """Return this client's training and test samples; some of the training samples are held out later."""
         own = _seeds_of_client(domain, settings)
         train, test = self._share(domain, settings, StableRandom(*own, "own test"))
         subsample = SPLITS[settings.split].subsample
         train = _fraction_of_domain(settings, train, StableRandom(*own, "fraction"))
         train = _at_most(settings.samples, subsample, train, StableRandom(*own, "samples"))
-        # Without a test of their own, clients that share a domain report on the same samples.
+        # Clients that share a domain and have no test of their own report on the same samples.
         drawn = StableRandom(*_seeds_of_domain(domain, settings), "test samples")
         return train, _at_most(settings.test_samples, subsample, test, drawn)
 
     def _share(
         self, domain: Domain, settings: DataSettings, own: StableRandom
     ) -> tuple[Collection, Collection]:
-        """What this client may learn from, and what it is tested on."""
+        """Return the samples that this client may learn from, and those that it is tested on."""
         s = settings
         train, test = _divided(domain, s)
         own_indices, test_indices = self._draw(domain, s, train.labels, test.labels)[s.part]
@@ -155,7 +163,7 @@ class Shards:
         return select(train, own_indices), select(test, test_indices)
 
     def _draw(self, domain: Domain, settings: DataSettings, train: Labels, test: Labels) -> list[Share]:
-        """The shares of all clients that divide this domain."""
+        """Return the shares of all clients that divide this domain."""
         s = settings
         key = (id(domain), s.seed, s.split, s.parts, s.beta, s.own_test is None)
         if key not in self._drawn:
@@ -179,7 +187,7 @@ def _of_plugin(settings: DataSettings, plugins: PlugIns) -> Shard:
 
 
 def _are_pixels(domain: Domain, settings: DataSettings) -> bool:
-    """Some sources have pixels or other numbers, as it comes; what they have is seen when it is there."""
+    """Return whether the domain has pixels; the data tell it, because some sources allow other numbers."""
     kinds = {part.samples(NO_INDICES, settings.input_shape).dtype for part in (domain.train, domain.test)}
     if len(kinds) > 1:
         raise DataError(
@@ -197,7 +205,10 @@ def _are_pixels(domain: Domain, settings: DataSettings) -> bool:
 
 
 def _divided(domain: Domain, settings: DataSettings) -> tuple[Collection, Collection]:
-    """What clients divide to learn from, and to be tested on: all of the first where each holds out its own test."""
+    """Return the samples that clients divide for training, and those that they divide for the test.
+
+    If each client holds out its own test, all samples are for training first.
+    """
     s, train, test = settings, domain.train, domain.test
     if s.own_test is not None:
         train, test = Concatenated([train, test]), select(test, NO_INDICES)
@@ -209,7 +220,8 @@ def _divided(domain: Domain, settings: DataSettings) -> tuple[Collection, Collec
     return train, test
 
 
-# Of a process whose parent has filled it before the fork: all its children share the memory. Empty everywhere else.
+# The data of a process whose parent has filled it before the fork: all its children share the memory. In all
+# other processes it is empty.
 LOADED_BEFORE_FORK: Final = Shards()
 
 
@@ -222,16 +234,19 @@ def _seeds_of_client(domain: Domain, settings: DataSettings) -> tuple[int | str,
 
 
 def _identity(samples: Collection) -> Hashable:
-    """Equal for two that hold the same samples of one domain, where both are told apart by their indices alone."""
+    """Return a key that is equal for two selections of the same samples of one domain.
+
+    Only the indices and labels tell such selections apart.
+    """
     if isinstance(samples, Selection):
         return (_identity(samples.collection), samples.indices.tobytes(), samples.labels.tobytes())
     return id(samples)
 
 
 def class_names(settings: DataSettings) -> Names:
-    """Names of its classes, without reading an image; empty where they are unknown."""
+    """Return the names of the classes without reading an image; empty if they are unknown."""
     if settings.is_plugin:
-        return ()  # who knows them is the function that gives the data
+        return ()  # only the function that gives the data knows them
     domain = settings.domain or settings.source
     return _comparable(
         configured_class_names(settings) or find(settings.source).class_names(_folder(settings), domain)
@@ -239,7 +254,7 @@ def class_names(settings: DataSettings) -> Names:
 
 
 def missing_folder(settings: DataSettings) -> Path | None:
-    """Where the data should be, if nothing is there: found without reading any of it."""
+    """Return the folder where the data should be, if it is missing; read nothing of the data."""
     folder = _folder(settings)
     if settings.is_plugin:
         return None
@@ -247,12 +262,12 @@ def missing_folder(settings: DataSettings) -> Path | None:
 
 
 def configured_class_names(settings: DataSettings) -> Names:
-    """Names of its classes as far as the settings tell them, without looking at the data."""
+    """Return the class names that the settings give, without looking at the data."""
     return () if settings.is_plugin else settings.classes or find(settings.source).default_classes
 
 
 def _comparable(classes: tuple[str, ...]) -> Names:
-    """In the form in which devices compare them, where they have one."""
+    """Return the names in the form in which devices compare them; empty if they have no such form."""
     names = normalized(classes)
     if problem := problem_with(names):
         log.warning("%s; so nobody is told what the classes are called, and nobody can compare", problem)
@@ -265,7 +280,7 @@ def _folder(settings: DataSettings) -> Path:
 
 
 def _domain(settings: DataSettings) -> Domain:
-    """The one that the settings name, or all of the source as one."""
+    """Return the domain that the settings name, or the whole source as one domain."""
     source = find(settings.source)
     folder = _folder(settings)
     whole = settings.domain in ("", settings.source)
@@ -277,7 +292,10 @@ def _domain(settings: DataSettings) -> Domain:
 
 
 def _fraction_of_domain(settings: DataSettings, share: Collection, rng: StableRandom) -> Collection:
-    """`fraction` is of the domain, of which the share is one part of `parts` on the average. The mix stays."""
+    """Take the part `fraction` of the domain from the share, and keep the mix of classes.
+
+    The share is on average one part of `parts` of the domain.
+    """
     if settings.fraction is None:
         return share
     wanted = round(settings.fraction * settings.parts * len(share.labels))
@@ -291,7 +309,7 @@ def _at_most(most: int | None, subsample: Subsampler, samples: Collection, rng: 
 
 
 def _split_off(fraction: float, samples: Collection, rng: StableRandom) -> tuple[Collection, Collection]:
-    """The rest, and what is held out."""
+    """Return the rest, and the samples that are held out."""
     held_out = stratified(samples.labels, round(fraction * len(samples.labels)), rng)
     return select(samples, without(len(samples.labels), held_out)), select(samples, held_out)
 
@@ -315,13 +333,13 @@ def _to_tensors(samples: Collection, shape: InputShape, scale: Scale) -> TensorS
 
 
 def to_tensor(values: Values, shape: InputShape, scale: Scale) -> Tensor:
-    """float32 [N, *shape], as it enters a network."""
+    """Return float32 [N, *shape], as it enters a network."""
     if values.dtype != np.uint8:
         return torch.from_numpy(scale.applied(values))
     if shape.rank == 3 and shape.channels == 3 and all(bool((one == one[:1]).all()) for one in values):
-        values = values[:, :1]  # digits, mostly: a third of the memory
+        values = values[:, :1]  # these are mostly digits: a third of the memory
     x = np.empty(values.shape, np.float32)
-    # All at once would take eight times the memory for a moment.
+    # One by one, because all at once would take eight times the memory for a moment.
     for one, found in zip(x, values, strict=True):
         one[:] = LEVELS[found]
     return torch.from_numpy(x).expand(-1, *shape.axes)

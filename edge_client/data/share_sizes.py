@@ -1,4 +1,4 @@
-"""How many images each client would have, from labels alone: what cannot work is seen before anything starts."""
+"""The number of images of each client, from labels alone, to find impossible divisions before a start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protofleet.edge_client.data.shard import Shards
 
 @dataclass(frozen=True, slots=True)
 class ShareSize:
-    """Of one client."""
+    """The number of training, validation and test samples of one client."""
 
     train: int
     validation: int
@@ -26,7 +26,10 @@ class ShareSize:
 
 
 def share_sizes(settings: DataSettings, shards: Shards) -> list[ShareSize]:
-    """Of all clients that divide this domain, as `Shards.load` makes them; DataError where it cannot be divided."""
+    """Return the sizes for all clients that divide this domain, as `Shards.load` makes them.
+
+    Raise DataError if the domain cannot be divided.
+    """
     return [_size(settings, train, test) for train, test in shards.share_lengths(settings)]
 
 
@@ -44,7 +47,10 @@ def _size(s: DataSettings, train: int, test: int) -> ShareSize:
 
 
 def problem_of_division(settings: DataSettings, shards: Shards) -> str:
-    """What is wrong with so many parts, or "". DataError where there is nothing to divide."""
+    """Return the problem with this number of parts, or "".
+
+    Raise DataError if there is nothing to divide.
+    """
     shards.domain(settings)
     try:
         sizes = share_sizes(settings, shards)
@@ -57,7 +63,7 @@ def problem_of_division(settings: DataSettings, shards: Shards) -> str:
 
 
 def most_parts(settings: DataSettings, shards: Shards) -> int:
-    """The largest number of parts that was found to work, below that of the settings; 0: none."""
+    """Return the largest number of parts that the search finds to work, below the settings'; 0: none."""
     works, fails = 0, settings.parts
     while fails - works > 1:
         middle = (works + fails) // 2

@@ -1,4 +1,4 @@
-"""How clients share data: all of them draw the same shares and each takes its own, so they exchange no message."""
+"""The division of data among clients: each draws the same shares and takes its own, without any message."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.sampling import balanced, stratified
 from protofleet.edge_client.data.stable_random import StableRandom
 
-# Training samples that a Dirichlet draw must leave everyone, as is the custom.
+# Training samples that a Dirichlet draw must leave to each client; this is the usual number.
 MIN_SAMPLES_IF_SKEWED: Final = 10
 ATTEMPTS: Final = 100
 
-Share = tuple[Indices, Indices]  # of the training samples and of the test samples
-# From the labels for training and for the test, the number of shares, beta, and the random numbers.
+Share = tuple[Indices, Indices]  # indices of the training samples and of the test samples
+# Its arguments: labels for training, labels for the test, the number of shares, beta, and the random numbers.
 Partitioner = Callable[[Labels, Labels, int, float, StableRandom], list[Share]]
 Subsampler = Callable[[Labels, int, StableRandom], Indices]
 
 
 @dataclass(frozen=True)
 class Split:
-    """`subsample` takes so many samples of a share: a skew that was asked for is kept."""
+    """A way to divide data; `subsample` chooses fewer samples of a share and keeps an intended skew."""
 
     partition: Partitioner
     subsample: Subsampler
 
 
 def same_mix(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
-    """Every share has the same mix of classes. All have the whole test set: it measures the domain."""
+    """Return shares with the same mix of classes.
+
+    All clients have the whole test set, because it measures the domain.
+    """
     order = rng.permutation(len(train))
     order = order[np.argsort(train[order], kind="stable")]
     tested = np.arange(len(test))
@@ -41,17 +44,20 @@ def same_mix(train: Labels, test: Labels, parts: int, beta: float, rng: StableRa
 
 
 def shuffled(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
-    """Shares drawn whatever the class. All have the whole test set."""
+    """Return shares that are drawn at random, independent of the class. All have the whole test set."""
     order, tested = rng.permutation(len(train)), np.arange(len(test))
     return [(order[i::parts], tested) for i in range(parts)]
 
 
 def dirichlet(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
-    """Each class goes to the clients in proportions drawn from Dirichlet(beta), and its test samples in the
-    same ones: everybody is tested on what it learns from. A draw that leaves somebody too few is drawn again. Without
-    test samples nobody gets any."""
+    """Divide each class among the clients in proportions drawn from Dirichlet(beta).
+
+    The test samples of the class are divided in the same proportions, so that each client is tested on what
+    it learns from. If a draw leaves too few samples to any client, it is drawn again. Without test samples no
+    client gets any.
+    """
     classes = int(np.concatenate([train, test]).max()) + 1
-    tested = min(len(test), 1)  # at least, for everybody
+    tested = min(len(test), 1)  # the least number for each client
     sizes = [np.bincount(labels, minlength=classes) for labels in (train, test)]
     if len(train) >= MIN_SAMPLES_IF_SKEWED * parts and len(test) >= tested * parts:
         for _ in range(ATTEMPTS):
@@ -69,8 +75,10 @@ def dirichlet(train: Labels, test: Labels, parts: int, beta: float, rng: StableR
 
 
 def _cumulative_shares(classes: int, parts: int, beta: float, rng: StableRandom) -> NDArray[np.float64]:
-    """[classes, parts]: the share of clients 0 .. i together. A logarithm's last bit, which may differ between
-    machines, would move a sample once in some 10^12 cuts."""
+    """Return [classes, parts]: the share of clients 0 .. i together.
+
+    The last bit of a logarithm may differ between machines. It would move a sample once in some 10^12 cuts.
+    """
     logs = np.array([[rng.log_gamma_draw(beta) for _ in range(parts)] for _ in range(classes)])
     weights = np.exp(logs - logs.max(1, keepdims=True))
     sums = weights.cumsum(1)
@@ -78,7 +86,7 @@ def _cumulative_shares(classes: int, parts: int, beta: float, rng: StableRandom)
 
 
 def _partition_ends(cuts: NDArray[np.float64], counts: Labels) -> Indices:
-    """[classes, parts]: where each client's samples end in the row of its class."""
+    """Return [classes, parts]: the end of each client's samples in the row of its class."""
     return np.floor(cuts * counts[:, None] + 0.5).astype(np.int64)
 
 

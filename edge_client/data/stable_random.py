@@ -1,8 +1,9 @@
-"""Random integers that are the same on every machine, for ever.
+"""Random integers that are the same on every machine and in every release.
 
-NumPy keeps PCG64's raw 64 bits and its seeding stable, but says of everything above them (`integers`,
-`permutation`, `dirichlet`, ...) that it may change from release to release. Devices of one fleet run different
-releases and must agree on who holds which sample, so all draws are made here from the raw bits.
+NumPy keeps PCG64's raw 64 bits and its seeding stable. But it says that everything above them (`integers`,
+`permutation`, `dirichlet`, ...) may change from release to release. Devices of one fleet run different
+releases, and they must agree on which device has which sample. So this module makes all draws from the raw
+bits.
 """
 
 from __future__ import annotations
@@ -20,38 +21,40 @@ NOISE_ONE: Final = 148  # one standard deviation of `noise`: sqrt(4 (256^2 - 1) 
 
 
 class StableRandom:
-    """A stream of random numbers, named by what it is for: StableRandom(seed, "mnist", "validation")."""
+    """A stream of random numbers, named by its purpose: StableRandom(seed, "mnist", "validation")."""
 
     def __init__(self, *purpose: object) -> None:
         name = "/".join(str(part) for part in purpose).encode()
         self._bits = np.random.PCG64(int.from_bytes(hashlib.sha256(name).digest()[:16], "big"))
 
     def below(self, limit: int, *shape: int) -> Integers:
-        """0 .. limit-1. Some values are likelier than others, by limit / 2^32."""
+        """Draw numbers 0 .. limit-1; some are more probable than others, by limit / 2^32."""
         high = self.raw(math.prod(shape)) >> np.uint64(32)
         drawn: Integers = ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
         return drawn.reshape(shape)
 
     def between(self, low: int, high: int, *shape: int) -> Integers:
-        """low .. high, both included."""
+        """Draw numbers low .. high, both included."""
         return low + self.below(high - low + 1, *shape)
 
     def permutation(self, n: int) -> Integers:
-        """A permutation of 0 .. n-1."""
+        """Draw a permutation of 0 .. n-1."""
         return np.argsort(self.raw(n), kind="stable").astype(np.int64)
 
     def noise(self, *shape: int) -> NDArray[np.int32]:
-        """Bell-shaped around 0, the sum of four bytes; NOISE_ONE is one standard deviation."""
+        """Draw bell-shaped numbers around 0, sums of four bytes; NOISE_ONE is one standard deviation."""
         size = math.prod(shape)
-        # little-endian on every machine, so that the bytes come in the same order
+        # The order is little-endian on every machine, so that the bytes come in the same order.
         raw = self.raw((size + 1) // 2).astype("<u8").view(np.uint8)
         sums: NDArray[np.int32] = raw.reshape(-1, 4).sum(1, dtype=np.int32)[:size]
         sums -= 510
         return sums.reshape(shape)
 
     def log_gamma_draw(self, shape: float) -> float:
-        """The logarithm of a Gamma(shape) draw (Marsaglia and Tsang, 2000): for shape 0.01 the draw itself
-        would often be 0 in floating point."""
+        """Draw the logarithm of a Gamma(shape) number (Marsaglia and Tsang, 2000).
+
+        For shape 0.01 the number itself would often be 0 in floating point.
+        """
         if shape < 1:
             return self.log_gamma_draw(shape + 1) + math.log(self._unit()) / shape
         d = shape - 1 / 3
@@ -65,7 +68,7 @@ class StableRandom:
         return math.sqrt(-2 * math.log(self._unit())) * math.cos(2 * math.pi * self._unit())
 
     def _unit(self) -> float:
-        """In (0, 1], so that its logarithm exists."""
+        """Draw a number in (0, 1], so that its logarithm exists."""
         return (int(self.raw(1)[0] >> np.uint64(11)) + 1) / 2**53
 
     def raw(self, n: int) -> NDArray[np.uint64]:

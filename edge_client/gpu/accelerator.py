@@ -1,4 +1,4 @@
-"""What admission asks of a GPU, and what torch.cuda says to that."""
+"""The questions that admission asks of a GPU, and torch.cuda's answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import torch
 
-NO_MEMORY: Final = ("out of memory", "alloc_failed")  # as CUDA says it, and cuBLAS and cuDNN
+NO_MEMORY: Final = ("out of memory", "alloc_failed")  # words of CUDA, cuBLAS and cuDNN
 
 
 class Accelerator(Protocol):
@@ -15,53 +15,59 @@ class Accelerator(Protocol):
 
     @property
     def name(self) -> str:
-        """Equal in all processes that use this GPU, and of no other; a file may be called so."""
+        """Return a name that is equal in all processes that use this GPU, and different for other GPUs.
+
+        It can be used as a file name.
+        """
         ...
 
     def total_bytes(self) -> int: ...
 
     def free_bytes(self) -> int:
-        """That no process has, of whatever program.
+        """Return the bytes that no process of any program has taken.
 
-        The first call may take the memory of this process's context: some hundred megabytes, which it keeps.
+        The first call may take the memory of this process's context: some hundred megabytes, which the
+        process keeps.
         """
         ...
 
     def reserved_bytes(self) -> int:
-        """That this process has for tensors: those that it uses, and those that its allocator keeps for later."""
+        """Return the bytes that this process has for tensors: those in use, and those kept for later."""
         ...
 
     def allocated_bytes(self) -> int:
-        """Return what tensors of this process use, of what is reserved."""
+        """Return the bytes that this process's tensors use, out of the reserved bytes."""
         ...
 
     def peak_reserved_bytes(self) -> int:
-        """Return the most that was reserved since `reset_peak`."""
+        """Return the largest number of bytes that was reserved since `reset_peak`."""
         ...
 
     def peak_allocated_bytes(self) -> int:
-        """Return the most that tensors used since `reset_peak`."""
+        """Return the largest number of bytes that tensors used since `reset_peak`."""
         ...
 
     def reset_peak(self) -> None: ...
 
     def release_cache(self) -> None:
-        """Give back to the GPU the segments of which no tensor uses any part."""
+        """Give back to the GPU the segments that no tensor uses in any part."""
         ...
 
 
 class Cuda:
     """The counters of torch's caching allocator.
 
-    It reserves segments of 2 MiB, 20 MiB or more from the GPU and cuts them into blocks. A freed block is kept for
-    later tensors, and `empty_cache` gives back only segments that are free as a whole: what is left of the others is
-    `inactive_split_bytes` in torch.cuda.memory_stats. cuBLAS's workspace is such a block, and lives as long as the
-    process. So work may find its memory in what is reserved already, and then nothing more is reserved for it.
+    It reserves segments of 2 MiB, 20 MiB or more from the GPU and cuts them into blocks. It keeps a freed
+    block for later tensors. `empty_cache` gives back only segments that are completely free. The free parts
+    of the other segments are `inactive_split_bytes` in torch.cuda.memory_stats. cuBLAS's workspace is such a
+    block, and it exists as long as the process. So work may find its memory in segments that are already
+    reserved, and then nothing more is reserved for it.
     """
 
     def __init__(self, place: torch.device) -> None:
         self._place = place
-        self._properties = torch.cuda.get_device_properties(place)  # the allocator has no figures before
+        # Before this call the allocator has no figures.
+        self._properties = torch.cuda.get_device_properties(place)
 
     @property
     def name(self) -> str:
@@ -77,7 +83,7 @@ class Cuda:
         except RuntimeError as error:
             if not ran_out_of_memory(error):
                 raise
-            return 0  # not even this process's context has room
+            return 0  # there is no memory even for this process's context
 
     def reserved_bytes(self) -> int:
         return int(torch.cuda.memory_reserved(self._place))
@@ -99,5 +105,5 @@ class Cuda:
 
 
 def ran_out_of_memory(error: Exception) -> bool:
-    """Of the GPU's memory. What the machine's own lacks is said in other words."""
+    """Return whether the GPU's memory ran out; errors of the machine's own memory have other words."""
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in NO_MEMORY)

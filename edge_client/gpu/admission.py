@@ -1,4 +1,8 @@
-"""Work on a GPU: the first piece of each kind is measured while nobody else works; others are admitted by that."""
+"""The admission of work to a shared GPU.
+
+The first piece of work of each kind is measured while no other process works. Later pieces are admitted by
+this measurement.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +22,21 @@ T = TypeVar("T")
 
 
 class GpuFullError(RuntimeError):
-    """A piece of work has found too little memory although nobody else of ours worked."""
+    """An error for a piece of work that lacks memory although no other process of this user works."""
 
 
 @dataclass
 class Usage:
-    """Of this process, from its start."""
+    """The GPU usage of this process since its start."""
 
-    wait_seconds: float = 0.0  # for a turn
-    out_of_memory: int = 0  # turns that ended so
-    peak_bytes: int = 0  # the most that a turn has taken
+    wait_seconds: float = 0.0  # seconds of waiting for a turn
+    out_of_memory: int = 0  # turns that ended because the memory ran out
+    peak_bytes: int = 0  # most bytes that a turn has taken
 
 
 @dataclass(frozen=True)
 class Work:
-    """Pieces of one kind take the same memory, but for their data, which may be of another size."""
+    """A piece of work; pieces of one kind take the same memory, except that their data may differ in size."""
 
     name: str
     kind: Hashable
@@ -45,7 +49,10 @@ class Peak:
     data_bytes: int
 
     def needs(self, work: Work) -> int:
-        """What grows with the data grows no faster than they do."""
+        """Return the bytes that the work needs.
+
+        Memory that grows with the data grows no faster than the data.
+        """
         if work.data_bytes <= self.data_bytes:
             return self.size
         return self.size * work.data_bytes // max(1, self.data_bytes) + 1
@@ -57,7 +64,7 @@ class _OutOfMemory:
 
 
 class Admission:
-    """Of one process. One thread works."""
+    """The admission of one process, in which one thread works."""
 
     def __init__(self, gpu: Accelerator, turns: Turns) -> None:
         self.usage = Usage()
@@ -65,10 +72,10 @@ class Admission:
         self._peaks: dict[Hashable, Peak] = {}
 
     def run(self, work: Work, do: Callable[[], T]) -> T:
-        """What `do` returns, when there is memory for it. It may be called twice: it leaves nothing behind when it
-        raises.
+        """Call `do` when there is memory for it, and return its result.
 
-        The turn is given back in between, and the second is had when all others have given back theirs.
+        `do` may be called twice: it must leave nothing behind when it raises. The turn is given back between
+        the two calls, and the second turn begins when all other processes have given back their turns.
         """
         peak = self._peaks.get(work.kind)
         needs = None if peak is None else peak.needs(work)
@@ -102,12 +109,12 @@ class Admission:
                 raise
             message = str(error).strip().partition("\n")[0][:300]
         else:
-            # Work that found its memory in the allocator's pool has reserved nothing, and needs it all the same: the
-            # pool may be gone by its next turn, or another device's.
+            # Work that found its memory in the allocator's pool has reserved nothing, but it needs the memory
+            # all the same: at its next turn the pool may be gone, or another device may have it.
             taken = self._gpu.peak_allocated_bytes() - allocated
             self._note_peak(work, max(taken, self._gpu.peak_reserved_bytes() - reserved))
             return result
-        # Only here are the frames gone that the error had, and with them the tensors in them.
+        # Only here are the frames of the error gone, and with them the tensors in them.
         gc.collect()
         self.usage.out_of_memory += 1
         return _OutOfMemory(message)

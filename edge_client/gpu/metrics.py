@@ -1,4 +1,4 @@
-"""What a process that computes on a GPU shows Prometheus of it."""
+"""The GPU usage of a process as metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIX: Final = "protofleet_device_gpu_"
 
 
 class UsageCollector:
-    """Read when it is scraped."""
+    """The collector of GPU usage, which reads the values when Prometheus scrapes them."""
 
     def __init__(self, usage: Usage) -> None:
         self._usage = usage

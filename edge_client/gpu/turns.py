@@ -1,9 +1,9 @@
-"""Turns of processes on a GPU that they share: each is promised some of its memory, first come, first served.
+"""Turns of processes on a shared GPU: each turn is promised a part of the memory, in the order of arrival.
 
-Each turn, taken or waited for, is a file in a folder that the processes share. Its process holds it locked, so the
-turn ends with the process, in whatever way that ends. A further file, `free`, has what is free while nobody works:
-that less what is promised is what a further turn may have. The driver alone cannot say: a process at work takes its
-peak little by little.
+Each turn, taken or waited for, is a file in a folder that the processes share. Its process keeps the file
+locked, so the turn ends with the process, however the process ends. Another file, `free`, has the number of
+bytes that are free while no process works. This number less the promised bytes is what another turn may have.
+The driver alone cannot give it, because a process at work takes its peak little by little.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from protofleet.edge_client.gpu.accelerator import Accelerator
 from protofleet.methods.contract.liveness import report_progress
 
 POLL_SECONDS: Final = 0.05
-SPARE: Final = 256 << 20  # beside what is promised: kernels that are loaded late, holes between blocks
+# Bytes in addition to the promised ones: for kernels that are loaded late, for holes between blocks.
+SPARE: Final = 256 << 20
 SUFFIX: Final = ".turn"
 
 
 @dataclass(frozen=True)
 class Turn:
-    number: int  # in the order of arrival
-    needs: int | None  # bytes; None: nobody knows yet, so no other works beside it
-    working: bool  # else it waits
+    number: int  # number in the order of arrival
+    needs: int | None  # bytes; None: still unknown, so no other turn runs at the same time
+    working: bool  # false: it waits
 
 
 class Turns:
     def __init__(self, folder: Path, gpu: Accelerator, wait: Callable[[], None] | None = None) -> None:
-        """`wait` is called between two looks."""
+        """Use the folder of turns of this GPU; `wait` is called between two looks at it."""
         self._folder, self._gpu, self._wait = folder, gpu, wait or wait_a_moment
 
     @contextlib.contextmanager
@@ -63,15 +64,15 @@ class Turns:
             return False
         promised = [other.needs for other in others if other.working]
         if not promised:
-            return True  # to wait for others would change nothing
+            return True  # waiting for others would change nothing
         free = self._free_while_idle()
         if needs is None or None in promised or free is None:
             return False
-        # What strangers have taken since then, the driver knows.
+        # The driver knows what processes of other users have taken since then.
         return needs + SPARE <= min(free - sum(filter(None, promised)), self._gpu.free_bytes())
 
     def _note_free(self, number: int, kept: int) -> None:
-        """At the end of a turn, of which `kept` bytes stay taken."""
+        """Note the free bytes at the end of a turn, which leaves `kept` bytes taken."""
         with self._lock():
             before = self._free_while_idle()
             if not any(other.working for other in self._others(number)):
@@ -80,7 +81,7 @@ class Turns:
                 self._write_free(before - kept)
 
     def _free_while_idle(self) -> int | None:
-        """None before the first turn has ended."""
+        """Return the bytes that are free while no process works; None before the first turn has ended."""
         try:
             return int((self._folder / "free").read_text())
         except (FileNotFoundError, ValueError):
@@ -91,7 +92,7 @@ class Turns:
 
     @contextlib.contextmanager
     def _file(self) -> Iterator[tuple[int, int]]:
-        """The number of a new turn, and its file."""
+        """Make the file of a new turn, and yield its number and its handle."""
         own_folder(self._folder)
         with self._lock():
             number = 1 + max((other.number for other in self._others(0)), default=0)
@@ -107,7 +108,10 @@ class Turns:
                 os.close(handle)
 
     def _others(self, own: int) -> list[Turn]:
-        """Those whose process lives. Called under the lock, under which files are made and locked."""
+        """Return the other turns whose process is alive.
+
+        Call this only under the lock, under which files are made and locked.
+        """
         found = []
         for path in self._folder.glob(f"*{SUFFIX}"):
             number = int(path.stem)
@@ -129,17 +133,20 @@ class Turns:
 
 
 def wait_a_moment() -> None:
-    report_progress()  # who waits is not stuck
+    report_progress()  # a process that waits is not stuck
     time.sleep(POLL_SECONDS)
 
 
 def folder_of(gpu: Accelerator) -> Path:
-    """Of all processes of this user: other users' are strangers, whose memory the driver knows."""
+    """Return the folder that all processes of this user share.
+
+    Processes of other users do not take part; the driver knows their memory.
+    """
     return Path(tempfile.gettempdir()) / f"protofleet-gpu-{os.getuid()}" / gpu.name
 
 
 def own_folder(folder: Path) -> None:
-    """Make it where it is not there; refuse one that another user has put in its place."""
+    """Make the folder if it is missing; refuse a folder that another user has put in its place."""
     for one in (folder.parent, folder):
         with contextlib.suppress(FileExistsError):
             one.mkdir(mode=0o700)

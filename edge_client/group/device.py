@@ -1,4 +1,4 @@
-"""A device, put together from its settings, and what it shares with the others of its process."""
+"""The assembly of a device from its settings, and the objects that all devices of a process share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ from protofleet.runtime.host.machine import party_words
 
 
 class Process:
-    """What there is once, however many devices there are: it is made at the start of a program and nowhere else."""
+    """The objects that exist once in a process, however many devices it has.
+
+    Only the start of a program makes an instance.
+    """
 
     def __init__(self, name: str, devices: int = 1) -> None:
         self.devices = devices
@@ -55,7 +58,10 @@ class Process:
         on_progress(self._progress)
 
     def start_work(self, threads: int) -> None:
-        """After all devices are put together, which torch's number of threads is set for."""
+        """Start the work thread.
+
+        Call this after the assembly of all devices, which sets torch's number of threads.
+        """
         self.work.start(one_thread_here(threads))
 
     def _progress(self) -> None:
@@ -65,7 +71,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Device:
-    """It is connecting; nothing has been taken out of its inbox."""
+    """A device that is connecting; nothing has been taken out of its inbox."""
 
     settings: DeviceSettings
     agent: Agent
@@ -75,16 +81,16 @@ class Device:
     supervisor: Supervisor
     status: StatusFile | None
     models: ModelServing | None = None
-    pages: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # of metrics, while it runs
+    pages: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # metrics pages, while it runs
 
     def check(self) -> None:
-        """Every few seconds: what no message tells."""
+        """Check every few seconds the things that no message reports."""
         self.supervisor.check()
         if self.models is not None:
             self.models.check()
 
     def stop(self) -> None:
-        """What works beside the loop."""
+        """Stop the parts that work outside the loop."""
         self.trainer.stop()
         if self.models is not None:
             self.models.stop()
@@ -92,14 +98,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Assembly:
-    """Puts the devices of a process together."""
+    """The assembly of the devices of a process."""
 
     process: Process
     software: str
     shards: Shards
 
     def device(self, settings: DeviceSettings, version: int, inbox: BoundedInbox) -> Device:
-        """`version` is the settings'."""
+        """Assemble a device and connect it; `version` is the version of the settings."""
         keep_to_ourselves(Path(settings.folder))
         keys, keyring = credentials.of_device(
             settings.enrolled, settings.federation, settings.name, settings.key, settings.coordinator_key
@@ -140,7 +146,10 @@ class Assembly:
         return serving
 
     def _energy(self, board: BoardSettings) -> EnergyMeter | None:
-        """Devices of one process share its board, whatever their settings say."""
+        """Return the energy meter of the board.
+
+        The devices of one process share its board, whatever their settings say.
+        """
         return self.process.energy(board.root, max(board.shared_by, self.process.devices))
 
     def _note_data(self, data: Splits, state: DeviceState) -> None:
@@ -148,7 +157,7 @@ class Assembly:
         write_data_file(state.folder, data.domain, counts, data.names)
 
     def _trainer(self, settings: DeviceSettings, state: DeviceState) -> LocalTrainer | ChildTrainer:
-        """In a process of its own, which may die of its work, or in this very one."""
+        """Return a trainer in a child process, which may die of its work, or in this process."""
         if settings.trainer == "child":
             return ChildTrainer(settings, state.half)
         return LocalTrainer(
@@ -171,6 +180,6 @@ class Assembly:
         )
 
     def _worker(self, settings: DeviceSettings, inbox: BoundedInbox) -> ThreadWorker:
-        if settings.trainer == "child":  # it has a limit of its own, and its steps are not seen from here
+        if settings.trainer == "child":  # the child has its own time limit, and its steps are not seen here
             return ThreadWorker(inbox, begin=one_thread_here(settings.threads))
         return ThreadWorker(inbox, thread=self.process.work)

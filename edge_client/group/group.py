@@ -1,4 +1,4 @@
-"""Many devices on one loop: each is alone with its faults, and ends alone."""
+"""The loop of many devices in one process: a fault of one device does not affect the others."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from protofleet.protocol.transport.timers import Timers
 from protofleet.runtime.logs import lines_about
 from protofleet.runtime.restart_backoff import RestartBackoff
 
-CHECK_SECONDS = 10.0  # between two looks at what no message tells, as heat and status files
+# Seconds between two checks of things that no message reports, such as heat and status files.
+CHECK_SECONDS = 10.0
 
 log = logging.getLogger("protofleet.device")
 
 
 class MemberInbox(BoundedInbox):
-    """One device's, with limits of its own. Whoever waits for all devices is told whose has something in it."""
+    """The inbox of one device, with its own limits.
+
+    It tells the loop that waits for all devices that it contains an item.
+    """
 
     def __init__(self, ready: queue.SimpleQueue[MemberInbox]) -> None:
         super().__init__()
@@ -35,15 +39,16 @@ class MemberInbox(BoundedInbox):
         self._ready.put(self)
 
 
-Start: TypeAlias = Callable[[str], tuple[MemberInbox, Device]]  # puts a device together, by its name
+Start: TypeAlias = Callable[[str], tuple[MemberInbox, Device]]  # assembles a device by its name
 
 
 class DeviceGroup:
-    """An `EventLoopApp`: its item is an inbox in which something has come.
+    """The devices of a process, as an `EventLoopApp` whose item is an inbox that has got an item.
 
-    A device that an error has ended is put together again, later each time, as a process of its own would be started
-    again. Where restarts are limited there is one run: who cannot follow its plan is not started again. `ended` has
-    why those that do not run ended, but for those that ended in good order.
+    If an error ends a device, the group assembles it again, after a longer pause each time, in the same way
+    as a process of its own would be restarted. If restarts are limited, there is one run only: a device that
+    cannot follow its plan is not restarted. `ended` has the reason of each device that ended and does not
+    run, except devices that ended in good order.
     """
 
     def __init__(
@@ -51,7 +56,11 @@ class DeviceGroup:
         report: Callable[[DeviceGroup], None] = lambda group: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`most_restarts` is in a row. `report` is called every few seconds and when a device has ended."""
+        """Start all devices.
+
+        `most_restarts` is the limit of restarts in a row. `report` is called every few seconds and when a
+        device has ended.
+        """
         self._start, self._most_restarts, self._report, self._clock = start, most_restarts, report, clock
         self.ended = dict[str, str]()
         self._running, self._left = dict[MemberInbox, Device](), list[Device]()
@@ -59,7 +68,8 @@ class DeviceGroup:
         self._started_at = dict[str, float]()
         self._restarts, self._backoffs = Timers[str](), {name: RestartBackoff() for name in names}
         self._waiting, self._stopping = set[str](), False
-        self._run_is_over = False  # a device has ended with it, in good order: there is none to come back to
+        # A device has ended in good order because its run is over, so there is no run to come back to.
+        self._run_is_over = False
         for name in names:
             self._start_device(name)
 
@@ -73,7 +83,7 @@ class DeviceGroup:
 
     @property
     def given_up(self) -> dict[str, str]:
-        """Of `ended`, those that are not started again."""
+        """Return those of `ended` that are not started again."""
         return {name: problem for name, problem in self.ended.items() if name not in self._waiting}
 
     @property
@@ -81,13 +91,16 @@ class DeviceGroup:
         return list(self._running.values())
 
     def put(self, item: Item) -> None:
-        """For all devices, after which none is started again. A signal's handler may call."""
+        """Put an item into the inboxes of all devices, and start no device again.
+
+        A signal handler may call this.
+        """
         self._stopping = True
         for inbox in list(self._running):
             inbox.put(item)
 
     def drain(self) -> None:
-        """As `put`."""
+        """Drain all devices, and start no device again."""
         self._stopping = True
         for inbox, device in list(self._running.items()):
             inbox.put(Done(device.agent.drain))
@@ -95,7 +108,7 @@ class DeviceGroup:
     def take(self, inbox: MemberInbox, now: float) -> None:
         try:
             item = inbox.get_nowait()
-        except queue.Empty:  # it was dropped, as the inbox was full
+        except queue.Empty:  # the full inbox has dropped the item
             return
         self._let(inbox, lambda device: device.agent.take(item, now))
 
@@ -103,7 +116,7 @@ class DeviceGroup:
         for inbox in self._timers.take_due(now):
             self._let(inbox, partial(_wake_device, now))
         if due := self._restarts.take_due(now):
-            self.close()  # who ended in order may have a connection of the same name yet
+            self.close()  # a device that ended in order may still have a connection of the same name
         for name in due:
             self._waiting.discard(name)
             if not self._stopping:
@@ -112,10 +125,10 @@ class DeviceGroup:
             self._check(now)
 
     def end_turn(self, now: float) -> None:
-        """A device says at once what it says: its answer is on the disk before."""
+        """Do nothing: a device sends each message at once, because its answer is already on the disk."""
 
     def close(self) -> None:
-        """The connections of all that have ended in order."""
+        """Close the connections of all devices that have ended in order."""
         close_all([device.transport for device in self._left])
         self._left.clear()
 
@@ -134,7 +147,7 @@ class DeviceGroup:
         self._set_timer(inbox)
 
     def _failed(self, name: str, problem: str, cannot_follow: bool = False) -> None:
-        """Start it again, but not at once and not for ever."""
+        """Start the device again, but not at once and not without limit."""
         self.ended[name] = problem
         backoff = self._backoffs[name]
         pause = backoff.failed(self._clock() - self._started_at[name])
@@ -186,7 +199,11 @@ class DeviceGroup:
 
 
 def words_of(error: Exception) -> str:
-    """Our own errors are whole sentences for who runs the device; of others the kind says more than the message."""
+    """Return the text of an error.
+
+    The project's own errors are whole sentences for the person who runs the device. For other errors the type
+    says more than the message.
+    """
     ours = type(error).__module__.startswith("protofleet.")
     return str(error) if ours else f"{type(error).__name__}: {error}"
 

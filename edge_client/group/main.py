@@ -1,4 +1,4 @@
-"""A process of many devices: one loop, one thread that trains, one for the network, one copy of the data."""
+"""A process of many devices: one loop, one training thread, one network thread, one copy of the data."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from protofleet.runtime.allocator import keep_blocks_at_work
 from protofleet.runtime.event_loop import serve, stop_on_signals
 from protofleet.runtime.health import watchdog
 
-FILES_BESIDE: Final = 128  # that a process has open beside those of its devices
-MOST_RESTARTS: Final = 2  # in a row, of a device of a run: it ends when too few are left
+FILES_BESIDE: Final = 128  # files that a process has open in addition to those of its devices
+MOST_RESTARTS: Final = 2  # restarts in a row of a device of a run: the run ends when too few devices are left
 FILES_OF_A_DEVICE: Final = 2  # its connection, and a file that it writes
 
 log = logging.getLogger("protofleet.device")
@@ -39,9 +39,10 @@ def run_devices(
     ended_file: Path | None = None,
     shards: Shards | None = None,
 ) -> dict[str, str]:
-    """Serve until all have ended or a signal comes. What comes back is which ended early, and why.
+    """Serve until all devices have ended or a signal comes; return the devices that ended early, and why.
 
-    `ended_file` says the same as JSON while the others go on; with it, devices are not started again for ever.
+    `ended_file` gets the devices that are not started again, with the reasons, as JSON while the others
+    continue. With it, the number of restarts is limited.
     """
     check_settings([one.settings for one in given])
     raise_open_files(len(given))
@@ -82,7 +83,7 @@ def check_settings(devices: Sequence[DeviceSettings]) -> None:
 
 
 def raise_open_files(devices: int) -> None:
-    """The limit that shells give is for programs that know no better."""
+    """Raise the limit of open files: the default limit of shells is too low for many devices."""
     wanted = FILES_BESIDE + FILES_OF_A_DEVICE * devices
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -96,7 +97,7 @@ def raise_open_files(devices: int) -> None:
 
 
 class Starts:
-    """Puts devices together. At the start of a process they share what they load of their data."""
+    """The assembly of devices by name; at the start of a process they share the data that they load."""
 
     def __init__(
         self, given: Sequence[LoadedSettings], process: Process, software: str,
@@ -116,11 +117,17 @@ class Starts:
         return inbox, device
 
     def forget_data(self) -> None:
-        """A device that is started again reads what its parent had not loaded before the fork once more."""
+        """Forget the loaded data, except those that the parent loaded before the fork.
+
+        A device that is started again reads the other data once more.
+        """
         self._shards = self._given_shards or Shards(LOADED_BEFORE_FORK)
 
     def _serve_metrics(self, device: Device) -> None:
-        """On a port of its own: so its series are what they are of a process each."""
+        """Serve the device's metrics on its own port.
+
+        So its series are the same as with one process for each device.
+        """
         try:
             device.pages.enter_context(serve_metrics(device, self._process, self._software))
         except Exception:

@@ -1,4 +1,4 @@
-"""What a device has drawn for an answer: while it worked on it, and in all the time since the answer before."""
+"""The energy of a device for an answer: during its work, and in all other time since the last answer."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from typing import Final
 
 from protofleet.edge_client.host.energy import Drawn, EnergyMeter
 
-TRAIN: Final = "joules.train"  # names of metrics
-SEND: Final = "joules.send"  # sending, waiting, and work that came to nothing
+TRAIN: Final = "joules.train"  # name of a metric: energy of the work
+SEND: Final = "joules.send"  # name of a metric: energy for sending, waiting, and work without a result
 
 
 class AnswerEnergy:
-    """Used by the thread that works. Without a meter, or with a gap in what it says, nothing is measured."""
+    """The energy measurement of answers, used by the work thread.
+
+    It measures nothing without a meter, or if the meter's readings have a gap.
+    """
 
     def __init__(self, meter: EnergyMeter | None) -> None:
         self._meter = meter
-        self._answered: Drawn | None = None  # or joined the run
+        self._answered: Drawn | None = None  # reading at the last answer, or when the device joined the run
         self._begun: Drawn | None = None
 
     def join_run(self) -> None:
@@ -25,7 +28,11 @@ class AnswerEnergy:
         self._begun = self._read()
 
     def end_work(self, waited: float) -> dict[str, float]:
-        """`waited`: the share of the time since `begin_work` in which it waited for its turn on the machine."""
+        """Return the joules of the work and of the other time since the last answer.
+
+        `waited` is the part of the time since `begin_work` in which the device waited for its turn on the
+        machine.
+        """
         before, begun, now = self._answered, self._begun, self._read()
         self._answered = now
         if before is None or begun is None or now is None:

@@ -1,4 +1,4 @@
-"""Joules: what the board draws is read at a fixed rate, whatever the device does, and summed up."""
+"""The energy of a board in joules: the sum of readings at a fixed rate, whatever the device does."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Final
 
 from protofleet.edge_client.host.power import UNREADABLE, PowerSensor, power_sensor
 
-SAMPLE_SECONDS: Final = 0.5  # between two readings
+SAMPLE_SECONDS: Final = 0.5  # seconds between two readings
 
 log = logging.getLogger("protofleet.device")
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Up to now. Two of them with the same number of gaps say what was drawn between them."""
+    """The energy up to now; two readings with the same number of gaps give the energy between them."""
 
     joules: float
-    gaps: int  # times that the sensor could not be read
+    gaps: int  # number of failed readings of the sensor
 
     def since(self, earlier: Drawn) -> float | None:
         return self.joules - earlier.joules if self.gaps == earlier.gaps else None
 
 
 class EnergyMeter:
-    """Of a board, or of the part that one of the devices on it has. It is asked from any thread."""
+    """The energy meter of a board, or of one device's part of it, which any thread may read."""
 
     def __init__(
         self, sensor: PowerSensor, shared_by: int = 1, clock: Callable[[], float] = time.monotonic
@@ -43,11 +43,11 @@ class EnergyMeter:
         return self
 
     def read(self) -> Drawn:
-        """With a reading of the sensor at this very moment."""
+        """Read the sensor now, and return the energy up to now."""
         with self._lock:
             try:
                 self._joules += self._sensor.drawn(self._clock()) / self._shared_by
-                self._gaps += self._lost  # what was drawn until it came back is not known either
+                self._gaps += self._lost  # the energy until the sensor came back is unknown too
                 self._lost = False
             except UNREADABLE as error:
                 if not self._gaps:
@@ -63,7 +63,10 @@ class EnergyMeter:
 
 
 def meter_of_board(root: str, shared_by: int) -> EnergyMeter | None:
-    """It runs as long as its process. None where the board has no power sensor that can be read."""
+    """Start and return a meter that runs as long as its process.
+
+    Return None if the board has no power sensor that can be read.
+    """
     sensor = power_sensor(Path(root))
     if sensor is None:
         log.info("no power sensor can be read: energy is not measured")

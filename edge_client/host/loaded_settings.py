@@ -1,4 +1,4 @@
-"""The settings that a device process starts with: plain TOML, or TOML that the federation's root has signed."""
+"""The settings at the start of a device process: plain TOML, or TOML signed by the federation's root."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from protofleet.protocol.security.signed_settings import SETTINGS, SignedSetting
 from protofleet.protocol.security.statements import StatementError, StatementFault, read_armoured
 from protofleet.protocol.settings.reader import SettingsError, decode_file, override, parse_toml, read_toml
 
-VERSION_FILE: Final = "settings.version"  # in the state folder
+VERSION_FILE: Final = "settings.version"  # file in the state folder
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
     settings: DeviceSettings
-    version: int = 0  # of signed settings; 0: they are not signed
+    version: int = 0  # version of signed settings; 0: they are not signed
 
 
 def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSettings:
-    """As `verified_settings`, and from now on no earlier version is accepted."""
+    """Load the settings as `verified_settings` does, and accept no earlier version from now on."""
     loaded = verified_settings(path, enrolled, changes)
     if loaded.version:
         refuse_downgrade(Path(loaded.settings.folder), loaded.version, path)
@@ -33,7 +33,10 @@ def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSe
 
 
 def verified_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSettings:
-    """Only the roots in the folder `enrolled` are trusted. SettingsError or StatementError with the way out."""
+    """Load the settings; for signed settings, trust only the roots in the folder `enrolled`.
+
+    Raise SettingsError or StatementError, with a way out, if that fails.
+    """
     signed = signed_settings(path, enrolled)
     if signed is None:
         return LoadedSettings(
@@ -50,7 +53,10 @@ def verified_settings(path: Path, enrolled: str, changes: Sequence[str]) -> Load
 
 
 def signed_settings(path: Path, enrolled: str) -> SignedSettings | None:
-    """What a root of the folder `enrolled` has signed; None for a plain file, where nobody has to have signed it."""
+    """Return the settings that a root of the folder `enrolled` has signed.
+
+    Return None for a plain file, if `enrolled` is empty.
+    """
     if not is_signed(path):
         if enrolled:
             raise SettingsError(
@@ -69,7 +75,7 @@ def signed_settings(path: Path, enrolled: str) -> SignedSettings | None:
 
 
 def refuse_downgrade(folder: Path, version: int, path: Path) -> None:
-    """Store the version, and never accept an earlier one from then on."""
+    """Store the version, and refuse every earlier one from now on."""
     file = VersionFile(folder / VERSION_FILE)
     highest = file.highest()
     if version < highest:

@@ -1,7 +1,8 @@
-"""What is left of the memory that cgroups allow: /proc/meminfo is the machine's, in a container too.
+"""The memory that is left within the limits of cgroups.
 
-A process is in one group of version 2, or of version 1's memory controller, and each group above limits it as well.
-Pages of files that nobody has used for a while are given back when memory is needed, so they count as free.
+/proc/meminfo has the machine's memory, even in a container. A process is in one group of version 2, or of
+version 1's memory controller, and each group above also limits it. Pages of files that have not been used for
+some time are given back when memory is needed, so they count as free.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The files of a version of cgroups."""
+    """The names of the files of one version of cgroups."""
 
     folder: str
     limit: str
     used: str
-    reclaimable: str  # a line of memory.stat
+    reclaimable: str  # name of a line of memory.stat
 
 
 V1: Final = Version(
@@ -30,7 +31,10 @@ V2: Final = Version("sys/fs/cgroup", "memory.max", "memory.current", "inactive_f
 
 
 def available_within_limits(root: Path) -> Iterator[int]:
-    """Of each group that has a limit. `root` is the file system whose `sys` and `proc` are read."""
+    """Yield the available bytes of each group that has a limit.
+
+    `root` is the file system whose `sys` and `proc` are read.
+    """
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -39,7 +43,10 @@ def available_within_limits(root: Path) -> Iterator[int]:
 
 
 def _of_group_and_above(root: Path, version: Version, path: str) -> Iterator[int]:
-    """A container that does not see the groups above it finds its own at the top."""
+    """Yield the available bytes of a group and of each group above it.
+
+    A container that does not see the groups above it finds its own group at the top.
+    """
     top, group = root / version.folder, PurePosixPath("/", path)
     for each in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):
@@ -47,7 +54,7 @@ def _of_group_and_above(root: Path, version: Version, path: str) -> Iterator[int
 
 
 def _available(folder: Path, version: Version) -> int:
-    limit = int((folder / version.limit).read_text())  # ValueError: it is "max"
+    limit = int((folder / version.limit).read_text())  # this raises ValueError if it is "max"
     used = int((folder / version.used).read_text())
     stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     return max(0, limit - used + int(stat.get(version.reclaimable, 0)))

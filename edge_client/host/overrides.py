@@ -1,7 +1,7 @@
-"""Settings that the operator overrides remotely for some time: a short list of typed ones, signed by the root.
+"""Settings that the operator overrides remotely for some time: a short typed list, signed by the root.
 
-They come as a file, which is checked every few seconds. A process that is started again reads it too, so a restart
-ends no override; and once a version has been followed, earlier ones are refused.
+They come as a file, which is checked every few seconds. A restarted process reads it too, so a restart does
+not end an override. When the device has followed a version, it refuses earlier ones.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from protofleet.protocol.settings.bounds import Bytes, Seconds
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, parse_toml
 
 LONGEST_SECONDS: Final = 30 * 86_400
-VERSION_FILE: Final = "tuning.version"  # in the state folder
+VERSION_FILE: Final = "tuning.version"  # file in the state folder
 
 log = logging.getLogger("protofleet.device")
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """The whole list. What is not given is as in the device's own settings."""
+    """The whole list of settings that can be overridden.
 
-    paused: bool = False  # takes no new work
-    verbose: bool = False  # a fuller log
-    hottest_celsius: Celsius = 0.0  # takes no new work while a zone is hotter; 0: no limit
-    trainer_memory_bytes: Bytes = 0  # of a training process that is started from now on; 0: as it was
-    trainer_seconds: Seconds = 0.0  # likewise
+    A setting that is not given keeps the value in the device's own settings.
+    """
+
+    paused: bool = False  # the device takes no new work
+    verbose: bool = False  # the log has more details
+    hottest_celsius: Celsius = 0.0  # degrees Celsius; no new work while a zone is hotter; 0: no limit
+    trainer_memory_bytes: Bytes = 0  # bytes of a training process that is started from now on; 0: no change
+    trainer_seconds: Seconds = 0.0  # seconds of the longest work of such a process; 0: no change
 
     def __str__(self) -> str:
         changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
@@ -45,17 +48,18 @@ class Overrides:
 
 @dataclass
 class OverridesFile:
-    """Looks for new overrides, and ends those that have expired."""
+    """The file with overrides: it is checked for new ones, and expired ones are ended."""
 
     path: Path
     enrolled: Path
     name: str
-    folder: Path  # of the device's state
+    folder: Path  # folder of the device's state
     apply: Callable[[Overrides], None]
     clock: Callable[[], float] = time.time
     current: Overrides = field(default_factory=Overrides)
     _until: float = 0.0
-    _last_read: tuple[int, int] | None = None  # of the file, as the file system tells them apart
+    # Modification time and inode of the file, which tell versions apart.
+    _last_read: tuple[int, int] | None = None
 
     def check(self) -> None:
         if self.current != Overrides() and self.clock() >= self._until:
@@ -89,7 +93,10 @@ class OverridesFile:
 def verified_overrides(
     path: Path, enrolled: Path, name: str, now: float, highest: int
 ) -> tuple[SignedTuning, Overrides]:
-    """What the federation's root has signed for this device, where it has not expired."""
+    """Return the overrides that the federation's root has signed for this device and that have not expired.
+
+    Raise an error if there are none.
+    """
     trust = load_trust(enrolled / CURRENT)
     signed = read_tuning(read_armoured(TUNING, path), trust.roots.keys)
     if signed.federation != trust.roots.federation:

@@ -1,13 +1,14 @@
-"""What a board draws from its supply, by the one sensor that measures all of it.
+"""The power that a board takes from its supply, from the one sensor that measures all of it.
 
-In this order, so that nothing is counted twice:
+The sensor is chosen in this order, so that nothing is counted twice:
 
 1. the rail that feeds the whole board (a Jetson's VDD_IN, or POM_5V_IN);
-2. without one, all rails that the board's INA chips measure, together: they stand beside each other, as on an AGX;
+2. without one, all rails that the board's INA chips measure, together: these rails are parallel, as on an AGX;
 3. without these, the energy counters of the processor (RAPL of Intel and AMD): its packages, and the memory that is
-   not part of one. What else is in the machine draws more.
+   not part of a package. The other parts of the machine take more power in addition.
 
-A counter that only root may read is none, and a board without any has no power sensor: that is said, never a zero.
+A counter that only root may read is not used. A board without any sensor has no power sensor: the log says
+so, and no zero is reported.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from typing import Final, Protocol
 from protofleet.edge_client.host.sensors import Sensors
 
 TOTAL_RAILS: Final = ("VDD_IN", "POM_5V_IN")
-INA: Final = "ina"  # how the kernel's names of such chips begin
-# intel-rapl:0 is a package, intel-rapl:0:1 a part of it; intel-rapl-mmio:0 is the same package once more, and a
-# laptop's psys has packages in it.
+INA: Final = "ina"  # start of the kernel's names of such chips
+# intel-rapl:0 is a package, and intel-rapl:0:1 a part of it. intel-rapl-mmio:0 is the same package once more,
+# and a laptop's psys contains packages.
 PACKAGE: Final = re.compile(r"intel-rapl:\d+")
 MOST_WATTS: Final = (
-    10_000.0  # of a counter: a faster one was set back, as by a suspend, and has not gone round
+    10_000.0  # a counter that grows faster was set back, for example by a suspend, and has not wrapped around
 )
 UNREADABLE: Final = (OSError, ValueError)
 
@@ -37,21 +38,27 @@ class PowerSensor(Protocol):
     def name(self) -> str: ...
 
     def drawn(self, now: float) -> float:
-        """Joules since the last call; 0 at the first. OSError or ValueError where nobody can say."""
+        """Return the joules since the last call; 0 at the first call.
+
+        Raise OSError or ValueError if they are unknown.
+        """
         ...
 
     def forget(self) -> None:
-        """The next call is the first."""
+        """Treat the next call as the first."""
         ...
 
 
 @dataclass
 class Rails:
-    """Watts at a moment: between two of them the mean of both, which is the trapezoid below them."""
+    """Rails whose power is read in watts.
+
+    Between two readings the mean of both is used, which is the trapezoid below them.
+    """
 
     sensors: Sensors
     rails: Sequence[str]
-    _last: tuple[float, float] | None = None  # when, and how many watts
+    _last: tuple[float, float] | None = None  # time of the last reading, and its watts
 
     @property
     def name(self) -> str:
@@ -61,7 +68,7 @@ class Rails:
         found = dict(self.sensors.rails())
         if missing := [rail for rail in self.rails if rail not in found]:
             raise ValueError(f"{missing[0]} cannot be read")
-        # An offset of some milliwatts is no generator.
+        # A small negative offset of some milliwatts does not mean that the board generates power.
         watts = max(0.0, sum(found[rail] for rail in self.rails))
         at, before = self._last or (now, watts)
         self._last = now, watts
@@ -73,7 +80,7 @@ class Rails:
 
 @dataclass
 class Counters:
-    """RAPL: microjoules since some time, from 0 again after the largest."""
+    """RAPL counters: microjoules since some time, which start again at 0 after the largest value."""
 
     zones: Sequence[Path]
     _last: dict[Path, int] = field(default_factory=dict)
@@ -100,7 +107,7 @@ class Counters:
 
 
 def power_sensor(root: Path) -> PowerSensor | None:
-    """The one of this board that can be read, or None."""
+    """Return the power sensor of this board that can be read, or None."""
     sensors = Sensors(root)
     if rails := board_rails(root, sensors):
         return Rails(sensors, rails)
@@ -115,7 +122,10 @@ def board_rails(root: Path, sensors: Sensors) -> list[str]:
 
 
 def is_ina(chip: Path) -> bool:
-    """And not a graphics card or a power supply, which measure themselves alone."""
+    """Return whether the chip is an INA.
+
+    Other chips, for example those of a graphics card or a power supply, measure only themselves.
+    """
     with contextlib.suppress(OSError):
         return (chip / "name").read_text().startswith(INA)
     return False

@@ -1,6 +1,7 @@
-"""The board's sensors: heat, power, memory and disk, read from the kernel's own files at each scrape.
+"""The board's sensors: heat, power, memory and disk, read from the kernel's files at each scrape.
 
-What a board does not have is not reported. A Jetson's INA3221 measures each rail; nvpmodel keeps its mode in a file.
+A sensor that the board does not have is not reported. A Jetson's INA3221 measures each rail; nvpmodel keeps
+its mode in a file.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from protofleet.edge_client.host.memory_limits import available_within_limits
 
 PREFIX: Final = "protofleet_device_"
-MAX_SERIES: Final = 64  # of zones, coolers or rails: names come from the board, and each is a series
-# They only turn faster; every other cooling device slows the board down.
+MAX_SERIES: Final = 64  # most zones, coolers or rails: names come from the board, and each is a series
+# Fans only turn faster; every other cooling device makes the board slower.
 FANS: Final = re.compile("fan", re.IGNORECASE)
 GPU_LOAD: Final = (
     "sys/devices/platform/gpu.0/load",
@@ -27,14 +28,14 @@ GPU_LOAD: Final = (
 
 
 class Sensors:
-    """`root` is the file system whose `sys` and `proc` are read."""
+    """The sensors of a board; `root` is the file system whose `sys` and `proc` are read."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
     @staticmethod
     def describe() -> list[GaugeMetricFamily | CounterMetricFamily]:
-        """What a board that has everything would report, without a value."""
+        """Return all metrics that a board with every sensor would report, without a value."""
         return [
             _gauge("temperature_celsius", "Of each thermal zone that can be read", "zone"),
             _gauge(
@@ -72,7 +73,7 @@ class Sensors:
                 yield family
 
     def _readings(self) -> Iterator[tuple[str, Iterable[tuple[str, float]]]]:
-        """Name, and value by label; the label is "" where there is but one value."""
+        """Yield each metric's name with its values by label; the label is "" if there is only one value."""
         coolers = dict(self.coolers())
         throttled = any(level > 0 for name, level in coolers.items() if not FANS.search(name))
         yield "temperature_celsius", self.temperatures()
@@ -84,11 +85,11 @@ class Sensors:
 
     def temperatures(self) -> Iterator[tuple[str, float]]:
         for zone in sorted(self._root.glob("sys/class/thermal/thermal_zone*"))[:MAX_SERIES]:
-            with contextlib.suppress(OSError, ValueError):  # some zones can be read only now and then
+            with contextlib.suppress(OSError, ValueError):  # some zones can be read only at some times
                 yield f"{zone.name}:{_read(zone / 'type')}", int(_read(zone / "temp")) / 1000
 
     def hottest(self) -> float:
-        """Of all zones; minus infinity where there is none."""
+        """Return the degrees Celsius of the hottest zone; minus infinity if there is none."""
         return max((value for _, value in self.temperatures()), default=float("-inf"))
 
     def coolers(self) -> Iterator[tuple[str, float]]:
@@ -138,7 +139,7 @@ class Sensors:
 
 
 def _power_sensors(chip: Path) -> Iterator[tuple[str, float]]:
-    """Chips that measure power: microwatts."""
+    """Read chips that measure power, in microwatts."""
     for path in sorted(chip.glob("power*_input")):
         with contextlib.suppress(OSError, ValueError):
             label = path.with_name(path.name.replace("_input", "_label"))
@@ -146,7 +147,10 @@ def _power_sensors(chip: Path) -> Iterator[tuple[str, float]]:
 
 
 def _current_sensors(chip: Path) -> Iterator[tuple[str, float]]:
-    """Chips that measure voltage and current of each rail, as a Jetson's INA3221: millivolts and milliamperes."""
+    """Read chips that measure voltage and current of each rail, for example a Jetson's INA3221.
+
+    Their values are millivolts and milliamperes.
+    """
     for path in sorted(chip.glob("curr*_input")):
         with contextlib.suppress(OSError, ValueError):
             number = path.name.removeprefix("curr").removesuffix("_input")

@@ -1,6 +1,6 @@
-"""A device's status for its own machine: a small file, for health checks and for `protofleet deploy`.
+"""A device's status for its own machine: a small file for health checks and `protofleet deploy`.
 
-It is meant for a file system in memory (/run): it is written whenever something in it changes.
+It is meant for a file system in memory (/run), because it is written whenever something in it changes.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ class Status:
     software: str
     settings: int  # version of signed settings; 0: they are not signed
     connected: bool = False  # the broker has accepted the connection
-    heard: bool = False  # the coordinator has answered this process, signed and sealed to it
+    # The coordinator has answered this process with a message that is signed and sealed to it.
+    heard: bool = False
     run: str = ""
-    round: int = 0  # the last one that it answered
+    round: int = 0  # the last round that the device answered
     working: bool = False
     waiting: bool = False  # an answer has no receipt yet
     accepted: int = 0  # answers of this process, by their receipts
     refused: int = 0
-    idle: bool = False  # the run is over, and there has been no other yet
+    idle: bool = False  # the run is over, and no other has begun yet
     draining: bool = False
-    gathering: bool = False  # the coordinator waits for further devices before it asks any
-    over: str = ""  # why the process has ended, or in a process of many the device; empty while it runs
+    gathering: bool = False  # the coordinator waits for more devices before it asks any
+    over: str = ""  # reason why the process (with many devices: the device) has ended; empty while it runs
 
 
 def read_status(path: Path) -> Status | None:
@@ -70,14 +71,15 @@ class StatusFile:
         )  # fmt: skip
 
     def write(self, device: AgentView, error: str = "") -> None:
-        """`error` has ended the device."""
+        """Write the status if it has changed; `error` is the text of an error that has ended the device."""
         text = json.dumps(asdict(self.status_of(device, error)), indent=1) + "\n"
         if text == self._written:
             return
         try:
-            # Readable by all: health checks run as other users, and all other files of this process are private.
+            # The file is readable by all users, because health checks run as other users. All other files of
+            # this process are private.
             Disk().replace(self._path, text.encode(), PUBLIC, durable=False)
-        except OSError as error:  # it is for others to look at: the device itself does without
+        except OSError as error:  # only others read it, and the device works without it
             if not self._failed:
                 log.warning(
                     "the status file %s cannot be written: %s; it is tried again", self._path, error.strerror

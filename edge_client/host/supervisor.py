@@ -1,4 +1,4 @@
-"""Decides every few seconds whether a device takes new work: by its overrides, and by how hot the board is."""
+"""The regular decision whether a device takes new work, by its overrides and by the heat of the board."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import Overrides, OverridesFile
 from protofleet.edge_client.host.sensors import Sensors
 
-RESUME_BELOW_CELSIUS: Final = 5.0  # below the limit, before work is taken again
+RESUME_BELOW_CELSIUS: Final = 5.0  # degrees below the limit at which the device takes work again
 
 log = logging.getLogger("protofleet.device")
 
@@ -25,7 +25,10 @@ class Supervisor:
         limit_trainer: Callable[[int, float], None],
         sensors: Sensors | None = None,
     ) -> None:
-        """`limit_trainer` gets the memory in bytes and the seconds that a training process may take."""
+        """Watch an agent.
+
+        `limit_trainer` gets the memory in bytes and the seconds that a training process may take.
+        """
         self._agent, self._limit_trainer, self._sensors = agent, limit_trainer, sensors or Sensors()
         self._settings, self._overrides, self._too_hot = settings, Overrides(), False
         self._overrides_file: OverridesFile | None = None

@@ -1,7 +1,8 @@
 """Reports to the host that the agent runs: to systemd's watchdog, and in the status file.
 
-systemd restarts a process that has not notified it for WatchdogSec. We notify from the one loop that does everything,
-so whatever hangs it ends in a restart, and the current question is asked again.
+systemd restarts a process that has not notified it for WatchdogSec. The notification comes from the one loop
+that does everything, so if anything blocks the loop, the process is restarted, and the current question is
+asked again.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.host.status_file import StatusFile
 from protofleet.protocol.transport.base import Done, Item
 
-LONGEST_PAUSE_SECONDS: Final = 10.0  # between two notifications, where systemd names no shorter time
+LONGEST_PAUSE_SECONDS: Final = 10.0  # seconds between two notifications, if systemd names no shorter time
 
 
 class NotifySocket:
-    """The service manager's socket; nothing where there is none."""
+    """The service manager's socket; without one, `notify` does nothing."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
@@ -36,13 +37,16 @@ class NotifySocket:
 
 
 class SystemdNotifier:
-    """An `EventLoopApp` around the agent, which notifies systemd after what the agent does."""
+    """An `EventLoopApp` around the agent, which notifies systemd after each step of the agent."""
 
     def __init__(
         self, agent: Agent, systemd: NotifySocket, status: StatusFile | None = None,
         periodic_checks: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`periodic_checks` are called with every notification, for what no message tells."""
+        """Wrap an agent.
+
+        `periodic_checks` is called with every notification, to check things that no message reports.
+        """
         self.agent, self._socket, self._status = agent, systemd, status
         self._periodic_checks = periodic_checks
         self._interval = min(LONGEST_PAUSE_SECONDS, systemd.seconds / 3 or LONGEST_PAUSE_SECONDS)
@@ -90,7 +94,7 @@ class SystemdNotifier:
 
 
 def drain_on_signal(agent: Agent, put: Callable[[Item], None]) -> None:
-    """SIGUSR1: end when no work and no answer is pending."""
+    """Drain the agent at SIGUSR1: it ends when no work and no answer is pending."""
 
     def drain(number: int, frame: object) -> None:
         put(Done(agent.drain))

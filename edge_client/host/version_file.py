@@ -1,4 +1,4 @@
-"""The highest version of a signed file that a device has followed: from then on it refuses earlier ones."""
+"""The highest version of a signed file that a device has followed; the device refuses earlier ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class VersionFile:
     path: Path
 
     def highest(self) -> int:
-        """0 where nothing has been followed yet."""
+        """Return the highest version that was followed; 0 if there is none yet."""
         text = self.path.read_text().strip() if self.path.exists() else ""
         return int(text) if text.isdigit() else 0
 

@@ -1,7 +1,7 @@
-"""Training on data that grow: what a round learns from is fixed, and on the disk, before anything is trained.
+"""Training on data that grow: each round's samples are fixed and on the disk before its training begins.
 
-A process that is killed in mid-training finds the list of the round that it was in, and gives the same bits. What has
-come since counts from the next round on.
+A process that is killed during training finds the list of samples of its round, and gives the same bits.
+Samples that have come since then count from the next round on.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Arrays
 
-LEAD_SECONDS: Final = 1.0  # of a hello, before a round that counts on what it said
+LEAD_SECONDS: Final = 1.0  # least seconds from a hello to the first round that uses what the hello stated
 
 log = logging.getLogger("protofleet.device")
 
 
 class Own(Splits, Protocol):
-    """A device's own data, of which it is known what the samples are."""
+    """A device's own data, whose kind of samples is known."""
 
     @property
     def kind(self) -> SampleKind: ...
@@ -50,7 +50,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class Labels:
-    """Of what a device has, and of which class, without the samples."""
+    """The labels of a device's data, without the samples."""
 
     domain: str
     classes: int
@@ -61,7 +61,10 @@ class Labels:
 
 
 class GrowingData:
-    """As the trainer's `data`, and so what the device answers for: the list of the round that it is in."""
+    """The data of a device with an inbox, with the list of samples of its current round.
+
+    The device trains on these data and reports them in its answers.
+    """
 
     def __init__(
         self, trainer: Trainer, inbox: Inbox, settings: DataSettings, state: DeviceState,
@@ -69,19 +72,19 @@ class GrowingData:
     ) -> None:  # fmt: skip
         self._trainer, self._inbox, self._settings, self._state = trainer, inbox, settings, state
         self._base = trainer.data
-        self.announced: Listing = inbox.look()  # that the coordinator is told of
-        self.fixed: Listing = self.announced  # that the round in hand learns from
+        self.announced: Listing = inbox.look()  # the list that the last hello announced
+        self.fixed: Listing = self.announced  # the list that the current round learns from
         self._clock, self._told_at = clock, -math.inf
         log.info("inbox: %d samples at the start", len(self.announced))
 
     @property
     def look_seconds(self) -> float:
-        """Between two looks."""
+        """Return the seconds between two looks into the inbox."""
         return self._settings.inbox_seconds
 
     @property
     def for_hellos(self) -> Announced:
-        """What the next round learns from, as it is then."""
+        """Return the data that the next round learns from, always as they are at the moment of use."""
         return Announced(self)
 
     @property
@@ -98,7 +101,10 @@ class GrowingData:
 
     @property
     def train(self) -> TensorSamples:
-        """An answer stands on no more than the last hello has said, also where files have gone since."""
+        """Return the training labels, at most as many as the last hello stated.
+
+        So an answer counts no more samples than the hello, even if files have gone since.
+        """
         fixed, told = self.with_labels(self.fixed).train, self.with_labels(self.announced).train
         return TensorSamples(fixed.x, fixed.y[: len(told.y)])
 
@@ -111,7 +117,7 @@ class GrowingData:
         return self.with_labels(self.fixed).test
 
     def with_labels(self, listing: Listing) -> Labels:
-        """What a hello says, and a report counts, of this list."""
+        """Return the labels of this list, which a hello states and a report counts."""
         labels: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
         for entry in listing:
             part = held_out(entry, self._settings.own_test, self._settings.validation)
@@ -128,32 +134,39 @@ class GrowingData:
         )  # fmt: skip
 
     def look(self) -> Listing:
-        """On the worker's thread. What no list needs any more is removed."""
+        """Look into the inbox, and remove the stored samples that no list needs any more.
+
+        This runs on the worker's thread.
+        """
         found = self._inbox.look()
         needed = {*found, *self.announced, *self.fixed, *self._previous()}
         self._inbox.samples.keep_only({entry.sha256 for entry in needed})
         return found
 
     def announce(self, listing: Listing) -> None:
-        """A hello with it follows."""
+        """Make this the announced list; a hello with it follows."""
         new, old = counts_of(listing, self.names), counts_of(self.announced, self.names)
         words = ", ".join(f"{name} {new[name] - old[name]:+d}" for name in new if new[name] != old[name])
         log.info("inbox: %s from the next round on; %d samples in all", words or "other files", len(listing))
         self.announced, self._told_at = listing, self._clock()
 
     def start(self, plan: Plan) -> Job:
-        """The job of a run, with the list that its state names."""
+        """Start the job of a run, with the list that the device's state names."""
         saved = self._state.saved.inputs
         self.fixed = as_listing(self._state.store.load(bytes.fromhex(saved))) if saved else self.announced
         self._trainer.learn_from(as_arrays(self.fixed))
         return GrowingJob(self, lambda: self._trainer.start(plan))
 
     def begin_round(self, number: int) -> bool:
-        """Whether it learns from another list than the round before. Phases of one round have one list."""
+        """Fix the list of a round, and return whether it is another list than that of the round before.
+
+        All phases of one round have the same list.
+        """
         if self._state.saved.inputs and self._state.saved.inputs_round == number:
             return False
         before = self.fixed
-        # A round that begins just after the hello may have been begun before it came: the one after it has the list.
+        # A round that begins just after the hello may have been begun before the hello arrived. Then only the
+        # next round uses the new list.
         if self._clock() - self._told_at >= LEAD_SECONDS:
             self.fixed = self.announced
         self._state.fix_inputs(number, as_arrays(self.fixed))
@@ -163,14 +176,14 @@ class GrowingData:
         return True
 
     def _previous(self) -> Listing:
-        """Of the round before, which may have to be computed again."""
+        """Return the list of the round before, which may have to be computed again."""
         name = self._state.previous_inputs
         known = name and self._state.store.has(bytes.fromhex(name))
         return as_listing(self._state.store.load(bytes.fromhex(name))) if known else ()
 
 
 class Announced:
-    """As a device's data: always those of the list that was announced last."""
+    """The labels of the list that was announced last, as a device's data."""
 
     def __init__(self, data: GrowingData) -> None:
         self._data = data
@@ -190,7 +203,7 @@ class Announced:
 
 
 class GrowingJob:
-    """Made anew where the data have grown, as after a reboot: from the state that the job had."""
+    """A job that is made again from its state, as after a reboot, when the data have grown."""
 
     def __init__(self, data: GrowingData, start: Callable[[], Job]) -> None:
         self._data, self._start, self._job = data, start, start()
@@ -211,7 +224,10 @@ class GrowingJob:
 
 
 def growing_data(trainer: Trainer, settings: DataSettings, state: DeviceState) -> GrowingData | None:
-    """None for a device without an inbox. SettingsError where its folder is none."""
+    """Return the growing data of a device; None for a device without an inbox.
+
+    Raise SettingsError if the inbox is no folder, or the names of the classes are unknown.
+    """
     if not settings.inbox:
         return None
     folder = Path(settings.inbox).expanduser()

@@ -1,6 +1,6 @@
-"""When a device looks into its inbox, and when it says what it found: between two rounds alone.
+"""The time of a device's looks into its inbox, and of its reports: it reports only between two rounds.
 
-A coordinator weighs a device by the samples that its hello stated when the round began.
+A coordinator weighs a device by the number of samples that its hello stated when the round began.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from protofleet.edge_client.trainer.job import EVALUATE
 
 
 class InboxWatch:
-    """An observer of the device's work, which shows what ends a round: no question says that it is the last.
+    """An observer of the device's work, which learns from it which phase ends a round.
 
-    It looks at any time, and where rounds follow each other at once it speaks with the receipt that ends one.
+    No question says that it is the last of its round. The watch looks into the inbox at any time. If rounds
+    follow each other without a pause, it reports when the receipt comes that ends a round.
     """
 
     def __init__(
         self, context: DeviceContext, data: GrowingData, is_idle: Callable[[], bool], say_hello: Callable[[], None],
         note: Callable[[Splits], None],
     ) -> None:  # fmt: skip
-        """`note` is called when the data are others than they were."""
+        """Watch the inbox; `note` is called when the data have changed."""
         self._context, self._data, self._is_idle = context, data, is_idle
         self._say_hello, self._note = say_hello, note
         self.wake_at = 0.0
         self._found, self._looking = data.announced, False
-        self._last_phase = ""  # that ends a round, once one has been seen to
+        self._last_phase = ""  # the phase that ends a round, as soon as the watch has seen one end
         context.observers.append(self)
 
     def happened(self, what: str, **figures: float) -> None:
@@ -44,7 +45,7 @@ class InboxWatch:
             self._context.worker.submit(self._data.look, self._looked)
 
     def receipt_came(self) -> None:
-        """Of an answer of this device, which may have been its last in a round."""
+        """Handle a receipt of an answer of this device, which may have been its last answer in a round."""
         self._announce()
 
     def _looked(self, found: Listing | Exception) -> None:

@@ -1,4 +1,4 @@
-"""The owner's command that is told of another version: without a shell, in a process group of its own, for 30 s."""
+"""The owner's command that runs for each new version: no shell, its own process group, at most 30 s."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import IO, Final
 
 HOOK_SECONDS: Final = 30.0
-MODEL: Final = "PROTOFLEET_MODEL"  # in its environment: the folder of the version
-SHOWN: Final = 200  # letters of what it says on standard error
+MODEL: Final = "PROTOFLEET_MODEL"  # name in its environment: the folder of the version
+SHOWN: Final = 200  # characters of its standard error that the log shows
 
 log = logging.getLogger("protofleet.device")
 
 
 class ModelHook:
-    """One run at a time, on a thread of its own. Changes during one are one more run, with the last of them."""
+    """The runner of the owner's command: one run at a time, on its own thread.
+
+    If versions change during a run, there is one more run, with the last of them.
+    """
 
     def __init__(self, command: Sequence[str], seconds: float = HOOK_SECONDS) -> None:
         self._command, self._seconds = list(command), seconds
@@ -40,7 +43,7 @@ class ModelHook:
                 self._thread.start()
 
     def stop(self) -> None:
-        """What it has not done yet is ended: the device ends."""
+        """End a run that is not finished, because the device ends."""
         with self._lock:
             self._stopped, self._next = True, None
             if self._child is not None:
@@ -67,10 +70,10 @@ class ModelHook:
             return version
 
     def _problem(self, version: Path) -> str:
-        """Why it came to nothing; empty where it ended well."""
+        """Run the command, and return why it failed, or ""."""
         with (
             tempfile.TemporaryFile() as said
-        ):  # no pipe, which a program that it leaves running would hold open
+        ):  # a file and no pipe, because a program that the command leaves running would hold a pipe open
             try:
                 child = self._started(version, said)
                 code = child.wait(self._seconds)
@@ -99,6 +102,6 @@ class ModelHook:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """With all that it has started."""
+    """Kill a process and all processes that it has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)

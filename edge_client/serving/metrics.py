@@ -1,4 +1,4 @@
-"""What a device shows Prometheus of the models that it serves."""
+"""The metrics of the models that a device serves, for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ PREFIX: Final = "protofleet_device_model_"
 
 
 class ModelCollector:
-    """Read when it is scraped. `unwritten`: versions that the training could not write."""
+    """The collector of model metrics, which reads the values when Prometheus scrapes them.
+
+    `unwritten` returns the number of versions that the training could not write.
+    """
 
     def __init__(self, serving: ModelServing, unwritten: Callable[[], int]) -> None:
         self._serving, self._unwritten = serving, unwritten

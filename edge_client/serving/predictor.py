@@ -1,4 +1,4 @@
-"""Pictures in, classes out, with a model as a board or an export keeps it: card.json beside the numbers."""
+"""Prediction of pictures' classes with the model of a device or of an export, which has a card.json."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IMAGE: Final = "image"
 class Prediction:
     label: str
     probability: float
-    probabilities: Mapping[str, float]  # by class, which adds up to 1
+    probabilities: Mapping[str, float]  # probability of each class; they add up to 1
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Predictor:
     scores: Scores
 
     def predict(self, path: Path) -> Prediction:
-        """DataError where it is no picture."""
+        """Predict the class of a picture; raise DataError if the file is no picture."""
         scores = self.scores(self._picture(path))[0].astype(np.float64)
         shares = np.exp(scores - scores.max())
         shares /= shares.sum()
@@ -50,14 +50,14 @@ class Predictor:
         return Prediction(self.card.classes[best], float(shares[best]), dict(named))
 
     def _picture(self, path: Path) -> NDArray[np.float32]:
-        """As a device's data are read: in the model's size and number of channels, 0 to 255."""
+        """Read a picture as a device reads its data: in the model's size and number of channels, 0 to 255."""
         pixels = named_pictures([path], InputShape(self.card.input.shape))
         found: NDArray[np.float32] = pixels.astype(np.float32)
         return found
 
 
 def open_model(folder: Path, onnx: bool = False) -> Predictor:
-    """SettingsError where there is no model in it that this can use."""
+    """Open the model in a folder; raise SettingsError if there is none that this program can use."""
     card = card_in(folder)
     if card.input.kind != IMAGE:
         raise SettingsError(
@@ -105,7 +105,7 @@ def _of_onnx(folder: Path, card: Card) -> Scores:
         import onnxruntime
     except ImportError:
         raise SettingsError("--onnx takes the package onnxruntime: pip install onnxruntime") from None
-    content = matching(card, ONNX, path.read_bytes())  # what is run is what was compared
+    content = matching(card, ONNX, path.read_bytes())  # the checked bytes are the bytes that run
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - its own kinds, which differ from version to version

@@ -1,6 +1,6 @@
-"""Makes a version of what a half predicts with: on the worker's thread, where the half is.
+"""The publisher of versions of a half's model; it runs on the worker's thread, which has the half.
 
-Whatever goes wrong with it costs the copy and never the training: one warning, and it is counted.
+If it fails, only the copy is lost, never the training: there is one warning, and the failure is counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.storage.disk import Disk, NoRoom
 
 WEIGHTS: Final = "model.safetensors"
-# Of a model's bytes must be free: the version, and room for the answer and the state that training writes next.
+# This many times a model's bytes must be free: for the version, and for the answer and the state that
+# training writes next.
 ROOM: Final = 4
 EXPECTED: Final = (OSError, NoRoom, CardError)
 
@@ -39,28 +40,29 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True)
 class Origin:
-    """What a card says of where a model comes from."""
+    """The origin of a model, as its card states it."""
 
     device: str
-    network: Network | None  # the device's own, where it has one
+    network: Network | None  # the device's own network, if it has one
 
 
 class ModelPublisher:
-    """One for all plans of a trainer. `settings` serve something."""
+    """The publisher for all plans of a trainer, for `settings` that serve something."""
 
     def __init__(self, settings: ModelSettings, state: Path, origin: Origin, disk: Disk) -> None:
         self._settings, self.origin = settings, origin
         self.versions = ModelVersions(settings.folder_in(state), settings.keep, disk)
         self._template = Template(Path(settings.template)) if settings.template else None
         self._unwritten, self._failed = 0, False
-        self._without_global = False  # it has been said
+        self._without_global = False  # whether the warning about a missing global model was logged
 
     def of(self, plan: Plan, classes: Sequence[str], scale: Scale | None = None) -> PublishedModels:
-        """`scale`: of the data that its jobs learn from."""
+        """Return the models of a plan; `scale` is the scale of the data that its jobs learn from."""
         reports = plan.variant.reports
         if (kind := self._settings.kind(reports)) == GLOBAL and reports == PERSONAL:
             self._say_without_global(plan.method)
-        names = tuple(classes) or tuple(str(label) for label in range(plan.classes))  # nobody can tell
+        # The names may be unknown.
+        names = tuple(classes) or tuple(str(label) for label in range(plan.classes))
         return PublishedModels(self, plan, names, kind, input_of(plan, scale))
 
     def attempt(self, write: Callable[[], None]) -> None:
@@ -77,7 +79,7 @@ class ModelPublisher:
         return unwritten
 
     def write(self, card: Card, model: Served, *, waits: bool) -> None:
-        """`card` lacks only what the files say."""
+        """Write a version; `card` has everything but the hashes of the files."""
         self._need_room(2 * card.bytes if self._template else card.bytes)
         tensors = model.state_dict()
 
@@ -97,7 +99,7 @@ class ModelPublisher:
             raise NoRoom(f"a version takes {wanted} bytes and training some more, {free} are free")
 
     def _warn(self, error: Exception) -> None:
-        """Once, until a version has been written again."""
+        """Log a warning once, until a version has been written again."""
         if not self._failed:
             why = str(error) if isinstance(error, EXPECTED) else f"{type(error).__name__}: {error}"
             log.warning(
@@ -116,7 +118,7 @@ class ModelPublisher:
 
 @dataclass(frozen=True)
 class PublishedModels:
-    """Of one plan: the `Models` of its jobs."""
+    """The models of one plan, for the jobs of this plan."""
 
     publisher: ModelPublisher
     plan: Plan
@@ -125,7 +127,10 @@ class PublishedModels:
     takes: Input
 
     def publish(self, kind: str, half: ClientHalf, number: int, measured: Mapping[str, float]) -> None:
-        """The run's first weights are no model of anybody's."""
+        """Write a version of the half's model, if it has the kind that is served.
+
+        The first weights of the run are left out, because no device has trained them in this run.
+        """
         if kind == self.kind and number > 0:
             self.publisher.attempt(lambda: self._write(half, number, measured))
 
@@ -154,7 +159,7 @@ class PublishedModels:
 def software() -> str:
     try:
         return metadata.version("protofleet")
-    except metadata.PackageNotFoundError:  # a checkout that is not installed
+    except metadata.PackageNotFoundError:  # the program runs from a checkout that is not installed
         return ""
 
 
@@ -163,6 +168,6 @@ def count(tensors: Mapping[str, Tensor]) -> int:
 
 
 def version_of(card: Card, folder: Path) -> Version:
-    """As it will be read from the card's file."""
+    """Return the version as it will be read from the card's file."""
     kind = PERSONAL if card.device else GLOBAL
     return Version(0, folder, card.plan_sha256, card.round, card.validation, card.tensors, kind, card.made)

@@ -1,7 +1,7 @@
-"""The device's side of what it serves: what was accepted counts, and whoever waits for another version is told.
+"""The device's side of serving models: it accepts versions, and reports a new version to the hook.
 
-Versions are written where the training is, maybe in another process, and `protofleet model` moves links from outside.
-So this looks at what `current` names, whoever has moved it.
+Versions are written by the training, which may be in another process, and `protofleet model` moves links from
+outside. So this module looks at the version that `current` names, whatever program has moved the link.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger("protofleet.device")
 
 
 class ModelServing:
-    """An observer of the agent. `plan` says which one its last answers are of."""
+    """An observer of the agent that accepts versions; `plan` returns the plan of the last answers."""
 
     def __init__(self, versions: ModelVersions, plan: Callable[[], str], hook: ModelHook | None) -> None:
         self.versions, self._plan, self.hook = versions, plan, hook
@@ -27,10 +27,10 @@ class ModelServing:
         self._seen: Version | None = None
 
     def begin(self) -> None:
-        """Where an earlier process has left it."""
+        """Finish the state that an earlier process has left, and report the current version."""
         self._try(self.versions.settle)
         self._seen = self.versions.named(CURRENT)
-        if self._seen is not None:  # it may have changed while no device was here to tell of it
+        if self._seen is not None:  # it may have changed while no device was running
             self._tell(self._seen)
 
     def happened(self, what: str, **figures: float) -> None:
@@ -40,7 +40,7 @@ class ModelServing:
             self.check()
 
     def check(self) -> None:
-        """Whether another version is served than when this last looked."""
+        """Report the current version if it is another one than at the last look."""
         now = self.versions.named(CURRENT)
         if now is None or (self._seen is not None and now.number == self._seen.number):
             return
@@ -62,7 +62,7 @@ class ModelServing:
             self.hook.changed(Path(version.folder).resolve())
 
     def _try(self, act: Callable[[], None]) -> None:
-        """Serving comes last: what fails here costs nobody's training."""
+        """Call `act`; if it fails, log a warning, because a failure of serving must not end the training."""
         try:
             act()
         except (OSError, SettingsError) as error:

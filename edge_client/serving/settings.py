@@ -1,4 +1,4 @@
-"""The [models] table: what a device serves, and where."""
+"""The [models] table: the models that a device serves, and their folder."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from protofleet.protocol.settings.bounds import Within
 from protofleet.protocol.settings.reader import demand_within
 
 GLOBAL: Final = "global"  # the run's model, as the coordinator sends it
-PERSONAL: Final = "personal"  # the one that this device has trained
-AUTO: Final = "auto"  # the one whose accuracy the method's paper reports
+PERSONAL: Final = "personal"  # the model that this device has trained
+AUTO: Final = "auto"  # the model whose accuracy the method's paper reports
 OFF: Final = "off"
 SERVED: Final = (AUTO, GLOBAL, PERSONAL, OFF)
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    folder: str = "models"  # of versions and links; a relative one lies in the device's own folder
-    serve: str = AUTO  # auto (what the method's paper reports), global, personal or off
-    keep: Annotated[int, Within(1, 1000)] = 3  # newest versions that stay, beside those that a link names
-    template: str = ""  # folder of an export with model.onnx, which each version is put into; empty: no ONNX
-    # Command and arguments that are run when another version is served; no shell reads them.
+    folder: str = "models"  # folder of versions and links; a relative path starts in the device's own folder
+    serve: str = AUTO  # auto (the model that the method's paper reports), global, personal or off
+    # Newest versions that are kept, in addition to those that a link names.
+    keep: Annotated[int, Within(1, 1000)] = 3
+    # Folder of an export with model.onnx, which gets each version's numbers; empty: no ONNX.
+    template: str = ""
+    # Command and its arguments, run without a shell when another version is served.
     on_model: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -39,9 +41,9 @@ class ModelSettings:
         return self.serve != OFF
 
     def folder_in(self, state: Path) -> Path:
-        """`state` is the device's own folder."""
+        """Return the folder of the models; `state` is the device's own folder."""
         return state / self.folder
 
     def kind(self, reports: str) -> str:
-        """global or personal, for a method whose paper reports this one."""
+        """Return global or personal, for a method whose paper reports the model `reports`."""
         return reports if self.serve == AUTO else self.serve

@@ -1,4 +1,4 @@
-"""An exported ONNX file into which each version's numbers are put, on a board that has no package for ONNX."""
+"""An exported ONNX file that gets each version's numbers, on a board that has no package for ONNX."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ class Template:
         self._folder = folder
 
     def filled(self, tensors: Mapping[str, Tensor], takes: Input) -> bytes:
-        """`takes`: what the model of these tensors does, as scaling is no tensor and stays the template's."""
+        """Return the ONNX file with these tensors.
+
+        `takes` is the input of the model of these tensors. It must equal the template's input, because the
+        scaling is no tensor and stays as the template has it.
+        """
         card, model = self._content
         if card.input != takes:
             its, own = (f"{list(one.shape)} from {one.range_in_words()}" for one in (card.input, takes))

@@ -1,10 +1,10 @@
 """Versions of a model in a folder, and the links that name them.
 
-`v000017/` is a whole version: it was written beside, synced and renamed, and nothing in it changes afterwards.
-`current`, `champion`, `previous` and `pinned` are links. Each moves in one step, so weights and card change together.
-Whoever reads asks a link once what it names, and reads that.
+`v000017/` is a complete version: it was written under another name, synced and renamed, and nothing in it
+changes afterwards. `current`, `champion`, `previous` and `pinned` are links. Each link moves in one step, so
+weights and card change together. A reader resolves a link once, and then reads from the folder that it names.
 
-The device's processes and `protofleet model` take turns by a lock on the folder.
+A lock on the folder makes the device's processes and `protofleet model` work one after the other.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import NEW, Disk
 from protofleet.protocol.storage.folder_lock import held
 
-CURRENT: Final = "current"  # what is served
-CHAMPION: Final = "champion"  # the highest accuracy on validation images, of the run that current is of
-PREVIOUS: Final = "previous"  # what current named before
-PINNED: Final = "pinned"  # while it is there, current stays
+CURRENT: Final = "current"  # the version that is served
+# The highest accuracy on validation images, of the run that current is of.
+CHAMPION: Final = "champion"
+PREVIOUS: Final = "previous"  # the version that current named before
+PINNED: Final = "pinned"  # while this link exists, current stays
 LINKS: Final = (CURRENT, CHAMPION, PREVIOUS, PINNED)
 VERSION: Final = re.compile(r"v(\d{6,9})")
-WAITING: Final = ".wait"  # ends the name of a version whose answer has no receipt yet
-LEAVING: Final = ".old"  # of one that is being removed
+WAITING: Final = ".wait"  # end of the name of a version whose answer has no receipt yet
+LEAVING: Final = ".old"  # end of the name of a version that is being removed
 STARTED: Final = re.compile(rf"v(\d{{6,9}})({re.escape(WAITING)}|{re.escape(LEAVING)}|{re.escape(NEW)})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What its card says of it. `problem`: why the card cannot be read."""
+    """A version, with the facts that its card states; `problem` says why the card cannot be read."""
 
     number: int
     folder: Path
     plan: str = ""
     round: int = 0
     validation: float | None = None
-    tensors: str = ""  # their hash
+    tensors: str = ""  # hash of the tensors
     kind: str = ""  # global or personal
     made: str = ""
     problem: str = ""
@@ -61,7 +62,7 @@ def name_of(number: int) -> str:
 
 
 def read_version(folder: Path) -> Version:
-    """Whatever its card holds."""
+    """Read the card of a version, whatever it contains."""
     found = STARTED.fullmatch(folder.name)
     number = int(found[1]) if found else 0
     try:
@@ -80,19 +81,22 @@ def labelled(number: int, folder: Path, card: Mapping[str, Any]) -> Version:
 
 
 class ModelVersions:
-    """`keep`: how many of the newest stay, beside those that a link names."""
+    """The versions in a folder.
+
+    `keep` is the number of the newest versions that are kept, in addition to those that a link names.
+    """
 
     def __init__(self, folder: Path, keep: int = 3, disk: Disk | None = None) -> None:
         self.folder, self._keep, self.disk = folder, keep, disk or Disk()
 
     def whole(self) -> list[Version]:
-        """Oldest first."""
+        """Return the complete versions, the oldest first."""
         names = [entry.name for entry in self.folder.iterdir()] if self.folder.is_dir() else []
         numbers = sorted(int(found[1]) for name in names if (found := VERSION.fullmatch(name)))
         return [read_version(self.folder / name_of(number)) for number in numbers]
 
     def named(self, link: str) -> Version | None:
-        """What a link names; None where it names nothing that is there."""
+        """Return the version that a link names; None if it names no existing version."""
         try:
             target = str((self.folder / link).readlink())
         except OSError:
@@ -102,9 +106,10 @@ class ModelVersions:
         return read_version(folder) if found and folder.is_dir() else None
 
     def write(self, fresh: Version, fill: Callable[[Path], None], *, waits: bool) -> bool:
-        """A new version, of the files that `fill` puts into a folder; False where the newest is this model already.
+        """Write a new version from the files that `fill` puts into a folder.
 
-        One that `waits` counts once it is accepted. Others before it that still wait never will.
+        Return False if the newest version is already this model. If `waits` is set, the version counts only
+        after it is accepted. Earlier versions that still wait are removed.
         """
         self.disk.make(self.folder)
         with self._locked():
@@ -122,7 +127,7 @@ class ModelVersions:
         return True
 
     def accept(self, plan: str, round: int) -> None:
-        """Of the model that this device has trained in that round: the coordinator has taken its answer."""
+        """Accept the waiting version of this plan and round: the coordinator has accepted its answer."""
         if not self.folder.is_dir():
             return
         with self._locked():
@@ -136,7 +141,7 @@ class ModelVersions:
             self._settle()
 
     def settle(self) -> None:
-        """Finish what a death has interrupted."""
+        """Finish the work that the death of a process has interrupted."""
         if self.folder.is_dir():
             with self._locked():
                 self._sweep()
@@ -149,7 +154,7 @@ class ModelVersions:
         return version
 
     def unpin(self) -> Version:
-        """Current goes on with the newest version, which it gives."""
+        """Remove the pin, and return the newest version, which becomes current."""
         with self._locked():
             if not (self.folder / PINNED).is_symlink():
                 raise SettingsError(f"no version is pinned in {self.folder}")
@@ -162,7 +167,7 @@ class ModelVersions:
         return current
 
     def rollback(self) -> Version:
-        """Back to what was served before, and stay there."""
+        """Pin the version that was served before the current one."""
         with self._locked():
             current, previous = self.named(CURRENT), self.named(PREVIOUS)
             if previous is None or current is None or previous.number == current.number:
@@ -186,7 +191,10 @@ class ModelVersions:
         raise SettingsError(f"there is no version {name_of(number)} in {self.folder}; there are: {there}")
 
     def _settle(self) -> None:
-        """Current is the pinned version, or the newest. A pinned device moves nothing else."""
+        """Let current name the pinned version, or else the newest.
+
+        If a version is pinned, no other link moves.
+        """
         versions = [version for version in self.whole() if not version.problem]
         if not versions:
             return
@@ -204,7 +212,11 @@ class ModelVersions:
         self._point(CURRENT, version)
 
     def _choose_champion(self, versions: list[Version]) -> None:
-        """The first of equals. Accuracies of another plan say nothing about this one's."""
+        """Let champion name the version with the highest accuracy, the first of equals.
+
+        Only versions of the newest version's plan are compared, because accuracies of another plan say
+        nothing about this one.
+        """
         plan = versions[-1].plan
         known = [(v.validation, -v.number) for v in versions if v.plan == plan and v.validation is not None]
         if known:
@@ -247,13 +259,13 @@ class ModelVersions:
                 self._remove(version)
 
     def _remove(self, version: Version) -> None:
-        """Its name goes first, for good: half a version has none."""
+        """Remove a version, after a durable rename: an incomplete version never has a version's name."""
         leaving = self.folder / f"{version.name}{LEAVING}"
         self._rename(version.folder, leaving)
         self.disk.remove_folder(leaving)
 
     def _sweep(self) -> None:
-        """What a dead process has begun: those that live wait for the lock."""
+        """Remove what a dead process has begun; living processes wait for the lock."""
         for entry in self.folder.iterdir():
             found = STARTED.fullmatch(entry.name)
             if found and found[2] in (NEW, LEAVING):

@@ -1,5 +1,8 @@
-"""data.json: how many samples of each class a device learns from, for whoever can read its folder. It is sent to
-nobody; the report of a run on this machine draws it."""
+"""data.json: the number of samples of each class that a device learns from.
+
+Any user who can read the device's folder can read the file. It is not sent to any other machine; the report
+of a run on this machine draws it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ log = logging.getLogger("protofleet.device")
 
 
 def write_data_file(folder: Path, domain: str, counts: Sequence[int], names: Sequence[str]) -> None:
-    """Only where it says something new: flash wears out. Nothing depends on it, so no room for it is no error."""
+    """Write the file only if its contents change, because writing wears out flash.
+
+    Nothing depends on the file, so a full disk is no error.
+    """
     text = json.dumps({"domain": domain, "counts": list(counts), "names": list(names)}).encode()
     path = folder / NAME
     try:

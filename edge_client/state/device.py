@@ -1,8 +1,8 @@
-"""What survives a reboot: the half's state and the last answers, always a consistent pair.
+"""The device's data that survive a reboot: the half's state and the last answers, always consistent.
 
-One JSON file names the objects; a training counts once that file has been replaced. The file and the state from
-before the last training are kept as well: where something is damaged, the device falls back to them, and the last
-question gets the same answer again.
+One JSON file names the objects. A training counts when that file has been replaced. The file and the state
+from before the last training are kept as well. If something is damaged, the device falls back to them, and
+the last question gets the same answer again.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ FileId: TypeAlias = tuple[int, int, int]
 
 
 def file_id(path: Path) -> FileId:
-    """Another one for whatever takes its place."""
+    """Return numbers that change when another file takes the place of this one."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class TakenOverError(RuntimeError):
-    """A later process of this device uses its folder now: results of this process are dropped."""
+    """An error for a process whose folder a later process of this device uses: its results are dropped."""
 
 
 class DeviceState:
@@ -50,23 +50,27 @@ class DeviceState:
         self.store = ObjectStore(folder / "objects", disk=self.disk)
         recovered = recover(self._files, self.store)
         self.saved, self.fallbacks = recovered.saved, int(recovered.fell_back)
-        self._previous_half = recovered.previous_half  # of the generation before this one
-        self.previous_inputs = recovered.previous_inputs  # of it too
-        self._known: tuple[FileId, int] | None = None  # the newest file, and the boot in it
-        self._own_boot = self.saved.boot  # another boot on the disk is of a process that has taken over
+        self._previous_half = recovered.previous_half  # the half of the generation before this one
+        self.previous_inputs = recovered.previous_inputs  # the inputs of that generation
+        self._known: tuple[FileId, int] | None = None  # id of the newest file, and the boot in it
+        self._own_boot = self.saved.boot  # another boot on the disk belongs to a process that has taken over
         self.holders = read_holders(folder)
-        self.renewed = False  # its keys have a new record since the last start
+        self.renewed = False  # whether its keys have a new record since the last start
         self.previous_boot = 0  # the boot before this one: a time that this clock has shown
 
     def boot(self, clock: int, holder: str = "") -> int:
-        """The number of this start, above every earlier one of its holder even if the clock went back."""
+        """Return the number of this start.
+
+        It is above every earlier boot of the same holder, even if the clock was set back.
+        """
         with self._locked():
             known = self.holders = read_holders(self.folder)
             earlier = {self.saved.boot}
-            # Where that is raised here, the copies of the file have just shown that its format number is damaged.
+            # If this error is raised here, the copies of the file have just shown that its format number is
+            # damaged.
             with contextlib.suppress(NewerFormatError):
                 earlier.add(self._boot_on_disk())
-            if known.own:  # else a version that did not check has written them
+            if known.own:  # else the numbers come from a version without this check
                 earlier = {boot for boot in earlier if boot <= clock + MOST_AHEAD}
                 earlier.add(known.boot if same_record(known.own, holder) else 0)
                 self.renewed = not same_record(known.own, holder)
@@ -80,19 +84,22 @@ class DeviceState:
         return boot
 
     def forget_epoch(self) -> None:
-        """The stored one no longer counts."""
+        """Forget the stored epoch."""
         with self._locked():
             self._save(replace(self.saved, epoch=0))
 
     def set_coordinator(self, coordinator: str) -> None:
-        """The holder of the epochs that are stored from now on."""
+        """Store the holder of the epochs that are stored from now on."""
         with self._locked():
             self._save_holders(replace(self.holders, coordinator=coordinator))
 
     def is_superseded(self, boot: int, mine: int) -> bool:
-        """Whether a later process has this name. Then the next boot is above its boot, whatever the clock says."""
+        """Return whether a later process has this name.
+
+        If so, the next boot will be above its boot, whatever the clock shows.
+        """
         with self._locked():
-            # A boot that a later process of this folder has written itself is not raised.
+            # If a later process of this folder has written the boot itself, it is not raised.
             if boot > max(mine, self.saved.boot, self._boot_on_disk()):
                 self._save_holders(replace(self.holders, boot=boot))
                 self._save(replace(self.saved, boot=boot))
@@ -101,11 +108,11 @@ class DeviceState:
 
     @property
     def last_round(self) -> int:
-        """Of what was answered in this run."""
+        """Return the last round that was answered in this run; 0 if there is none."""
         return max((answer.round for answer in self.saved.answers), default=0)
 
     def begin(self, run: str, plan: str, epoch: int = 0) -> None:
-        """Join a run; the state of the run before is removed."""
+        """Join a run, and remove the state of the run before."""
         if (self.saved.run, self.saved.plan) == (run, plan):
             return
         with self._locked():
@@ -120,7 +127,10 @@ class DeviceState:
         return self.store.open(bytes.fromhex(self.saved.half)) if self.saved.half else None
 
     def fix_inputs(self, number: int, listing: Arrays) -> None:
-        """What round `number` learns from, before it does: a process that is killed in it goes on with these."""
+        """Store the list that round `number` learns from, before it does.
+
+        A process that is killed in this round continues with the same list.
+        """
         name = self.store.put(listing).object.hex()
         with self._locked():
             self._check_not_taken_over()
@@ -130,7 +140,7 @@ class DeviceState:
         return next((a for a in self.saved.answers if a.question == question), None)
 
     def save_answer(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
-        """State, answer and the epoch of the question become durable together."""
+        """Save the state, the answer and the epoch of the question, which become durable together."""
         name = self.store.put(half).object.hex() if half else ""
         with self._locked():
             self._check_not_taken_over()
@@ -144,7 +154,10 @@ class DeviceState:
             self._previous_half, self.previous_inputs = before.half, before.inputs
 
     def cannot_answer(self, question: str) -> str:
-        """Why a question cannot be answered: an earlier answer is lost. Empty where it can."""
+        """Return why a question cannot be answered, or "".
+
+        A question cannot be answered if an earlier answer is lost.
+        """
         lost = self.saved.lost
         if lost is None or lost.question == question:
             return ""
@@ -154,7 +167,7 @@ class DeviceState:
         return f"{lost_message}; {recovery_advice(self.folder)}"
 
     def needed_bytes(self, base: bytes) -> int:
-        """About what the answer to this broadcast and the state after it will take on the disk."""
+        """Estimate the bytes on the disk of the answer to this broadcast and of the state after it."""
         last = self.saved.answers[-1].object if self.saved.answers else ""
         known = [self.store.size(bytes.fromhex(name)) for name in (self.saved.half, last) if name]
         return 2 * max([self.store.size(base) if base else 0, *known])
@@ -165,9 +178,9 @@ class DeviceState:
         self.store.keep({bytes.fromhex(name) for name in kept if name} | needed)
 
     def _locked(self) -> AbstractContextManager[None]:
-        """Processes on one folder, and threads of this one, read and write one after the other.
+        """Lock the folder, so that its processes and this process's threads take turns.
 
-        The loop may learn of another process of this device while the worker saves an answer.
+        The loop may get a message about another process of this device while the worker saves an answer.
         """
         return held(self.folder)
 
@@ -179,7 +192,11 @@ class DeviceState:
             self.holders = holders
 
     def _check_not_taken_over(self) -> None:
-        """With new keys boots are counted anew: a process that has taken over may have a lower one."""
+        """Raise TakenOverError if another process of this device has written its boot.
+
+        The boots are compared for equality only: with new keys they start again, so the other process may
+        have a lower one.
+        """
         if (boot := self._boot_on_disk()) not in (0, self._own_boot):
             raise TakenOverError(
                 f"another process of this device has taken over {self.folder}, with boot number {boot}; this "
@@ -187,12 +204,15 @@ class DeviceState:
             )
 
     def _save(self, saved: StateFile, keep: bool = False) -> None:
-        """On the disk first: what could not be written does not count."""
+        """Write the contents to the disk, and only then use them.
+
+        Contents that could not be written do not count.
+        """
         self._write(saved, keep)
         self.saved = saved
 
     def _boot_on_disk(self) -> int:
-        """Mostly it is the file that this process has put there itself."""
+        """Return the boot in the file, which is mostly the file that this process has written itself."""
         try:
             found = file_id(self._files.newest)
             if self._known is None or found != self._known[0]:
@@ -202,7 +222,10 @@ class DeviceState:
         return self._known[1]
 
     def _lower_boot_of_previous(self, boot: int) -> None:
-        """In the previous generation too: with its higher boot the newest would look older."""
+        """Lower the boot of the previous generation as well.
+
+        With a higher boot it would look newer than the newest file.
+        """
         path = self._files.previous
         try:
             previous = read_state_file(path.read_bytes())
@@ -219,18 +242,18 @@ class DeviceState:
         }
 
     def _write(self, saved: StateFile, keep: bool = False) -> None:
-        """Replace the file and its copies; the old file becomes the previous generation where `keep` is set."""
+        """Replace the file and its copies; if `keep` is set, the old file becomes the previous generation."""
         files, text = self._files, encode_state_file(saved)
         with self.disk.new_file(files.newest, content=text) as fresh:
             self.disk.sync(fresh)
             if keep and files.newest.exists():
                 self.disk.link(files.newest, files.previous)
             for copy in files.copies:
-                copy.unlink(missing_ok=True)  # no copy rather than one of another generation
+                copy.unlink(missing_ok=True)  # a missing copy is better than one of another generation
             self.disk.rename(fresh, files.newest)
             self._known = (file_id(files.newest), saved.boot)
             self.disk.sync(self.folder)
-        # Copies help only if the file gets damaged: on a full disk there are none.
+        # Copies help only if the file gets damaged, so a full disk may go without them.
         with contextlib.suppress(OSError):
             for copy in files.copies:
                 write_whole(copy, text)

@@ -1,4 +1,4 @@
-"""Whether the disk has room for one more answer: checked before any work, logged once where it has not."""
+"""The check whether the disk has room for one more answer: made before any work; a lack is logged once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ class DiskSpaceCheck:
 
     @property
     def problem(self) -> str:
-        """Why no work is taken on."""
+        """Return why no work is taken on, or ""."""
         return self._full_disk.problem
 
     def has_room_for_answer(self, base: bytes) -> bool:
-        """An answer and the state after it are about as large as the last ones, or as the broadcast."""
+        """Return whether there is room for an answer and the state after it.
+
+        Their size is about that of the last ones, or of the broadcast.
+        """
         needs, free = self._state.needed_bytes(base), self._state.disk.free_bytes(self._state.folder)
         if free < needs:
             self.ran_out(f"{needs} bytes are needed for an answer, {free} are free")

@@ -1,4 +1,4 @@
-"""device.json: which objects make up a device's state, and what it has answered. It carries a checksum."""
+"""device.json: the names of the objects of a device's state, and its answers, with a checksum."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 
 HASH_OR_NOTHING: Final = re.compile(r"(?:[0-9a-f]{64})?")
-KEPT_ANSWERS: Final = 4  # phases of one round; nobody asks for older ones
+KEPT_ANSWERS: Final = 4  # phases of one round; the coordinator does not ask for older ones
 FORMAT: Final = 1
-# Of a JSON file with other contents than were written.
+# The errors that reading raises if a JSON file has other contents than were written.
 CONTENT_ERRORS: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
@@ -40,20 +40,23 @@ class StateFile:
 
     boot: int = 0
     run: str = ""
-    epoch: int = 0  # the highest of a coordinator that was heard: messages of older ones are rejected
+    epoch: int = 0  # highest epoch of a coordinator that was heard: messages of lower ones are rejected
     plan: str = ""
     half: str = ""  # object with the half's state
     broadcast: str = ""  # last one that was received completely
     answers: list[Answer] = field(default_factory=list)
-    inputs: str = ""  # object with the list of what the round in hand learns from, where data grow
+    inputs: str = ""  # object with the list that the current round learns from, if the data grow
     inputs_round: int = 0
-    # The answer after all these, which is lost: it is computed again before all else.
+    # The answer after all these, if it is lost: it is computed again before anything else.
     lost: Answer | None = None
 
 
 def encode_state_file(saved: StateFile) -> bytes:
-    """The lost answer is a key of its own: earlier versions ignore it, and read the rest. So they do where no data
-    grow, of which they know nothing."""
+    """Encode the contents of the file.
+
+    The lost answer has a key of its own: earlier versions ignore the key and read the rest. If no data grow,
+    the file has no keys for inputs, which earlier versions do not know.
+    """
     table = {**vars(saved), "answers": [_row(answer) for answer in saved.answers]}
     del table["lost"]
     if not saved.inputs:
@@ -64,31 +67,31 @@ def encode_state_file(saved: StateFile) -> bytes:
 
 
 def _row(answer: Answer) -> dict[str, object]:
-    """As `asdict`, which copies deeply: that takes longer than all else of it."""
+    """Return a dict as `asdict` does, but without its deep copy, which takes longer than all the rest."""
     return {name: getattr(answer, name) for name in ANSWER_FIELDS} | {"metrics": dict(answer.metrics)}
 
 
 def checksum(table: object) -> str:
-    """JSON does not notice a flipped bit in a number."""
+    """Return the SHA-256 of a table; JSON itself does not notice a flipped bit in a number."""
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def read_checked(table: Mapping[str, Any], key: str) -> Any:
-    """What stands under the key, beside its checksum; one of CONTENT_ERRORS where it is damaged."""
+    """Return the value of the key if its checksum is right; raise one of CONTENT_ERRORS if not."""
     if table["seal"] != checksum(table[key]):
         raise ValueError("it is not what was written")
     return table[key]
 
 
 def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
-    """The contents of the JSON file; DamagedError, or NewerFormatError."""
+    """Return the contents of the JSON file, or raise DamagedError or NewerFormatError."""
     try:
         table = json.loads(text)
         found = table.get("format", 0)
         if type(found) is int and found > FORMAT:
             raise NewerFormatError(path, found, FORMAT)
         lost: list[Answer] = []
-        if found != 0:  # format 0 was the bare table
+        if found != 0:  # format 0 was the table itself, without a checksum
             lost = _read_lost(table)
             table = read_checked(table, "book")
         answers = [decode(Answer, row, f"answers[{i}]") for i, row in enumerate(table.pop("answers"))]
@@ -110,7 +113,7 @@ def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
 
 
 def _read_lost(table: Mapping[str, Any]) -> list[Answer]:
-    """One at most. An unknown key may be a damaged one."""
+    """Return the lost answer, if there is one; refuse unknown keys, because they may be damaged ones."""
     if unknown := table.keys() - {"format", "seal", "book", "lost"}:
         raise ValueError(f"it has the unknown key {sorted(unknown)[0][:40]!r}")
     if "lost" not in table:

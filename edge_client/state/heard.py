@@ -1,7 +1,8 @@
-"""What has been heard from the coordinator, so that a later process of this device takes no old message as new.
+"""Notes about the coordinator's messages, so that a later process does not take an old message as new.
 
-A broker may retain a refusal, or the message that a run is over, and send it to each later process. The file is not
-part of device.json, whose format older versions read too. Where it is lost, old messages may count once more.
+A broker may retain a refusal, or the message that a run is over, and send it to each later process. The file
+is not part of device.json, whose format older versions also read. If it is lost, old messages may count once
+more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from protofleet.protocol.storage.disk import Disk, is_full
 from protofleet.protocol.wire.names import COORDINATOR
 
 NAME: Final = "heard.json"
-# Of the file, filled up with spaces, so that the next note fits into the place of this one.
+# Size of the file, which is filled with spaces so that the next note fits into the same place.
 BYTES: Final = 512
 
 log = logging.getLogger("protofleet.device")
@@ -30,15 +31,17 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True, slots=True)
 class LastHeard:
-    epoch: int = 0  # of the newest coordinator that was heard
-    sequence: int = 0  # the highest of its messages
+    epoch: int = 0  # epoch of the newest coordinator that was heard
+    sequence: int = 0  # highest sequence number of its messages
     over: str = ""  # the run whose end was heard
 
 
 class HeardFile:
-    """`clock` has shown the time in the file before, so a much earlier time from it is not trusted.
+    """The file with the notes about the coordinator's messages.
 
-    Unless this device was `renewed` since: that is what an operator does who has set back a clock that was ahead.
+    `clock` has already shown the time in the file, so if it shows a much earlier time now, it is not trusted.
+    If the device was `renewed` since then, the clock is trusted: an operator renews the device after setting
+    back a clock that was ahead.
     """
 
     def __init__(self, folder: Path, disk: Disk, clock: Clock, renewed: bool = False) -> None:
@@ -48,16 +51,20 @@ class HeardFile:
         self.clock = clock if renewed else clock.after(self._last_time)
 
     def note_message(self, epoch: int, sequence: int, durable: bool) -> None:
-        """`durable`: before the message is acted upon; else a power cut may undo the note."""
+        """Store the number of a message.
+
+        If `durable` is set, the note is on the disk before the device acts upon the message. Otherwise a
+        power cut may undo the note.
+        """
         if (epoch, sequence) > (self.last.epoch, self.last.sequence):
             self._save(replace(self.last, epoch=epoch, sequence=sequence), durable)
 
     def note_time(self) -> None:
-        """Something is about to be stored that a clock behind this time must not judge."""
+        """Store the present time, before something is stored that a clock behind this time must not judge."""
         self._save(self.last, False)
 
     def forget(self) -> None:
-        """Epoch and sequence no longer count."""
+        """Forget the epoch and the sequence number."""
         self._save(LastHeard(over=self.last.over), True)
 
     def note_run_end(self, run: str) -> None:
@@ -74,15 +81,18 @@ class HeardFile:
         try:
             if durable or not self._has_taken_the_place(data):
                 self._disk.replace(self._path, data, durable=durable)
-        except OSError as error:  # it is only needed when the device is started again
+        except OSError as error:  # it is only needed at the next start of the device
             if not is_full(error):
                 raise
 
     def _has_taken_the_place(self, data: bytes) -> bool:
-        """After each receipt: a new file, with a name and a lock, is most of what that costs."""
+        """Overwrite the file in place, and return whether that was possible.
+
+        This happens after each receipt, and a new file, with a name and a lock, would be most of its cost.
+        """
         try:
             if self._path.stat().st_size != len(data):
-                return False  # an earlier version's
+                return False  # an earlier version wrote it
             self._disk.overwrite(self._path, data)
         except FileNotFoundError:
             return False
@@ -108,7 +118,10 @@ class HeardFile:
 
 
 def _read_time(seen: object) -> int:
-    """0 in a file of an earlier version, or a damaged one: then the clock is trusted."""
+    """Return the stored time; 0 if the file is damaged or of an earlier version.
+
+    With 0 the clock is trusted.
+    """
     match seen:
         case {"seal": str() as seal, "time": int() as time} if seal == checksum(time):
             return time
@@ -116,7 +129,7 @@ def _read_time(seen: object) -> int:
 
 
 def open_heard_file(state: DeviceState, link: DeviceLink) -> HeardFile:
-    """The link starts with what an earlier process has heard, and with a clock that knows the last time seen."""
+    """Open the file, and give its notes and a clock that knows the last time seen to the link."""
     wall = link.clock.after(state.previous_boot)
     heard = HeardFile(state.folder, state.disk, wall, state.renewed)
     link.clock = heard.clock
@@ -129,7 +142,10 @@ def open_heard_file(state: DeviceState, link: DeviceLink) -> HeardFile:
 
 
 def restore_epoch(state: DeviceState, heard: HeardFile, clock: Clock, coordinator: str) -> int:
-    """The epoch below which messages are rejected: the highest that was heard, unless it no longer counts."""
+    """Return the epoch below which messages are rejected.
+
+    It is the highest that was heard, or 0 if that no longer counts.
+    """
     epoch, known = max(state.saved.epoch, heard.last.epoch), state.holders.coordinator
     why = ""
     if epoch and other_keys(known, coordinator):
@@ -143,7 +159,10 @@ def restore_epoch(state: DeviceState, heard: HeardFile, clock: Clock, coordinato
 
 
 def forget_higher_epoch(state: DeviceState, heard: HeardFile, clock: Clock, epoch: int) -> None:
-    """When `epoch` is heard though a higher one is stored: the link has found that one far ahead of the clock."""
+    """Forget a stored epoch that is higher than a heard one.
+
+    The link has found that the stored one is far ahead of the clock.
+    """
     stored = max(state.saved.epoch, heard.last.epoch)
     if epoch < stored:
         ahead = days(clock.ahead(stored))

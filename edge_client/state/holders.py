@@ -1,8 +1,8 @@
-"""Who the stored numbers belong to: the device's own boots, and the epochs of its coordinator.
+"""The holders of the stored numbers: of the device's own boots, and of its coordinator's epochs.
 
-With other keys both are counted anew; a new record of the same keys drops numbers that lie far ahead of the clock.
-The file is not part of device.json, which earlier versions read and write too; where it is missing, the numbers
-belong to the present holders of the names.
+With other keys both numbers start again. With a new record of the same keys, numbers that are far ahead of
+the clock are dropped. The file is not part of device.json, which earlier versions also read and write. If it
+is missing, the numbers belong to the present holders of the names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("protofleet.device")
 @dataclass(frozen=True, slots=True)
 class Holders:
     own: str = ""
-    boot: int = 0  # the highest with these keys
+    boot: int = 0  # the highest boot with these keys
     coordinator: str = ""
 
 

@@ -1,9 +1,10 @@
-"""What a device that starts finds on its disk: the newest undamaged state, and the answer to be computed again.
+"""The start of a device from its disk: the newest undamaged state, and the answer to be computed again.
 
-One damaged file changes no bit, and neither do two. device.json has two copies. Where the state or the last answer is
-gone, the device falls back to before that answer and computes it again: at once where the broadcast is stored, else
-when the same question is asked again. It answers no other question, as that would give other bits. The lost answer
-is noted in that file, so that a later process knows of it too.
+Neither one damaged file nor two change any bit of the results. device.json has two copies. If the state or
+the last answer is gone, the device falls back to the state before that answer and computes it again. It does
+so at once if the broadcast is stored, and otherwise when the same question is asked again. It answers no
+other question, because that would give other bits. The lost answer is noted in that file, so that a later
+process knows of it too.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ ReadResult: TypeAlias = "StateFile | DamagedError | NewerFormatError | None"  # 
 @dataclass(frozen=True, slots=True)
 class Recovered:
     saved: StateFile
-    previous_half: str = ""  # of the previous generation
-    fell_back: bool = False  # something was damaged, and this is an older state
-    previous_inputs: str = ""  # of the previous generation
+    previous_half: str = ""  # half of the previous generation
+    fell_back: bool = False  # whether something was damaged, and this is an older state
+    previous_inputs: str = ""  # inputs of the previous generation
 
 
 class StateFiles:
-    """device.json, copies of it, and the one from before the last answer."""
+    """device.json, its copies, and the file from before the last answer."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,13 +41,17 @@ class StateFiles:
 
 
 def recover(files: StateFiles, store: ObjectStore) -> Recovered:
-    """DamagedError where the device's progress cannot be told from what is left; or NewerFormatError."""
+    """Return the state of the device from its files.
+
+    Raise DamagedError if the files that are left do not show the device's progress, and NewerFormatError if a
+    later version has written them.
+    """
     newest, previous = _read(files.newest), _read(files.previous)
     copies = [_read(path) for path in files.copies]
     if not store.names() and all(found is None for found in (newest, previous, *copies)):
         return Recovered(StateFile())
     fault = _describe_fault(files.newest, newest)
-    # A copy with a lower boot was left by an earlier version.
+    # An earlier version has left a copy with a lower boot.
     lowest_boot = previous.boot if isinstance(previous, StateFile) else 0
     readable = (found for found in (newest, *copies) if isinstance(found, StateFile))
     saved = next((found for found in readable if found.boot >= lowest_boot), None)
@@ -73,7 +78,11 @@ def recover(files: StateFiles, store: ObjectStore) -> Recovered:
 
 
 def _newer_format_error(saved: StateFile | None, *files: ReadResult) -> NewerFormatError | None:
-    """A later version writes device.json and its copies: if one file alone has its format, the number is damaged."""
+    """Return an error if the files have a newer format.
+
+    A later version writes device.json and its copies. So if only one file has its format, the format number
+    is damaged.
+    """
     found = [file for file in files if isinstance(file, NewerFormatError)]
     return found[0] if len(found) > 1 or (found and saved is None) else None
 
@@ -85,7 +94,7 @@ def _fall_back(
     fault: str,
     store: ObjectStore,
 ) -> Recovered:
-    """The state before the last answer, and that answer to be computed again."""
+    """Return the state before the last answer, and that answer to be computed again."""
     if fallback is None or newest.lost or not newest.answers:
         raise _unrecoverable(
             files,
@@ -131,12 +140,15 @@ def _describe_fault(path: Path, found: ReadResult) -> str:
 
 
 def _needed_answers(saved: StateFile) -> list[str]:
-    """The state after an answer cannot give that answer again. Where a later one is lost, this one is not needed."""
+    """Return the object of the last answer, which the state after it cannot give again.
+
+    If a later answer is lost, this one is not needed.
+    """
     return [] if saved.lost else [answer.object for answer in saved.answers[-1:]]
 
 
 def _missing(store: ObjectStore, *names: str) -> str:
-    """The first of them that is not stored, or an empty string."""
+    """Return the first name that is not stored, or ""."""
     return next((name for name in names if name and not store.has(bytes.fromhex(name))), "")
 
 

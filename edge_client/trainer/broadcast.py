@@ -1,4 +1,4 @@
-"""The one place where a broadcast's arrays reach a client half, and where wrong ones become a refused question."""
+"""The only place where broadcast arrays reach a client half, and wrong ones become a refused question."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.faults import as_authors, is_ours
 
-MOST_LETTERS: Final = 300  # of a reason: the text of a Bye has its limit
+MOST_LETTERS: Final = 300  # letters of a reason, because the text of a Bye has a limit
 
 
 def take_over(half: ClientHalf, payload: Payload) -> None:
-    """Let a half take over a broadcast. Raise WrongArraysError where it cannot, whatever line of ours says so."""
+    """Give a broadcast to a half, and raise WrongArraysError if the half cannot take it.
+
+    The error has this type whichever line of the project's code has raised first.
+    """
     demand_declared_and_finite(half, payload)
     broadcast = Broadcast(payload)
     try:
@@ -37,7 +40,7 @@ def take_over(half: ClientHalf, payload: Payload) -> None:
 
 @contextlib.contextmanager
 def refusing_wrong_arrays(ask: Ask, number: int) -> Iterator[None]:
-    """Refuse the question where its arrays are wrong. In an author's half, the author is told of the line."""
+    """Refuse the question if its arrays are wrong; for an author's half, raise AuthorError with the line."""
     try:
         yield
     except WrongArraysError as error:

@@ -1,8 +1,9 @@
-"""Training in a process of its own: when it runs out of memory, it is reported, and the agent lives on.
+"""Training in a separate process: if it runs out of memory, that is reported, and the agent continues.
 
-The process is spawned, as CUDA survives no fork, and lives as long as the agent: it has the data, the network and the
-optimizers, and the agent has the federation. One that replaces it goes on from the job's last durable state, as a
-device does that was killed in mid-training, so its answer is the same to the bit.
+The process is spawned, because CUDA does not survive a fork, and it lives as long as the agent. It has the
+data, the network and the optimizers; the agent has the federation. A new process that replaces it continues
+from the job's last durable state, like a device that was killed during training. So its answer is the same to
+the bit.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from protofleet.runtime import children
 log = logging.getLogger("protofleet.device")
 
 KILLED: Final = -9  # the exit code of a process that the kernel has ended
-START_SECONDS: Final = 1800.0  # for the data to be loaded, or built for the first time
+START_SECONDS: Final = 1800.0  # time to load the data, or to build them for the first time
 EVENTS: Final = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What the agent has to know of the data: how many there are of which class, and no image."""
+    """The data as the agent needs them: the number of samples of each class, and no image."""
 
     domain: str
     classes: int
@@ -48,13 +49,14 @@ class Labels:
     validation: TensorSamples
     test: TensorSamples
     names: tuple[str, ...]
-    kind: SampleKind  # of the samples
+    kind: SampleKind  # kind of the samples
 
 
 class ChildTrainer:
-    """The agent's end. Everything but `stop` is called by the agent's worker, one at a time.
+    """The agent's end of the socket.
 
-    `saved` gives the durable state of the job, which a process that replaces one that died goes on from.
+    The agent's worker calls everything but `stop`, one call at a time. `saved` returns the durable state of
+    the job, from which a process continues that replaces a dead one.
     """
 
     place = torch.device("cpu")  # this process computes nothing
@@ -66,7 +68,7 @@ class ChildTrainer:
         self._child: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._kills = 0
-        self._listing: Arrays | None = None  # of the inbox, for every process that is started
+        self._listing: Arrays | None = None  # the inbox's list, for every process that is started
         try:
             self.data = self._start_process()
         except BaseException:
@@ -75,7 +77,7 @@ class ChildTrainer:
 
     @property
     def pid(self) -> int:
-        """Of the process that trains; 0 while there is none."""
+        """Return the id of the process that trains; 0 while there is none."""
         return self._child.pid if self._child is not None else 0
 
     def start(self, plan: Plan) -> ChildJob:
@@ -84,7 +86,7 @@ class ChildTrainer:
         return ChildJob(self, plan)
 
     def run(self, plan: Plan, task: dict[str, Any], received: Arrays) -> tuple[Arrays, Metrics, Arrays]:
-        """What a job's `run` gives, and its state after that."""
+        """Run a job, and return its answer, its metrics and its state after that."""
         if not self._ensure_process():
             self._build(plan)
             if (saved := self._saved()) is not None:
@@ -112,13 +114,13 @@ class ChildTrainer:
         return Labels(message["domain"], message["classes"], part, part, part, tuple(message["names"]), kind)
 
     def learn_from(self, listing: Arrays) -> None:
-        """Jobs that start from now on have the samples of this list of the device's inbox too."""
+        """Add the samples of this list of the inbox to the data of all jobs that start from now on."""
         self._listing = listing
         if self._ensure_process():
             self._request({"do": "learn_from"}, listing)
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
-        """For a process that is started from now on; 0 is as the settings have it."""
+        """Set the limits of a process that is started from now on; 0 means the value of the settings."""
         s = self._own
         memory, longest = memory_bytes or s.trainer_memory_bytes, seconds or s.trainer_seconds
         self._settings = replace(s, trainer_memory_bytes=memory, trainer_seconds=longest)
@@ -156,7 +158,7 @@ class ChildTrainer:
             case {"no_memory": str(reason)}:
                 self.stop()
                 raise TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, reason)
-            case {"wrong_arrays": str(reason)}:  # the process lives: the next plan has a half of its own
+            case {"wrong_arrays": str(reason)}:  # the process lives: the next plan gets a new half
                 raise TrainerDiedError(DisconnectReason.WRONG_ARRAYS, reason)
             case {"plug_in": str(reason)}:
                 raise AuthorError(reason)
@@ -165,7 +167,7 @@ class ChildTrainer:
         return message, arrays
 
     def _ensure_process(self) -> bool:
-        """Whether the process is the one that knows the job; else there is a new one."""
+        """Return whether the process that knows the job lives; if not, start a new one."""
         if self._child is not None and self._child.poll() is None:
             return True
         self.stop()
@@ -192,7 +194,7 @@ class ChildTrainer:
 
 
 class ChildJob:
-    """A job whose half is in the other process. Here is the state that it had after its last work."""
+    """A job whose half is in the other process; it has the state that the half had after its last work."""
 
     def __init__(self, trainer: ChildTrainer, plan: Plan) -> None:
         self._trainer, self._plan = trainer, plan
@@ -212,7 +214,7 @@ class ChildJob:
 
 
 def kills(root: Path = EVENTS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """How often the kernel has killed for want of memory in our control group; -1 where nobody can say."""
+    """Return how often the kernel killed for lack of memory in this control group; -1 if unknown."""
     try:
         group = own.read_text().strip().rpartition("::")[2].lstrip("/")
         lines = (root / group / "memory.events").read_text().splitlines()

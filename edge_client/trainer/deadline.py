@@ -1,4 +1,4 @@
-"""The end of a piece of work that goes on for too long, where it is done inside the agent."""
+"""The time limit for a piece of work that is done inside the agent."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NEVER = float("inf")
 
 
 class Deadline:
-    """One for all that a process works on, one after the other.
+    """The time limit for the work of a process, which does one piece of work after the other.
 
-    The work itself checks it, at each step that it makes: a thread cannot be ended from outside.
+    The work itself checks the limit at each of its steps, because a thread cannot be ended from outside.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""How work on a job can end other than with an answer."""
+"""The ways in which work on a job can end without an answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from protofleet.protocol.wire.reasons import DisconnectReason
 
 
 class TrainerDiedError(RuntimeError):
-    """What trains has ended in the middle of its work; the job begins again from its durable state."""
+    """An error for work that ended in the middle; the job begins again from its durable state."""
 
     def __init__(self, why: DisconnectReason, message: str) -> None:
         super().__init__(f"{why.value}: {message}")
@@ -14,4 +14,4 @@ class TrainerDiedError(RuntimeError):
 
 
 class TrainingError(RuntimeError):
-    """Our code failed in the other process; the text is its traceback."""
+    """An error for a failure of the project's code in the other process; the text is its traceback."""

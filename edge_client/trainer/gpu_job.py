@@ -1,7 +1,7 @@
-"""A job of a device that shares a GPU: in its process with other devices, and with other processes.
+"""A job of a device that shares a GPU with other devices in its process, and with other processes.
 
-It computes in turns. Between them a device that is one of many in its process has nothing on the GPU: its half is
-made anew from its last state, as after a reboot, so the bits are the same.
+It computes in turns. Between its turns, a device that is one of many in its process has nothing on the GPU.
+Its half is made again from its last state, as after a reboot, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GpuWork:
-    """Admits the pieces of work of one device on one plan."""
+    """The admission of the pieces of work of one device on one plan."""
 
     admission: Admission
-    plan: str  # of one plan and one network: what others measured holds for this device
+    plan: str  # names one plan and one network: measurements of other devices are valid for this device
     data_bytes: int
 
     def run(self, piece: str, do: Callable[[], T]) -> T:
-        """What `do` returns. TrainerDiedError where it found no memory: the device asks for work again later."""
+        """Return the result of `do`.
+
+        Raise TrainerDiedError if there was no memory; then the device asks for work again later.
+        """
         try:
             return self.admission.run(Work(piece, (self.plan, piece), self.data_bytes), do)
         except GpuFullError as error:
@@ -37,7 +40,10 @@ class GpuWork:
 
 class GpuJob:
     def __init__(self, work: GpuWork, start: Callable[[], LocalJob], *, stays: bool) -> None:
-        """`start` puts the job, without a state, on the GPU, where it `stays` between turns or not."""
+        """Make a job from `start`, which puts it on the GPU without a state.
+
+        If `stays` is set, it remains on the GPU between turns.
+        """
         self._work, self._start, self._stays = work, start, stays
         self._job: LocalJob | None = None
         self._state: Arrays | None = None

@@ -1,7 +1,7 @@
-"""A job: what a run's plan asks of this device, one phase after the other. Runs on the worker's thread.
+"""A job: the work of this device on a run's plan, one phase after the other, on the worker's thread.
 
-Devices measure every model that they hold anyway, which costs no bytes: the global one as it arrives, where the
-method has one, and their own when the phase "train" has made it.
+Devices measure every model that they have anyway, because that sends no bytes. They measure the global model
+when it arrives, if the method has one, and their own model when the phase "train" has made it.
 """
 
 from __future__ import annotations
@@ -35,39 +35,47 @@ Metrics: TypeAlias = dict[str, float]
 
 NONE: Final[Mapping[str, Metric]] = {}
 TRAIN: Final = "train"  # the phase that changes a device's model
-EVALUATE: Final = "evaluate"  # after the last round
-SECONDS_WAITED: Final = "seconds.waited"  # among what was measured: it is no work, and is sent to nobody
-MODELS_UNWRITTEN: Final = "models.unwritten"  # likewise: versions that found no room, or the like
+EVALUATE: Final = "evaluate"  # the phase after the last round
+# Among the metrics: waiting is no work, and the figure is not sent to the coordinator.
+SECONDS_WAITED: Final = "seconds.waited"
+# Also among the metrics: the number of versions that were not written, for example on a full disk.
+MODELS_UNWRITTEN: Final = "models.unwritten"
 
 
 class Job(Protocol):
-    """All of it is called by one thread, and what is handed over is not used by the caller afterwards."""
+    """The interface of a job.
+
+    One thread makes all calls, and the caller does not use the arguments afterwards.
+    """
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
-        """What goes back to the server half, and what was measured. `number` is the round's."""
+        """Return the answer for the server half, and the metrics; `number` is the number of the round."""
         ...
 
     def state(self) -> Arrays:
-        """All that must survive a reboot, as it is after the last `run`."""
+        """Return everything that must survive a reboot, as it is after the last `run`."""
         ...
 
     def restore(self, state: Arrays) -> None: ...
 
 
 class Models(Protocol):
-    """Where models go that somebody wants to have."""
+    """The destination of models that are served or kept."""
 
     def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
-        """What the half predicts with now: the run's model after that round (global), or its own (personal)."""
+        """Publish the half's present model.
+
+        It is the run's model after that round (global), or the device's own model (personal).
+        """
         ...
 
     def take_unwritten(self) -> int:
-        """How many could not be written since this was asked last."""
+        """Return how many models could not be written since the last call."""
         ...
 
 
 class NoModels:
-    """Nobody wants them."""
+    """A destination that drops all models."""
 
     def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
         pass
@@ -77,7 +85,7 @@ class NoModels:
 
 
 class ServedAndKept:
-    """To programs of this machine, and into the device's own folder."""
+    """A destination that passes models to programs of this machine and into the device's own folder."""
 
     def __init__(self, served: Models, kept: Models) -> None:
         self._both = (served, kept)
@@ -91,11 +99,11 @@ class ServedAndKept:
 
 
 NO_MODELS: Final = NoModels()
-StartJob: TypeAlias = Callable[[Plan], Job]  # SettingsError where this device cannot do what the plan asks
+StartJob: TypeAlias = Callable[[Plan], Job]  # raises SettingsError if this device cannot follow the plan
 
 
 class LocalJob:
-    """In this process."""
+    """A job that runs in this process."""
 
     def __init__(
         self, half: ClientHalf, data: Splits, reports: str, *, snapshots: Snapshots | None = None,
@@ -103,7 +111,7 @@ class LocalJob:
         models: Models | None = None,
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:  # fmt: skip
-        """`reports` is the model whose accuracy the paper reports: "global" or "personal"."""
+        """Make a job; `reports` is the model whose accuracy the paper reports: "global" or "personal"."""
         self.half, self._data, self._reports = half, data, reports
         self._snapshots, self._folder = snapshots or Snapshots(), folder
         self._deadline, self._work_seconds = deadline or Deadline(), work_seconds
@@ -123,7 +131,8 @@ class LocalJob:
             most = self._snapshots.samples
             if phase == EVALUATE:
                 delete_earlier_evaluations(self._folder, number, self._snapshots.rounds)
-            learned = {} if phase == EVALUATE else payload  # else it is counts, and no point in a picture
+            # At the end the payload has counts, which are no points of a picture.
+            learned = {} if phase == EVALUATE else payload
             save_snapshot(self._folder, most, number, self.half, self._data, ask.payload, learned)
         answer = to_numpy(payload)
         del ask, payload
@@ -131,7 +140,10 @@ class LocalJob:
         return answer, metrics
 
     def _leave_out(self, metrics: Metrics, phase: str, number: int) -> None:
-        """A number of the run's own metrics that is none would be in no mean; each is told once."""
+        """Leave out values of the run's own metrics that are not finite, because no mean can include them.
+
+        The log names each such metric once.
+        """
         for key in [key for key, value in metrics.items() if not math.isfinite(value)]:
             name = key.partition(".")[0]
             if name in self._metrics:
@@ -152,7 +164,7 @@ class LocalJob:
 def local_jobs(
     build: Callable[[Plan], ClientHalf], data: Splits, models: Callable[[Plan], Models] | None = None
 ) -> StartJob:
-    """Jobs without limits."""
+    """Return a starter of jobs without limits."""
 
     def start(plan: Plan) -> LocalJob:
         kept = models(plan) if models else None
@@ -191,7 +203,10 @@ def work(
 def evaluate_at_end(
     half: ClientHalf, data: Splits, reports: str, own: Mapping[str, Metric] = NONE
 ) -> tuple[Payload, Metrics]:
-    """With what it takes for what, where a run has so few classes that this can be read."""
+    """Evaluate the half after the last round.
+
+    If the run has few enough classes for a readable table, count also which class it predicts for which.
+    """
     if data.classes > MOST_CLASSES or not len(data.test.y):
         return {}, evaluate(half, data, reports, metrics=own)
     confusion = torch.zeros(data.classes, data.classes, dtype=torch.int32)

@@ -1,7 +1,7 @@
-"""The device's own models in its folder, for an export: the last one that it has trained, and the best by validation.
+"""The device's own models in its folder, for an export: the last one, and the best by validation.
 
-They are written on the worker's thread, each beside what it replaces. What goes wrong with that costs the copy and
-never the training.
+They are written on the worker's thread, each to a new file that then replaces the old one. If this fails,
+only the copy is lost, never the training.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ log = logging.getLogger("protofleet.device")
 
 FOLDER: Final = "kept"
 LAST, BEST = "last", "best"
-ROOM: Final = 4  # times the model's bytes must be free: the two files, and the answer that is written next
+# This many times the model's bytes must be free: for the two files, and for the answer that is written next.
+ROOM: Final = 4
 
 
 def kept_file(folder: Path, chosen: str) -> Path:
-    """`folder` is the device's own."""
+    """Return the path of a kept model; `folder` is the device's own folder."""
     return folder / FOLDER / f"{chosen}.safetensors"
 
 
 class KeptModels:
-    """Of one plan."""
+    """The kept models of one plan."""
 
     def __init__(self, folder: Path, origin: Origin, disk: Disk) -> None:
         self._folder, self._origin, self._disk = folder, origin, disk
@@ -54,7 +55,7 @@ class KeptModels:
             self._failed = False
 
     def take_unwritten(self) -> int:
-        return 0  # of versions alone
+        return 0  # only versions are counted
 
     def _keep(self, half: ClientHalf, number: int, metrics: Mapping[str, float]) -> None:
         validation = metrics.get(f"accuracy.validation.{PERSONAL}")
@@ -76,15 +77,19 @@ class KeptModels:
                 file.write(piece)
 
     def _link_best(self) -> None:
-        """A second name: the next `last` takes the first one, and leaves the file as it is."""
+        """Give the last file a second name; the next `last` replaces only the first name."""
         self._disk.link(kept_file(self._folder, LAST), kept_file(self._folder, BEST))
 
     def _is_best(self, number: int, validation: float) -> bool:
-        """The first of equals. A round before the best one's is of a run that has begun, or gone back, since."""
+        """Return whether this model is the best one; the first of equals stays.
+
+        If its round is before the round of the best one, the run has begun again or gone back since, so the
+        old best does not count.
+        """
         return self._best is None or number < self._best[0] or validation > self._best[1]
 
     def _best_of_before(self) -> tuple[int, float] | None:
-        """In an earlier process, of this plan."""
+        """Return the round and the accuracy of an earlier process's best model of this plan."""
         try:
             kept: Kept = read_kept(kept_file(self._folder, BEST))
         except CardError:  # there is none, or another version has written it
@@ -95,7 +100,7 @@ class KeptModels:
         return card.round, card.validation
 
     def _require_room(self, half: ClientHalf) -> None:
-        """Training writes its answer next, and needs the room more."""
+        """Raise OSError if there is little room: training writes its answer next and needs it more."""
         size = sum(value.nbytes for value in half.model.state_dict().values())
         free = self._disk.free_bytes(self._folder)
         if free < ROOM * size:

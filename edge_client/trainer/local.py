@@ -1,4 +1,4 @@
-"""Training in the process that has the data: the agent's own, or the child that the agent starts for it."""
+"""Training in the process that has the data: the agent's own process, or its child process."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from protofleet.protocol.wire.messages import Arrays
 
 log = logging.getLogger("protofleet.device")
 
-AdmissionTo: TypeAlias = Callable[[torch.device], Admission | None]  # None where nobody has to be admitted
+AdmissionTo: TypeAlias = Callable[[torch.device], Admission | None]  # None if no admission is needed
 
 
 def admission_to(place: torch.device) -> Admission | None:
-    """For a whole process: it is to call this once."""
+    """Return the admission to the GPU for the whole process, which calls this once."""
     if place.type != "cuda":
         return None
     gpu = Cuda(place)
@@ -49,7 +49,10 @@ class LocalTrainer:
         self, settings: DeviceSettings, deadline: Deadline | None = None, shards: Shards | None = None,
         admission: AdmissionTo = admission_to, *, alone: bool = True,
     ) -> None:  # fmt: skip
-        """`alone` in its process, a device has its data and its half on the GPU between its turns too."""
+        """Load the data of a device.
+
+        If the device is `alone` in its process, its data and its half stay on the GPU between its turns.
+        """
         self.place = set_torch(settings)
         self._settings, self._deadline, self._alone = settings, deadline, alone
         self.admission = admission(self.place)
@@ -61,7 +64,7 @@ class LocalTrainer:
             self.data = self._moved_for_good(self.admission)
 
     def learn_from(self, listing: Arrays) -> None:
-        """Jobs that start from now on have its own data, and the samples of this list of its inbox."""
+        """Use the own data and the samples of this list of the inbox for jobs that start from now on."""
         settings, state = self._settings, Path(self._settings.folder)
         samples = samples_of(settings.data, state, Disk(settings.durable))
         self.data = joined(self._own, as_listing(listing), samples, settings.data)
@@ -76,7 +79,7 @@ class LocalTrainer:
         return GpuJob(work, lambda: self._started_on_gpu(plan), stays=self._alone)
 
     def _pays(self, plan: Plan) -> bool:
-        """Tell whether the GPU trains this plan. Only `auto` leaves some to the CPU."""
+        """Return whether the GPU trains this plan; only `auto` leaves some plans to the CPU."""
         pays = self._settings.compute != "auto" or compute_place("auto", plan, self._network) != CPU
         if not pays:
             log.info(
@@ -86,14 +89,14 @@ class LocalTrainer:
 
     @property
     def _stays_on_gpu(self) -> bool:
-        """Tell whether the data lie on the GPU whatever the plan is."""
+        """Return whether the data are on the GPU for every plan."""
         return self._alone and self._settings.compute != "auto"
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
-        """The agent's own memory has no limit, and its work has that of [limits]."""
+        """Do nothing: the agent's own memory has no limit, and its work has the limit of [limits]."""
 
     def stop(self) -> None:
-        """It ends with this process."""
+        """Do nothing: the trainer ends with this process."""
 
     def _moved_for_good(self, admission: Admission) -> Shard:
         work = Work("the device's data", ("data", self._settings.name), bytes_of(self.data))
@@ -103,7 +106,7 @@ class LocalTrainer:
             raise SettingsError(str(error)) from None
 
     def _check(self, plan: Plan) -> None:
-        """SettingsError where this device cannot do what the plan asks."""
+        """Raise SettingsError if this device cannot follow the plan."""
         self._builder(moved(self.data, self.place), self.place).build(plan)
 
     def _started_on_gpu(self, plan: Plan) -> LocalJob:
@@ -144,7 +147,7 @@ class LocalTrainer:
         settings = self._settings
         if not settings.keep_models:
             return NoModels()
-        classes = data.names or tuple(str(label) for label in range(plan.classes))  # nobody can tell
+        classes = data.names or tuple(str(label) for label in range(plan.classes))  # the names may be unknown
         origin = kept.Origin(plan, settings.name, self._network or plan.network, classes, scale_of(data))
         return KeptModels(Path(settings.folder), origin, Disk(settings.durable))
 

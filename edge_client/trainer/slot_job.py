@@ -1,4 +1,4 @@
-"""A job of a device that works in turn with others of its machine."""
+"""A job of a device that works in turn with other devices of its machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SlotJob:
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         with self._slots.taken() as waited:
             payload, metrics = self._job.run(phase, number, received)
-            return_all_free_blocks()  # before another takes as many
+            return_all_free_blocks()  # before another device takes as much memory
         return payload, {**metrics, SECONDS_WAITED: waited}
 
     def state(self) -> Arrays:

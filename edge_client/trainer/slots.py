@@ -1,8 +1,8 @@
-"""Devices of one machine that work in turn: as many at a time as there are slots.
+"""Turns of the devices of one machine: as many work at the same time as there are slots.
 
-More at a time than there are cores are no sooner done, and each holds the memory of a batch. A slot is a file that
-its process holds locked, so it is free when that process has ended, in whatever way; one that is stuck is ended by
-its watchdog. For one that somebody has stopped (SIGSTOP) nobody waits.
+If more devices work than there are cores, they are not finished sooner, and each holds the memory of a batch.
+A slot is a file that its process keeps locked, so it is free when that process has ended in any way. A
+process that is stuck is ended by its watchdog. No device waits for a slot of a stopped process (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from protofleet.protocol.settings.reader import demand_within
 
 SHORTEST: Final = 0.001  # seconds between two looks for a free slot
 LONGEST: Final = 0.02
-SHARE: Final = 0.125  # of what has been waited so far: those who wait for long work look seldom
+SHARE: Final = 0.125  # part of the time waited so far: devices that wait for long work look rarely
 
 
 @dataclass(frozen=True)
 class Slots:
-    """The [slots] table."""
+    """The [slots] table of the settings."""
 
-    folder: str = ""  # which the devices have in common; empty: none waits for others
+    folder: str = ""  # folder that the devices have in common; empty: no device waits for others
     number: Annotated[int, Within(1, 1024)] = 1
 
     def __post_init__(self) -> None:
@@ -37,13 +37,13 @@ class Slots:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[float]:
-        """One of them, and the seconds that were waited for it."""
+        """Take a slot, and yield the seconds of waiting for it."""
         begun, waited = time.monotonic(), 0.0
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:
             slots = [_opened(Path(self.folder) / f"{i}.slot", files) for i in range(self.number)]
             while not (any(map(_is_ours, slots)) or any(map(_is_of_a_stopped_process, slots))):
-                report_progress()  # who waits is not stuck
+                report_progress()  # a process that waits is not stuck
                 time.sleep(min(LONGEST, max(SHORTEST, SHARE * waited)))
                 waited = time.monotonic() - begun
             yield waited
@@ -66,9 +66,9 @@ def _is_ours(slot: int) -> bool:
 
 
 def _is_of_a_stopped_process(slot: int) -> bool:
-    """As Linux says it; elsewhere nobody is known to be."""
+    """Return whether the slot's process is stopped, as Linux states it; elsewhere return False."""
     try:
         line = Path(f"/proc/{int(os.pread(slot, 20, 0))}/stat").read_text()
-    except (OSError, ValueError):  # it has just ended, or nobody has had this slot yet
+    except (OSError, ValueError):  # it has just ended, or no process has had this slot yet
         return False
     return line.rpartition(")")[2].split()[0] == "T"

@@ -1,6 +1,7 @@
-"""Messages in, frames out: sealing, duplicates and byte accounting, the same for both ends.
+"""Turn messages into frames and frames into messages, in the same way at both ends.
 
-No sockets and no clock: frames leave through a Transport, `now` is an argument, `wake_at` says when to call.
+This module seals messages, recognises duplicates and counts bytes. It uses no sockets and no clock: frames
+leave through a Transport, `now` is an argument, and `wake_at` says when to call.
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ from protofleet.protocol.wire.names import EVERYBODY
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
 
-INLINE: Final = 48 * 1024  # a body up to this size travels inside its message
-FRAME_OVERHEAD: Final = 4096  # header, signature and scalars beside an inline body
-MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_OVERHEAD  # more is not even hashed for its signature
+INLINE: Final = 48 * 1024  # bytes; a body up to this size travels inside its message
+FRAME_OVERHEAD: Final = 4096  # bytes for the header, the signature and the scalars next to an inline body
+# Bytes; a larger frame is refused before its signature is checked.
+MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_OVERHEAD
 MAX_OBJECT: Final = 1 << 30
-# Faults that may be gone with a newer record of the sender.
+# Reasons of faults that a newer record of the sender may remove.
 CURED_BY_NEW_RECORD: Final = frozenset({Reason.BAD_SIGNATURE, Reason.STALE_BOOT, Reason.BOOT_AHEAD})
-WINDOW: Final = codec.MAX_ASKED  # blocks of one object in flight: 4 MiB, enough for 600 Mbit/s at 50 ms
+# Blocks of one object in flight: 4 MiB, which is enough for 600 Mbit/s at 50 ms.
+WINDOW: Final = codec.MAX_ASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +64,25 @@ class Received:
     message: Message
     run: str
     epoch: int
-    object: bytes = b""  # name of its arrays in the store, once they are all here
-    sequence: int = 0  # 0: a will, which the broker publishes at any time
+    object: bytes = b""  # name of the message's arrays in the store, once all of them are here
+    sequence: int = 0  # 0 for a will, which the broker may publish at any time
     boot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FrameOutcome:
-    """What a received frame brought."""
+    """The result of a received frame."""
 
-    tensors: Mapping[str, int] = field(default_factory=dict)  # bytes by kind
-    held: int = 0  # bytes of a block; they are counted with the spans that its table lets us count
+    tensors: Mapping[str, int] = field(default_factory=dict)  # bytes of arrays by kind
+    # Bytes of a block that are not counted here. They are counted in `spans`, once the block's table is
+    # known.
+    held: int = 0
     spans: Sequence[CountedSpan] = ()
-    new: bool = True  # else it is a duplicate
-    for_us: bool = True  # else it came by a topic that many devices share, and others had requested it
-    first: bool = True  # else another message has brought its tensors before
-    fault: Reason | None = None  # of an answer that is judged as one all the same
+    new: bool = True  # False for a duplicate
+    # False if the frame came on a topic that many devices share and other devices had requested it.
+    for_us: bool = True
+    first: bool = True  # False if another message has brought the same tensors before
+    fault: Reason | None = None  # reason why an answer cannot be used; its device is told of it
 
 
 def result_of(outcome: FrameOutcome) -> str:
@@ -86,35 +92,46 @@ def result_of(outcome: FrameOutcome) -> str:
 
 
 class Link:
-    """What both ends share. `direction` is the way that this end's own frames go."""
+    """The part of a link that both ends share.
+
+    `direction` is the direction of the frames that this end sends.
+    """
 
     def __init__(
         self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, direction: str,
         sealed: bool = True, clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        """`sealed`: messages to one recipient are encrypted for it, and nothing else is accepted."""
+        """Create a link of the party `me`.
+
+        If `sealed`, messages to one recipient are encrypted for it, and messages that are not encrypted are
+        refused.
+        """
         self.me, self.keyring, self.topics, self.transport = me, keyring, topics, transport
         self.direction, self.sealed, self.clock = direction, sealed, clock or Clock()
         self.run, self.epoch = "", 0
         self.meter = Meter()
-        self.metric_names: tuple[str, ...] = ()  # sent as their places in this list
-        self.kinds = ON_THE_WIRE  # that bytes are counted under; those of the run's method, once there is one
-        self.most_block = self.block = blocks.DEFAULT_BLOCK  # wanted, and of the present broker
+        self.metric_names: tuple[str, ...] = ()  # a metric is sent as its place in this list
+        # Kinds that bytes are counted under. A run replaces them with the kinds of its method.
+        self.kinds = ON_THE_WIRE
+        # Bytes of a block: the wanted size, and the size for this broker.
+        self.most_block = self.block = blocks.DEFAULT_BLOCK
         self.block_qos = BlockQos()
         self.inline, self._capacity = INLINE, MAX_FRAME
-        # Of the last broker, and the largest of those that could be used.
+        # Bytes that the last broker takes, and the most that any usable broker took.
         self._last_capacity = self._best_capacity = 0
         self._sequence = 0
-        self.who = ""  # where a coordinator runs, so that one that finds another can say where it is
+        # Place where a coordinator runs. A coordinator that finds another one can then say where that one is.
+        self.who = ""
         self._windows: dict[str, ReplayWindow] = {}
-        # A block of one of these objects is a duplicate, not unknown.
+        # A block of one of these objects is a duplicate. It is not an unknown block.
         self._recently_completed: deque[bytes] = deque(maxlen=64)
         self.peer_direction = DOWN if self.direction == UP else UP
 
     def adapt(self, max_packet: int, largest: int = 0, indirect: bool = True) -> None:
-        """Fit blocks and inline bodies to what the broker takes, if an object of this size goes through.
+        """Fit the size of blocks and inline bodies to the packets that the broker takes.
 
-        `indirect`: whether the other side takes a manifest as an object, where it fits no message.
+        Raise BrokerError if an object of `largest` bytes cannot be sent through this broker. `indirect` says
+        whether the other side accepts a manifest as an object, if the manifest fits no message.
         """
         self._last_capacity = capacity = max_packet - FRAME_OVERHEAD
         if capacity < 1024:
@@ -135,7 +152,11 @@ class Link:
         self._best_capacity = max(self._best_capacity, capacity)
 
     def reject_connection(self, error: BrokerError) -> None:
-        """The broker's limit is too small: that ends a process that never had a usable one; else it tries again."""
+        """Leave a broker whose packet limit is too small.
+
+        Raise the error if this process never had a broker with a usable limit; this ends the process.
+        Otherwise the process tries again.
+        """
         if not self._best_capacity:
             raise error
         again = "it took more before, so it is tried again"
@@ -150,8 +171,12 @@ class Link:
         attachment: Attachment = None,
         receive: bytes = b"",
     ) -> bytes:
-        """`receive` is the recipient's key, where the caller has looked it up already: it may be removed by now."""
-        self._sequence += 1  # from 1
+        """Return the frame of a message, with the next sequence number.
+
+        `receive` is the key that the recipient receives with, if the caller has looked it up already. The key
+        may have been removed from the keyring since then.
+        """
+        self._sequence += 1  # sequence numbers begin with 1
         return self._sealed(message, self._sequence, recipient, attachment, receive)
 
     def _sealed(
@@ -169,34 +194,43 @@ class Link:
         return seal(header, codec.encode(message, attachment, self.metric_names), self.me.keys.sign, receive)
 
     def _receive_of(self, recipient: str) -> bytes:
-        """To seal to. Without it there is nothing that this process could say."""
+        """Return the key to seal messages to `recipient` with.
+
+        Raise KeyFileError if the key is not known, because this process cannot send anything without it.
+        """
         if (known := self.keyring.get(recipient)) is None:
             why = why_unknown(self.keyring, recipient) or f"the record of {recipient!r} was away for a moment"
             raise KeyFileError(f"{why}; `protofleet enrol install` puts an enrolment there")
         return known.receive
 
     def with_new_key(self, manifest: Manifest) -> Manifest:
-        """With a key of its own, for an object that is about to be served."""
+        """Return the manifest with a new key of its own, for an object that is about to be served."""
         if manifest.block > self._capacity:
             raise BrokerError(too_large(manifest.size, self.block, self._capacity))
         return replace(manifest, key=os.urandom(blocks.KEY)) if self.sealed else manifest
 
     def fits_in_message(self, packed: bytes) -> bool:
-        """Whether a message has room for it beside its scalars."""
+        """Return whether a message has room for these bytes next to its scalars."""
         return len(packed) <= self._capacity
 
     def fits(self, manifest: Manifest) -> bool:
-        """Whether a message has room for it; else it is an object itself."""
+        """Return whether a message has room for the manifest; otherwise the manifest is sent as an object."""
         return codec.SHORT_HASH * len(manifest.hashes) <= self._capacity
 
     def still_fits(self, *manifests: Manifest) -> bool:
-        """Whether an object, and maybe its manifest as another, can go on in the same blocks as before."""
+        """Return whether an object can still be sent in the same blocks as before.
+
+        The second manifest, if there is one, is the manifest of the object that holds the first manifest.
+        """
         return all(one.block <= self._capacity for one in manifests) and (
             len(manifests) > 1 or self.fits(manifests[0])
         )
 
     def required_forms(self, size: int) -> dict[str, str]:
-        """Which forms devices need for an object of so many bytes, and why. BrokerError where nothing helps."""
+        """Return the forms that devices need for an object of `size` bytes, each with the reason.
+
+        Raise BrokerError if no form helps.
+        """
         block = blocks.block_size(size, self.block)
         if block > self._capacity:
             raise BrokerError(too_large(size, self.block, self._capacity))
@@ -210,7 +244,7 @@ class Link:
         }
 
     def _check_offer(self, offer: Offer) -> None:
-        """Of an object: not too large, and sealed where messages have to be."""
+        """Raise Rejected if the offered object is too large, or not sealed although it has to be."""
         if offer.size > MAX_OBJECT:
             raise Rejected(Reason.TOO_LARGE, f"{offer.size} bytes, over {MAX_OBJECT}")
         if isinstance(offer, IndirectManifest):
@@ -224,7 +258,10 @@ class Link:
             raise Rejected(Reason.NOT_SEALED, f"blocks of {offer.object.hex()[:16]} without a key")
 
     def will(self, topic: str) -> Will:
-        """It has number 0, as nobody knows whether it will ever be sent."""
+        """Return the will of this end.
+
+        Its sequence number is 0, because it is not known whether the broker will ever publish it.
+        """
         return Will(topic, self._sealed(State(False, "connection lost", self.who), 0))
 
     def publish(
@@ -236,14 +273,17 @@ class Link:
         self.meter.count_message(self.direction, codec.KINDS[type(message)], "sent")
 
     def layout_of(self, store: ObjectStore, name: bytes) -> Layout:
-        """Return the kinds of an object's bytes, for whoever is about to send its blocks."""
+        """Return the kinds of an object's bytes, for a caller that is about to send the object's blocks."""
         return store.open(name).layout_by(self.kinds)
 
     def send_block(
         self, topic: str, store: ObjectStore, manifest: Manifest, index: int, fresh: bool,
         layout: Layout | None = None,
     ) -> None:  # fmt: skip
-        """`layout` is that of the object, where the caller has it already."""
+        """Send one block of an object.
+
+        `layout` is the layout of the object, if the caller has it already.
+        """
         start, layout = index * manifest.block, layout or self.layout_of(store, manifest.object)
         tensors = layout.within(start, start + blocks.length_of(manifest, index))
         frame = blocks.pack(manifest, index, store.read_block(manifest, index))
@@ -251,13 +291,16 @@ class Link:
         self.meter.count_message(self.direction, "block", "sent")
 
     def open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
-        """Verify, deduplicate and decode an envelope. None for a duplicate; Rejected for a fault."""
+        """Verify and decode a message, and return None for a duplicate.
+
+        Raise Rejected for a fault.
+        """
         if len(frame) > MAX_FRAME:
             raise Rejected(Reason.TOO_LARGE, f"a frame of {len(frame)} bytes, over {MAX_FRAME}")
         try:
             return self._open(topic, frame)
         except Rejected as fault:
-            # A device that was renewed may speak before its old record is looked at again.
+            # A renewed device may send a message before this process reads its new record.
             if fault.reason not in CURED_BY_NEW_RECORD or not changed(
                 self.keyring, read_header(frame)[0].sender
             ):
@@ -266,7 +309,8 @@ class Link:
 
     def _open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
         header, start, known = verified(frame, self.keyring)
-        if header.federation != self.topics.federation:  # first: what follows takes state from the header
+        # This check comes first, because the next lines keep state for the header's sender.
+        if header.federation != self.topics.federation:
             raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
         window = self._window(header, known.holder)
         self._check_header(header, topic)
@@ -275,7 +319,7 @@ class Link:
         except Rejected as fault:
             self._on_unusable(header, fault)
             raise
-        # A will is sealed once and published whenever its connection is lost, so its number comes again.
+        # A will is sealed once and published whenever its connection is lost, so its number is not new again.
         will = isinstance(message, State) and header.sequence == 0
         if not window.is_new(header.boot, header.sequence) and not will:
             return None
@@ -293,9 +337,10 @@ class Link:
         return message, attachment
 
     def _window(self, header: Header, holder: str) -> ReplayWindow:
-        """New keys start a new window. So does a new record of the same keys, if a wrong clock began the old one.
+        """Return the window of the header's sender.
 
-        A process that is renewed while it runs keeps its window.
+        New keys start a new window. A new record of the same keys also starts a new window, if a wrong clock
+        began the old one. A process whose record is renewed while it runs keeps its window.
         """
         window = self._windows.get(header.sender)
         if window is None or (header.boot != window.boot and self._may_be_replaced(window, holder)):
@@ -309,40 +354,52 @@ class Link:
         return other_keys(window.holder, holder) or self.clock.ahead(window.boot) > 0
 
     def count_overflow(self, frames: int) -> None:
-        """Frames that were dropped unread, as more came than the inbox holds."""
+        """Count frames that were dropped unread because the inbox was full."""
         self.meter.messages[self.peer_direction, "unreadable", Reason.FLOOD.value] += frames
         self.meter.rejected[Reason.FLOOD] += frames
 
     def count_banned(self, frames: int) -> None:
-        """Frames of senders that are banned."""
+        """Count frames of senders that are banned."""
         self.meter.messages[self.peer_direction, "unreadable", Reason.BANNED.value] += frames
         self.meter.rejected[Reason.BANNED] += frames
 
     def last_heard(self, sender: str) -> tuple[int, int]:
-        """Boot and newest sequence, to be kept with what was accepted."""
+        """Return the boot and the newest sequence number of a sender.
+
+        The caller stores them together with the message that it accepted.
+        """
         window = self._windows.get(sender, ReplayWindow())
         return window.boot, window.newest
 
     def holder_of(self, sender: str) -> str:
-        """Who held the name when `last_heard` was noted."""
+        """Return the holder that the name `sender` had when `last_heard` was noted."""
         return self._windows.get(sender, ReplayWindow()).holder
 
     @property
     def last_sequence(self) -> int:
-        """Of what was sent last."""
+        """Return the sequence number of the message that was sent last."""
         return self._sequence
 
     def missing(self) -> dict[str, int]:
-        """By sender: messages that were sent while it and this end were connected, and have not arrived."""
+        """Return the number of missing messages by sender.
+
+        These messages were sent while the sender and this end were connected, and have not arrived.
+        """
         return {sender: window.missing for sender, window in self._windows.items()}
 
     def reconnected(self) -> None:
-        """This end has: what others said meanwhile is not missing."""
+        """Start counting missing messages anew, because this end has connected again.
+
+        Messages that others sent while this end was not connected are not missing.
+        """
         for window in self._windows.values():
             window.count_from_next()
 
     def remember(self, heard: Mapping[str, tuple[int, int, str]]) -> None:
-        """What an earlier process has received is a duplicate here: boot, newest sequence, holder of the name."""
+        """Treat the messages that an earlier process has received as duplicates.
+
+        `heard` holds the boot, the newest sequence number and the holder of the name, by sender.
+        """
         for sender, (boot, newest, holder) in heard.items():
             self._windows[sender] = ReplayWindow.up_to(boot, newest, holder)
 
@@ -350,18 +407,27 @@ class Link:
         raise NotImplementedError
 
     def _check_content(self, message: Message, attachment: Attachment) -> None:
-        """Refuse what this end could not use, before it is marked as seen."""
+        """Raise Rejected for a message that this end cannot use, before it is marked as seen."""
         raise NotImplementedError
 
     def _on_unusable(self, header: Header, fault: Rejected) -> None:
-        """Called with the header that the sender has signed, and the fault; the message is not marked as seen."""
+        """Handle a message whose content has a fault and that is not marked as seen.
+
+        The sender has signed the header.
+        """
 
     def _receiver(self, topic: str) -> str | None:
-        """Name the device whose bytes a frame on this topic is, "" for those of all devices. None: do not divide."""
+        """Name the device that the bytes of a frame on this topic belong to.
+
+        "" stands for a frame to all devices. None stands for a link that does not divide bytes by device.
+        """
         return None
 
     def _sender_on(self, topic: str) -> str | None:
-        """Name the device that a frame came from, "" where that is not known. None: do not divide."""
+        """Name the device that a frame on this topic came from.
+
+        "" stands for an unknown sender. None stands for a link that does not divide bytes by device.
+        """
         return None
 
     def _publish_frame(
@@ -380,7 +446,10 @@ class Link:
         self.transport.publish(topic, frame, retain, qos)
 
     def _count_frame(self, topic: str, frame: bytes, kind: str, take: Callable[[], FrameOutcome]) -> bool:
-        """Run `take` on something received and count it exactly once. False for a duplicate."""
+        """Run `take` on a received frame and count the frame exactly once.
+
+        Return False for a duplicate.
+        """
         result, outcome = "accepted", FrameOutcome(new=False)
         try:
             outcome = take()
@@ -401,7 +470,7 @@ class Link:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of received blocks that the meter does not have yet, as their table has not come."""
+        """Return the bytes of received blocks that the meter has not counted, as their table is missing."""
         return 0
 
     def _count_spans(self, spans: Sequence[CountedSpan], device: str | None) -> None:
@@ -409,12 +478,12 @@ class Link:
             self.meter.count_bytes(self.peer_direction, span.size, span.tensors, span.fresh, device)
 
     def _end_fetch(self, fetch: Fetch, forget: bool, device: str | None = None) -> None:
-        """Stop receiving an object, and count what came of it before its table."""
+        """Stop receiving an object, and count the bytes that came before its table."""
         self._count_spans(fetch.count.end(), device)
         fetch.partial.abandon(forget)
 
     def kind_of(self, frame: bytes) -> str:
-        """What to count a frame as, before anything in it is trusted."""
+        """Return the kind that a frame is counted as, before anything in it is trusted."""
         if blocks.is_block(frame):
             return "block"
         try:
@@ -425,7 +494,7 @@ class Link:
 
 
 def too_large(size: int, default: int, capacity: int) -> str:
-    """Why a broker cannot carry an object at all, and what it would have to take."""
+    """Return the reason why a broker cannot carry an object, and the limit that the broker would need."""
     block = blocks.block_size(size, default)
     return (
         f"an object of {size} bytes goes in at most {codec.MAX_BLOCKS} blocks, so of {block} bytes each, and the "
@@ -440,5 +509,5 @@ def block_size_within(capacity: int, block: int) -> int:
 
 
 def manifest_hash_bytes(size: int, capacity: int, block: int) -> int:
-    """Bytes that they take in the manifest of an object of this size."""
+    """Return the bytes that the hashes take in the manifest of an object of `size` bytes."""
     return codec.SHORT_HASH * -(-size // blocks.block_size(size, block_size_within(capacity, block)))

@@ -1,5 +1,8 @@
-"""Bytes of an object's blocks by kind. The table that the object begins with says which byte is of which array, so
-blocks that come before it wait to be counted."""
+"""Count the bytes of an object's blocks by kind.
+
+An object begins with a table, which says to which array each byte belongs. Blocks that come before the table
+is complete wait until they can be counted.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ from protofleet.protocol.wire.kinds import CONTROL, Kinds
 from protofleet.protocol.wire.layout import Layout
 from protofleet.protocol.wire.reasons import Rejected
 
-LENGTH = 4  # bytes that say how long the table is
+LENGTH = 4  # bytes that hold the length of the table
 
 
 @dataclass(frozen=True, slots=True)
 class CountedSpan:
-    """Some bytes of an object: how many, of which kinds, and whether they came for the first time."""
+    """A span of bytes of an object.
+
+    It has the number of bytes, their kinds, and whether they came for the first time.
+    """
 
     size: int
     tensors: Mapping[str, int]
@@ -31,23 +37,25 @@ class BlockCount:
     def __init__(self, partial: Partial, kinds: Kinds) -> None:
         self._partial, self._kinds = partial, kinds
         self._layout: Layout | None = None
-        self._waiting: list[tuple[int, int, bool]] = []  # [start, stop) and whether it is new
+        # First byte, byte after the last, and whether the span is new.
+        self._waiting: list[tuple[int, int, bool]] = []
 
     @property
     def waiting(self) -> int:
-        """Bytes that are not counted yet."""
+        """Return the number of bytes that are not counted yet."""
         return sum(stop - start for start, stop, _ in self._waiting)
 
     def came(self, start: int, stop: int, fresh: bool) -> list[CountedSpan]:
-        """Return this span, and those that waited, once the table is here; until then nothing."""
+        """Return this span and the spans that waited, if the table is here; otherwise return nothing."""
         self._waiting.append((start, stop, fresh))
         self._layout = self._layout or self._layout_of_table()
         return self._counted(self._layout) if self._layout else []
 
     def end(self) -> list[CountedSpan]:
-        """Return what still waits: the table has not come, so the manifest's parts say what they can.
+        """Return the spans that still wait, because the table has not come.
 
-        These know the eight kinds of the wire; bytes of other arrays are counted as control.
+        The parts of the manifest say which kinds these spans have. The manifest knows only the eight kinds of
+        the wire, so bytes of other arrays are counted as control.
         """
         parts = self._partial.manifest.parts
         declared = ((kind if kind in self._kinds.declared else CONTROL, size) for kind, size in parts)
@@ -58,7 +66,11 @@ class BlockCount:
         return [CountedSpan(stop - start, layout.within(start, stop), new) for start, stop, new in waiting]
 
     def _layout_of_table(self) -> Layout | None:
-        """A table that cannot be read makes all of it control: whoever finishes the object refuses the whole."""
+        """Return the layout that the table describes, or None if the table is not complete.
+
+        If the table cannot be read, all bytes count as control: the whole object is refused once it is
+        complete.
+        """
         size = self._partial.manifest.size
         if size < LENGTH:
             return Layout([(CONTROL, size)])

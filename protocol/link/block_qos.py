@@ -1,26 +1,35 @@
-"""At which QoS of MQTT blocks leave. What is lost is asked for again in any case, so 0 is as safe as 1."""
+"""Choose the MQTT quality of service (QoS) of blocks.
+
+The receiver asks again for each lost block, so QoS 0 is as safe as QoS 1.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import Final
 
-MOST_AGAIN: Final = 0.01  # of the blocks that are asked for
-FEWEST_AGAIN: Final = 8  # blocks; fewer say nothing about a broker
+MOST_AGAIN: Final = 0.01  # share of the requested blocks that may be requested again
+FEWEST_AGAIN: Final = 8  # blocks; a smaller number says nothing about a broker
 
 log = logging.getLogger("protofleet")
 
 
 class BlockQos:
-    """1, or 0 for as long as hardly any block has to be asked for again: then the broker drops what it cannot pass on
-    at once, and each lost block costs a pause, which at QoS 1 it does not."""
+    """The QoS that blocks are sent with.
+
+    QoS 0 is used only as long as hardly any block has to be requested again. At QoS 0 a broker drops the
+    blocks that it cannot pass on at once, and each lost block costs a pause. QoS 1 avoids this.
+    """
 
     def __init__(self, qos: int = 1) -> None:
         self.qos = qos
         self._asked = self._again = 0
 
     def asked(self, blocks: int, again: bool) -> None:
-        """The other side wants so many blocks; `again`: they have not come."""
+        """Note that the other side has requested `blocks` blocks.
+
+        `again` says that it requested them before and they have not come.
+        """
         if self.qos == 1:
             return
         self._asked += blocks

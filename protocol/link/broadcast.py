@@ -1,8 +1,9 @@
-"""Serving one object to a cohort: each block once for everybody, and again for a device that missed it.
+"""Serve one object to a cohort: each block once for all devices, and again for a device that missed it.
 
-A block goes out when every device that is expected has asked for it, or when nobody has for a short while: so the
-cohort shares one copy, and no device waits for one that never asks. A large cohort takes its time: who asks again
-while the broker still passes a copy on waits for that one, and of those that missed it only a few get one alone.
+A block is sent when every expected device has asked for it, or when no device has asked for it for a short
+while. So the cohort shares one copy, and no device waits for a device that never asks. With a large cohort
+the broker needs time to pass a copy on. A device that asks again during this time waits for that copy. Of the
+devices that missed it, only a few get a copy of their own.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from protofleet.protocol.link.rate_limit import REPEAT_BURST, REPEAT_RATE, Token
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-LINGER_SECONDS: Final = 0.25  # a block waits for the rest of the cohort until nobody has asked for so long
+LINGER_SECONDS: Final = 0.25  # seconds without a request for a block, after which the block is sent
 LONGEST_LINGER_SECONDS: Final = 1.0
 MAX_PENDING: Final = 256  # blocks that wait for the cohort: 16 MiB, as much as is fetched at a time
-INACTIVE_SECONDS: Final = 2.0  # a device that has not asked for this long is no longer waited for
-PASSED_ON_PER_SECOND: Final = 32 << 20  # bytes, by a broker to all together: 270 Mbit/s
+INACTIVE_SECONDS: Final = 2.0  # seconds without a request, after which the cohort does not wait for a device
+PASSED_ON_PER_SECOND: Final = 32 << 20  # bytes that a broker passes on to all devices together: 270 Mbit/s
 LONGEST_PASSING_ON_SECONDS: Final = 10.0
-ALONE_RATE: Final = 256.0  # blocks a second that go to single devices, of all together: 16 MiB
+ALONE_RATE: Final = 256.0  # blocks a second that go to single devices, for all of these together: 16 MiB
 ALONE_BURST: Final = 256.0
 
-UNASKED: Final = ""  # to all who hear it without asking, and not to all who have asked
-Send = Callable[[str | None, int, bool], None]  # (to one device or to all, block, for the first time)
-# Around what is done for one device: an error of ours in there is put down to it.
+UNASKED: Final = ""  # addresses a block to all devices that did not ask for it, on a topic of its own
+# Sends a block: (one device, or None for all; block; whether it is sent for the first time).
+Send = Callable[[str | None, int, bool], None]
+# Context of work for one device: an error in it is attributed to this device.
 ErrorScope = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
@@ -40,32 +42,39 @@ class Broadcast:
     ) -> None:
         self.manifest, self._send, self._error_scope = manifest, send, error_scope
         self._blocks = len(manifest.hashes)
-        self._expected: set[str] = set()  # have not asked yet
+        self._expected: set[str] = set()  # devices that have not asked yet
         self._asked: dict[str, set[int]] = {}
-        self._first_asked: dict[str, float] = {}  # first asked, hence subscribed, at
+        # Device -> time of its first request; it had subscribed by then.
+        self._first_asked: dict[str, float] = {}
         self._last_asked: dict[str, float] = {}
         self._published: dict[int, float] = {}
-        self._passed_on_at: dict[int, float] = {}  # block -> when all should have it that it was published to
-        self._pending: dict[int, float] = {}  # block -> when it goes out at the latest
+        # Block -> time when all devices that it was published to should have it.
+        self._passed_on_at: dict[int, float] = {}
+        self._pending: dict[int, float] = {}  # block -> latest time to send it
         self._pending_since: dict[int, float] = {}
-        # Block that is pending -> who asked for it, in order.
+        # Pending block -> devices that asked for it, in order.
         self._requested_by: dict[int, dict[str, None]] = {}
         self._sent: set[int] = set()
         self._cohort: set[str] = set()
-        self._followed: set[str] = set()  # were sent it unasked, once
+        self._followed: set[str] = set()  # devices that were sent the block before they asked for it
         self._repeats: dict[str, TokenBucket] = {}
         self._alone = TokenBucket(ALONE_RATE, ALONE_BURST)
         self.wake_at = float("inf")
 
     def expect(self, cohort: list[str], holding: set[str]) -> None:
-        """`holding` will not ask: they have it, or it follows its task."""
+        """Expect requests from the devices of the cohort that are not in `holding`.
+
+        Devices in `holding` will not ask: they have the object, or it follows their task.
+        """
         self._cohort |= set(cohort)
         self._expected |= set(cohort) - holding - set(self._asked)
 
     def follow(self, devices: list[str], now: float) -> bool:
-        """One block, unasked, behind the task of each of these: to a single one alone. False where it is longer.
+        """Send the only block after the tasks of these devices, although they have not asked for it.
 
-        Who was sent it before asks for it where it was lost: a hello brings the task again, and not the block.
+        Return False if the object has more than one block. If there is only one device, only this device gets
+        the block. A device that was sent the block before does not get it again: its hello brings the task
+        again, but not the block. If the block was lost, the device asks for it.
         """
         if self._blocks > 1:
             return False
@@ -85,7 +94,10 @@ class Broadcast:
         return True
 
     def requested(self, device: str, request: BlockRequest, now: float) -> int:
-        """How many blocks it asks for that it had not asked for before; those it gets for nothing."""
+        """Serve a request, and return the number of blocks that the device had not requested before.
+
+        These blocks cost the device no tokens.
+        """
         if device not in self._cohort:
             raise Rejected(Reason.NOT_INVITED, f"{device} wants a broadcast that is not for it")
         self._expected.discard(device)
@@ -100,30 +112,39 @@ class Broadcast:
         return len(fresh)
 
     def _serve(self, device: str, i: int, again: bool, fresh: bool, now: float) -> None:
-        """A request is about 200 bytes, what it names up to 4 MiB: only the first one costs no tokens."""
+        """Send a block, put it off, or ignore the request.
+
+        A request is about 200 bytes long, and the blocks that it names may be 4 MiB. So only the first
+        request for a block costs no tokens.
+        """
         sent_at = self._published.get(i)
         late = sent_at is not None and sent_at < self._first_asked[device]
-        was_sent_it = again and device in self._followed  # unasked, and it has not come
-        if fresh and not was_sent_it and (late or sent_at is None):  # those who are late share one more copy
+        # The block was sent before a request, and has not come.
+        was_sent_it = again and device in self._followed
+        # Devices that are late share one more copy.
+        if fresh and not was_sent_it and (late or sent_at is None):
             if not self._put_off(device, i, now):
                 return
-        elif again or not fresh:  # after a new start it does not know what it had asked for
+        elif again or not fresh:  # after a restart a device does not know what it has asked for
             if i in self._pending:
                 self._requested_by[i][device] = None
                 return
             if again and now < self._passed_on_at.get(i, 0.0):
-                return  # it is on its way
+                return  # the block is still being passed on
             bucket = self._repeats.setdefault(device, TokenBucket(REPEAT_RATE, REPEAT_BURST))
             if not (fresh or bucket.take(now)):
-                return  # it will ask again
+                return  # the device will ask again
             if self._alone.take(now):
                 self._publish(device, i)
-            elif not was_sent_it:  # it has not subscribed to the broadcast, and will ask again
+            elif not was_sent_it:  # the device has not subscribed to the broadcast, and will ask again
                 self._put_off(device, i, now)
         self._asked[device].add(i)
 
     def _put_off(self, device: str, i: int, now: float) -> bool:
-        """Until nobody else has asked for it for a while. False where too many blocks wait."""
+        """Send the block after a while without further requests for it.
+
+        Return False if too many blocks wait.
+        """
         if i not in self._pending and len(self._pending) >= MAX_PENDING:
             return False
         since = self._pending_since.setdefault(i, now)
@@ -132,7 +153,7 @@ class Broadcast:
         return True
 
     def wake(self, now: float) -> None:
-        """Publish what everybody waits for, and what has waited long enough."""
+        """Publish the blocks that all devices wait for, and the blocks that have waited long enough."""
         due = {i for i, latest in self._pending.items() if now >= latest} | self._asked_for_by_all(now)
         passed_on_at = self._passed_on(sum(len(self._requested_by[i]) for i in due), now)
         for i in sorted(due):
@@ -145,7 +166,10 @@ class Broadcast:
         self.wake_at = min(self._pending.values(), default=float("inf"))
 
     def _publish_requested(self, i: int, devices: list[str], now: float, passed_on_at: float) -> None:
-        """To all; but to a single one that is late alone: the others have it, and their lines may be slow."""
+        """Publish a block to all devices, or to one device if only this one needs it again.
+
+        In the second case the other devices have the block, and their lines may be slow.
+        """
         if len(devices) == 1 and i in self._published:
             self._publish(devices[0], i)
         else:
@@ -153,12 +177,15 @@ class Broadcast:
             self._published[i], self._passed_on_at[i] = now, passed_on_at
 
     def _passed_on(self, copies: int, now: float) -> float:
-        """When all should have it."""
+        """Return the time when all devices should have a block."""
         size = min(self.manifest.block, self.manifest.size)
         return now + min(copies * size / PASSED_ON_PER_SECOND, LONGEST_PASSING_ON_SECONDS)
 
     def _asked_for_by_all(self, now: float) -> set[int]:
-        """Of the blocks that wait for the cohort. All of it is looked at only once nobody is expected any more."""
+        """Return the waiting blocks that all active devices have asked for.
+
+        The blocks are compared only when no device is expected any more.
+        """
         fresh = self._pending.keys() - self._published.keys()
         if self._expected or not fresh:
             return set()

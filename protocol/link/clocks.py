@@ -1,4 +1,7 @@
-"""Boots and epochs are times. One far ahead of a clock that was set would make all later ones look old."""
+"""Check boots and epochs, which are times, against a clock that is known to be set.
+
+A boot or an epoch far ahead of the true time would make all later ones look old.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-MOST_AHEAD: Final = 86_400.0  # seconds: time zones and clocks that are set by hand are less wrong
-NEVER_SET: Final = 1_672_531_200.0  # the year 2023: a clock that shows an earlier time is not believed
+MOST_AHEAD: Final = 86_400.0  # seconds; wrong time zones and clocks that are set by hand differ by less
+# The beginning of 2023; a clock that shows an earlier time is not believed.
+NEVER_SET: Final = 1_672_531_200.0
 
 
 def ahead(number: int, now: float, since: float = NEVER_SET) -> float:
-    """By how many seconds, where that is too many and the clock was set."""
+    """Return by how many seconds `number` is too far ahead of the clock.
+
+    Return 0 if it is not too far ahead, or if the clock was not set.
+    """
     return number - now if now >= since and number - now > MOST_AHEAD else 0.0
 
 
 @dataclass
 class Clock:
-    """A party's own. `since`: it is later than that, or the clock is wrong; a record's first second, for example.
+    """The clock of one party.
 
-    Its own earlier readings count too: where it goes back by more than a day, it is wrong, or was.
+    The true time is later than `since`, for example the first second of a record; a clock that shows an
+    earlier time is wrong. Earlier readings count too: a clock that goes back by more than a day is wrong, or
+    was wrong before.
     """
 
     now: Callable[[], float] = time.time
@@ -31,7 +40,10 @@ class Clock:
         return self._reading() >= self.since
 
     def after(self, seen: int) -> Clock:
-        """One that has shown `seen` before: where it shows a day less, it is wrong and not believed."""
+        """Return a clock that has shown `seen` before.
+
+        If it shows a time more than a day before `seen`, it is wrong and is not believed.
+        """
         return replace(self, since=max(self.since, seen - MOST_AHEAD))
 
     def ahead(self, number: int) -> float:

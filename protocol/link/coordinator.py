@@ -1,4 +1,8 @@
-"""The coordinator's end: updates are pulled within one budget, broadcasts served once for a whole cohort."""
+"""Link the coordinator to its devices.
+
+The coordinator pulls the answers within one budget of blocks, and serves each broadcast once for a whole
+cohort.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +47,15 @@ from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
 
-BUDGET: Final = 256  # blocks in flight from all devices together: 16 MiB, below any broker's queue limit
-MOST_CREDIT: Final = BUDGET // 2  # of them asked for in advance
+# Blocks in flight from all devices together: 16 MiB, which is below the queue limit of any broker.
+BUDGET: Final = 256
+MOST_CREDIT: Final = BUDGET // 2  # blocks of the budget that are asked for in advance
 
-Stores = Callable[[str], ObjectStore]  # the spool of one device
+Stores = Callable[[str], ObjectStore]  # returns the spool of a device
 
 
 class AdmissionController(Protocol):
-    """Decides which answers are fetched, and is told of one that cannot be used."""
+    """The part that decides which answers are fetched, and that is told of unusable answers."""
 
     def is_expected(self, update: Update) -> bool: ...
 
@@ -60,7 +65,7 @@ class AdmissionController(Protocol):
 
 
 class AdmitNothing:
-    """While no question is open."""
+    """An admission controller for the time while no question is open."""
 
     def is_expected(self, update: Update) -> bool:
         return False
@@ -69,11 +74,14 @@ class AdmitNothing:
         return False
 
     def unusable(self, update: Update, fault: Rejected) -> None:
-        """No answer is waited for."""
+        """Do nothing, because no answer is waited for."""
 
 
 class UnusableAnswer(Rejected):
-    """An answer to the open question that cannot be used: its device is told so, and is no longer waited for."""
+    """The fault that makes an answer to the open question unusable.
+
+    Its device is told of the fault, and the coordinator does not wait for the device any longer.
+    """
 
     def __init__(self, update: Update, fault: Rejected) -> None:
         super().__init__(fault.reason, fault.detail)
@@ -87,14 +95,15 @@ class InlineAnswer:
     data: bytes
     name: bytes
     arrays: Body
-    first: bool  # else this answer has brought them before
+    first: bool  # False if the same answer has brought the arrays before
 
     @property
     def size(self) -> int:
         return len(self.data)
 
 
-# The device may send the same answer in a usable form: to our newer key, or after an update of either end.
+# After these faults the device may send the same answer in a usable form: sealed to the coordinator's newer
+# key, or after an update of either end.
 NOT_FINAL: Final = frozenset({Reason.NOT_FOR_US, Reason.VERSION})
 
 
@@ -103,32 +112,40 @@ class CoordinatorLink(Link):
         self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, stores: Stores, run: str,
         sealed: bool = True, clock: Clock | None = None, who: str = "",
     ) -> None:  # fmt: skip
-        """`who`: where this coordinator runs, for one that finds another."""
+        """Create the link of a coordinator.
+
+        `who` says where this coordinator runs. Another coordinator that finds this one reads it.
+        """
         super().__init__(me, keyring, topics, transport, DOWN, sealed, clock)
         self.run, self.epoch, self.who, self._stores = run, me.boot, who, stores
         self.admission_controller: AdmissionController = AdmitNothing()
         self.rate_limiter = RateLimiter(keyring)
-        self.on_message: Callable[[str], None] = lambda device: None  # told the sender of each new message
-        # Told every few seconds how far an answer is that takes long.
+        # Called with the sender of each new message.
+        self.on_message: Callable[[str], None] = lambda device: None
+        # Called every few seconds with the progress of an answer that takes long.
         self.on_progress: Callable[[str, TransferProgress], None] = lambda device, progress: None
         self.error_scope: ErrorScope = lambda device: contextlib.nullcontext()
         self._with_unfinished: set[str] = set()  # devices that left unfinished answers behind
         self._subscribed_topics = set(topics.coordinator_subscriptions())
         self._broadcasts: dict[bytes, Broadcast] = {}
         self.fetches: dict[str, tuple[Fetch, Received]] = {}
-        # Of devices whose fetch was given up while the question is open.
+        # Seconds before the next request, by device whose fetch was given up while the question is open.
         self._retry_seconds: dict[str, float] = {}
-        self._response_time = ResponseTime()  # of all fetches
-        self._inlined: dict[str, tuple[int, str, bytes]] = {}  # the inline answer that each device sent last
-        # The answer that each device offered last, where its manifest is an object.
+        self._response_time = ResponseTime()  # shared by all fetches
+        self._inlined: dict[str, tuple[int, str, bytes]] = {}  # device -> the inline answer that it sent last
+        # Device -> the answer that it offered last, if the manifest of the answer is an object.
         self._indirect_offers: dict[str, IndirectManifest] = {}
-        self.hears_own_messages = False  # so it would receive those of a later coordinator too
-        self.device_forms: dict[str, frozenset[str]] = {}  # forms of messages that each device understands
-        self._may_follow = True  # the open broadcast
-        # Devices of which the one block of their answer was asked for with the task, and that have not answered.
+        # True once the link has received a message of its own. Then it would receive the messages of a later
+        # coordinator too.
+        self.hears_own_messages = False
+        self.device_forms: dict[str, frozenset[str]] = {}  # device -> forms of messages that it understands
+        self._may_follow = True  # whether the open broadcast may follow the tasks without a request
+        # Devices that were asked for the only block of their answer together with the task, and that have not
+        # answered.
         self._credited: set[str] = set()
         self._gives_credit = False
-        self._followers: list[str] = []  # to whom the open broadcast goes unasked, behind their tasks
+        # Devices that get the open broadcast after their tasks, without a request.
+        self._followers: list[str] = []
 
     @property
     def wake_at(self) -> float:
@@ -145,7 +162,10 @@ class CoordinatorLink(Link):
             broadcast.wake(now)
 
     def subscribe_except(self, unheard: Collection[str]) -> None:
-        """Have the broker queue nothing from these devices: no filter excludes one, so we name all others."""
+        """Subscribe to all devices except these, so that the broker queues nothing from them.
+
+        A topic filter of MQTT cannot exclude a device, so the link names all other devices.
+        """
         topics, wanted = self.topics, set(self.topics.coordinator_subscriptions())
         if unheard:
             heard = [device for device in self.keyring if device not in unheard and device != COORDINATOR]
@@ -157,15 +177,19 @@ class CoordinatorLink(Link):
         self._subscribed_topics = wanted
 
     def send(self, device: str, message: Message) -> None:
-        """Nothing to a device whose enrolment has ended. Looked up once, as it may end now."""
+        """Send a message to a device, unless the enrolment of the device has ended.
+
+        The key is looked up only once, because the enrolment may end at any moment.
+        """
         with self.error_scope(device):
             if (known := self.keyring.get(device)) is not None:
                 self.publish(self.topics.down(device), message, device, receive=known.receive)
 
     def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holding: set[str]) -> Offer:
-        """Serve an object from now on, and no other: one broadcast is open at a time. Returns the offer for tasks.
+        """Serve an object from now on, and return the offer for the tasks.
 
-        It is split anew where the broker has come back with a smaller limit since.
+        Only one broadcast is open at a time, so the link serves no other object. The object is split into
+        blocks anew if the broker has come back with a smaller limit.
         """
         if manifest.object not in self._broadcasts or not self.can_still_serve:
             self._broadcasts = {
@@ -173,10 +197,11 @@ class CoordinatorLink(Link):
                 for one in self._manifests_to_serve(manifest, store)
             }
         self._followers = []
-        # All devices hear what follows: a large one is not for a few of them.
+        # All devices receive a block that follows the tasks. So a large block is not sent in this way for a
+        # few devices.
         few = 2 * len(cohort) < len(self.device_forms)
         self._may_follow = manifest.size <= blocks.DEFAULT_BLOCK or not few
-        # What stands on a small broadcast is most often small itself, and comes inside its message.
+        # An answer to a small broadcast is most often small too, and then travels inside its message.
         self._credited, self._gives_credit = set(), manifest.size > INLINE and len(cohort) <= MOST_CREDIT
         for broadcast in self._broadcasts.values():
             sent_unasked = {device for device in cohort if self._follows(device, broadcast.manifest)}
@@ -186,7 +211,7 @@ class CoordinatorLink(Link):
 
     @property
     def can_still_serve(self) -> bool:
-        """The open broadcast, in the blocks that it was split into."""
+        """Return whether the open broadcast can still be sent in the blocks that it was split into."""
         return not self._broadcasts or self.still_fits(*(one.manifest for one in self._broadcasts.values()))
 
     def _manifests_to_serve(self, manifest: Manifest, store: ObjectStore) -> list[Manifest]:
@@ -202,7 +227,10 @@ class CoordinatorLink(Link):
         return one_block and forms.INLINE in self.device_forms.get(device, ())
 
     def task(self, device: str, task: Task, holds: bool) -> None:
-        """Send a task; its broadcast follows, where it is so small that the device does not request it."""
+        """Send a task, and let its broadcast follow if the device does not have to request it.
+
+        Only a broadcast of one block follows its task.
+        """
         offer = task.broadcast
         follows = isinstance(offer, Manifest) and self._follows(device, offer)
         credit = self._credit_for(device) if offer else 0
@@ -217,7 +245,7 @@ class CoordinatorLink(Link):
         return 1
 
     def flush(self, now: float) -> None:
-        """After the tasks of one turn: the broadcast that follows them, once for all devices."""
+        """Send the broadcast that follows the tasks of this turn, once for all devices."""
         followers, self._followers = self._followers, []
         if not followers:
             return
@@ -226,7 +254,10 @@ class CoordinatorLink(Link):
                 broadcast.follow(followers, now)
 
     def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
-        """What is complete after this frame. Raises Rejected where the frame was at fault."""
+        """Return the messages that are complete after this frame.
+
+        Raise Rejected if the frame has a fault.
+        """
         if blocks.is_block(frame):
             return self._block(topic, frame, now)
         if topic == self.topics.coord_state:
@@ -244,7 +275,7 @@ class CoordinatorLink(Link):
                 content = (
                     self._inline(header, message, attachment) if isinstance(attachment, bytes) else attachment
                 )
-            except UnusableAnswer as answer:  # counted by the admission controller
+            except UnusableAnswer as answer:  # the admission controller counts it
                 unusable.append(answer)
                 return FrameOutcome(fault=answer.reason)
             opened.append((header, message, content))
@@ -255,7 +286,7 @@ class CoordinatorLink(Link):
         try:
             self._count_frame(topic, frame, self.kind_of(frame), take)
         except Rejected as fault:
-            # The signer is the device of the topic: that was checked before.
+            # The device of the topic has signed the frame: `open` has checked this.
             if fault.reason is Reason.STALE_BOOT:
                 self._refuse_older_process(self.device_of_topic(topic))
             if fault.reason is Reason.BOOT_AHEAD:
@@ -269,26 +300,33 @@ class CoordinatorLink(Link):
             self.admission_controller.unusable(answer.update, answer)
         try:
             return [done for found in opened for done in self._message(*found, now)]
-        except Rejected as fault:  # the frame was good, what it offers cannot be had now
+        except Rejected as fault:  # the frame is good, but the coordinator cannot get the offered object now
             self.meter.rejected[fault.reason] += 1
             raise
 
     def _note_new_connection(self, header: Header, message: Message) -> None:
-        """What was said before a device knew of this coordinator, or over a connection that it has lost, is not
-        missing: nobody was there to hear it, and what matters is said again."""
-        birth = isinstance(message, State) and message.online  # which the broker may have kept for us
+        """Start counting missing messages anew when a device connects or changes its coordinator.
+
+        A device may have sent messages before it knew this coordinator, or over a connection that it has
+        lost. These are not missing, because they had no receiver, and the device repeats the important ones.
+        """
+        # The broker may have kept this message for the coordinator.
+        birth = isinstance(message, State) and message.online
         if header.sequence and (birth or header.epoch != self.epoch):
             self._windows[header.sender].count_from_next()
 
     def _report_message(self, header: Header) -> None:
-        """Not for its will, which the broker sends, and not for what it sent to an earlier coordinator."""
+        """Report the sender of a message, except for a will and for a message to an earlier coordinator.
+
+        The broker sends the will, so it does not show that the device is there.
+        """
         if header.sequence and header.epoch == self.epoch:
             self.on_message(header.sender)
 
     def _receive_own_state(self, frame: bytes, now: float) -> list[Received]:
-        """Our own messages come back and are ignored; those of a later coordinator are passed on.
+        """Ignore the coordinator's own messages, and pass on the messages of a later coordinator.
 
-        Their bytes are not counted: the meter is of what crosses between devices and their coordinator.
+        Their bytes are not counted: the meter counts only the bytes between devices and their coordinator.
         """
         result = "duplicate"
         try:
@@ -310,7 +348,11 @@ class CoordinatorLink(Link):
         return [Received(COORDINATOR, state, header.run, header.epoch)]
 
     def _is_later_coordinator(self, header: Header, state: State) -> bool:
-        """Of two with one epoch, started in one second, the one goes on whose `who` is higher."""
+        """Return whether the state comes from a coordinator that replaces this one.
+
+        If two coordinators were started in the same second, they have the same epoch. Then the one with the
+        higher `who` goes on.
+        """
         if header.epoch == self.epoch:
             return state.who > self.who != ""
         if seconds := self.clock.ahead(header.epoch):
@@ -322,7 +364,10 @@ class CoordinatorLink(Link):
         return True
 
     def _refuse_older_process(self, device: str) -> None:
-        """Tell the older of two processes of one name that it is; the newer one does not mind."""
+        """Tell the older of two processes with the same name that a newer process exists.
+
+        The newer process ignores this message.
+        """
         boot, _ = self.last_heard(device)
         message = (
             f"a later process has come under the name {device} (boot {boot}), or this one's clock has gone back; "
@@ -331,10 +376,12 @@ class CoordinatorLink(Link):
         self.send(device, Refusal(message, boot))
 
     def _window(self, header: Header, holder: str) -> ReplayWindow:
-        """A boot far ahead of the clock is dropped where a version accepted it that did not check.
+        """Return the window of the sender, and drop a stored boot far ahead of the clock.
 
-        That version stored no holder. What a version that checks has accepted was not ahead, so now the clock is
-        slow, or both were ahead: then a renewal of the device's record drops it.
+        Only a version that did not check boots could accept such a boot; it stored no holder. A version that
+        checks stores the holder. If one of its boots is ahead of the clock now, then the clock is slow now,
+        or the device's clock and the coordinator's clock were both ahead. In the second case, a renewal of
+        the device's record drops the window.
         """
         known = self._windows.get(header.sender, ReplayWindow())
         nobodys = known.holder == "" and self.clock.ahead(known.boot) > 0
@@ -343,7 +390,7 @@ class CoordinatorLink(Link):
         return super()._window(header, holder)
 
     def _refuse_boot(self, frame: bytes, message: str) -> None:
-        """Tell a device that its boot is not valid: in answer to a hello, and to nothing else."""
+        """Tell a device that its boot is not valid, if the frame is a hello."""
         header, start = read_header(frame)
         with contextlib.suppress(Rejected):
             hello, _ = self._contents(frame, header, start)
@@ -351,7 +398,11 @@ class CoordinatorLink(Link):
                 self.send(header.sender, refusal_of(message, hello, header.boot, header.sequence))
 
     def abandon(self, device: str | None = None, for_good: bool = False) -> None:
-        """Stop fetching: the round is over, or the device has gone, and the received part of its answer is kept."""
+        """Stop the fetch of one device's answer, or of all answers if `device` is None.
+
+        None means that the round is over, and the received parts are deleted. If one device has gone, the
+        received part of its answer is kept, unless `for_good` is set.
+        """
         self._credited = set() if device is None else self._credited - {device}
         for name in list(self.fetches) if device is None else [device]:
             if held := self.fetches.pop(name, None):
@@ -368,12 +419,15 @@ class CoordinatorLink(Link):
         return bool(self.fetches or self._with_unfinished)
 
     def is_silent(self, device: str) -> bool:
-        """Whether no blocks of its offered answer arrive."""
+        """Return whether no blocks of the answer that the device offered arrive."""
         held = self.fetches.get(device)
         return held is None or held[0].is_silent
 
     def give_up(self, device: str) -> None:
-        """Drop the received part of its answer, for others need the space; it will be offered again."""
+        """Delete the received part of a device's answer, because other answers need the space.
+
+        The device will offer the answer again.
+        """
         self.abandon(device, for_good=True)
         self._stores(device).forget_unfinished()
 
@@ -407,10 +461,11 @@ class CoordinatorLink(Link):
         assert attachment is not None
         comes = update.follows and received.sender in self._credited
         self._credited.discard(received.sender)
-        if comes and isinstance(attachment, Manifest):  # no fault, if the answer is not admitted
+        # These blocks are no fault if the answer is not admitted.
+        if comes and isinstance(attachment, Manifest):
             self._recently_completed.append(_name_of_blocks(received.sender, attachment))
         if received.run != self.run:
-            return []  # of another run; its device has been told of this one by now
+            return []  # the answer is of another run; its device has been told of this run by now
         name = attachment.name if isinstance(attachment, InlineAnswer) else attachment.object
         if not self.admission_controller.admit(update, attachment.size, name):
             return []
@@ -426,8 +481,11 @@ class CoordinatorLink(Link):
 
     @contextlib.contextmanager
     def _reject_if_unusable(self, update: Update) -> Iterator[None]:
-        """An unusable answer is rejected, whether it was fetched or stored before. A full disk is our own fault: the
-        answer is good, and will be offered again."""
+        """Report an unusable answer to the admission controller.
+
+        It does not matter whether the answer was fetched now or stored before. A full disk is the
+        coordinator's own fault: the answer is good, and the device will offer it again.
+        """
         try:
             yield
         except Rejected as fault:
@@ -438,7 +496,11 @@ class CoordinatorLink(Link):
     def _fetch(
         self, received: Received, offer: Offer, store: ObjectStore, now: float, comes: bool = False
     ) -> list[Received]:
-        """The answer's blocks, after those of its manifest where that is one. `comes`: the only block, by itself."""
+        """Fetch the blocks of an answer.
+
+        If the manifest of the answer is an object, its blocks are fetched first. `comes` says that the answer
+        has only one block and that the device sends it without a request.
+        """
         if isinstance(offer, IndirectManifest):
             self._indirect_offers[received.sender] = offer
             is_here = store.has(offer.manifest.object)
@@ -449,7 +511,8 @@ class CoordinatorLink(Link):
             self.fetches[device] = (held[0], received)
         else:
             self.abandon(device)
-            retry = 2 * self._retry_seconds.pop(device, RETRY_SECONDS / 2)  # one more offer is no progress
+            # A new offer is no progress, so the pause grows.
+            retry = 2 * self._retry_seconds.pop(device, RETRY_SECONDS / 2)
             partial = store.begin(attachment)
             fetch = Fetch(
                 partial, lambda request: self.send(device, request), self._response_time, retry, self.kinds
@@ -457,8 +520,9 @@ class CoordinatorLink(Link):
             self.fetches[device] = (fetch, received)
             if comes:
                 fetch.await_unasked(now)
-                self.fetches = {device: (fetch, received), **self.fetches}  # before all that wait
-            # An earlier process had received it all, and died before it was stored.
+                # Put it before all fetches that wait.
+                self.fetches = {device: (fetch, received), **self.fetches}
+            # An earlier process had received all blocks, and died before it stored the object.
             if fetch.partial.complete:
                 return self._completed(device, now)
         self._share_budget(now)
@@ -492,7 +556,7 @@ class CoordinatorLink(Link):
         return [replace(received, message=replace(update, arrays=arrays), object=name)]
 
     def device_of_topic(self, topic: str) -> str:
-        """The only device that may publish there; empty if there is none."""
+        """Return the only device that may publish on this topic, or "" if there is none."""
         place = self.topics.parse(topic)
         return place.device if place else ""
 
@@ -507,7 +571,7 @@ class CoordinatorLink(Link):
         device = self.device_of_topic(topic)
         return (
             device if device in self._windows else ""
-        )  # without a verified frame it is a name that anybody chose
+        )  # without a verified frame, anybody can have chosen this name
 
     def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
         place = self.topics.parse(topic)
@@ -541,7 +605,7 @@ class CoordinatorLink(Link):
         return self._completed(device, now)
 
     def _completed(self, device: str, now: float) -> list[Received]:
-        """All blocks are here: give the object its name, and pass on the answer that it belongs to."""
+        """Name the object, as all of its blocks are here, and pass on the answer that it belongs to."""
         fetch, received = self.fetches.pop(device)
         self._recently_completed.append(_name_of_blocks(device, fetch.manifest))
         self._share_budget(now)
@@ -555,8 +619,11 @@ class CoordinatorLink(Link):
         return []
 
     def _share_budget(self, now: float) -> None:
-        """Share the budget out, first come first served. Whoever begins gets all that it needs, or half a window:
-        a request costs both ends as much as a block."""
+        """Share the budget among the fetches in the order in which they came.
+
+        A fetch that begins gets all the blocks that it needs, or at least half a window. The reason is that a
+        request costs both ends as much work as a block.
+        """
         in_flight = self._in_flight(now)
         if in_flight >= BUDGET:
             return
@@ -574,7 +641,10 @@ class CoordinatorLink(Link):
         return len(self._credited) + sum(fetch.in_flight(now) for _, fetch in self._begun())
 
     def _begun(self) -> Iterator[tuple[str, Fetch]]:
-        """All others came later, and wait for their share of the budget."""
+        """Yield the fetches that have begun.
+
+        All other fetches came later, and wait for their share of the budget.
+        """
         held = ((device, fetch) for device, (fetch, _) in self.fetches.items())
         return itertools.takewhile(lambda one: one[1].begun, held)
 
@@ -604,7 +674,7 @@ class CoordinatorLink(Link):
                 self._check_offer(attachment)
 
     def _check_header(self, header: Header, topic: str) -> None:
-        # Read from the topic, as the sender may be anybody with a key, even ourselves.
+        # The topic decides, because the sender may be anybody with a key, even this coordinator.
         place, kind = self.topics.parse(topic), "device_state" if header.kind == "state" else "up"
         if place is None or (place.kind, place.device) != (kind, header.sender):
             raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} of {header.sender[:64]} on {topic}")
@@ -622,15 +692,22 @@ def _name_of_blocks(device: str, manifest: Manifest) -> bytes:
 
 
 def _blocks_allowed(own: int, in_flight: int) -> int:
-    """Blocks that one fetch may have in flight, of what all of them together have."""
+    """Return the number of blocks that one fetch may have in flight.
+
+    `own` is the number that it has, and `in_flight` is the number of all fetches together.
+    """
     return max(0, min(WINDOW, BUDGET - (in_flight - own)))
 
 
 def refusal_of(message: str, hello: Hello, boot: int, sequence: int) -> Refusal:
-    """With the hello that it answers, where the device checks that: a stored refusal then ends no later process."""
+    """Return the refusal of a hello.
+
+    If the device checks it, the refusal names the hello that it answers. A stored refusal then does not end a
+    later process.
+    """
     return Refusal(message, answers=(boot, sequence) if forms.ANSWERS in hello.can else ())
 
 
 def _body(data: bytes) -> Body:
-    view = memoryview(bytearray(data))  # torch warns about read-only buffers
+    view = memoryview(bytearray(data))  # the bytes are copied because torch warns about read-only buffers
     return Body(lambda start, stop: view[start:stop], len(data))

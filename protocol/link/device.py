@@ -1,4 +1,7 @@
-"""The device's end: answers go up, tasks come down when the broadcast they stand on is here in full."""
+"""Link a device to its coordinator.
+
+The device sends its answers. It passes a task on when the broadcast that the task needs is complete.
+"""
 
 from __future__ import annotations
 
@@ -43,20 +46,24 @@ class DeviceLink(Link):
         self._down = topics.down(me.name)
         self._broadcast_now = topics.broadcast_now
         self.peer_forms: frozenset[str] = frozenset()  # forms of messages that the coordinator understands
-        self._early_block: tuple[str, bytes] | None = None  # a block that came before the task that names it
-        self.offered: dict[bytes, Offer] = {}  # by what an update says
+        # Topic and frame of a block that came before the task that names it.
+        self._early_block: tuple[str, bytes] | None = None
+        self.offered: dict[bytes, Offer] = {}  # name of an answer's arrays -> its offer
         self._served: dict[bytes, Manifest] = {}
-        self._layouts: dict[bytes, Layout] = {}  # of what is served
+        self._layouts: dict[bytes, Layout] = {}  # layouts of the objects that are served
         self._sent: dict[bytes, bytearray] = {}
         self._inlined: tuple[int, str, bytes] | None = None  # the inline answer that was sent last
-        # Round and phase of the last task, and blocks of its answer that were asked for with it.
+        # Round and phase of the last task, and the number of blocks of its answer that the coordinator asked
+        # for with it.
         self._credit = (0, "", 0)
         self._fetch: Fetch | None = None
         self._waiting: Received | None = None
         self._response_time = ResponseTime()
-        # Of the coordinator: new, and not a retained message or one that the broker has queued.
+        # Time of the coordinator's last new message. Retained messages, and messages that the broker has
+        # queued, do not count.
         self.last_new_message_at = 0.0
-        self.least_round = 0  # the coordinator never goes back behind a round that we have answered
+        # The coordinator never goes back to a round before the last one that this device has answered.
+        self.least_round = 0
 
     @property
     def wake_at(self) -> float:
@@ -64,24 +71,27 @@ class DeviceLink(Link):
 
     @property
     def fetching(self) -> bytes:
-        """Name of the broadcast that is being fetched, or nothing."""
+        """Return the name of the broadcast that is being fetched, or b""."""
         return self._fetch.object if self._fetch else b""
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Blocks here and blocks in all of the broadcast that is coming."""
+        """Return the number of blocks here and of all blocks of the broadcast that is being fetched."""
         return (sum(self._fetch.partial.have), len(self._fetch.partial.have)) if self._fetch else None
 
     @property
     def has_early_block(self) -> bool:
-        """One that came before the task that names it, and is not counted yet."""
+        """Return whether a block came before the task that names it, and is not counted yet."""
         return self._early_block is not None
 
     def send(self, message: Message) -> None:
         self.publish(self._up, message, COORDINATOR)
 
     def send_update(self, update: Update, name: bytes) -> None:
-        """Say an answer whose arrays are an object of the store: whole if small, else as an offer."""
+        """Send an answer whose arrays are an object of the store.
+
+        A small object is sent in the message, and a large one is offered.
+        """
         size = self.store.size(name)
         if size <= self.inline:
             body = self.store.open(name)
@@ -101,7 +111,11 @@ class DeviceLink(Link):
         self.publish(self._up, update, COORDINATOR, self.offered[name])
 
     def _was_asked_for(self, update: Update, blocks: int) -> bool:
-        """Once, with its task: whoever says an answer again waits until its block is asked for."""
+        """Return whether the coordinator asked for the answer's only block together with its task.
+
+        Return True only once. If the device sends an answer again, it waits until the coordinator asks for
+        the block.
+        """
         round, phase, credit = self._credit
         asked = (update.round, update.phase) == (round, phase) and blocks == 1 <= credit
         if asked:
@@ -109,7 +123,10 @@ class DeviceLink(Link):
         return asked
 
     def _can_still_offer(self, name: bytes) -> bool:
-        """As before, that is: a broker may have come back with a smaller limit."""
+        """Return whether the object can be offered as before.
+
+        This is not so if the broker has come back with a smaller limit.
+        """
         if (offer := self.offered.get(name)) is None:
             return False
         of_manifest = (offer.manifest,) if isinstance(offer, IndirectManifest) else ()
@@ -130,7 +147,7 @@ class DeviceLink(Link):
 
     @property
     def served(self) -> set[bytes]:
-        """Objects that the coordinator may ask for."""
+        """Return the objects that the coordinator may ask for."""
         return set(self._served)
 
     def _serve(self, manifest: Manifest) -> None:
@@ -138,7 +155,7 @@ class DeviceLink(Link):
         self._layouts[manifest.object] = self.layout_of(self.store, manifest.object)
 
     def forget(self, name: bytes) -> None:
-        """An answer has its receipt: serve its blocks no more."""
+        """Stop serving the blocks of an answer, because the device has the receipt for it."""
         names = {name}
         if isinstance(offer := self.offered.pop(name, None), IndirectManifest):
             names.add(offer.manifest.object)
@@ -149,14 +166,17 @@ class DeviceLink(Link):
             self._layouts.pop(known, None)
 
     def forget_all(self) -> None:
-        """Another run, or plan: nothing of the one before is fetched, offered or served any more."""
+        """Stop fetching, offering and serving all objects, because another run or plan has begun."""
         self.stop_fetching()
         for name in list(self.offered):
             self.forget(name)
         self._inlined = None
 
     def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
-        """What is complete after this frame. Raises Rejected where the frame was at fault."""
+        """Return the messages that are complete after this frame.
+
+        Raise Rejected if the frame has a fault.
+        """
         if blocks.is_block(frame):
             return self._block(topic, frame, now)
         opened: list[tuple[Header, Message]] = []
@@ -184,22 +204,28 @@ class DeviceLink(Link):
     def stop_fetching(self) -> None:
         if fetch := self._fetch:
             self._ignore_blocks_of(fetch.manifest)
-            self._end_fetch(fetch, forget=True)  # another broadcast has taken its place
+            self._end_fetch(fetch, forget=True)  # another broadcast has taken the place of this one
         self._fetch = self._waiting = None
 
     def _ignore_blocks_of(self, manifest: Manifest) -> None:
-        """Blocks of it that still arrive are duplicates, not unknown."""
+        """Count the blocks of an object that still arrive as duplicates, not as unknown blocks."""
         self._recently_completed.append(manifest.wire_name[: codec.SHORT_HASH])
         if not self._follows(manifest):
             self.transport.unsubscribe(self._topic_of(manifest))
 
     @staticmethod
     def _follows(manifest: Manifest) -> bool:
-        """Whether it comes without being asked for: then nothing but the body says what is in it."""
+        """Return whether the object comes without a request.
+
+        The manifest of such an object has no parts, so only the body says what it contains.
+        """
         return not manifest.parts
 
     def _continues(self, fetch: Fetch, manifest: Manifest) -> bool:
-        """Whether it is what is being fetched; a coordinator that has been away serves it under another key."""
+        """Return whether the manifest is of the object that is being fetched, and take over its key.
+
+        A coordinator that was away serves the same object under another key.
+        """
         before = fetch.manifest
         if not fetch.rekeyed(manifest):
             return False
@@ -225,7 +251,10 @@ class DeviceLink(Link):
         return [received]
 
     def _fetch_if_missing(self, received: Received, offer: Offer, now: float) -> list[Received]:
-        """On with a task: what it stands on is here, or is fetched, after its manifest where that is an object."""
+        """Pass a task on if its broadcast is here; otherwise fetch the broadcast.
+
+        If the manifest is an object, it is fetched first.
+        """
         if self.store.has(offer.object):
             return [replace(received, object=offer.object)]
         if isinstance(offer, IndirectManifest):
@@ -246,7 +275,8 @@ class DeviceLink(Link):
         follows = self._follows(manifest)
         if not follows:
             self.transport.subscribe(self._topic_of(manifest))
-        if self._fetch.partial.complete:  # an earlier process had it all, and died before it had a name
+        # An earlier process had all blocks, and died before it named the object.
+        if self._fetch.partial.complete:
             return self._completed(self._fetch, now)
         if not follows:
             self._fetch.fill(WINDOW, now)
@@ -260,7 +290,7 @@ class DeviceLink(Link):
             before, self._early_block = self._early_block, (topic, frame)
             if before is None:
                 return []
-            topic, frame = before  # nobody will name it any more, or its task comes after a later one
+            topic, frame = before  # no task will name this block, or its task comes after a later one
 
         def take() -> FrameOutcome:
             prefix, index, data = blocks.unpack(frame)
@@ -268,7 +298,7 @@ class DeviceLink(Link):
             if fetch is None or not fetch.is_named(prefix):
                 if prefix in self._recently_completed:
                     return FrameOutcome(new=False)
-                if topic == self._broadcast_now:  # of a round that is asked of others
+                if topic == self._broadcast_now:  # of a round that other devices are asked for
                     return FrameOutcome(new=False, for_us=False)
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
@@ -287,16 +317,16 @@ class DeviceLink(Link):
         return self._completed(fetch, now)
 
     def _is_early(self, frame: bytes) -> bool:
-        """A broadcast that follows its task on another topic, and has overtaken it."""
+        """Return whether a block has overtaken its task, which travels on another topic."""
         try:
             prefix, _, _ = blocks.unpack(frame)
         except Rejected:
-            return False  # whoever counts it says what is wrong with it
+            return False  # the caller reports the fault when it counts the block
         fetched = self._fetch is not None and self._fetch.is_named(prefix)
         return not fetched and prefix not in self._recently_completed
 
     def _completed(self, fetch: Fetch, now: float) -> list[Received]:
-        """All blocks are here: give the object its name, and go on with the task that waits for it."""
+        """Name the object, as all of its blocks are here, and go on with the task that waits for it."""
         waiting, self._fetch, self._waiting = self._waiting, None, None
         self._ignore_blocks_of(fetch.manifest)
         fetch.partial.finish()
@@ -309,7 +339,9 @@ class DeviceLink(Link):
         for name, ranges in ((request.object, request.ranges), *request.more):
             manifest = self._served.get(name)
             if manifest is None or not self.store.has(name):
-                continue  # asked by a coordinator that has forgotten its receipt; the next offer tells it anew
+                # The coordinator that asks has forgotten the receipt that it sent. The next offer tells it
+                # again.
+                continue
             sent = self._sent[name]
             wanted, layout = indices(ranges, len(manifest.hashes)), self._layouts[name]
             self.block_qos.asked(len(wanted), request.again)
@@ -329,19 +361,23 @@ class DeviceLink(Link):
             self._windows.pop(COORDINATOR, None)
         window = super()._window(header, holder)
         if header.sender == COORDINATOR and before is not None and window is not before:
-            self.epoch = 0  # new keys, new count
+            self.epoch = 0  # new keys start a new count of epochs
         return window
 
     def _epoch_was_accepted_without_clock(self, header: Header) -> bool:
-        """Whether the epoch that is held was taken over while the clock judged nobody, and is far ahead of it now.
+        """Return whether the stored epoch was accepted while this device's clock was not believed.
 
-        Not before another coordinator speaks: the one of that epoch may conduct still, and its clock be wrong alone.
+        The epoch is now far ahead of the clock. The epoch is kept until another coordinator sends a message:
+        the coordinator of that epoch may still run, and only its clock may be wrong.
         """
         held = self.epoch if self.clock.ahead(self.epoch) else 0
         return header.sender == COORDINATOR and header.epoch < held and not self.clock.ahead(header.epoch)
 
     def _clock_advice(self) -> str:
-        """What to do about an epoch that only a clock could judge which has shown a later time before."""
+        """Return advice about an epoch that is ahead of a clock that is not believed.
+
+        The clock is not believed because it has shown a later time before, so it cannot judge the epoch.
+        """
         if self.clock.is_believable or (seconds := ahead(self.epoch, self.clock.now())) <= 0:
             return ""
         return (
@@ -352,7 +388,7 @@ class DeviceLink(Link):
 
     @property
     def asked(self) -> tuple[int, str] | None:
-        """Round and phase of the task whose broadcast is coming."""
+        """Return the round and the phase of the task whose broadcast is being fetched."""
         waiting = self._waiting.message if self._waiting else None
         return (waiting.round, waiting.phase) if isinstance(waiting, Task) else None
 

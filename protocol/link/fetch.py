@@ -1,7 +1,7 @@
-"""Pulling one object in blocks. The sender may send what has been asked for and has not come, and nothing else.
+"""Fetch one object in blocks, and ask again for blocks that do not come.
 
-Brokers give no back-pressure and drop without a word, so nothing is sent that its receiver did not ask for,
-and what was asked for and did not come is asked for again.
+Brokers give no back-pressure, and drop messages without notice. So a sender sends a block only if its
+receiver has asked for it and has not received it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ from protofleet.protocol.wire.codec import MAX_RANGES
 from protofleet.protocol.wire.kinds import Kinds
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 
-RETRY_SECONDS: Final = 1.0  # without progress, before asking again; doubles up to the longest
+RETRY_SECONDS: Final = 1.0  # seconds without progress before the next request; they double up to the longest
 LONGEST_RETRY_SECONDS: Final = 20.0
-SILENT_SECONDS: Final = 8.0  # a sender is silent once it is this long before it is asked again
-GAPS: Final = 2.0  # no block is asked for again before so many times as long as between the last two
-LONGEST_GAP_SECONDS: Final = 4.0  # that counts as one of a slow line: 130 kbit/s with blocks of 64 KiB
+SILENT_SECONDS: Final = 8.0  # a sender is silent when its pause has grown to this many seconds
+# Factor: a block is asked for again only after this many times the gap between the last two.
+GAPS: Final = 2.0
+LONGEST_GAP_SECONDS: Final = 4.0  # longest gap, in seconds, of a slow line: 130 kbit/s with blocks of 64 KiB
 
 Send = Callable[[BlockRequest], None]
 
 
 class ResponseTime:
-    """From a request to its first block, of late and over all fetches that share it: where many are served at a time,
-    a block that waits its turn is not lost."""
+    """The recent time between a request and its first block, over all fetches that share it.
+
+    If a sender serves many fetches at a time, a block that waits for its turn is not lost.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def note(self, seconds: float) -> None:
-        """Rises fast and falls slowly."""
+        """Adapt the response time to a new value: it rises fast and falls slowly."""
         more = min(seconds, LONGEST_GAP_SECONDS) - self.seconds
         self.seconds += more / 2 if more > 0 else more / 8
 
@@ -46,24 +49,29 @@ class ResponseTime:
 
 
 class Fetch:
-    """One object that is being received, at most `window` blocks of it in flight."""
+    """A fetch of one object, with at most `window` blocks in flight."""
 
     def __init__(
         self, partial: Partial, send: Send, response_time: ResponseTime, retry: float = RETRY_SECONDS,
         kinds: Kinds = ON_THE_WIRE,
     ) -> None:  # fmt: skip
-        """`retry`: where an earlier fetch from the same sender had got to, as another offer is no progress."""
+        """Start with the pause `retry` before a block is asked for again.
+
+        `retry` is the pause that an earlier fetch from the same sender had reached, because a new offer is no
+        progress.
+        """
         self.partial, self._send, self._response_time = partial, send, response_time
         self.count = BlockCount(partial, kinds)
-        self.asked: dict[int, float] = {}  # block -> when it was asked for first
-        self._oldest = float("inf")  # no block of `asked` was asked for before this
-        self._next = 0  # blocks before this one are here or asked for
+        self.asked: dict[int, float] = {}  # block -> time when it was asked for first
+        self._oldest = float("inf")  # no block in `asked` was asked for before this time
+        self._next = 0  # all blocks before this one are here, or were asked for
         self.retry = retry
-        self._gap = 0.0  # seconds between two blocks, of late
-        self._nothing_since = float("-inf")  # when a block came last, or the first was asked for
+        self._gap = 0.0  # recent seconds between two blocks
+        # Time when the last block came, or when the first one was asked for.
+        self._nothing_since = float("-inf")
         self._any_came = False
         self.wake_at = float("inf")
-        self._reports: ProgressReports | None = None  # from the first request on
+        self._reports: ProgressReports | None = None  # created at the first request
 
     @property
     def manifest(self) -> Manifest:
@@ -75,42 +83,57 @@ class Fetch:
 
     @property
     def begun(self) -> bool:
-        """Whether anything has been asked for."""
+        """Return whether any block has been asked for."""
         return self._next > 0
 
     @property
     def unasked(self) -> int:
-        """Blocks that were never asked for, at most."""
+        """Return the highest possible number of blocks that were never asked for."""
         return len(self.partial.have) - self._next
 
     def rekeyed(self, manifest: Manifest) -> bool:
-        """The same object in the same blocks, under this manifest's key from now on; or False."""
+        """Take over the key of this manifest if it is of the same object in the same blocks.
+
+        Return False if it is not.
+        """
         if replace(manifest, key=self.manifest.key) != self.manifest:
             return False
         self.partial.manifest = manifest
         return True
 
     def awaits(self, manifest: Manifest) -> bool:
-        """Whether this manifest's only block is the one that comes here, whichever way it was told of."""
+        """Return whether the only block of this manifest is the block that this fetch waits for.
+
+        It does not matter in which way the fetch was told of this block.
+        """
         one_block = len(manifest.hashes) == len(self.partial.have) == 1
         return one_block and manifest.wire_name == self.manifest.wire_name
 
     def is_named(self, prefix: bytes) -> bool:
-        """Whether blocks that call their object this are ours."""
+        """Return whether blocks with this prefix of an object's name belong to this fetch."""
         return self.manifest.wire_name[: len(prefix)] == prefix
 
     def take(self, index: int, data: memoryview, now: float) -> tuple[int, list[CountedSpan], bool]:
-        """Take a block as it came: its bytes, the spans that can be counted now, and whether it is new."""
+        """Decrypt and store a block.
+
+        Return its number of bytes, the spans that can be counted now, and whether it is new.
+        """
         plain = decrypted(self.manifest, index, data)
         fresh = self.store(index, plain, now)
         start = index * self.manifest.block
         return len(plain), self.count.came(start, start + len(plain), fresh), fresh
 
     def in_flight(self, now: float) -> int:
-        """Blocks that may still come. A sender that is silent or loses one now and then delays nobody else."""
+        """Return the number of blocks that may still come.
+
+        A block that was asked for long ago does not count. So a sender that is silent, or that sometimes
+        loses a block, does not delay others.
+        """
         if self.is_silent:
             return 0
-        if now - self._oldest < SILENT_SECONDS:  # all of them: this is asked after every block that comes
+        # In this case all blocks count. The shorter test is for speed, because the method runs after every
+        # block that comes.
+        if now - self._oldest < SILENT_SECONDS:
             return len(self.asked)
         self._oldest = min(self.asked.values(), default=now)
         return sum(now - since < SILENT_SECONDS for since in self.asked.values())
@@ -120,7 +143,7 @@ class Fetch:
         return self.retry >= SILENT_SECONDS
 
     def await_unasked(self, now: float) -> None:
-        """It comes by itself; what has not come after a while is asked for."""
+        """Wait for an object that comes without a request; later, ask for the blocks that do not come."""
         self._next = len(self.partial.have)
         self.asked = dict.fromkeys(range(self._next), now)
         self._oldest = min(self._oldest, now)
@@ -128,7 +151,7 @@ class Fetch:
         self.wake_at = now + self._pause
 
     def fill(self, window: int, now: float) -> None:
-        """Ask for more when at most half of the window is still in flight."""
+        """Ask for more blocks when at most half of the window is still in flight."""
         if len(self.asked) * 2 > window:
             return
         fresh: list[int] = []
@@ -147,7 +170,7 @@ class Fetch:
             self.wake_at = now + self._pause
 
     def store(self, index: int, data: memoryview, now: float) -> bool:
-        """Take a block; True if it is new."""
+        """Store a block, and return True if it is new."""
         fresh = self.partial.write(index, data)
         self.asked.pop(index, None)
         if fresh:
@@ -164,14 +187,14 @@ class Fetch:
         return max(self.retry, GAPS * self._gap if self._any_came else self._response_time.patience)
 
     def progress(self, now: float) -> TransferProgress | None:
-        """Every few seconds of a long transfer, else None."""
+        """Return the progress of a long transfer every few seconds, otherwise None."""
         return self._reports.report(self.partial.bytes_here, now) if self._reports else None
 
     def wake(self, now: float, window: int) -> None:
-        """Nothing came for a while: ask again for what is missing.
+        """Ask again for the missing blocks if no block has come for a while.
 
-        For the first of it alone while no block has come at all: the others may be on their way over a slow line,
-        which a second copy of each would block for as long again.
+        If no block has come at all, ask only for the first one: the others may be on their way over a slow
+        line, and a second copy of each would block the line for the same time again.
         """
         if now < self.wake_at:
             return
@@ -192,7 +215,7 @@ class Fetch:
 
 
 def ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Sorted indices as [first, past the last) pairs, as many as one message may carry."""
+    """Return sorted indices as [first, past the last) pairs, as many as one message may carry."""
     found: list[tuple[int, int]] = []
     for i in indices:
         if found and found[-1][1] == i:

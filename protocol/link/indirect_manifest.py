@@ -1,6 +1,7 @@
-"""A manifest that fits no packet, as an object of its own: one array with the bytes of the plain manifest.
+"""Store a manifest that fits no packet as an object: one array with the bytes of the plain manifest.
 
-The key of the blocks is not in it, so that it is the same bytes whenever the same object is offered.
+The array does not contain the key of the blocks. So its bytes are the same whenever the same object is
+offered.
 """
 
 from __future__ import annotations
@@ -16,17 +17,23 @@ from protofleet.protocol.wire.messages import IndirectManifest, Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 ARRAY: Final = "manifest"
-MAX_BYTES: Final = codec.SHORT_HASH * codec.MAX_BLOCKS + 8192  # all hashes, and the other fields
+MAX_BYTES: Final = codec.SHORT_HASH * codec.MAX_BLOCKS + 8192  # bytes for all hashes and the other fields
 
 
 def store(manifest: Manifest, objects: ObjectStore, block: int) -> Manifest:
-    """The manifest of the object that holds it, which is in the store from now on. Neither has a key."""
+    """Store a manifest as an object, and return the manifest of this object.
+
+    Neither manifest has a key.
+    """
     packed = msgpack.packb(codec.manifest_fields(manifest, key=False))
     return objects.put({ARRAY: np.frombuffer(packed, np.uint8)}, block)
 
 
 def load(offer: IndirectManifest, objects: ObjectStore) -> Manifest:
-    """The manifest from its object, which is here. Rejected where it is not what was announced."""
+    """Return the manifest that its object holds; the object is in the store.
+
+    Raise Rejected if the manifest is not of the object that was announced.
+    """
     found = codec.read_manifest(_content(objects.open(offer.manifest.object)))
     if (found.object, found.size, found.key) != (offer.object, offer.size, b""):
         raise Rejected(

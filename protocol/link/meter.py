@@ -1,8 +1,8 @@
-"""What crossed, counted where it crosses: bytes by direction and kind, messages by what became of them.
+"""Count the bytes that pass by direction and kind, and the messages by result.
 
-`payload` is raw bytes of the arrays that the method declares, each once. `wire` is every byte of every PUBLISH
-packet, repeats included: arrays under their kind, everything else (headers, tables, signatures, topics) under
-"control".
+`payload` counts the raw bytes of the arrays that the method declares, each array once. `wire` counts every
+byte of every PUBLISH packet, including repeats. The bytes of arrays are counted under their kind. All other
+bytes (headers, tables, signatures, topics) are counted under "control".
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ class Meter:
     wire: Counter[tuple[str, str]] = field(default_factory=Counter)
     messages: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (direction, kind, result)
     frames: Counter[str] = field(default_factory=Counter)  # direction -> bytes handed to the transport
-    rejected: Counter[Reason] = field(default_factory=Counter)  # frames, and what good frames said
-    # At a coordinator, `wire` divided by device: (device, direction, kind). A snapshot does not hold it.
+    # Rejected frames, and rejected content of good frames.
+    rejected: Counter[Reason] = field(default_factory=Counter)
+    # `wire` at a coordinator, divided by device: (device, direction, kind). A snapshot does not hold it.
     by_device: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def count_packet(
         self, direction: str, packet: int, frame: int, tensors: Mapping[str, int], fresh: bool, held: int = 0,
         device: str | None = None,
     ) -> None:  # fmt: skip
-        """Count one PUBLISH packet of `packet` bytes holding `frame` bytes, of which `tensors` by kind.
+        """Count one PUBLISH packet of `packet` bytes that holds `frame` bytes, of which `tensors` by kind.
 
-        `held` bytes of it are left out: they belong to a block, and `count_bytes` is told of them. `device` is
-        the one that the packet went to or came from, "" for no single one, None if bytes are not divided by device.
+        `held` bytes of the packet are left out: they belong to a block, and the caller passes them to
+        `count_bytes`. `device` is the device that the packet went to or came from. It is "" if there is no
+        single device, and None if bytes are not divided by device.
         """
         self.count_bytes(direction, packet - held, tensors, fresh, device)
         self.frames[direction] += frame
@@ -44,7 +46,7 @@ class Meter:
     def count_bytes(
         self, direction: str, size: int, tensors: Mapping[str, int], fresh: bool, device: str | None = None
     ) -> None:
-        """Count some bytes of packets, of which `tensors` by kind; the rest of them is control."""
+        """Count some bytes of packets: those in `tensors` by kind, the rest as control."""
         declared = {kind: n for kind, n in tensors.items() if kind != CONTROL}
         for kind, n in declared.items():
             self._count_wire(device, direction, kind, n)
@@ -80,7 +82,7 @@ class Meter:
 
 
 def human_bytes(size: float) -> str:
-    """In units of powers of ten."""
+    """Write a number of bytes in units of powers of ten."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

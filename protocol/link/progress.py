@@ -1,4 +1,4 @@
-"""How far a transfer is that takes long, and how long it will take."""
+"""Report the progress and the remaining time of a transfer that takes long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPORT_SECONDS: Final = 10.0
 class TransferProgress:
     bytes: int
     size: int
-    bytes_per_second: float  # since the first block came
+    bytes_per_second: float  # average since the first block came
 
     @property
     def seconds_left(self) -> float:
@@ -20,15 +20,16 @@ class TransferProgress:
 
 
 class ProgressReports:
-    """One every few seconds while bytes come; none of a transfer that is quicker."""
+    """The reports of one transfer: one every few seconds while bytes come, none for a quick transfer."""
 
     def __init__(self, size: int, now: float) -> None:
         self._size, self._due = size, now + REPORT_SECONDS
-        # When the first block came, and the bytes that were here then: what it waited for says nothing of the rate.
+        # Time when the first block came, and the bytes that were here then. The wait for this block says
+        # nothing about the rate.
         self._first: tuple[float, int] | None = None
 
     def report(self, bytes_here: int, now: float) -> TransferProgress | None:
-        """To be called with every new block."""
+        """Return a report if one is due; call this with every new block."""
         if self._first is None:
             self._first = (now, bytes_here)
         began_at, before = self._first

@@ -1,7 +1,9 @@
-"""How much a device may send. Useful frames cost no tokens; the others are taken from a bucket that fills slowly.
+"""Limit the number of frames that a device may send.
 
-A device is identified by the topic: the broker lets nobody else write there, and one that does could as well drop
-its frames. All names without a key share one bucket, so memory is bounded by the devices that are enrolled.
+Useful frames cost no tokens. Other frames take tokens from a bucket that fills slowly. A device is identified
+by the topic: the broker lets no other party write there, and a party that can write there could also drop the
+device's frames. All names without a key share one bucket, so the number of enrolled devices limits the
+memory.
 """
 
 from __future__ import annotations
@@ -12,20 +14,24 @@ from typing import Final
 
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-FRAME_RATE: Final = 2.0  # envelopes a second that are of no use; an honest device sends a hello every 15 s
+FRAME_RATE: Final = 2.0  # useless envelopes a second; an honest device sends a hello every 15 s
 FRAME_BURST: Final = 64.0
-BLOCK_RATE: Final = 256.0  # blocks that were not asked for or are here already: repeats of a bad network
+# Blocks a second that were not requested or are here already: repeats of a bad network.
+BLOCK_RATE: Final = 256.0
 BLOCK_BURST: Final = 1024.0
-EXCESS_RATE: Final = 16.0  # frames beyond all that; more is a flood
+EXCESS_RATE: Final = 16.0  # further frames a second; more than this is a flood
 EXCESS_BURST: Final = 512.0
-REPEAT_RATE: Final = 64.0  # blocks sent once more to one device: a window a second, as it may ask for them
+REPEAT_RATE: Final = 64.0  # blocks a second that one device gets again: one window, as it may ask for them
 REPEAT_BURST: Final = 256.0
-UNKNOWN_SENDER: Final = ""  # not a name: all without a key
+UNKNOWN_SENDER: Final = ""  # not a name; it stands for all senders without a key
 
 
 @dataclass
 class TokenBucket:
-    """`burst` at once, `rate` a second after that. Time is an argument."""
+    """A bucket that allows `burst` tokens at once and then `rate` tokens a second.
+
+    The time is an argument.
+    """
 
     rate: float
     burst: float
@@ -45,28 +51,34 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """Of the coordinator: one pair of buckets for each device with a key, one for everybody else."""
+    """The limiter of a coordinator: a pair of buckets for each device with a key, and one for all others."""
 
     def __init__(self, known: Container[str]) -> None:
         self._known = known
         self._frames: dict[str, TokenBucket] = {}
         self._blocks: dict[str, TokenBucket] = {}
         self._excess: dict[str, TokenBucket] = {}
-        # Told of a device, or UNKNOWN_SENDER, that floods.
+        # Called with a device, or UNKNOWN_SENDER, that floods.
         self.on_flood: Callable[[str], None] = lambda device: None
         self._own_name = TokenBucket(FRAME_RATE, FRAME_BURST)
 
     def counted_as(self, device: str) -> str:
-        """The name under which it is counted: what is kept for each name is bounded by those with a key."""
+        """Return the name that a device is counted under.
+
+        Only names with a key are kept, so their number limits the memory.
+        """
         return device if device in self._known else UNKNOWN_SENDER
 
     def charge_own_name(self, now: float) -> None:
-        """What comes in the coordinator's own name: a hostile broker may send it as often as it likes."""
+        """Charge a frame that comes in the coordinator's own name.
+
+        A hostile broker may send such frames as often as it likes.
+        """
         if not self._own_name.take(now):
             raise Rejected(Reason.FLOOD, f"more than {FRAME_RATE:g} a second in our own name")
 
     def charge_frame(self, device: str, now: float) -> None:
-        """Before anything of an envelope is looked at."""
+        """Charge a device for an envelope before anything in the envelope is read."""
         self._charge(self._frames, device, now, FRAME_RATE, FRAME_BURST)
 
     def charge_block(self, device: str, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Which sequence numbers of a sender have been seen, in bounded memory."""
+"""Remember in bounded memory which sequence numbers of a sender have been seen."""
 
 from __future__ import annotations
 
@@ -7,36 +7,51 @@ from typing import Final
 
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-WIDTH: Final = 1024  # how far behind the newest a message may come and still be judged
+WIDTH: Final = 1024  # numbers; a message may come this far behind the newest one and still be judged
 
 
 @dataclass
 class ReplayWindow:
     boot: int = 0
     newest: int = 0
-    received: int = 0  # different numbers above `counted_from`; they begin with 1, and 0 is a will's
-    holder: str = ""  # of the name, when they were said; empty: nobody has noted it
+    # Different numbers above `counted_from`; numbers begin with 1, and 0 is the number of a will.
+    received: int = 0
+    holder: str = ""  # holder of the name when the messages were sent; empty if it was not noted
     counted_from: int | None = (
-        None  # what is missing above this number counts; None: above the next that comes
+        None  # numbers above this one may count as missing; None: those above the next number that comes
     )
-    _seen: int = 0  # bit i: newest - i has been seen
+    _seen: int = 0  # bit i says that the number `newest - i` has been seen
 
     @staticmethod
     def up_to(boot: int, newest: int, holder: str = "") -> ReplayWindow:
-        """As if all up to there had been seen: what is told again by a receiver that has restarted."""
+        """Return a window in which all numbers up to `newest` have been seen.
+
+        A receiver that has restarted uses it, so that messages which an earlier process has received count as
+        duplicates.
+        """
         return ReplayWindow(boot, newest, 0, holder, None, (1 << WIDTH) - 1)
 
     @property
     def missing(self) -> int:
-        """Numbers that were used while both ends were connected and have not come: lost, held back, on their way."""
+        """Return how many numbers were used while both ends were connected and have not come.
+
+        These messages are lost, held back or on their way.
+        """
         return 0 if self.counted_from is None else max(0, self.newest - self.counted_from - self.received)
 
     def count_from_next(self) -> None:
-        """Either end has connected anew: what was said to nobody is no loss."""
+        """Start counting missing numbers anew, because either end has connected again.
+
+        A message that was sent while the other end was not connected is not lost.
+        """
         self.counted_from, self.received = None, 0
 
     def is_new(self, boot: int, sequence: int) -> bool:
-        """True the first time. A newer boot fences the older one; too old to judge counts as seen."""
+        """Return True the first time that a number comes.
+
+        Raise Rejected if the boot is older than the newest boot. A number that is too old to judge counts as
+        seen.
+        """
         if boot < self.boot:
             raise Rejected(Reason.STALE_BOOT, f"boot {boot}, but {self.boot} has been heard")
         if boot > self.boot:
@@ -45,7 +60,8 @@ class ReplayWindow:
             self._count(sequence)
             return True
         if sequence > self.newest:
-            shift = min(sequence - self.newest, WIDTH)  # a forged leap must not shift for ever
+            # A forged large number must not cause an endless shift.
+            shift = min(sequence - self.newest, WIDTH)
             self._seen = (self._seen << shift | 1) & ((1 << WIDTH) - 1)
             self.newest = sequence
             self._count(sequence)

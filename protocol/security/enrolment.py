@@ -1,11 +1,12 @@
-"""The files that `protofleet enrol install` leaves with a device or coordinator, trusted only as far as signed.
+"""Read the files that `protofleet enrol install` leaves with a device or coordinator.
 
-<folder>/current is a link to the newest complete set, so that a renewal replaces all of it at one moment:
+The files are trusted only as far as they are signed. <folder>/current is a link to the newest complete set of
+files, so a renewal replaces the whole set at one moment:
 
     identity.key receive.key tls.key     private, made here, never sent
     identity.record                      this party's own record
-    roots revoked                        whose signatures count, and what they have revoked
-    coordinator.record                   with whom a device communicates
+    roots revoked                        roots whose signatures count, and what they have revoked
+    coordinator.record                   the coordinator that a device communicates with
     ca.crt tls.crt                       for the broker's TLS
 """
 
@@ -38,14 +39,14 @@ OWN_RECORD: Final = "identity.record"
 ROOTS_FILE: Final = "roots"
 REVOKED_FILE: Final = "revoked"
 
-LOOK_SECONDS: Final = 1.0  # between looks at the files of one name
+LOOK_SECONDS: Final = 1.0  # seconds between two looks at the files of one name
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """A party, as its federation knows it."""
+    """A party as its federation knows it."""
 
     record: Record
     trust: Trust
@@ -54,7 +55,10 @@ class Enrolled:
 
 
 def load_trust(folder: Path) -> Trust:
-    """The roots are those that a person, or the roots before them, vouched for when they were installed."""
+    """Load the roots and the revocations of a folder.
+
+    When the roots were installed, a person or the earlier roots vouched for them.
+    """
     roots = first_roots(read_armoured(ROOTS, folder / ROOTS_FILE))
     trust = Trust(roots, Revocations(roots.federation))
     if (folder / REVOKED_FILE).exists():
@@ -63,7 +67,10 @@ def load_trust(folder: Path) -> Trust:
 
 
 def load_enrolled(folder: Path, now: float) -> Enrolled:
-    """`folder` is the one that `current` links to. Raises KeyFileError or StatementError."""
+    """Load a party from its folder, which is the folder that `current` links to.
+
+    Raise KeyFileError or StatementError if this is not possible.
+    """
     trust = load_trust(folder)
     record = trust.admit(read_armoured(RECORD, folder / OWN_RECORD), now)
     identity = read_identity(folder / IDENTITY_KEY)
@@ -76,7 +83,10 @@ def load_enrolled(folder: Path, now: float) -> Enrolled:
 
 
 def updated_trust(trust: Trust, folder: Path) -> Trust:
-    """This trust, brought up to what is installed in a folder. Never back: StatementError."""
+    """Return this trust, updated to the roots and revocations that are installed in a folder.
+
+    Raise StatementError if they are older than those of this trust.
+    """
     trust = trust.with_roots(read_armoured(ROOTS, folder / ROOTS_FILE))
     if (folder / REVOKED_FILE).exists():
         trust = trust.with_revocations(read_armoured(REVOCATIONS, folder / REVOKED_FILE))
@@ -84,7 +94,7 @@ def updated_trust(trust: Trust, folder: Path) -> Trust:
 
 
 def _file_version(path: Path) -> tuple[int, int] | None:
-    """Changes when a file or folder is replaced; None while it is not there."""
+    """Return a value that changes when a file or folder is replaced, or None if there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -97,12 +107,13 @@ def _words(error: StatementError | KeyFileError) -> str:
 
 
 class KnownRecords(Mapping[str, Record]):
-    """A folder of `<name>.record` files as a mapping: only those that hold, as they were a second ago at most.
+    """A mapping of the `<name>.record` files in a folder.
 
-    A frame asks for its sender a dozen times, so files are looked at once a second and name. A record that is added
-    while a run goes on is found at the next question; one that is replaced or revoked within the second, and before
-    a frame is rejected by it (`changed`). So are later roots and revocations that are installed in `follow`, the
-    folder of the party that asks.
+    It contains only valid records, in a state that is at most one second old. A frame asks for its sender
+    about twelve times, so the files of one name are read once a second at most. A record that is added during
+    a run is found at the next question. A record that is replaced or revoked is noticed within one second,
+    and always before a frame is rejected because of it (`changed`). The same holds for later roots and
+    revocations that are installed in `follow`, the folder of the party that asks.
     """
 
     def __init__(
@@ -117,19 +128,21 @@ class KnownRecords(Mapping[str, Record]):
         self._follow, self._installed = follow, _file_version(follow / CURRENT) if follow else None
         self._folder, self._role, self._clock = folder, role, clock
         self._read_before: dict[str, tuple[tuple[int, int], Record]] = {}
-        self._admitted: dict[str, tuple[float, Record]] = {}  # when, and what holds from then for a second
+        # Name -> time when a record was admitted, and the record, which is believed for a second.
+        self._admitted: dict[str, tuple[float, Record]] = {}
         self._logged: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Record:
         at, known = self._admitted.get(name, (0.0, None))
-        # Less than 0: the clock was set back.
+        # A difference below 0 means that the clock was set back.
         if known is not None and 0.0 <= self._clock() - at < LOOK_SECONDS:
             return known
         try:
             return self.admitted(name)
         except (StatementError, KeyFileError) as error:
             message = _words(error)
-            # A peer that goes on asking must not fill the log, nor names without a file this table.
+            # A peer that asks again and again must not fill the log, and names without a file must not fill
+            # `_logged`.
             if self._logged.get(name) != message and (name in self._logged or self._has(name)):
                 self._logged[name] = message
                 log.warning("%s is not known here: %s", name, message)
@@ -140,7 +153,10 @@ class KnownRecords(Mapping[str, Record]):
         return believed is not None and self.get(name) != believed
 
     def problem(self, name: str) -> str:
-        """Why there is no record of it that holds, for whoever says it now: it is not logged again."""
+        """Return the reason why there is no valid record of this name, or "" if there is one.
+
+        The caller reports the reason now, so it is not logged again.
+        """
         try:
             self.admitted(name)
         except (StatementError, KeyFileError) as error:
@@ -163,7 +179,10 @@ class KnownRecords(Mapping[str, Record]):
         return sum(1 for _ in self)
 
     def admitted(self, name: str) -> Record:
-        """The record as it is now, or StatementError with the reason why there is none that holds."""
+        """Return the record of this name as it is now.
+
+        Raise StatementError with the reason if there is no valid record.
+        """
         self._admitted.pop(name, None)
         now, record = self._clock(), self._looked_up(name)
         self._admitted[name] = (now, record)
@@ -197,7 +216,7 @@ class KnownRecords(Mapping[str, Record]):
         self._installed = version
         try:
             self.trust = updated_trust(self.trust, self._follow / CURRENT)
-        except (StatementError, KeyFileError) as error:  # what is held already still holds
+        except (StatementError, KeyFileError) as error:  # the trust that is already held stays valid
             log.warning("what was installed in %s is not used: %s", self._follow, error)
 
     def _names(self) -> list[str]:

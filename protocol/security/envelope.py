@@ -1,10 +1,13 @@
-"""The envelope: who says what to whom, signed, so that nothing on the way can change or forge it.
+"""Sign and check the envelope of a message, so that nothing on the way can change or forge it.
+
+The envelope says who sends what to whom.
 
     frame := "PF" | 0x01 | u16 header length | header | payload | Ed25519 signature (64 bytes)
 
-The signature covers all bytes before it. `suite` says how the payload travels: 0 is readable by whoever sees
-the frame; 1 is sealed to the recipient's key with HPKE (RFC 9180: X25519, HKDF-SHA256, ChaCha20-Poly1305, base
-mode), bound to the header before it. So nobody can sign another's sealed payload as his own: it names its sender.
+The signature covers all bytes before it. `suite` says how the payload travels. With 0, everyone who sees the
+frame can read it. With 1, it is sealed to the recipient's key with HPKE (RFC 9180: X25519, HKDF-SHA256,
+ChaCha20-Poly1305, base mode) and bound to the header before it. So a party cannot sign the sealed payload of
+another party as its own: the header that the payload is bound to names the sender.
 """
 
 from __future__ import annotations
@@ -28,18 +31,21 @@ MAGIC: Final = b"PF"
 ENVELOPE: Final = b"PF\x01"
 SIGNATURE: Final = 64
 MAX_HEADER: Final = 1024
-MAX_NUMBER: Final = (1 << 63) - 1  # what every language and data base can hold
-DOMAIN: Final = b"protofleet/1 envelope\x00"  # a signature made for this is good for nothing else
+MAX_NUMBER: Final = (1 << 63) - 1  # the largest number that every language and database can hold
+DOMAIN: Final = b"protofleet/1 envelope\x00"  # a signature made for this domain is valid for nothing else
 SEALING: Final = b"protofleet/1 sealed\x00"
 OPEN: Final = 0
 SEALED: Final = 1
-SECURITY: Final = ("sealed", "off")  # as settings say it
+SECURITY: Final = ("sealed", "off")  # the values of the setting `security`
 HPKE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 FIELD_TYPES: Final = (int, int, int, str, str, str, int, str, int, int, str, int, str, bytes)
 
 
 def seals(security: str) -> bool:
-    """What the setting `security` means for a link."""
+    """Return whether the setting `security` makes a link seal messages.
+
+    Raise ValueError for an unknown value.
+    """
     if security not in SECURITY:
         raise ValueError(f"security is {security!r}, it must be one of {', '.join(SECURITY)}")
     return security == "sealed"
@@ -53,10 +59,10 @@ class Header:
     kind: str
     federation: str
     run: str
-    epoch: int  # of the coordinator: its own, or the one a device last heard
+    epoch: int  # epoch of the coordinator: its own, or the one that a device last received
     sender: str
-    boot: int  # of the sender; grows with every start
-    sequence: int  # within the boot, never reused
+    boot: int  # boot of the sender; grows with every start
+    sequence: int  # number within the boot, never reused
     recipient: str
     round: int
     phase: str
@@ -67,8 +73,12 @@ _FIELDS: Final = tuple(field.name for field in fields(Header))
 
 
 def seal(header: Header, payload: bytes, key: Ed25519PrivateKey, receive: bytes = b"") -> bytes:
-    """`receive` is the key of whom it is sealed to, where the header's suite seals."""
-    packed: bytes = msgpack.packb([getattr(header, name) for name in _FIELDS])  # astuple copies deeply: 80 us
+    """Return the signed frame of a payload.
+
+    If the header's suite seals, `receive` is the key of the recipient, and the payload is sealed to it.
+    """
+    # `astuple` makes a deep copy, which takes 80 us.
+    packed: bytes = msgpack.packb([getattr(header, name) for name in _FIELDS])
     head = ENVELOPE + struct.pack("<H", len(packed)) + packed
     if header.suite == SEALED:
         payload = HPKE.encrypt(payload, X25519PublicKey.from_public_bytes(receive), info=SEALING + head)
@@ -77,13 +87,16 @@ def seal(header: Header, payload: bytes, key: Ed25519PrivateKey, receive: bytes 
 
 
 def unseal(frame: bytes, keyring: Keyring, secret: X25519PrivateKey | None = None) -> tuple[Header, bytes]:
-    """Header and payload of a frame whose signature is good and that is sealed to us or to nobody, or Rejected."""
+    """Return the header and the payload of a frame.
+
+    Raise Rejected unless the signature is valid and the frame is sealed to this party or not sealed.
+    """
     header, start, _ = verified(frame, keyring)
     return header, contents(frame, header, start, secret)
 
 
 def verified(frame: bytes, keyring: Keyring) -> tuple[Header, int, KeyringEntry]:
-    """The header, which its sender has signed, where the payload begins, and with which keys it was signed."""
+    """Return the signed header, the start of the payload, and the keys that the frame was signed with."""
     header, start = read_header(frame)
     public = keyring.get(header.sender)
     if public is None:
@@ -97,7 +110,7 @@ def verified(frame: bytes, keyring: Keyring) -> tuple[Header, int, KeyringEntry]
 
 
 def contents(frame: bytes, header: Header, start: int, secret: X25519PrivateKey | None) -> bytes:
-    """The payload of a verified frame."""
+    """Return the payload of a verified frame."""
     if header.suite == OPEN:
         return frame[start:-SIGNATURE]
     if header.suite != SEALED:
@@ -130,7 +143,7 @@ def _header(fields: object) -> Header:
         raise Rejected(Reason.MALFORMED, "the header is not a list that starts with a version")
     if fields[0] != MAJOR:
         raise Rejected(Reason.VERSION, f"protocol {fields[0]}, this side speaks {MAJOR}")
-    known = fields[: len(FIELD_TYPES)]  # a later minor version may say more
+    known = fields[: len(FIELD_TYPES)]  # a later minor version may add fields
     if len(known) < len(FIELD_TYPES) or any(
         type(v) is not t for v, t in zip(known, FIELD_TYPES, strict=True)
     ):

@@ -1,14 +1,14 @@
-"""Who holds a name: a record by its serial and the keys that it is made out to, or bare keys.
+"""Describe who holds a name: a record, by its serial and its keys, or bare keys.
 
-A record that is renewed is made out to the same keys, so what they have signed before can be said again under
-it. Only other keys end that.
+A renewed record is made out to the same keys. So messages that these keys have signed before can be repeated
+under the new record. This ends only when the keys change.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-KEYS: Final = 32  # hexadecimal digits
+KEYS: Final = 32  # hexadecimal digits of a key in a holder
 
 
 def holder_of(serial: int, sign: bytes) -> str:
@@ -17,13 +17,19 @@ def holder_of(serial: int, sign: bytes) -> str:
 
 
 def same_record(one: str, other: str) -> bool:
-    """Versions before this one have noted a record without its keys."""
+    """Return whether two holders are of the same record.
+
+    Earlier versions have noted a record without its keys.
+    """
     (first, keys), (second, others) = _parts(one), _parts(other)
     return first == second and (keys == others or not keys or not others)
 
 
 def other_keys(one: str, other: str) -> bool:
-    """Where the keys of one of them were not noted, they may be the same."""
+    """Return whether two holders have different keys.
+
+    If the keys of one holder were not noted, they may be the same, and the result is False.
+    """
     (_, keys), (_, others) = _parts(one), _parts(other)
     return bool(keys and others) and keys != others
 

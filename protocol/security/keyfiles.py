@@ -1,4 +1,7 @@
-"""Files on disk that a whole federation hangs on: written at once or not at all, private ones for one owner."""
+"""Read and write key files, on which a whole federation depends.
+
+A file is written completely or not at all. Only one owner can read a private file.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +24,29 @@ PEM: Final = re.compile(rb"-----BEGIN [A-Z ]+-----.+?-----END [A-Z ]+-----\s*", 
 PRIVATE: Final = 0o600
 PRIVATE_FOLDER: Final = 0o700
 PUBLIC: Final = 0o644
-TOO_OPEN: Final = 0o037  # a group of its own may read a key; nobody else may do anything with it
+TOO_OPEN: Final = 0o037  # the file's group may read a key; all other access is too much
 
 PrivateKey: TypeAlias = Ed25519PrivateKey | X25519PrivateKey | EllipticCurvePrivateKey
 
 
 class KeyFileError(ValueError):
-    """A key file is missing or is not one."""
+    """The error for a key file that is missing or that is not a key file."""
 
 
 def write_file(path: Path, data: bytes, mode: int = PUBLIC, durable: bool = True) -> None:
-    """Whoever reads it sees the old file or the new one, after a power cut too."""
+    """Replace a file so that a reader sees the old or the new content, also after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Disk(durable).replace(path, data, mode)
 
 
 def keep_to_ourselves(folder: Path) -> None:
-    """Whatever this process and its children write is for their user alone; and what an earlier version left open."""
+    """Give only this user access to the files of this process and its children.
+
+    The mode of a folder that an earlier version left open to others is changed too.
+    """
     os.umask(0o077)
-    with contextlib.suppress(FileNotFoundError, PermissionError):  # not there yet, or another's to close
+    # The folder does not exist yet, or belongs to another user.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
         folder.chmod(PRIVATE_FOLDER)
 
 
@@ -74,14 +81,20 @@ def read_tls(path: Path) -> EllipticCurvePrivateKey:
 
 
 def _read_private(path: Path) -> object:
-    """The key in a file that only its owner can read, or KeyFileError."""
+    """Return the key in a file that only its owner can read.
+
+    Raise KeyFileError if this is not possible.
+    """
     if problem := too_open(path):
         raise KeyFileError(problem)
     return private_keys(path, "protofleet enrol")[0]
 
 
 def private_keys(path: Path, maker: str) -> list[object]:
-    """Every key in a file, at least one, or KeyFileError. `maker` is the command that makes such files."""
+    """Return all keys in a file, at least one.
+
+    Raise KeyFileError if there is none. `maker` is the command that makes such files.
+    """
     try:
         data = path.read_bytes()
         return [serialization.load_pem_private_key(block, None) for block in PEM.findall(data) or [data]]
@@ -98,11 +111,11 @@ def _other(path: Path, key: object, wanted: str) -> KeyFileError:
 
 
 def too_open(path: Path) -> str | None:
-    """None, or why a private key may have been seen by others, with the way out."""
+    """Return why others may have seen a private key and what to do then, or None if they may not."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:
-        return None  # whoever opens it says why it cannot be
+        return None  # the code that opens the file reports the error
     if not mode & TOO_OPEN:
         return None
     way_out = f"chmod 600 {path}, and make a new one if they may have read it"

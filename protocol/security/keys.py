@@ -1,4 +1,6 @@
-"""A party's two key pairs: Ed25519 to sign with, X25519 that others seal to. How they lie on disk.
+"""Hold the two key pairs of a party, and store them on disk.
+
+The party signs with the Ed25519 pair. Other parties seal messages to the X25519 pair.
 
 <name>.key   both private keys in PEM form, readable by their owner alone
 <name>.pub   both public keys, a line of 64 hexadecimal digits each: signing, receiving
@@ -23,7 +25,7 @@ KEY: Final = 32  # bytes
 
 @dataclass(frozen=True, slots=True)
 class PublicKeys:
-    """What everybody may know of a party."""
+    """The public part of a party's keys."""
 
     sign: bytes
     receive: bytes
@@ -38,7 +40,10 @@ class PublicKeys:
 
 
 class KeyringEntry(Protocol):
-    """What a link asks of whoever it knows; a record of an enrolled party answers it too."""
+    """The properties that a link needs of a party that it knows.
+
+    The record of an enrolled party has them too.
+    """
 
     @property
     def sign(self) -> bytes: ...
@@ -46,45 +51,45 @@ class KeyringEntry(Protocol):
     def receive(self) -> bytes: ...
     @property
     def holder(self) -> str:
-        """Whose a name's boots are: with other keys they are counted anew."""
+        """Return the holder of the name; if its keys change, boots are counted anew."""
         ...
 
     @property
     def not_before(self) -> int:
-        """Since when they can be in use, in seconds since 1970."""
+        """Return the first time when the keys can be in use, in seconds since 1970."""
         ...
 
 
-Keyring: TypeAlias = Mapping[str, KeyringEntry]  # by name
+Keyring: TypeAlias = Mapping[str, KeyringEntry]  # entries by name
 
 
 @runtime_checkable
 class CachingKeyring(Protocol):
-    """A keyring that believes for a while what it has read of a name."""
+    """A keyring that relies for a while on what it has read about a name."""
 
     def changed(self, name: str) -> bool:
-        """Read it again now: whether what was believed of it is not so any more."""
+        """Read the entry again now, and return whether the remembered entry is no longer right."""
         ...
 
 
 @runtime_checkable
 class ExplainingKeyring(Protocol):
-    """A keyring that can say why it knows a name no more."""
+    """A keyring that can say why it does not know a name any more."""
 
     def problem(self, name: str) -> str:
-        """Read it now: "" where it is known."""
+        """Read the entry now, and return the reason, or "" if the name is known."""
         ...
 
 
 def why_unknown(keyring: Keyring, name: str) -> str:
-    """ "" where it is known."""
+    """Return why the keyring does not know a name, or "" if it does."""
     if isinstance(keyring, ExplainingKeyring):
         return keyring.problem(name)
     return "" if name in keyring else "there is no key of it any more"
 
 
 def changed(keyring: Keyring, name: str) -> bool:
-    """Whether whoever was judged by the keyring's entry has to be judged again."""
+    """Return whether a message that was checked with the keyring's entry has to be checked again."""
     return isinstance(keyring, CachingKeyring) and keyring.changed(name)
 
 
@@ -92,7 +97,7 @@ def changed(keyring: Keyring, name: str) -> bool:
 class Keys:
     sign: Ed25519PrivateKey
     receive: X25519PrivateKey
-    serial: int = 0  # of the record that is made out to them, where there is one
+    serial: int = 0  # serial of the record that is made out to these keys, if there is one
     not_before: int = 0
 
     @property
@@ -112,7 +117,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A party's name, its present boot and its keys."""
+    """The name of a party, its present boot and its keys."""
 
     name: str
     boot: int
@@ -120,7 +125,7 @@ class Identity:
 
 
 def save_keys(path: Path, keys: Keys) -> None:
-    """Readable by the owner alone, from the first byte on."""
+    """Write the keys to a file that only its owner can ever read."""
     write_file(path, private_pem(keys.sign) + private_pem(keys.receive), PRIVATE)
 
 
@@ -164,7 +169,7 @@ def load_public(path: Path) -> PublicKeys:
 
 
 def load_keyring(folder: Path) -> dict[str, PublicKeys]:
-    """Every `<name>.pub` of a folder."""
+    """Load every `<name>.pub` file of a folder."""
     ring = {path.stem: load_public(path) for path in sorted(folder.glob("*.pub"))}
     if not ring:
         raise KeyFileError(f"there are no public keys (*.pub) in {folder}; `protofleet keys` makes them")

@@ -1,6 +1,8 @@
-"""A root's signed statement that two public keys belong to a device or coordinator of a federation, for a time.
+"""Issue and read the records and revocations of a federation.
 
-docs/security.md has the layout. The private halves never leave the party; the root is kept offline.
+A record is the signed statement of a root that two public keys belong to a device or coordinator of a
+federation for some time. docs/security.md describes the layout. The private keys never leave the party, and
+the root is kept offline.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ REVOCATIONS: Final = "revocations"
 KEY: Final = 32
 MAX_RECORD: Final = 512
 MAX_SERIALS: Final = 8192
-LATEST: Final = 253_402_300_799  # the last second of the year 9999, which X.509 and calendars end with
+LATEST: Final = 253_402_300_799  # the last second of the year 9999, after which X.509 and calendars end
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
@@ -40,9 +42,9 @@ class Record:
     federation: str
     name: str
     role: Role
-    sign: bytes  # Ed25519: this party's signatures
-    receive: bytes  # X25519: what is sealed to this party
-    serial: int  # the federation's certificates are counted together; a later one replaces an earlier
+    sign: bytes  # Ed25519 key of this party's signatures
+    receive: bytes  # X25519 key that messages to this party are sealed to
+    serial: int  # counted over all certificates of the federation; a later one replaces an earlier one
     not_before: int  # seconds since 1970
     not_after: int
 
@@ -66,10 +68,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Revocations:
-    """Serial numbers that are no longer valid. The version only grows."""
+    """The serial numbers that are no longer valid, with a version that only grows."""
 
     federation: str
-    version: int = 0  # 0: none has been received yet
+    version: int = 0  # 0 if no list has been received yet
     serials: frozenset[int] = frozenset()
 
 
@@ -80,7 +82,10 @@ def issue_record(record: Record, root: Ed25519PrivateKey) -> bytes:
 
 
 def read_record(data: bytes, roots: Sequence[bytes]) -> Record:
-    """What one of these roots has signed. Whether it is valid today, `Trust.admit` says."""
+    """Return a record that one of these roots has signed.
+
+    `Trust.admit` checks whether it is valid today.
+    """
     if len(data) > MAX_RECORD:
         raise StatementError(
             StatementFault.MALFORMED, f"{len(data)} bytes are too many for a record; {MAX_RECORD}"
@@ -115,7 +120,7 @@ def read_revocations(data: bytes, roots: Sequence[bytes]) -> Revocations:
 
 
 def check_dates(record: Record, now: float) -> None:
-    """A record is good from its first to its last second."""
+    """Raise StatementError if `now` is before the first or after the last second of the record."""
     if now < record.not_before:
         message = f"{record.name}'s record is valid only from {day(record.not_before)}; is this clock right?"
         raise StatementError(StatementFault.NOT_YET_VALID, message)

@@ -1,6 +1,7 @@
-"""A party's settings as the federation's root has signed them: who carries them cannot change them.
+"""Sign and read the settings of a party, so that a person who carries them cannot change them.
 
-They hold no secret. The version only grows: settings from before are not taken twice.
+The root of the federation signs them. They contain no secret. Their version only grows, so that old settings
+are not accepted again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def issue_settings(settings: SignedSettings, keys: Sequence[Ed25519PrivateKey]) 
 
 
 def read_settings(data: bytes, roots: Sequence[bytes]) -> SignedSettings:
-    """What one of these roots has signed."""
+    """Return settings that one of these roots has signed."""
     fields = Reader(SETTINGS, verified_body(SETTINGS, data, roots))
     federation, name, version = fields.text(), fields.text(), fields.number()
     text = fields.text(MAX_SETTINGS)
@@ -60,12 +61,15 @@ def read_settings(data: bytes, roots: Sequence[bytes]) -> SignedSettings:
 
 @dataclass(frozen=True, slots=True)
 class SignedTuning:
-    """Some settings for some time. What they change is a short list that the device knows."""
+    """Settings that are changed for some time.
+
+    They can change only a short list of settings, which the device knows.
+    """
 
     federation: str
     name: str
     version: int
-    until: int  # seconds since 1970; then all is as it was
+    until: int  # seconds since 1970; after this time the former settings apply again
     text: str  # TOML
 
 
@@ -85,9 +89,9 @@ def read_tuning(data: bytes, roots: Sequence[bytes]) -> SignedTuning:
 
 
 def is_signed(path: Path) -> bool:
-    """Whether a settings file is such a statement; a plain one is TOML."""
+    """Return whether a settings file is a signed statement; a plain file is TOML."""
     try:
         with path.open("rb") as file:
             return file.read(256).lstrip().startswith(ARMOUR)
     except OSError:
-        return False  # whoever reads it says why it cannot be
+        return False  # the code that reads the file reports the error

@@ -1,10 +1,12 @@
-"""What an offline root has signed: fields in one fixed order, then its signature. No second encoding exists.
+"""Write and read the statements that an offline root signs: fields in one fixed order, then the signature.
+
+No second encoding exists.
 
     statement := "PFS" | 0x01 | u8 length, kind | u8 n | n x signer (8 bytes)
                | u32 length, body | n x Ed25519 signature (64 bytes)
 
-Each signature covers a domain and all that stands before the signatures. A signer is named by the first
-8 bytes of the SHA-256 of its public key. While a root is being replaced there are two signers.
+Each signature covers a domain and all bytes before the signatures. A signer is named by the first 8 bytes of
+the SHA-256 of its public key. While a root is being replaced there are two signers.
 """
 
 from __future__ import annotations
@@ -27,27 +29,27 @@ MAX_STATEMENT: Final = 1 << 20
 MAX_SIGNERS: Final = 2
 SIGNER: Final = 8
 SIGNATURE: Final = 64
-LINE: Final = 64  # characters of a line of an armoured file
+LINE: Final = 64  # characters in a line of an armoured file
 
 
 class StatementFault(str, Enum):
-    """Why a statement is not accepted; a closed list, one counter each."""
+    """The reason why a statement is not accepted, from a closed list with one counter for each."""
 
     MALFORMED = "malformed"
-    UNKNOWN_ROOT = "unknown_root"  # signed by a root that this side does not hold
+    UNKNOWN_ROOT = "unknown_root"  # signed by a root that this party does not hold
     BAD_SIGNATURE = "bad_signature"
     WRONG_FEDERATION = "wrong_federation"
     WRONG_NAME = "wrong_name"
     WRONG_ROLE = "wrong_role"
-    WRONG_KEYS = "wrong_keys"  # made out to keys that are not here
+    WRONG_KEYS = "wrong_keys"  # made out to keys that this party does not have
     NOT_YET_VALID = "not_yet_valid"
     EXPIRED = "expired"
     REVOKED = "revoked"
-    SUPERSEDED = "superseded"  # a newer one of the same kind has been seen
+    SUPERSEDED = "superseded"  # a newer statement of the same kind has been seen
 
 
 class StatementError(ValueError):
-    """A record, request, approval or list that is not accepted, and the one reason."""
+    """The error for a record, request, approval or list that is not accepted, with one reason."""
 
     def __init__(self, why: StatementFault, detail: str) -> None:
         super().__init__(detail)
@@ -59,13 +61,13 @@ def signer(public: bytes) -> bytes:
 
 
 def fingerprint(data: bytes) -> str:
-    """What two people compare: 128 bits in groups of four digits."""
+    """Return the text that two people compare: 128 bits in groups of four digits."""
     digits = hashlib.sha256(data).hexdigest()[:32]
     return " ".join(digits[i : i + 4] for i in range(0, len(digits), 4))
 
 
 def same_fingerprint(one: str, other: str) -> bool:
-    """However it was typed."""
+    """Return whether two fingerprints are the same, in whatever form they were typed."""
     return _digits(one) == _digits(other)
 
 
@@ -78,7 +80,10 @@ def sign_statement(kind: str, body: bytes, keys: Sequence[Ed25519PrivateKey]) ->
 
 
 def verified_body(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
-    """The body, once a root that we hold has been found to have signed it."""
+    """Return the body of a statement that a known root has signed.
+
+    Raise StatementError if no known root has signed it, or if a signature of a known root is wrong.
+    """
     signed, names, body, signatures = _parts(kind, data)
     known = {signer(root): root for root in roots}
     verified = False
@@ -96,7 +101,10 @@ def verified_body(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
 
 
 def unverified_body(kind: str, data: bytes) -> bytes:
-    """For a statement that names the key which signed it: read that, then call `verified_body`."""
+    """Return the body of a statement that itself names the key which signed it.
+
+    Read the key from the body, and then call `verified_body`.
+    """
     return _parts(kind, data)[2]
 
 
@@ -137,7 +145,7 @@ def _parts(kind: str, data: bytes) -> tuple[bytes, list[bytes], bytes, list[byte
 
 
 class Writer:
-    """The fields of a body, in order."""
+    """A writer of the fields of a body, in order."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -164,7 +172,10 @@ class Writer:
 
 
 class Reader:
-    """Reads them back; each length is checked against its limit before anything is taken."""
+    """A reader of the fields that a Writer has written.
+
+    It checks each length against its limit before it takes any bytes.
+    """
 
     def __init__(self, kind: str, body: bytes) -> None:
         self._kind, self._body, self._at = kind, body, 0
@@ -211,14 +222,17 @@ class Reader:
 
 
 def armoured(kind: str, data: bytes) -> str:
-    """Text that survives mail and chat."""
+    """Return the statement as text that mail and chat do not damage."""
     text, label = base64.b64encode(data).decode(), f"PROTOFLEET {kind.upper()}"
     lines = [text[i : i + LINE] for i in range(0, len(text), LINE)]
     return "\n".join([f"-----BEGIN {label}-----", *lines, f"-----END {label}-----", ""])
 
 
 def read_armoured(kind: str, path: Path) -> bytes:
-    """The statement in a file, or StatementError with the path. Nothing of it is verified yet."""
+    """Return the statement in a file; nothing of it is verified yet.
+
+    Raise StatementError with the path if this is not possible.
+    """
     try:
         with path.open("rb") as file:
             text = file.read(2 * MAX_STATEMENT)
@@ -230,7 +244,7 @@ def read_armoured(kind: str, path: Path) -> bytes:
 
 
 def from_armour(kind: str, text: bytes, where: str = "this") -> bytes:
-    """The statement in an armoured text. Nothing of it is verified yet."""
+    """Return the statement in an armoured text; nothing of it is verified yet."""
     label = f"PROTOFLEET {kind.upper()}".encode()
     lines = text.split()
     begin, end = b"-----BEGIN " + label + b"-----", b"-----END " + label + b"-----"

@@ -1,7 +1,7 @@
-"""What a process trusts: the roots of its federation and what they have revoked, and so whose records are valid.
+"""Decide whose records are valid, from the roots of a federation and what these have revoked.
 
-The roots themselves are sent as a statement with a version: each is signed by the roots before it and by its own,
-so that whoever holds either can follow.
+The roots are sent as a statement with a version. Both the earlier roots and the new roots sign it, so that a
+party that holds either can follow.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from protofleet.protocol.security.weak_keys import check_sign
 from protofleet.protocol.wire.names import Role
 
 ROOTS: Final = "roots"
-MAX_ROOTS: Final = 2  # the old and the new one, while a root is being replaced
+MAX_ROOTS: Final = 2  # the old and the new root, while a root is being replaced
 MAX_AUTHORITY: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Whose signature counts in a federation, and which authorities sign its TLS certificates."""
+    """The keys whose signatures count in a federation, and the authorities that sign its TLS certificates."""
 
     federation: str
     version: int
-    keys: tuple[bytes, ...]  # Ed25519, the newest last
-    authorities: tuple[bytes, ...]  # X.509, DER, the newest last
+    keys: tuple[bytes, ...]  # Ed25519 keys, the newest last
+    authorities: tuple[bytes, ...]  # X.509 certificates in DER form, the newest last
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,10 @@ class Trust:
     revoked: Revocations
 
     def admit(self, data: bytes, now: float, *, name: str = "", role: Role | None = None) -> Record:
-        """The record, if it is good now and for this use, or StatementError with the one reason."""
+        """Return the record if it is valid now and for this use.
+
+        Raise StatementError with one reason if it is not.
+        """
         record = read_record(data, self.roots.keys)
         self.check(record, now)
         if role is not None and record.role != role:
@@ -65,7 +68,7 @@ class Trust:
         return record
 
     def check(self, record: Record, now: float) -> None:
-        """For a record that was admitted before: is it still valid?"""
+        """Raise StatementError if a record that was admitted before is no longer valid."""
         if record.federation != self.roots.federation:
             message = (
                 f"{record.name} belongs to federation {record.federation}, this is {self.roots.federation}"
@@ -78,7 +81,10 @@ class Trust:
             )
 
     def with_revocations(self, data: bytes) -> Trust:
-        """Take a later list. An earlier one would bring a revoked party back, so it is refused."""
+        """Return this trust with a later list of revocations.
+
+        Raise StatementError for an earlier list, because it would make a revoked party valid again.
+        """
         offered = read_revocations(data, self.roots.keys)
         if offered.federation != self.roots.federation:
             raise StatementError(
@@ -96,7 +102,7 @@ class Trust:
         return replace(self, revoked=offered)
 
     def with_roots(self, data: bytes) -> Trust:
-        """Follow the roots to a later version, which a root held here has signed."""
+        """Return this trust with later roots, which a root held here has signed."""
         offered = read_roots(data, self.roots.keys)
         if offered.federation != self.roots.federation:
             raise StatementError(
@@ -115,15 +121,16 @@ def issue_roots(roots: Roots, keys: Sequence[Ed25519PrivateKey]) -> bytes:
 
 
 def read_roots(data: bytes, roots: Sequence[bytes]) -> Roots:
-    """What one of these roots has signed."""
+    """Return roots that one of these roots has signed."""
     verified_body(ROOTS, data, roots)
     return first_roots(data)
 
 
 def first_roots(data: bytes) -> Roots:
-    """Self-signed roots: a person has to compare the fingerprint.
+    """Return roots that have signed themselves; a person has to compare the fingerprint.
 
-    Each has signed, so whoever knows one of them as honest knows that it has taken in the others.
+    Each of the roots has signed the statement. So a person who knows that one of them is honest also knows
+    that it has accepted the others.
     """
     offered = _roots(unverified_body(ROOTS, data))
     for key in offered.keys:

@@ -1,9 +1,9 @@
-"""How large and how small the numbers of settings may be: said in the type of a field, as
-`quorum: Annotated[int, Within(1, 1_000_000)]`, and enforced wherever a table is decoded.
+"""Define how small and how large the numbers of settings may be.
 
-A number outside of what its user can bear ends in a hang or in an error of torch, SQLite or the kernel, far from the
-file that says it. So every number has a bound on both sides; test_absurd_settings.py
-refuses one that has none.
+The type of a field contains the bounds, as in `quorum: Annotated[int, Within(1, 1_000_000)]`. They are
+checked wherever a table is decoded. A number that is too small or too large for the code that uses it would
+cause a hang, or an error of torch, SQLite or the kernel that does not name the file with the number. So every
+number has a bound on both sides; test_absurd_settings.py refuses a number without one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from typing import Annotated, Final
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """What a number may be. Nothing but `also` lies outside of least to most; NaN lies nowhere."""
+    """The range of values that a number may have.
+
+    Values outside of `least` to `most` are allowed only if `also` contains them. NaN is never allowed.
+    """
 
     least: float
     most: float
-    above: bool = False  # least itself is too little
-    below: bool = False  # most itself is too much
-    also: tuple[tuple[float, str], ...] = ()  # numbers with a meaning of their own, and the meaning
+    above: bool = False  # if set, `least` itself is too small
+    below: bool = False  # if set, `most` itself is too large
+    also: tuple[tuple[float, str], ...] = ()  # further numbers that have a special meaning, with this meaning
 
     def __contains__(self, value: float) -> bool:
         if any(value == number for number, _ in self.also):
@@ -31,37 +34,37 @@ class Within:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        """As it stands behind "must be"."""
+        """Return the words that follow "must be" in an error message."""
         least, most = "above" if self.above else "at least", "below" if self.below else "at most"
         words = f"{least} {shown(self.least)} and {most} {shown(self.most)}"
         return ", or ".join([*(f"{shown(number)} ({meaning})" for number, meaning in self.also), words])
 
 
 def shown(value: float) -> str:
-    """As TOML has it, and readable."""
+    """Return the number as it is written in TOML, in a readable form."""
     if isinstance(value, int) or (abs(value) < 1e15 and value == int(value)):
         return f"{int(value):_}"
     return repr(value)
 
 
 LARGEST_COUNT: Final = 1_000_000
-LONG_SECONDS: Final = 1e9  # 31 years; the kernel's and Python's waits take no more than some hundred of them
+LONG_SECONDS: Final = 1e9  # 31 years; the longest waits of the kernel and of Python are some hundred years
 LARGE_BYTES: Final = 1 << 50
-LONGEST_NORM: Final = 1e18  # its square is well within float32
+LONGEST_NORM: Final = 1e18  # its square fits easily into float32
 LARGEST_FACTOR: Final = (
-    1e6  # of what multiplies a loss: torch's float32 takes 1e38, and training nothing near that
+    1e6  # largest factor of a loss: torch's float32 takes 1e38, but training takes nothing near that
 )
 
-Seed = Annotated[int, Within(-(1 << 63), (1 << 64) - 1)]  # all that torch takes
-Rounds = Annotated[int, Within(1, 1_000_000_000)]  # as many as the wire and the index can count, with room
+Seed = Annotated[int, Within(-(1 << 63), (1 << 64) - 1)]  # all seeds that torch accepts
+Rounds = Annotated[int, Within(1, 1_000_000_000)]  # fewer than the wire and the index can count
 Classes = Annotated[int, Within(2, 65_536)]
 Pixels = Annotated[int, Within(8, 512)]
 Channels = Annotated[int, Within(1, 3)]
-Width = Annotated[int, Within(1, 65_536)]  # numbers of a feature or an embedding
+Width = Annotated[int, Within(1, 65_536)]  # numbers in a feature or an embedding
 Devices = Annotated[int, Within(0, LARGEST_COUNT)]
 Seconds = Annotated[float, Within(0, LONG_SECONDS)]
 PositiveSeconds = Annotated[float, Within(0, LONG_SECONDS, above=True)]
-# A loop that waits turns every 5 s.
+# A loop that waits runs once every 5 s.
 Watchdog = Annotated[float, Within(6, LONG_SECONDS, also=((0, "no watch"),))]
 Threads = Annotated[int, Within(1, 1024, also=((0, "torch decides"),))]
 Port = Annotated[int, Within(1, 65_535)]
@@ -76,5 +79,5 @@ Share = Annotated[float, Within(0, 1)]
 PositiveShare = Annotated[float, Within(0, 1, above=True)]
 Epochs = Annotated[int, Within(1, LARGEST_COUNT)]
 Batch = Annotated[int, Within(1, 1_000_000_000)]
-PublicSamples = Annotated[int, Within(2, 1 << 20)]  # images that all devices have
+PublicSamples = Annotated[int, Within(2, 1 << 20)]  # images that every device has
 PublicBatch = Annotated[int, Within(2, 1 << 12)]

@@ -1,5 +1,7 @@
-"""The shape of one sample: a vector [F], a series [C, T] or an image [C, H, W]. In it a run's plan, a device's data
-and a network say what goes in; and the task, what comes out."""
+"""Describe the shape of one sample: a vector [F], a series [C, T] or an image [C, H, W].
+
+A run's plan, a device's data and a network name their input in this form. The task says what the output is.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,20 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from protofleet.protocol.settings.bounds import Within
 
-KINDS: Final = {1: "vectors", 2: "series", 3: "images"}  # by their number of axes
+KINDS: Final = {1: "vectors", 2: "series", 3: "images"}  # kinds of samples by their number of axes
 FORMS: Final = {1: "[F]", 2: "[C, T]", 3: "[C, H, W]"}
-MOST_NUMBERS: Final = 1 << 24  # of one sample: 64 MB
+MOST_NUMBERS: Final = 1 << 24  # numbers in one sample; 64 MB
 USUAL_SIDE: Final = 32
 USUAL_CHANNELS: Final = 3
-PIXEL_CHANNELS: Final = (1, 3)  # of what the older settings can say
+PIXEL_CHANNELS: Final = (1, 3)  # channels that the older settings can express
 PIXEL_SIDES: Final = range(8, 513)
-# (offset, by) of (x - offset) / by, for all channels alike: 0..255 become -1..1, and all else stays as it is.
+# Values (offset, by) of (x - offset) / by, the same for all channels: 0..255 become -1..1. AS_IT_IS changes
+# nothing.
 PIXEL_SCALE: Final = ((127.5,), (127.5,))
 AS_IT_IS: Final = ((0.0,), (1.0,))
 
 Axis = Annotated[int, Within(1, 65_536)]
-Axes: TypeAlias = tuple[Axis, ...]  # (): square images, as size and channels say
+Axes: TypeAlias = tuple[Axis, ...]  # (): square images, described by size and channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class InputShape:
 
     @property
     def channels(self) -> int:
-        """Of a vector, its numbers: each is scaled for itself."""
+        """Return the number of channels; each number of a vector is a channel and is scaled alone."""
         return self.axes[0]
 
     @property
@@ -67,14 +70,14 @@ class InputShape:
 
     @property
     def is_square_picture(self) -> bool:
-        """Whether size and channels can say it, which every version understands."""
+        """Return whether size and channels can describe the shape, which every version understands."""
         if self.rank != 3 or self.channels not in PIXEL_CHANNELS:
             return False
         height, width = self.spatial
         return height == width and height in PIXEL_SIDES
 
     def settings(self) -> dict[str, Any]:
-        """As keys of a settings file or of a plan."""
+        """Return the shape as keys of a settings file or of a plan."""
         if self.is_square_picture:
             return {"size": self.spatial[0], "channels": self.channels}
         return {"shape": self.axes}
@@ -87,7 +90,7 @@ TASK: Final = "classification"
 
 
 def demand_classification(task: str) -> None:
-    """ValueError for any other task."""
+    """Raise ValueError for any other task."""
     if task != TASK:
         raise ValueError(
             f"task is {task[:40]!r}, and this version learns classes only; leave task out, and name classes, for "
@@ -96,7 +99,10 @@ def demand_classification(task: str) -> None:
 
 
 def shape_of(axes: Sequence[int], size: int, channels: int) -> InputShape:
-    """What settings say: `shape`, or `size` and `channels`. ValueError where they say both."""
+    """Return the shape that settings describe with `shape`, or with `size` and `channels`.
+
+    Raise ValueError if they use both.
+    """
     if not axes:
         if channels not in PIXEL_CHANNELS:
             raise ValueError(

@@ -1,4 +1,7 @@
-"""TOML -> frozen dataclasses, strictly: a typing slip is an error that names its path and the way out."""
+"""Decode TOML into frozen dataclasses and check every value.
+
+A typing mistake causes an error that names its path and says what to do.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,16 @@ from protofleet.protocol.settings.suggest import there_are
 
 T = TypeVar("T")
 Table = dict[str, Any]
-CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # what a TOML string may hold only as an escape
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # characters that a TOML string may contain only as an escape
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-LONGEST_SHOWN = 100  # letters of a value that cannot be used
+LONGEST_SHOWN = 100  # letters shown of a value that cannot be used
 
 
 class SettingsError(ValueError):
-    """A person's settings cannot be used. The message says where, what is there and what may be."""
+    """The error for a person's settings that cannot be used.
+
+    The message says where the value is, what it is and what is allowed.
+    """
 
 
 def read_toml(path: Path) -> Table:
@@ -42,20 +48,22 @@ def read_toml(path: Path) -> Table:
 
 def parse_toml(text: bytes, where: str) -> Table:
     try:
-        return tomllib.loads(text.decode("utf-8-sig"))  # editors of Windows begin a file with a mark
+        # Editors on Windows begin a file with a byte order mark.
+        return tomllib.loads(text.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise SettingsError(f"{where} cannot be read: {error}; is it a TOML file?") from None
-    except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
+    except (ValueError, RecursionError) as error:  # a ValueError also means an integer of thousands of digits
         raise SettingsError(f"{where} is not TOML: {error}") from None
 
 
 def line_of(text: str, path: Sequence[str]) -> int:
-    """Return the line, from 1, at which TOML text begins to set a key; 0 if it does not set it."""
-    lines, whole = text.removeprefix("\ufeff").split("\n"), 0  # lines that are TOML by themselves
+    """Return the line, from 1, at which TOML text begins to set a key; 0 if it does not set the key."""
+    # `whole` counts the first lines that are valid TOML without the rest.
+    lines, whole = text.removeprefix("\ufeff").split("\n"), 0
     for count in range(1, len(lines) + 1):
         try:
             place: object = tomllib.loads("\n".join([*lines[:count], ""]))
-        except ValueError:  # the last line begins or continues a value of several lines
+        except ValueError:  # the last line belongs to a value of several lines
             continue
         for key in path:
             place = place.get(key) if isinstance(place, dict) else None
@@ -83,7 +91,7 @@ def override(table: Table, assignments: Sequence[str]) -> Table:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
-    """Tables key by key; anything else takes the place of what is below."""
+    """Merge two tables key by key; any other value of `above` replaces the value of `below`."""
     both = dict(below)
     for key, value in above.items():
         old = both.get(key)
@@ -94,7 +102,10 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
 def decode_file(
     cls: type[T], path: Path, table: object, assignments: Sequence[str] = (), option: str = "--set"
 ) -> T:
-    """What a file says, with the assignments of an option on top of it; an error names both."""
+    """Decode the table of a file, with the assignments of an option applied on top.
+
+    An error names the file and the option.
+    """
     try:
         return decode(cls, override(table, assignments) if isinstance(table, dict) else table)
     except SettingsError as error:
@@ -102,7 +113,7 @@ def decode_file(
 
 
 def decode(cls: type[T], table: object, where: str = "") -> T:
-    """An instance of a dataclass from a table of its fields, checked all the way down."""
+    """Return an instance of a dataclass from a table of its fields, with all values checked."""
     if not isinstance(table, Mapping):
         raise SettingsError(f"{where or 'the settings'} is {_show(table)}, but must be a table")
     hints = _hints(cls)  # type: ignore[arg-type]  # every class can be hashed
@@ -124,12 +135,12 @@ def decode(cls: type[T], table: object, where: str = "") -> T:
 
 @functools.lru_cache(maxsize=256)
 def _hints(cls: type) -> dict[str, Any]:
-    """Of a class, read once: each reading compiles every annotation."""
+    """Return the type hints of a class, read only once, because each reading compiles every annotation."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
 def demand_within(settings: object) -> None:
-    """The same bounds for a dataclass that was not decoded, from its __post_init__."""
+    """Check the bounds of a dataclass that was not decoded; its __post_init__ calls this."""
     for name, hint in _hints(type(settings)).items():  # type: ignore[arg-type]  # every class can be hashed
         value = getattr(settings, name)
         _demand(hint, value, name)
@@ -139,7 +150,10 @@ def demand_within(settings: object) -> None:
 
 
 def _demand(hint: Any, value: Any, where: str) -> None:
-    """A number within the bounds that its type names; one that may be left out is None then."""
+    """Raise SettingsError for a number outside the bounds that its type names.
+
+    A number that may be left out may be None.
+    """
     union = typing.get_origin(hint) in (Union, types.UnionType)
     optional = type(None) in typing.get_args(hint)
     for part in typing.get_args(hint) if union and not isinstance(value, str) else (hint,):
@@ -150,7 +164,7 @@ def _demand(hint: Any, value: Any, where: str) -> None:
 
 
 def encode(value: object) -> Any:
-    """The plain tables of a settings object, for writing it out again."""
+    """Return a settings object as plain tables, so that it can be written to a file."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
         return {name: v for name, v in fields.items() if v is not None}
@@ -162,7 +176,7 @@ def encode(value: object) -> Any:
 
 
 def write_toml(table: Mapping[str, Any], where: str = "") -> str:
-    """TOML text of plain tables: enough for what `encode` gives."""
+    """Return plain tables, such as `encode` returns, as TOML text."""
     plain = {k: v for k, v in table.items() if not _is_table(v)}
     lines = [f"{_key(k)} = {_toml(v)}" for k, v in plain.items()]
     text = "\n".join(lines) + "\n" if lines else ""
@@ -182,7 +196,10 @@ def _decode(hint: Any, value: object, where: str) -> Any:
 
 
 def _alternative(hints: tuple[Any, ...], value: object, where: str) -> Any:
-    """Choose the one of a union that a value is meant for: its words, else its first."""
+    """Return the type of a union that a value is meant for.
+
+    It is the type of words for a string, if the union has one, and otherwise the first type.
+    """
     inner = [hint for hint in hints if hint is not type(None)]
     words = [hint for hint in inner if typing.get_origin(hint) is typing.Literal]
     if not words or not isinstance(value, str):
@@ -204,7 +221,8 @@ def _typed(hint: Any, value: object, where: str) -> Any:
             raise SettingsError(f"{where} is {_show(value)}, but must be a list")
         return origin(_decode(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is typing.Literal:
-        if not any(value == a and type(value) is type(a) for a in arguments):  # True == 1
+        # The types are compared because True == 1.
+        if not any(value == a and type(value) is type(a) for a in arguments):
             raise SettingsError(
                 f"{where} is {_show(value)}, but must be one of {', '.join(map(_show, arguments))}"
             )
@@ -251,7 +269,7 @@ def _toml(value: object) -> str:
         return '"' + CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", escaped) + '"'
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
-    if isinstance(value, Mapping):  # inside a list
+    if isinstance(value, Mapping):  # a table inside a list
         return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     return repr(value)
 
@@ -275,9 +293,9 @@ def _join(where: str, key: str) -> str:
 
 
 def _show(value: object) -> str:
-    """On one line, and not all of what is very long."""
+    """Return a value on one line, shortened if it is very long."""
     try:
         text = _toml(value) if isinstance(value, (str, bool, int, float, list)) else f"{value!r}"
-    except ValueError:  # Python writes no integer of thousands of digits
+    except ValueError:  # Python does not write an integer of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

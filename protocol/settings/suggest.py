@@ -1,4 +1,4 @@
-"""What a name that is unknown may have been meant to be."""
+"""Suggest the known name that an unknown name was perhaps meant to be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterable
 
 
 def there_are(name: str, known: Iterable[str], most: int | None = None) -> str:
-    """For the end of a message: the nearest of them, where one is near, and all (or `most`) of them."""
+    """Return the end of an error message: the nearest known name, if one is near, and the known names.
+
+    `most` limits how many names are listed.
+    """
     listed = list(known)
     close = difflib.get_close_matches(name, listed, n=1)
     hint = f"did you mean {close[0]}? " if close else ""

@@ -1,4 +1,7 @@
-"""One at a time in a folder: by a lock on the folder itself, which takes no file that somebody could delete."""
+"""Let only one process or thread at a time work in a folder.
+
+The lock is on the folder itself, so it needs no file that somebody could delete.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Of processes, and of threads of this one; it waits. The kernel releases it with the process."""
+    """Hold the lock of a folder, and wait until it is free.
+
+    It excludes other processes, and other threads of this process. The kernel releases it when the process
+    ends.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -21,7 +28,10 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """At this moment, by anybody else; asked without waiting. A folder that has gone is nobody's."""
+    """Return at once whether another process or thread holds the lock now.
+
+    If the folder does not exist, the result is False.
+    """
     try:
         handle = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a program says that pauses on a full disk: once when it is found full, and once when there is room again."""
+"""Log once that the disk is full, and once that there is room again, for a program that pauses meanwhile."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import logging
 from pathlib import Path
 from typing import Final
 
-PAUSED: Final = "until there is room"  # ends the line of one whose disk is full; `run` looks for it
+# End of the log line of a program whose disk is full; `run` looks for it.
+PAUSED: Final = "until there is room"
 
 
 class FullDiskLog:
     def __init__(self, log: logging.Logger, folder: Path, pauses: str, goes_on: str) -> None:
-        """`pauses` and `goes_on`: what the program does then, in the words of the two lines."""
+        """Create the log of one program for one folder.
+
+        `pauses` and `goes_on` are the words of the two log lines for what the program does in the two cases.
+        """
         self._log, self._folder, self._pauses, self._goes_on = log, folder, pauses, goes_on
-        self.problem = ""  # why the disk is said to be full, until there is room again
+        self.problem = ""  # why the disk is full, until there is room again
 
     def found_full(self, why: str) -> None:
         if not self.problem:

@@ -1,4 +1,4 @@
-"""An object that is being received in blocks: each is checked as it comes, and the whole at the end."""
+"""Receive an object in blocks; check each block when it comes, and the whole object at the end."""
 
 from __future__ import annotations
 
@@ -16,27 +16,31 @@ CHUNK: Final = 1 << 20
 
 
 class Blocks(Protocol):
-    """Where the blocks are until all of them have come."""
+    """The place that holds the blocks until all of them have come."""
 
     def write(self, start: int, data: memoryview) -> None: ...
 
     def read(self, start: int, stop: int) -> bytes: ...
 
     def keep(self) -> None:
-        """They are whole: from now on the object has its name."""
+        """Give the object its name, because all blocks are here and checked."""
 
     def close(self, forget: bool) -> None:
-        """Nothing more comes for now."""
+        """Close the place, because no more blocks come for now."""
 
 
 class Partial:
-    """What an earlier transfer of the same object has brought is used again."""
+    """An object that is being received.
+
+    Blocks that an earlier transfer of the same object has brought are used again.
+    """
 
     def __init__(self, manifest: Manifest, have: bytearray, blocks: Blocks) -> None:
-        """`have`: which of its blocks are here."""
+        """Start with the blocks that are here; `have` says which."""
         self.manifest, self.have, self._blocks = manifest, have, blocks
         self._missing = have.count(0)
-        self._whole, self._hashed = hashlib.sha256(), 0  # over the blocks before `_hashed`
+        # Hash of the blocks before the block number `_hashed`.
+        self._whole, self._hashed = hashlib.sha256(), 0
 
     @property
     def complete(self) -> bool:
@@ -49,14 +53,15 @@ class Partial:
         return here - (manifest.block - length_of(manifest, last) if self.have[last] else 0)
 
     def write(self, index: int, data: memoryview) -> bool:
-        """Take a block; False where it was here already."""
+        """Store a block, and return False if it was here already."""
         if index >= len(self.have) or len(data) != length_of(self.manifest, index):
             raise Rejected(
                 Reason.BAD_BLOCK, f"block {index} of {len(data)} bytes does not belong to the object"
             )
         if self.have[index]:
             return False
-        # Under a key, decryption has checked it already; the whole is hashed at the end in any case.
+        # With a key, decryption has already checked the block. The whole object is hashed at the end in any
+        # case.
         if not self.manifest.key and short_hash(data) != self.manifest.hashes[index]:
             raise Rejected(Reason.BAD_BLOCK, f"block {index} does not match its hash")
         try:
@@ -71,7 +76,7 @@ class Partial:
         return True
 
     def begins_with(self, size: int) -> bool:
-        """Whether its first bytes, so many, are here."""
+        """Return whether the first `size` bytes of the object are here."""
         return size <= self.manifest.size and all(self.have[: -(-size // self.manifest.block)])
 
     def read(self, start: int, stop: int) -> bytes:
@@ -79,7 +84,7 @@ class Partial:
         return self._blocks.read(start, stop)
 
     def finish(self) -> None:
-        """Check the whole and give it its name."""
+        """Check the whole object and give it its name."""
         try:
             self._hash_rest()
             if self._whole.digest() != self.manifest.object:
@@ -90,18 +95,18 @@ class Partial:
             raise
         try:
             self._blocks.keep()
-        except OSError as error:  # some file systems find only now that they are full
+        except OSError as error:  # some file systems notice only now that they are full
             raise no_room(error) from None
 
     def _hash_rest(self) -> None:
-        """Blocks that came after a gap, and those of an earlier fetch."""
+        """Hash the blocks that came after a gap, and the blocks of an earlier fetch."""
         size, at = self.manifest.size, self._hashed * self.manifest.block
         while at < size and (data := self._blocks.read(at, min(at + CHUNK, size))):
             self._whole.update(data)
             at += len(data)
 
     def _check_parts(self) -> None:
-        """Refuse an object whose manifest says other kinds than the body's own table."""
+        """Raise Rejected if the kinds in the manifest differ from the table of the body."""
         body = Body(self._blocks.read, self.manifest.size)
         if self.manifest.parts and body.layout != merge_neighbours(self.manifest.parts):
             raise Rejected(Reason.BAD_BODY, "the manifest's parts are not those of the body")

@@ -1,6 +1,8 @@
-"""Objects on disk: complete ones under their SHA-256, unfinished ones beside them with the blocks received so far.
+"""Store objects on disk.
 
-Nothing larger than one block stays in memory. A complete object appears by rename and never changes.
+A complete object is stored under its SHA-256. An unfinished object is stored in the same folder, with the
+blocks that have come. Nothing larger than one block stays in memory. A complete object appears by a rename
+and never changes.
 """
 
 from __future__ import annotations
@@ -30,17 +32,22 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 
 log = logging.getLogger("protofleet")
 
-BODY, PART, SPARE = ".body", ".part", ".spare"  # end the names of what is whole, half here, half linked
-# Bytes of an object that is put together in memory: its pieces take longer one by one than to copy.
+# Ends of the names of objects that are complete, partly received, partly linked.
+BODY, PART, SPARE = ".body", ".part", ".spare"
+# Bytes; an object up to this size is put together in memory. To write its pieces one by one would take longer
+# than to copy them.
 SMALL: Final = 1 << 20
 
 
 class DamagedError(ValueError):
-    """What an earlier process has saved cannot be used. The message names the file and the way out."""
+    """The error for a file of an earlier process that cannot be used.
+
+    The message names the file and says what to do.
+    """
 
 
 class NewerFormatError(ValueError):
-    """A later version of the software has written it."""
+    """The error for a file that a later version of the software has written."""
 
     def __init__(self, path: Path, found: int, known: int) -> None:
         self.found = found
@@ -51,28 +58,35 @@ class NewerFormatError(ValueError):
 
 
 class ObjectStore:
-    """A folder of objects. `durable=False` spares the fsyncs where losing the folder loses nothing."""
+    """A folder of objects.
+
+    `durable=False` omits the fsyncs, for a folder whose loss does no harm.
+    """
 
     def __init__(
         self, folder: Path, durable: bool = True, disk: Disk | None = None, make: bool = True
     ) -> None:
-        """With `make=False` the folder is made when the first object comes."""
+        """Open a folder of objects; with `make=False` the first object makes the folder."""
         self.folder, self.durable = folder, durable
         self.disk = disk or Disk(durable)
-        self.damaged = 0  # objects whose bytes did not match their hash, and have been removed
-        # In containers all processes have one id.
+        self.damaged = 0  # number of objects that did not match their hash, and have been removed
+        # A random number is used because all processes in containers have the same id.
         self._mine = f"new-{int.from_bytes(os.urandom(4), 'little')}"
-        self._sound: set[bytes] = set()  # written by this process, or hashed by it
+        self._sound: set[bytes] = set()  # objects that this process has written or hashed
         self._served: tuple[bytes, BinaryIO] | None = None  # the object whose blocks are being read
-        self._made: dict[bytes, Manifest] = {}  # the last one, as whoever puts is about to send
-        self._may_have_parts = True  # unfinished objects: an earlier process may have left some
-        self._begun: tuple[Manifest, bytearray] | None = None  # the last one of this process, and what came
+        # The manifest of the last object that was put, because its blocks are sent soon.
+        self._made: dict[bytes, Manifest] = {}
+        # Whether there may be unfinished objects: an earlier process may have left some.
+        self._may_have_parts = True
+        # The last object that this process began to receive, and which blocks have come.
+        self._begun: tuple[Manifest, bytearray] | None = None
         if make:
-            with contextlib.suppress(OSError):  # where the disk is full now, it is made when there is room
+            # If the disk is full now, the folder is made when there is room.
+            with contextlib.suppress(OSError):
                 self.disk.make(folder)
 
     def put(self, arrays: Arrays, block: int = DEFAULT_BLOCK) -> Manifest:
-        """Write arrays as an object, reading one array at a time where it is large."""
+        """Write arrays as an object; if it is large, read one array at a time."""
         made, pieces = encoded(arrays)
         size = sum(n for _, n in made)
         with self._new_file(arrays) as target:
@@ -90,15 +104,16 @@ class ObjectStore:
     def put_once(
         self, arrays: Arrays, block: int = DEFAULT_BLOCK, same_disk: ObjectStore | None = None
     ) -> Manifest:
-        """`put`, which writes nothing where this store or another one has the object: it costs a look at the arrays.
+        """Write arrays as an object unless this store or `same_disk` has it already.
 
-        In the other one's place it gets a second name here, so the other one must not be less durable.
+        The check costs one reading of the arrays. If `same_disk` has the object, the file gets a second name
+        in this store. So `same_disk` must not be less durable than this store.
         """
         made, pieces = encoded(arrays)
         manifest = manifest_of(pieces, made, block_size(sum(n for _, n in made), block))
         path = self._path(manifest.object)
         if self.has(manifest.object):
-            if self.durable:  # a dead process may have named it, and not lived to make the name last
+            if self.durable:  # a process may have named it and died before the name was durable
                 self.disk.sync(path)
                 self.disk.sync(self.folder)
         elif same_disk is None or not self._link(manifest.object, same_disk):
@@ -110,19 +125,22 @@ class ObjectStore:
         return manifest
 
     def _link(self, name: bytes, other: ObjectStore) -> bool:
-        """Whether the other one has it, and so has this one now."""
+        """Link the object from the other store, and return False if the other store does not have it."""
         if not other.has(name):
             return False
         self.disk.make(self.folder)
         try:
             self.disk.link(other._path(name), self._path(name))
-        except FileNotFoundError:  # another thread has removed it since
+        except FileNotFoundError:  # another thread has removed it meanwhile
             return False
         self._sound.add(name)
         return True
 
     def put_bytes(self, body: bytes | bytearray, name: bytes = b"") -> bytes:
-        """Write a body that came whole. `name` is its hash, where that is known already; it comes back."""
+        """Write a body that came whole, and return its name.
+
+        `name` is its hash, if the caller knows it already.
+        """
         name = name or hashlib.sha256(body).digest()
         try:
             with self._new_file(body) as target:
@@ -134,7 +152,10 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _new_file(self, content: object) -> Iterator[Path]:
-        """Where the content is written before it has its name. Half of it would fill a full disk further."""
+        """Give the caller a file to write content to before it has its name.
+
+        If the write fails, the file is removed, because a part of the content would fill a full disk further.
+        """
         path = self.folder / f"{self._mine}-{id(content)}"
         try:
             self.disk.make(self.folder)
@@ -144,7 +165,10 @@ class ObjectStore:
             raise
 
     def has(self, name: bytes) -> bool:
-        """Whether it is here and its bytes match its hash. What an earlier process left is hashed once."""
+        """Return whether the object is here and its bytes match its hash.
+
+        An object that an earlier process has left is hashed once.
+        """
         if not os.path.isfile(f"{self.folder}/{name.hex()}{BODY}"):  # noqa: PTH113 - a Path takes longer
             self._sound.discard(name)
             return False
@@ -159,11 +183,14 @@ class ObjectStore:
         return True
 
     def size(self, name: bytes) -> int:
-        """In bytes; 0 where it is not here."""
+        """Return the size of an object in bytes; 0 if it is not here."""
         return self._path(name).stat().st_size if self.has(name) else 0
 
     def manifest(self, name: bytes, block: int = DEFAULT_BLOCK) -> Manifest:
-        """The manifest of an object that is here, made again from its bytes where a restart forgot it."""
+        """Return the manifest of an object that is here.
+
+        It is made again from the object's bytes if it is not remembered, for example after a restart.
+        """
         size = self._path(name).stat().st_size
         if (made := self._made.get(name)) and made.block == block_size(size, block):
             return made
@@ -175,7 +202,10 @@ class ObjectStore:
         return Body(lambda start, stop: _read(path, start, stop), size)
 
     def load(self, name: bytes) -> Body:
-        """`open`, for one whose arrays are all read: a small one is read in one go, and stays in memory."""
+        """Open an object whose arrays will all be read.
+
+        A small object is read at once and stays in memory.
+        """
         if (size := self._size_of(name)) > SMALL:
             return self.open(name)
         data = self.read(name, 0, size)
@@ -190,7 +220,10 @@ class ObjectStore:
         return _read(self._path(name), start, stop)
 
     def read_block(self, manifest: Manifest, index: int) -> bytes:
-        """Blocks are read one after another: the file stays open until the last one."""
+        """Read one block of an object.
+
+        Blocks are read one after another, so the file stays open until the last one.
+        """
         if self._served is None or self._served[0] != manifest.object:
             self._stop_serving()
             self._served = (manifest.object, self._path(manifest.object).open("rb", buffering=0))
@@ -211,9 +244,9 @@ class ObjectStore:
         return [bytes.fromhex(name.removesuffix(BODY)) for name in self._listed() if name.endswith(BODY)]
 
     def keep(self, wanted: set[bytes]) -> None:
-        """Remove every complete object but these, and what dead processes left half-written."""
+        """Remove all complete objects except these, and half-written files of dead processes."""
         kept = {name.hex() + BODY for name in wanted}
-        self._stop_serving()  # a file that is open keeps its room on the disk
+        self._stop_serving()  # an open file keeps its space on the disk
         for name in self._listed():
             half_written = name.startswith("new-") and not name.startswith(f"{self._mine}-")
             if half_written or name.endswith(SPARE) or (name.endswith(BODY) and name not in kept):
@@ -221,14 +254,17 @@ class ObjectStore:
         self._sound &= wanted
 
     def sweep(self) -> None:
-        """Remove what dead processes left half-written; what this one has begun may still be arriving."""
+        """Remove half-written files of dead processes.
+
+        The object that this process has begun to receive stays, because it may still be arriving.
+        """
         mine = self._begun[0].object.hex() + PART if self._begun else ""
         for name in self._listed():
             if name != mine and (name.startswith("new-") or name.endswith(PART)):
                 self.disk.remove(self.folder / name)
 
     def forget_unfinished(self) -> None:
-        """The task that they were answers to is closed."""
+        """Remove unfinished objects, because the task that they were answers to is closed."""
         self._remove_parts("")
 
     def drop(self, name: bytes) -> None:
@@ -236,7 +272,10 @@ class ObjectStore:
         self.disk.remove(self._path(name))
 
     def begin(self, manifest: Manifest) -> Partial:
-        """Begin to receive an object; any other unfinished one is removed, or broken offers would fill the disk."""
+        """Begin to receive an object, and remove any other unfinished object.
+
+        Without this removal, broken offers would fill the disk.
+        """
         try:
             self.disk.make(self.folder)
         except OSError as error:
@@ -245,7 +284,7 @@ class ObjectStore:
         begun_before = self._may_have_parts and self.part_of(manifest).exists()
         if not begun_before and (room := self.disk.free_bytes(self.folder)) < manifest.size:
             raise NoRoom(f"the disk has room for {room} bytes, {manifest.size} are offered")
-        content = replace(manifest, key=b"")  # whatever key it is sealed under
+        content = replace(manifest, key=b"")  # the key does not matter for the content
         if len(manifest.hashes) == 1 and not begun_before:
             return Partial(manifest, bytearray(1), _OneBlock(self, manifest))
         received = Partial(manifest, self._here(content), self._part_file(manifest))
@@ -253,7 +292,7 @@ class ObjectStore:
         return received
 
     def _remove_parts(self, but: str) -> None:
-        """A folder is looked through where there may be any."""
+        """Remove all unfinished objects except one, and read the folder only if there may be any."""
         if not self._may_have_parts:
             return
         listed = [name for name in self._listed() if name.endswith(PART)]
@@ -263,7 +302,7 @@ class ObjectStore:
         self._may_have_parts = but in listed
 
     def _listed(self) -> list[str]:
-        """Names of files."""
+        """Return the names of the files in the folder."""
         try:
             return os.listdir(self.folder)  # noqa: PTH208 - a glob takes ten times as long
         except FileNotFoundError:
@@ -274,9 +313,10 @@ class ObjectStore:
         return _PartFile(self, manifest)
 
     def _here(self, manifest: Manifest) -> bytearray:
-        """Which blocks are in the file. What an earlier process left has to be checked.
+        """Return which blocks are in the file.
 
-        That costs a hash over the whole: a sender that offers it again and again must not cause it each time.
+        Blocks that an earlier process has left must be checked. This check hashes the whole file, so it is
+        not repeated each time that a sender offers the same object again.
         """
         path = self.part_of(manifest)
         if path.exists() and path.stat().st_size == manifest.size:
@@ -303,7 +343,7 @@ class ObjectStore:
 
 
 class _PartFile:
-    """The blocks of an unfinished object in a file beside the complete ones."""
+    """The blocks of an unfinished object, in a file in the folder of the complete objects."""
 
     def __init__(self, store: ObjectStore, manifest: Manifest) -> None:
         self._store, self._path, self._object = store, store.part_of(manifest), manifest.object
@@ -311,9 +351,10 @@ class _PartFile:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise no_room(error) from None
-        self._file = os.fdopen(handle, "r+b", buffering=0)  # one that is forgotten closes itself
+        # The file closes itself when it is not used any more.
+        self._file = os.fdopen(handle, "r+b", buffering=0)
         try:
-            # Sparse: a sender that offers and sends nothing takes no space.
+            # The file is sparse: a sender that makes an offer and sends nothing takes no space.
             os.ftruncate(self._file.fileno(), manifest.size)
         except OSError as error:
             self.close(forget=True)
@@ -336,7 +377,10 @@ class _PartFile:
 
 
 class _OneBlock:
-    """An object of one block is never half here: it waits for no other block, and no file waits for it."""
+    """An object of one block, which is kept in memory and never partly here.
+
+    It does not wait for another block, so it needs no file until the block has come.
+    """
 
     def __init__(self, store: ObjectStore, manifest: Manifest) -> None:
         self._store, self._path, self._object = store, store.part_of(manifest), manifest.object
@@ -353,7 +397,7 @@ class _OneBlock:
             write_whole(self._path, self._content)
             self._store._finish(self._path, self._object)
         except OSError:
-            self._path.unlink(missing_ok=True)  # half of it would fill a full disk further
+            self._path.unlink(missing_ok=True)  # a part of it would fill a full disk further
             raise
 
     def close(self, forget: bool) -> None:
@@ -393,4 +437,4 @@ def _read(path: Path, start: int, stop: int) -> bytes:
             filled += count
     if filled < len(data):
         raise Rejected(Reason.BAD_BODY, f"{path.name} ends before byte {stop}")
-    return data  # type: ignore[return-value]  # a bytearray serves; copying a model to please a type would not
+    return data  # type: ignore[return-value]  # a bytearray is enough, and a copy of a model would cost too much

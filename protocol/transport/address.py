@@ -1,4 +1,7 @@
-"""The broker's address, and plain explanations of why it cannot be used. Imports no MQTT library."""
+"""Hold the broker's address, and explain in plain words why a broker cannot be used.
+
+This module imports no MQTT library.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ from protofleet.protocol.transport.tls import TlsFiles as TlsFiles
 from protofleet.protocol.transport.tls import explain_tls, finish_handshake, tls_context
 
 Qos: TypeAlias = Annotated[int, Within(0, 1)]
-SMALLEST_BLOCK, LARGEST_BLOCK = 64 * 1024, 256 * 1024  # bytes; inboxes have room for a window of the largest
+# Bytes; an inbox has room for a window of the largest blocks.
+SMALLEST_BLOCK, LARGEST_BLOCK = 64 * 1024, 256 * 1024
 BlockBytes: TypeAlias = Annotated[int, Within(SMALLEST_BLOCK, LARGEST_BLOCK)]
 TAKEN_OVER: Final = 142
-# Reason codes after which trying again would be wrong, in CONNACK and in DISCONNECT.
+# Reason codes in CONNACK and DISCONNECT after which a new try would be wrong.
 FINAL_REASONS: Final[Mapping[int, str]] = {
     132: "it does not speak MQTT 5; use a broker that does, such as Mosquitto 2",
     133: "it does not accept this client id; the id must be the name that the broker knows us by",
@@ -42,9 +46,9 @@ class BrokerAddress:
     host: str = "127.0.0.1"
     port: Port = 1883
     tls: TlsFiles | None = None
-    block_qos: Qos = 1  # at which our blocks leave; 0 is quicker, where the broker drops next to none
+    block_qos: Qos = 1  # QoS of our blocks; 0 is quicker with a broker that drops hardly any
     block_bytes: BlockBytes = (
-        SMALLEST_BLOCK  # our blocks have so many; each costs work, and on a slow line time
+        SMALLEST_BLOCK  # bytes of our blocks; each block costs work, and on a slow line time
     )
     username: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -63,7 +67,7 @@ class BrokerAddress:
 
 
 def explain(broker: BrokerAddress, error: OSError) -> str:
-    """What an error of the operating system or of TLS means for the person who set the address."""
+    """Return what an error of the system or of TLS means for the person who set the address."""
     told = error.strerror or str(error)
     match error:
         case ssl.SSLEOFError() | ConnectionResetError() | BrokenPipeError():
@@ -81,10 +85,10 @@ def explain(broker: BrokerAddress, error: OSError) -> str:
 
 
 def preflight(broker: BrokerAddress, client_id: str = "", seconds: float = 5.0) -> str | None:
-    """None if the broker accepts this client, else one sentence that says why not and the way out.
+    """Return None if the broker accepts this client, otherwise a sentence that says why not and what to do.
 
-    A broker that takes the client id from the certificate gives us the session of that name: check before
-    starting, not beside a running device.
+    If the broker takes the client id from the certificate, this check takes over the session of that name. So
+    make it before the device starts, not while it runs.
     """
     try:
         with _open(broker, seconds) as sock:
@@ -116,7 +120,7 @@ def _open(broker: BrokerAddress, seconds: float) -> socket.socket:
 
 
 def _connect(broker: BrokerAddress, client_id: str) -> bytes:
-    """An MQTT 5 CONNECT: clean start, keepalive 30, no properties."""
+    """Return an MQTT 5 CONNECT: clean start, keepalive 30, no properties."""
     credentials = [text for text in (broker.username, broker.password) if text is not None]
     flags = 0x02 | (broker.username is not None) << 7 | (broker.password is not None) << 6
     body = _text("MQTT") + struct.pack("!BBHB", 5, flags, 30, 0)
@@ -133,7 +137,7 @@ def _text(text: str) -> bytes:
 
 
 def _answer(sock: socket.socket) -> bytes:
-    """As much of the first packet as shows the reason code: at most 5 + 2 bytes."""
+    """Read as much of the first packet as contains the reason code: at most 5 + 2 bytes."""
     data = b""
     while len(data) < 4 or (data[0] == 0x20 and len(data) < _reason_at(data) + 1):
         piece = sock.recv(7 - len(data))
@@ -158,7 +162,7 @@ def _problem(answer: bytes) -> str | None:
     reason = answer[_reason_at(answer)]
     if reason == 0:
         return None
-    if reason == 1:  # how MQTT 3.1.1 says 132
+    if reason == 1:  # MQTT 3.1.1 uses this code for 132
         reason = 132
     message = FINAL_REASONS.get(reason, "it does not take us now; its log says why")
     return f"{message} (CONNACK {reason})"

@@ -1,4 +1,7 @@
-"""Frames in, frames out. This protocol hides whether MQTT carries them, or memory in the simulator."""
+"""Define how frames are sent and received.
+
+The users of this protocol do not see whether MQTT carries the frames, or memory in the simulator.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from protofleet.protocol.transport.caught_errors import CaughtErrors
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """Connected to the broker, with the limits that it stated."""
+    """The event that this client is connected to the broker, with the limits that the broker stated."""
 
-    max_packet: int  # bytes; what the broker accepts in one PUBLISH packet
+    max_packet: int  # bytes that the broker accepts in one PUBLISH packet
     receive_max: int
 
 
@@ -21,12 +24,15 @@ class Connected:
 class Arrived:
     topic: str
     frame: bytes
-    retained: bool = False  # the broker has kept it for whoever subscribes: it was said before
+    retained: bool = False  # the broker has kept it for new subscribers: it was published before
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The connection is lost. `final`: do not try again (taken over, not allowed ...)."""
+    """The event that the connection is lost.
+
+    `final` says not to try again (taken over, not allowed ...).
+    """
 
     reason: str
     final: bool = False
@@ -34,7 +40,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The broker took a frame and refused to pass it on (its ACL, its quota)."""
+    """The event that the broker refused to pass on a frame (because of its ACL or its quota)."""
 
     topic: str
     reason: str
@@ -42,14 +48,14 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Work on another thread has ended; `call` hands its result over."""
+    """The event that work on another thread has ended; `call` hands over its result."""
 
     call: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """This process is to end with a bye and a DISCONNECT."""
+    """The request to end this process with a bye and a DISCONNECT."""
 
     reason: str
 
@@ -59,38 +65,48 @@ Item: TypeAlias = Connected | Arrived | Disconnected | Denied | Done | Stop
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the broker publishes, retained, when this client's connection is lost."""
+    """The message that the broker publishes, retained, when this client's connection is lost."""
 
     topic: str
     frame: bytes
 
 
 class Transport(Protocol):
-    """Everything received comes out of one inbox, given at construction, as an `Item`."""
+    """A connection to the broker that sends frames.
+
+    It puts everything that it receives into one inbox, which it gets at construction, as an `Item`.
+    """
 
     @property
     def errors(self) -> CaughtErrors: ...
 
     @property
     def broker_certificate_ends(self) -> float | None:
-        """A Unix time, of the certificate that the broker showed at the last connect; None where it shows none."""
+        """Return the Unix time when the broker's certificate ends.
+
+        It is the certificate that the broker showed at the last connect. Return None if the broker shows
+        none.
+        """
 
     def subscribe(self, topic: str) -> None:
-        """Ask for a topic now and after every reconnect."""
+        """Subscribe to a topic now and after every reconnect."""
 
     def unsubscribe(self, topic: str) -> None: ...
 
     def publish(self, topic: str, frame: bytes, retain: bool = False, qos: int = 1) -> None:
-        """While there is no connection the frame is dropped: the layer above asks again."""
+        """Publish a frame, or drop it while there is no connection: the layer above asks again."""
 
     def reject_connection(self, why: str) -> None:
-        """This connection cannot be used: end it, and try another after a pause that grows."""
+        """End this connection, which cannot be used, and try again after a pause that grows."""
 
     def close(self) -> None: ...
 
 
 def packet_bytes(topic: str, frame: int) -> int:
-    """Exact size of an MQTT 5 PUBLISH at QoS 1 without properties; at QoS 0 it has two bytes less."""
+    """Return the exact size of an MQTT 5 PUBLISH at QoS 1 without properties.
+
+    At QoS 0 the packet has two bytes less.
+    """
     remaining = 2 + len(topic.encode()) + 2 + 1 + frame
     length = 1 + (remaining > 127) + (remaining > 16_383) + (remaining > 2_097_151)
     return 1 + length + remaining

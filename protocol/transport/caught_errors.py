@@ -1,4 +1,7 @@
-"""Errors of ours in code that a library calls, where an exception would cost the connection: counted and logged."""
+"""Catch, count and log our own errors in code that a library calls.
+
+Without this, an exception there would end the connection.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-# Between tracebacks of one place: whoever brings them about must not fill the log.
+# Seconds between two tracebacks of one place, so that a party that causes errors cannot fill the log.
 LOG_SECONDS: Final = 3600.0
 
 P = ParamSpec("P")
@@ -17,16 +20,16 @@ log = logging.getLogger(__name__)
 
 
 class CaughtErrors:
-    """All are counted; of each place one is logged an hour."""
+    """The errors that were caught: all are counted, and one an hour is logged for each place."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
         self._clock, self._lock = clock, threading.Lock()
-        # By place: when it was logged last, and how often not since.
+        # Place -> time when its error was logged last, and how many were not logged since.
         self._logged: dict[str, tuple[float, int]] = {}
 
     def caught(self, where: str) -> None:
-        """The exception that is being handled."""
+        """Count the exception that is being handled, and log it if it is due."""
         now = self._clock()
         with self._lock:
             self.count += 1
@@ -46,7 +49,7 @@ S = TypeVar("S", bound=CountsErrors)
 
 
 def never_raises(call: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-    """For methods that paho calls."""
+    """Wrap a method that paho calls, so that it never raises."""
 
     @functools.wraps(call)
     def guarded(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:

@@ -1,7 +1,8 @@
-"""A queue of what has arrived, for the event loop's thread: bounded, and fair between topics.
+"""Hold what has arrived, in a queue for the event loop's thread: bounded, and fair between topics.
 
-paho acknowledges what it has handed over, so a broker never waits for a slow reader. What does not fit is dropped
-here, which costs nothing: no delivery counts without a receipt, and what matters is sent again.
+paho acknowledges each message that it has handed over, so a broker never waits for a slow reader. A frame for
+which there is no room is dropped here. This does no harm: a delivery counts only with a receipt, and
+important messages are sent again.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from typing import Final
 
 from protofleet.protocol.transport.base import Arrived, Item
 
-MAX_BYTES: Final = 96 << 20  # above what is ever asked for: 256 blocks of 256 KiB
-MAX_TOPIC_BYTES: Final = 24 << 20  # of one device; it is asked for 64 blocks of 256 KiB at most
+MAX_BYTES: Final = 96 << 20  # bytes; more than is ever asked for: 256 blocks of 256 KiB
+MAX_TOPIC_BYTES: Final = 24 << 20  # bytes of one device; it is asked for 64 blocks of 256 KiB at most
 MAX_TOPIC_FRAMES: Final = 2048
-FRAME_COST: Final = 1024  # of the queue itself, for each frame
+FRAME_COST: Final = 1024  # bytes that the queue itself needs for each frame
 
 
 class BoundedInbox(queue.SimpleQueue[Item]):
-    """Used like a SimpleQueue. `dropped` is told how many frames were, on the reader's thread.
+    """A bounded queue that is used like a SimpleQueue.
 
-    `unwanted` is called with a topic on the network thread: frames of unwanted topics take no space here.
+    `dropped` is called on the reader's thread with the number of dropped frames. `unwanted` is called with a
+    topic on the network thread; frames of unwanted topics take no space here.
     """
 
     def __init__(self, dropped: Callable[[int], None] = lambda number: None) -> None:
@@ -30,10 +32,10 @@ class BoundedInbox(queue.SimpleQueue[Item]):
         self.unwanted: Callable[[str], bool] = lambda topic: False
         self._lock = threading.Lock()
         self._bytes = self._lost = 0
-        self._topics: dict[str, tuple[int, int]] = {}  # topic -> frames and bytes that wait
+        self._topics: dict[str, tuple[int, int]] = {}  # topic -> number of frames and bytes that wait
 
     def put(self, item: Item, block: bool = True, timeout: float | None = None) -> None:
-        """Never waits: the network thread must not."""
+        """Add an item without waiting, because the network thread must not wait."""
         if isinstance(item, Arrived):
             if self.unwanted(item.topic):
                 return

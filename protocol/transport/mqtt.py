@@ -1,11 +1,13 @@
-"""MQTT 5 over paho, and the only file that knows paho, beside stream.py below it.
+"""Speak MQTT 5 with paho.
 
-The network's thread owns the socket and paho; it fills the inbox and calls no code of its users. paho's own loop
-thread is not used: any exception ends it while `is_connected()` stays true, it hides why a connection failed, it
-waits without jitter, its select() fails from the 1024th file descriptor on, and each connection would have one.
+Only this file and stream.py below it use paho. The network's thread owns the socket and paho. It fills the
+inbox and calls no code of its users. paho's own loop thread is not used: any exception ends it while
+`is_connected()` stays true, it hides why a connection failed, it waits without jitter, its select() fails
+from the 1024th file descriptor on, and each connection would need one.
 
-What the broker has not acknowledged is dropped with the connection. paho would send all of it at once
-after a reconnect, past every window, and a packet too large among it for ever; the layer above asks again.
+Messages that the broker has not acknowledged are dropped with the connection. paho would send all of them at
+once after a reconnect, beyond every window, and a packet that is too large again and again. The layer above
+asks again instead.
 """
 
 from __future__ import annotations
@@ -59,18 +61,21 @@ KEEPALIVE_SECONDS: Final = 30
 CONNECT_SECONDS: Final = 5
 LEAVE_SECONDS: Final = 1.0
 WINDOW: Final = 20  # publishes in flight: 20 blocks of 64 KiB fill 200 Mbit/s at 50 ms
-FIRST_FAILURE: Final = 128  # of the codes of an acknowledgement
-CHUNKS: Final = 4  # that one connection reads, before another has its turn
-SEND_BYTES: Final = 512 << 10  # handed to the socket at a time
-PACKET_IDS: Final = range(1 << 15, 1 << 16)  # of what we publish; paho counts its own from 1
-MAX_PACKET: Final = 268_435_455  # of a broker that states no limit
-RECEIVE_MAX: Final = 65_535  # likewise
+FIRST_FAILURE: Final = 128  # the lowest code of an acknowledgement that means a failure
+CHUNKS: Final = 4  # chunks that one connection reads before another one has its turn
+SEND_BYTES: Final = 512 << 10  # bytes handed to the socket at a time
+PACKET_IDS: Final = range(1 << 15, 1 << 16)  # packet ids of our publishes; paho counts its own from 1
+MAX_PACKET: Final = 268_435_455  # bytes in a packet, for a broker that states no limit
+RECEIVE_MAX: Final = 65_535  # publishes in flight, for a broker that states no limit
 
 Inbox: TypeAlias = "queue.SimpleQueue[Item] | queue.Queue[Item]"
 
 
 class PahoErrors(logging.Handler):
-    """paho keeps a socket's error to itself but logs it; under TLS nothing else says what is wrong."""
+    """A log handler that catches the socket error of paho.
+
+    paho does not report a socket's error but logs it. Under TLS nothing else says what is wrong.
+    """
 
     last: OSError | None = None
 
@@ -79,16 +84,17 @@ class PahoErrors(logging.Handler):
         self.last = found[0] if found else self.last
 
     def logger(self) -> logging.Logger:
-        """Outside the tree of loggers, with this handler alone."""
+        """Return a logger outside the tree of loggers that has only this handler."""
         logger = logging.Logger("paho", logging.ERROR)
         logger.addHandler(self)
         return logger
 
 
 class Mqtt:
-    """A `Transport`. Once told to connect it keeps trying, until it is closed or told that trying again is wrong.
+    """A `Transport` that keeps trying to connect.
 
-    `network` is for a process of many connections; without one it has its own.
+    It begins with `connect` and ends when it is closed, or when it is told that a new try would be wrong.
+    `network` is for a process with many connections; otherwise the connection has its own.
     """
 
     def __init__(
@@ -109,20 +115,23 @@ class Mqtt:
         self._returns: Callable[[], bool] = lambda: False
         self._session_seconds, self._clean_start = session_seconds, clean_start
         self._topics = dict.fromkeys(subscriptions)
-        self._acks: list[bytes] = []  # that are still to be sent
+        self._acks: list[bytes] = []  # acknowledgements that are still to be sent
         self._asked: dict[int, str] = {}  # packet id of a SUBSCRIBE -> its topic
         self._ending: ConnectionEnd | None = None
         self._paho_errors, self._accepted, self._denied, self._killed = PahoErrors(), False, "", False
-        self._rejected = ""  # why, where the owner cannot use the present connection
+        self._rejected = ""  # why the owner cannot use the present connection
         self._client = self._paho(client_id)
         self._outbox, self._published = Outbox(self._wake), 0
         self._heard_at = self._said_at = self._pinged_at = 0.0  # the last is 0 while no answer is waited for
         self._name, self._network = client_id, network or Network(client_id)
-        self._entry: Entry | None = None  # in the network
+        self._entry: Entry | None = None  # entry of this connection in the network
         self._backoff, self._opened_at, self._closed = Backoff(*retry_seconds), 0.0, False
 
     def connect(self, will: Will | None = None, returns: Callable[[], bool] = lambda: False) -> None:
-        """`returns`: whether to connect again after another process has come under this name."""
+        """Start connecting.
+
+        `returns` says whether to connect again after another process has connected with this name.
+        """
         self._returns = returns
         if will is not None:
             self._client.will_set(will.topic, will.frame, qos=1, retain=True)
@@ -146,15 +155,21 @@ class Mqtt:
         self._wake()
 
     def flush(self, seconds: float) -> bool:
-        """Whether the broker has taken all that was published, within this time."""
+        """Wait up to `seconds`, and return whether the broker has acknowledged all publishes."""
         return self._outbox.wait_until_empty(seconds)
 
     def close(self) -> None:
-        """Give the broker a moment to take what was published, and leave in good order: no will is sent."""
+        """Wait a moment for the acknowledgement of all publishes, and leave with a DISCONNECT.
+
+        The broker then publishes no will.
+        """
         close_all([self])
 
     def kill(self) -> None:
-        """What a power cut does: the socket goes without a DISCONNECT, and the broker sends the will."""
+        """End the connection as a power cut does: without a DISCONNECT.
+
+        The broker then publishes the will.
+        """
         self._killed = True
         self._leave()
         self._join(LEAVE_SECONDS)
@@ -175,7 +190,8 @@ class Mqtt:
     def _tell(self, item: Item) -> None:
         self._inbox.put(item)
 
-    # From here on all runs on the network's threads: first what they call, then what paho calls.
+    # All methods below run on the network's threads. First come those that these threads call, then those
+    # that paho calls.
 
     def open(self) -> Socket | None:
         self._ending, self._accepted, self._denied, self._paho_errors.last = None, False, "", None
@@ -211,15 +227,16 @@ class Mqtt:
         return float("inf") if ending.final else self._backoff.pause()
 
     def _is_done(self, call: Callable[[], None]) -> bool:
-        """Whether nothing has ended the connection."""
+        """Make a call, and return False if it has ended the connection."""
         try:
             call()
         except OSError as error:
             self._ending = self._explained(error)
-        except BrokerError as error:  # TLS files that cannot be used any more
+        except BrokerError as error:  # the TLS files cannot be used any more
             self._ending = ConnectionEnd(f"{self._broker}: {error}")
         except Exception as error:  # noqa: BLE001 - it is logged there
-            # paho raises over packets that no broker should send: that ends the connection, and not this thread.
+            # paho raises an error for packets that no broker should send. This ends the connection, but not
+            # this thread.
             self.errors.caught(f"the connection to {self._broker}")
             self._ending = ConnectionEnd(f"{self._broker}: the connection broke ({error!r})")
         else:
@@ -237,7 +254,8 @@ class Mqtt:
         self._read()
         self._client.flush()
         self._acknowledge()
-        # What the socket does not take yet is kept: nothing is added to it, however much waits at QoS 0.
+        # Bytes that the socket does not take yet are kept. Nothing is added to them, even if much waits at
+        # QoS 0.
         while self._can_send() and self._send_batch():
             pass
         if self._closed and not self._killed:
@@ -246,7 +264,7 @@ class Mqtt:
         self._keep_alive()
 
     def _read(self) -> None:
-        """All that a chunk brings is acknowledged together."""
+        """Read from the socket, and acknowledge all packets of one chunk together."""
         for _ in range(CHUNKS):
             packets, size = self._client.receive(self._network.buffer)
             if size:
@@ -262,7 +280,7 @@ class Mqtt:
             self._send(acks)
 
     def _taken(self, packet: Packet) -> int:
-        """The packet id that is to be acknowledged, or 0."""
+        """Handle a packet, and return the packet id to acknowledge, or 0."""
         match packet:
             case Message(topic, payload, packet_id, retained):
                 self._arrived(topic, payload, retained)
@@ -277,7 +295,10 @@ class Mqtt:
         return self._client.socket() is not None and not self._client.has_unsent()
 
     def _send_batch(self) -> bool:
-        """Some publishes together, up to the next order of another kind. Whether there was anything to do."""
+        """Send some publishes together, up to the next order of another kind.
+
+        Return whether there was anything to do.
+        """
         pieces, size = list[bytes](), 0
         while size < SEND_BYTES and (order := self._outbox.take()) is not None:
             match order:
@@ -312,7 +333,11 @@ class Mqtt:
             self._client.unsubscribe(order.topic)
 
     def _keep_alive(self) -> None:
-        """Any byte is a sign of life: an answer to a ping waits behind all that a thin line has still to bring."""
+        """Send a ping when the connection is silent, and end it when no byte comes.
+
+        Any byte shows that the broker lives, because on a slow line the answer to a ping comes after all
+        earlier bytes.
+        """
         now = time.monotonic()
         if self._client.socket() is None or now - min(self._heard_at, self._said_at) < KEEPALIVE_SECONDS:
             return
@@ -372,7 +397,8 @@ class Mqtt:
         receive_max = getattr(told, "ReceiveMaximum", RECEIVE_MAX)
         self._accepted = True
         self._outbox.connected(min(WINDOW, receive_max), max_packet)
-        for topic in list(self._topics):  # every time: a broker that restarted has forgotten them
+        # Subscribe every time, because a restarted broker has forgotten the topics.
+        for topic in list(self._topics):
             self._ask_for(topic)
         self._tell(Connected(max_packet, receive_max))
 
@@ -380,16 +406,16 @@ class Mqtt:
     def _arrived(self, topic: bytes, payload: bytes, retained: bool) -> None:
         try:
             known = topic.decode()
-        except UnicodeDecodeError:  # a broker may say anything, as often as it likes
+        except UnicodeDecodeError:  # a broker may send any topic, as often as it likes
             return
         self._tell(Arrived(known, payload, retained))
 
     @never_raises
     def _acknowledged(self, packet_id: int, code: int) -> None:
         topic = self._outbox.acknowledged(packet_id)
-        if topic is not None and code >= FIRST_FAILURE:  # 16, nobody listens, is none
+        if topic is not None and code >= FIRST_FAILURE:  # 16 (no subscriber) is not a failure
             reason = ReasonCode(PacketTypes.PUBACK, identifier=code)
-            self._denied = f"after it refused {topic}"  # Mosquitto 2.0.11 then hangs up
+            self._denied = f"after it refused {topic}"  # Mosquitto 2.0.11 then ends the connection
             self._tell(Denied(topic, f"the broker did not pass it on: {reason} ({code})"))
 
     @never_raises
@@ -401,7 +427,7 @@ class Mqtt:
     @never_raises
     def _disconnected(self, _c: object, _d: object, by: DisconnectFlags, code: ReasonCode, _: object) -> None:
         if self._ending is not None:
-            return  # CONNACK has said why
+            return  # CONNACK has given the reason
         if by.is_disconnect_packet_from_server:
             self._ending = self._refused(code)
         elif self._accepted:
@@ -414,7 +440,7 @@ class Mqtt:
 
 
 def close_all(transports: Sequence[Mqtt]) -> None:
-    """All together have no more time than one has."""
+    """Close all transports together, in the time that one of them has."""
     deadline = time.monotonic() + LEAVE_SECONDS
     for transport in transports:
         transport.flush(max(0.0, deadline - time.monotonic()))
@@ -423,4 +449,4 @@ def close_all(transports: Sequence[Mqtt]) -> None:
     for transport in transports:
         transport._join(max(0.0, deadline - time.monotonic()))
     for transport in transports:
-        transport.kill()  # which finds nothing left to do, unless the network is stuck
+        transport.kill()  # this does nothing, unless the network is stuck

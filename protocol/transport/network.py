@@ -1,7 +1,8 @@
-"""One thread for all connections of a process: a selector waits for all of them, a heap knows who is due when.
+"""Run all connections of a process on one thread.
 
-Opening a connection may take seconds (DNS, TCP, TLS), so that is done on a second thread, which lives while there is
-something to open, one connection after the other.
+A selector waits for all of them, and a heap knows when each is due. To open a connection may take seconds
+(DNS, TCP, TLS). So a second thread opens them, one after the other; it lives while there is a connection to
+open.
 """
 
 from __future__ import annotations
@@ -19,66 +20,81 @@ from typing import Final, Protocol
 from protofleet.protocol.transport.timers import NEVER, Timers
 from protofleet.protocol.transport.wake_ups import WakeUps
 
-READ_BYTES: Final = 256 << 10  # from a socket at a time
-CHECK_SECONDS: Final = 5.0  # between two looks at a silent connection; MQTT allows half a keepalive of delay
+READ_BYTES: Final = 256 << 10  # bytes read from a socket at a time
+# Seconds between two checks of a silent connection; MQTT allows a delay of half a keepalive.
+CHECK_SECONDS: Final = 5.0
 
 
 class Socket(Protocol):
-    """TLS or not."""
+    """A socket, with or without TLS."""
 
     def fileno(self) -> int: ...
 
 
 class Connection(Protocol):
-    """What the threads drive. None of it raises, and at most one of it is called at a time."""
+    """A connection that the threads run.
+
+    Its methods raise no exception, and at most one of them is called at a time.
+    """
 
     def open(self) -> Socket | None:
-        """Where it can be opened. It may take seconds."""
+        """Open the connection, which may take seconds, and return None if that is not possible."""
 
     def step(self) -> bool:
-        """Do all that can be done without waiting. Whether the connection still stands."""
+        """Do all that can be done without waiting, and return whether the connection still stands."""
 
     def wants_write(self) -> bool: ...
 
     def has_decrypted(self) -> bool:
-        """TLS decrypts whole records: no selector knows of what it has decrypted already."""
+        """Return whether TLS has decrypted bytes that are not read yet.
+
+        TLS decrypts whole records, and the selector does not see such bytes.
+        """
 
     def end(self) -> float:
-        """It could not be opened, or stands no more. Seconds until the next try; inf: there shall be none."""
+        """End a connection that could not be opened or that does not stand any more.
+
+        Return the seconds until the next try, or inf for no further try.
+        """
 
 
 class Phase(Enum):
-    PAUSING = auto()  # before the next try
-    OPENING = auto()  # on the other thread
-    OPENED = auto()  # by the other thread, and not taken over yet
+    PAUSING = auto()  # waits before the next try
+    OPENING = auto()  # is being opened on the other thread
+    OPENED = auto()  # was opened by the other thread, and is not taken over yet
     STANDING = auto()
     OVER = auto()
 
 
 @dataclass(eq=False)
 class Entry:
-    """A connection, as the network thread has it."""
+    """A connection in the form in which the network thread keeps it."""
 
     connection: Connection
     phase: Phase = Phase.PAUSING
     socket: Socket | None = None
-    events: int = 0  # that the selector waits for
-    try_at: float = 0.0  # while it pauses
+    events: int = 0  # events that the selector waits for
+    try_at: float = 0.0  # time of the next try, while it pauses
     leaving: bool = False
     over: threading.Event = field(default_factory=threading.Event)
 
 
 class Network:
-    """Its threads start with the first connection and end with the last."""
+    """The threads for all connections of a process.
+
+    They start with the first connection and end with the last one.
+    """
 
     def __init__(self, name: str) -> None:
         self._name, self._lock = name, threading.Lock()
-        self.buffer = memoryview(bytearray(READ_BYTES))  # for whoever steps, as only one does at a time
+        # Shared by all connections, because only one steps at a time.
+        self.buffer = memoryview(bytearray(READ_BYTES))
         self._entries: set[Entry] = set()
         self._thread: threading.Thread | None = None
         self._opener: threading.Thread | None = None
         self._is_opening = (
-            False  # the opener looks for more to open: a thread that ends is still alive for a moment
+            # True while the opener looks for more to open: a thread that ends is still alive for a moment.
+            False
         )
         self._to_open: deque[Entry] = deque()
         self._wake_ups: WakeUps[Entry] | None = None
@@ -95,17 +111,20 @@ class Network:
         return entry
 
     def wake(self, entry: Entry) -> None:
-        """Give it a turn soon. Any thread may call."""
+        """Give the connection a turn soon; any thread may call this."""
         if (wake_ups := self._wake_ups) is not None:
             wake_ups.add(entry)
 
     def leave(self, entry: Entry) -> None:
-        """Open it no more; the present connection ends when its next `step` says so."""
+        """Do not open the connection again; the present one ends when its next `step` returns False."""
         entry.leaving = True
         self.wake(entry)
 
     def join(self, entry: Entry, seconds: float) -> bool:
-        """Whether it is over; with the last one the threads are."""
+        """Wait until the connection is over, and return whether it is.
+
+        When the last connection is over, this also waits for the threads.
+        """
         deadline = time.monotonic() + seconds
         entry.over.wait(seconds)
         with self._lock:
@@ -154,7 +173,10 @@ class Network:
 
 
 def _start(name: str, work: Callable[[], None], before: threading.Thread | None) -> threading.Thread:
-    """A thread that works once the `before` it is gone, so that who waits for the last waits for all."""
+    """Start a thread that works after the thread `before` has ended.
+
+    So a caller that waits for the last thread waits for all of them.
+    """
 
     def run() -> None:
         if before is not None:
@@ -167,7 +189,7 @@ def _start(name: str, work: Callable[[], None], before: threading.Thread | None)
 
 
 class _Loop:
-    """The turns of the network thread."""
+    """The loop of the network thread."""
 
     def __init__(
         self, selector: selectors.BaseSelector, wake_ups: WakeUps[Entry],
@@ -176,7 +198,7 @@ class _Loop:
         self._selector, self._wake_ups = selector, wake_ups
         self._open_soon, self._is_over = open_soon, is_over
         self._timers = Timers[Entry]()
-        self._decrypted: list[Entry] = []  # they have more to read, whatever the selector says
+        self._decrypted: list[Entry] = []  # they have more to read, even if the selector does not say so
 
     def turn(self) -> None:
         ready = [key.data for key, _ in self._selector.select(self._wait_seconds()) if key.data is not None]

@@ -1,4 +1,7 @@
-"""The queue of what is to be sent: any thread adds to it, the thread that owns the connection takes from it."""
+"""Hold the messages that are to be sent, in a queue.
+
+Any thread adds to it, and the thread that owns the connection takes from it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-MAX_BYTES: Final = 64 << 20  # waiting at most; far above any credit that the layer above grants
+MAX_BYTES: Final = 64 << 20  # most bytes that wait; far more than the layer above ever asks for
 MAX_ORDERS: Final = 16_384
-RESERVED: Final = 8 << 20  # of it, for small frames: a receipt gets through when blocks fill the rest
+# Bytes reserved for small frames, so that a receipt can leave when blocks fill the rest.
+RESERVED: Final = 8 << 20
 SMALL: Final = 8 << 10
 
 
@@ -19,7 +23,7 @@ class Publish:
     topic: str
     frame: bytes
     retain: bool
-    size: int  # of the packet
+    size: int  # bytes of the packet
     qos: int = 1
 
 
@@ -37,9 +41,10 @@ Order: TypeAlias = Publish | Subscribe | Unsubscribe
 
 
 class Outbox:
-    """Orders, first in, first out. A publish waits until the window of unacknowledged ones has space.
+    """Orders that leave in the order in which they came.
 
-    `wake` is called when there is something to take.
+    A publish waits until the window of unacknowledged publishes has space. `wake` is called when there is an
+    order to take.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -49,15 +54,16 @@ class Outbox:
         self._window = self._max_packet = 0
         self._waiting: deque[Order] = deque()
         self._bytes = 0
-        self._executed = True  # all that was ever put; an order just taken may still be under way
-        self._in_flight: dict[int, str] = {}  # packet id -> topic, until it is acknowledged
+        # Whether all orders are executed; an order that was just taken may still be under way.
+        self._executed = True
+        self._in_flight: dict[int, str] = {}  # packet id -> topic, until the publish is acknowledged
 
     def connected(self, window: int, max_packet: int) -> None:
         with self._changed:
             self._open, self._window, self._max_packet = True, window, max_packet
 
     def connection_lost(self) -> None:
-        """Drop all that was waiting or in flight."""
+        """Drop all orders that were waiting or in flight."""
         with self._changed:
             self._open, self._bytes = False, 0
             self._waiting.clear()
@@ -66,7 +72,10 @@ class Outbox:
             self._changed.notify_all()
 
     def put(self, order: Order) -> str | None:
-        """Why the order is refused, or None. While there is no connection, orders are dropped."""
+        """Add an order, and return why it is refused, or None.
+
+        While there is no connection, orders are dropped.
+        """
         with self._changed:
             if not self._open:
                 return None
@@ -83,7 +92,7 @@ class Outbox:
         return None
 
     def take(self) -> Order | None:
-        """The next order that may be executed now. The caller has executed the one before."""
+        """Return the next order that may be executed now; the caller has executed the one before."""
         with self._changed:
             if not self._waiting:
                 self._executed = True
@@ -100,7 +109,7 @@ class Outbox:
             self._in_flight[packet_id] = topic
 
     def acknowledged(self, packet_id: int) -> str | None:
-        """The topic of the publish that the broker has acknowledged."""
+        """Return the topic of the publish that the broker has acknowledged."""
         with self._changed:
             topic = self._in_flight.pop(packet_id, None)
             self._changed.notify_all()

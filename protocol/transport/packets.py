@@ -1,4 +1,7 @@
-"""PUBLISH and PUBACK of MQTT 5 as bytes, read and written here: they are the many. All other packets stay bytes."""
+"""Read and write the PUBLISH and PUBACK packets of MQTT 5, which are the most frequent ones.
+
+All other packets stay bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ PUBLISH: Final = 0x30
 PUBACK: Final = 0x40
 PINGREQ: Final = b"\xc0\x00"
 EXACTLY_ONCE: Final = 2
-RETAIN: Final = 1  # in the first byte
-# Bytes of a packet. A block of 1 MiB with its header is the largest that parties of a federation send.
+RETAIN: Final = 1  # the bit in the first byte of a PUBLISH
+# Most bytes in a packet. A block of 1 MiB with its header is the largest packet that parties of a federation
+# send.
 MOST_RECEIVED: Final = 4 << 20
 
 
 class MalformedPacketError(ValueError):
-    """No broker should send that."""
+    """The error for a packet that no broker should send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +29,8 @@ class Message:
 
     topic: bytes
     payload: bytes
-    packet_id: int  # to be acknowledged; 0 at QoS 0
-    retained: bool = False  # it was published before we subscribed, and kept
+    packet_id: int  # packet id to acknowledge; 0 at QoS 0
+    retained: bool = False  # it was published before we subscribed, and the broker has kept it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +43,13 @@ Packet: TypeAlias = Message | Acknowledgement | bytes
 
 
 class PacketReader:
-    """Cuts a stream into packets. Each payload is copied once."""
+    """A reader that cuts a stream into packets and copies each payload once."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # of the stream: the packet that has not come in full
+        self._rest = bytearray()  # the start of the next packet, which has not come in full
 
     def read(self, data: memoryview) -> list[Packet]:
-        """Those that are complete with these bytes."""
+        """Return the packets that are complete with these bytes."""
         if not self._rest:
             found, used = complete(data)
             self._rest += data[used:]
@@ -58,7 +62,7 @@ class PacketReader:
 
 
 def complete(stream: memoryview) -> tuple[list[Packet], int]:
-    """Packets at the start of a stream, and how many bytes they take."""
+    """Return the packets at the start of a stream, and how many bytes they take."""
     found: list[Packet] = []
     at = 0
     while (bounds := bounds_of(stream, at)) is not None:
@@ -69,7 +73,7 @@ def complete(stream: memoryview) -> tuple[list[Packet], int]:
 
 
 def bounds_of(stream: memoryview, at: int) -> tuple[int, int] | None:
-    """Where the packet that begins at `at` has its body, if all of it is here."""
+    """Return the bounds of the body of the packet that begins at `at`, or None if it is not all here."""
     length = shift = 0
     for place in range(at + 1, min(at + 5, len(stream))):
         byte = stream[place]
@@ -104,7 +108,8 @@ def message_of(body: memoryview, qos: int, retained: bool) -> Message:
         if qos:
             (packet_id,) = struct.unpack_from("!H", body, at)
             at += 2
-        properties = bounds_of(body, at - 1)  # a length and as many bytes, as a packet after its first byte
+        # Properties are a length and that many bytes, like a packet after its first byte.
+        properties = bounds_of(body, at - 1)
     except struct.error:
         properties = None
     if properties is None:
@@ -113,7 +118,7 @@ def message_of(body: memoryview, qos: int, retained: bool) -> Message:
 
 
 def publish(topic: bytes, frame: bytes, retain: bool, packet_id: int) -> tuple[bytes, bytes]:
-    """A PUBLISH without properties, in two pieces; at QoS 0 without a packet id."""
+    """Return a PUBLISH without properties, in two pieces; at QoS 0 it has no packet id."""
     numbered = struct.pack("!H", packet_id) if packet_id else b""
     head = struct.pack("!H", len(topic)) + topic + numbered + b"\0"
     first = PUBLISH | (2 if packet_id else 0) | retain

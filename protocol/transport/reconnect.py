@@ -1,4 +1,4 @@
-"""Why a connection ended, and how long to wait before the next try."""
+"""Decide how long to wait after the end of a connection before the next try."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-STABLE_SECONDS: Final = 10.0  # a connection that lasted this long starts the back-off afresh
+STABLE_SECONDS: Final = 10.0  # a connection that lasted longer than this starts the back-off anew
 FLAPS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEnd:
-    """Why a connection ended."""
+    """The end of a connection, with its reason."""
 
     reason: str
-    final: bool = False  # trying again would be wrong
-    without_disconnect: bool = False  # it was up, and no DISCONNECT came
+    final: bool = False  # a new try would be wrong
+    without_disconnect: bool = False  # the connection stood, and the broker sent no DISCONNECT
 
 
 def backoff_seconds(tries: int, shortest: float, longest: float, dice: random.Random) -> float:
-    """Twice as long each time, and with jitter: devices that fail together must not reconnect together."""
+    """Return a pause that doubles with each try, with jitter.
+
+    The jitter makes devices that fail together reconnect at different times.
+    """
     return min(longest, shortest * 2.0 ** min(tries, 30)) * dice.uniform(0.5, 1.0)
 
 
 class Backoff:
-    """Short pauses after a long connection, longer ones while tries fail."""
+    """The pauses between tries: short after a long connection, longer while tries fail."""
 
     def __init__(self, shortest: float, longest: float) -> None:
         self._shortest, self._longest = shortest, longest
@@ -39,8 +42,10 @@ class Backoff:
 
     @property
     def flapping(self) -> bool:
-        """Whether another process may use this name: brokers before Mosquitto 2.1 close the older
-        connection without a DISCONNECT."""
+        """Return whether another process may use the name of this client.
+
+        Brokers before Mosquitto 2.1 close the older connection without a DISCONNECT.
+        """
         return self._flaps >= FLAPS
 
     def pause(self) -> float:

@@ -1,8 +1,8 @@
-"""The socket under paho: packets come and go in batches, and PUBLISH and PUBACK never reach paho.
+"""Read and write packets in batches on the socket of paho; PUBLISH and PUBACK never reach paho.
 
-paho takes five calls to the kernel and 0.1 ms for each packet, much of it for properties and reason codes that ours
-do not have. What it has to see (CONNACK, SUBACK, DISCONNECT ...) is handed to it packet by packet, and what it sends
-leaves behind what was sent before.
+paho makes five calls to the kernel and takes 0.1 ms for each packet, much of it for properties and reason
+codes that our packets do not have. Packets that paho has to see (CONNACK, SUBACK, DISCONNECT ...) are handed
+to it one by one. Packets that paho sends leave after those that were sent before.
 """
 
 from __future__ import annotations
@@ -20,26 +20,30 @@ NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class StreamClient(Client):
-    """paho's client, without its own reading and writing of the socket."""
+    """The client of paho without its own reading and writing of the socket."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.begin()
 
     def begin(self) -> None:
-        """Before each connection."""
+        """Reset the state before each connection."""
         self._reader = PacketReader()
         self._unsent = memoryview(b"")
         self._for_paho = memoryview(b"")
-        self._end: OSError | bytes | None = None  # of the connection, as paho is to hear it
+        # End of the connection, in the form in which paho will get it.
+        self._end: OSError | bytes | None = None
 
     def receive(self, buffer: memoryview) -> tuple[list[Packet], int]:
-        """What is complete now, and how many bytes have come."""
+        """Return the packets that are complete now, and how many bytes have come."""
         filled = self._fill(buffer)
         return self._reader.read(buffer[:filled]), filled
 
     def _fill(self, buffer: memoryview) -> int:
-        """TLS gives one record at a time, a plain socket all that it has."""
+        """Read into the buffer.
+
+        TLS gives one record at a time, and a plain socket gives all that it has.
+        """
         filled = 0
         while filled < len(buffer) and self._end is None and (sock := self._stream()) is not None:
             try:
@@ -57,26 +61,29 @@ class StreamClient(Client):
         return filled
 
     def _stream(self) -> socket.socket | None:
-        """TLS or not: over websockets, which are not used, it would be neither."""
+        """Return the socket, with or without TLS.
+
+        Over websockets, which are not used, it would be another kind of object.
+        """
         return cast("socket.socket | None", self.socket())
 
     def hand_over(self, packet: bytes) -> None:
-        """Let paho read one packet that is none of ours."""
+        """Let paho read one packet that this module does not handle."""
         self._for_paho = memoryview(packet)
         self.loop_read()
 
     def hand_over_end(self) -> None:
-        """Let paho find out that the connection has ended, if it has."""
+        """Let paho notice that the connection has ended, if it has."""
         if self._end is not None and self.socket() is not None:
             self.loop_read()
 
     def send(self, pieces: Iterable[bytes]) -> None:
-        """After what was sent before, of which paho must have nothing left to write."""
+        """Send these pieces after the bytes that were sent before; paho must have nothing left to write."""
         self._unsent = memoryview(b"".join((self._unsent, *pieces)))
         self._send_rest()
 
     def flush(self) -> None:
-        """As much as the socket takes."""
+        """Write as much as the socket takes."""
         self._send_rest()
         if self.want_write() and not self._unsent:
             self.loop_write()
@@ -93,7 +100,7 @@ class StreamClient(Client):
             except OSError as error:
                 self._end = error
 
-    # What paho calls in place of recv and send of the socket.
+    # paho calls these methods in place of recv and send of the socket.
 
     def _sock_recv(self, bufsize: int) -> bytes:
         if self._for_paho:

@@ -1,4 +1,4 @@
-"""Who of many is due, and when the next is."""
+"""Remember for many keys when each is due, and when the next one is."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ NEVER: Final = float("inf")
 
 
 class Timers(Generic[K]):
-    """A heap. A time that is put off again and again costs a comparison each time, and an entry once it would have
-    come."""
+    """A heap of times.
+
+    A time that is put off again and again costs one comparison each time. It costs a new entry only when the
+    old time is reached.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, K]] = []
         self._serial = itertools.count()
         self._due: dict[K, float] = {}
-        self._entry: dict[K, float] = {}  # the time of the one in the heap that counts
+        self._entry: dict[K, float] = {}  # key -> time of its valid entry in the heap
 
     def set(self, who: K, at: float) -> None:
-        """In the place of the time that it had."""
+        """Set the time of a key, in place of its earlier time."""
         self._due[who] = at
         if at < self._entry.get(who, NEVER):
             self._entry[who] = at
@@ -33,7 +36,7 @@ class Timers(Generic[K]):
 
     @property
     def next_at(self) -> float:
-        """Nobody is due before; that somebody is due then is not certain."""
+        """Return a time before which no key is due; it is not certain that a key is due then."""
         return self._heap[0][0] if self._heap else NEVER
 
     def take_due(self, now: float) -> list[K]:

@@ -1,4 +1,4 @@
-"""TLS to the broker: from PEM files to a context, and from an alert to what a person can do about it."""
+"""Make a TLS context for the broker from PEM files, and explain TLS errors with what to do about them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from cryptography import x509
 
 from protofleet.protocol.security.keyfiles import too_open
 
-VERDICT_SECONDS: Final = 0.5  # a broker without session tickets costs us this at every connect
+VERDICT_SECONDS: Final = 0.5  # seconds; a broker without session tickets costs us this time at every connect
 MISMATCH: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 
-# The alert that a broker sends, or OpenSSL's own finding -> what to do about it.
+# The alert that a broker sends, or OpenSSL's own finding, and what to do about it.
 _ALERTS: Final[Mapping[str, str]] = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client certificate; set tls.cert and tls.key",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refused the handshake; it may want a client certificate",
     "TLSV1_ALERT_PROTOCOL_VERSION": "it does not speak TLS 1.3; let it, nothing older is taken",
     "WRONG_VERSION_NUMBER": "it does not speak TLS on this port; drop tls or correct the port",
 }
-# The same about our own certificate, which is named in front.
+# The same for our own certificate. The text names the certificate.
 _VERDICTS: Final[Mapping[str, str]] = {
     "TLSV1_ALERT_UNKNOWN_CA": "it does not know who signed {ours}; enrol with its CA",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "{ours} has expired, or a clock is wrong; renew it",
@@ -42,12 +42,12 @@ _BROKERS: Final[Mapping[int, str]] = {
 
 
 class BrokerError(RuntimeError):
-    """There is no usable broker. The message says why, and the way out."""
+    """The error for a broker that cannot be used; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the CA that is trusted, and our own certificate and key."""
+    """The PEM files of TLS: the CA that is trusted, and our own certificate and key."""
 
     ca: str
     cert: str | None = None
@@ -62,7 +62,7 @@ class TlsFiles:
 
 
 class TlsFromFiles(ssl.SSLContext):
-    """Reads the files at each connection, so that a renewal needs no restart."""
+    """A TLS context that reads the files at each connection, so that a renewal needs no restart."""
 
     files: TlsFiles
 
@@ -71,7 +71,10 @@ class TlsFromFiles(ssl.SSLContext):
 
 
 def rereading_context(files: TlsFiles) -> TlsFromFiles:
-    """Raises BrokerError at once where the files cannot be used today."""
+    """Return a context that reads the files at each connection.
+
+    Raise BrokerError at once if the files cannot be used now.
+    """
     tls_context(files)
     context = TlsFromFiles(ssl.PROTOCOL_TLS_CLIENT)
     context.files = files
@@ -98,7 +101,7 @@ def tls_context(named: TlsFiles) -> ssl.SSLContext:
 def _load_pair(context: ssl.SSLContext, files: TlsFiles, named: TlsFiles) -> None:
     assert files.cert is not None
     try:
-        # OpenSSL would otherwise ask for a password on the terminal, where nobody answers.
+        # Otherwise OpenSSL would ask for a password on the terminal, where no person answers.
         context.load_cert_chain(files.cert, files.key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
@@ -111,7 +114,10 @@ def _load_pair(context: ssl.SSLContext, files: TlsFiles, named: TlsFiles) -> Non
 
 
 def _of_one_set(files: TlsFiles) -> TlsFiles:
-    """With links followed, all at the same moment: a renewal moves one link from one set to the next."""
+    """Return the files with all links followed at the same moment.
+
+    A renewal moves one link from one set of files to the next set.
+    """
     for _ in range(10):
         before, after = _followed(files), _followed(files)
         if before == after:
@@ -135,10 +141,11 @@ def _check_readable(name: str, path: str, shown: str) -> None:
 
 
 def finish_handshake(sock: object) -> None:
-    """Make a fresh connection fit for use: no waiting for full packets, and TLS agreed on by both sides.
+    """Prepare a new connection: send packets without delay, and wait until both sides agree on TLS.
 
-    In TLS 1.3 our handshake ends before the broker has checked our certificate. What it sends first is the verdict,
-    session tickets or an alert; if we sent first, an alert would be lost with the connection.
+    In TLS 1.3 our handshake ends before the broker has checked our certificate. The first bytes that the
+    broker sends show the result: session tickets or an alert. If we sent first, an alert would be lost with
+    the connection.
     """
     if not isinstance(sock, socket.socket):
         return
@@ -157,14 +164,14 @@ def finish_handshake(sock: object) -> None:
 
 
 def certificate_end(sock: object) -> float | None:
-    """When the certificate of the other end expires, as it has just shown it."""
+    """Return when the certificate that the other end has just shown expires."""
     shown = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
     until = shown.get("notAfter") if shown else None
     return float(ssl.cert_time_to_seconds(until)) if isinstance(until, str) else None
 
 
 def explain_tls(files: TlsFiles, host: str, error: ssl.SSLError) -> str:
-    """What an error of TLS means for the person who set the files."""
+    """Return what an error of TLS means for the person who set the files."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _their_certificate(files, host, error)
     reason = error.reason or str(error)
@@ -184,7 +191,10 @@ def _their_certificate(files: TlsFiles, host: str, error: ssl.SSLCertVerificatio
 
 
 def _our_certificate(files: TlsFiles) -> tuple[str, str]:
-    """Its name, and whether its dates fit this clock: a broker has one alert for many faults."""
+    """Return the name of our certificate, and a message if its dates do not fit this clock.
+
+    The dates are checked because a broker uses one alert for many faults.
+    """
     try:
         cert = x509.load_pem_x509_certificate(Path(files.cert or "").read_bytes())
         name = f"our certificate ({cert.subject.rfc4514_string()}, {files.cert})"

@@ -1,4 +1,4 @@
-"""How other threads tell the one that waits at a selector who has something to do for it."""
+"""Let other threads tell the thread that waits at a selector which keys have work for it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ K = TypeVar("K")
 
 
 class WakeUps(Generic[K]):
-    """`fileno` is readable while somebody is due.
+    """The keys that are due for the waiting thread; `fileno` is readable while there is one.
 
-    One byte is sent for all who are added until the next `take`, as each hands the interpreter to the other thread.
+    Only one byte is sent for all keys that are added until the next `take`, because each byte hands the
+    interpreter to the other thread.
     """
 
     def __init__(self) -> None:
@@ -31,15 +32,16 @@ class WakeUps(Generic[K]):
             first = not self._due
             self._due[who] = None
         if first:
-            # Full: it is readable already. Closed: nobody waits any more.
+            # If the socket is full, it is readable already. If it is closed, no thread waits any more.
             with contextlib.suppress(OSError):
                 self._writer.send(b"\0")
 
     def take(self) -> list[K]:
-        """All who were added since, each once.
+        """Return all keys that were added since the last call, each once.
 
-        The byte is read first: whoever is added between the two sends none, and is taken here. The other way round
-        the byte of one who is not taken yet would be read, and nobody added after it would send another.
+        The byte is read first: a key that is added between the two steps sends no byte, and is taken here. In
+        the other order, the byte of a key that is not taken yet would be read, and no key that is added later
+        would send another byte.
         """
         with contextlib.suppress(OSError):
             self._reader.recv(4096)

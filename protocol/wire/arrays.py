@@ -1,9 +1,11 @@
-"""Named arrays <-> bytes: a msgpack table, then every array's raw little-endian bytes, tightly packed.
+"""Convert named arrays to bytes and back.
+
+The bytes are a msgpack table, then the raw little-endian bytes of every array, without gaps.
 
     body := u32 table length | table | raw bytes          table := [[name, dtype, [shape]], ...]
 
-The table alone fixes the size of the whole to the byte, so a body is checked before memory is taken,
-and one array can be read without touching its neighbours. Nothing that is read is executed.
+The table alone fixes the size of the whole body to the byte. So a body is checked before memory is taken, and
+one array can be read without its neighbours. Nothing that is read is executed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 KINDS: Final = frozenset(
     {"weights", "prototypes", "anchors", "classifier", "amplifier", "features", "labels", "counts"}
 )
-# The kinds of a manifest's parts, of the order of arrays, and of a meter that has been told of no method.
+# The kinds of a manifest's parts, of the order of arrays, and of a meter that does not know a method.
 ON_THE_WIRE: Final = Kinds(KINDS)
 DTYPES: Final = {
     name: np.dtype(name).newbyteorder("<")
@@ -35,36 +37,43 @@ MAX_TABLE: Final = 1 << 20
 MAX_ARRAYS: Final = 16_384
 MAX_NAME: Final = 200
 MAX_DIMS: Final = 8
-MAX_NUMBERS: Final = 1 << 40  # in one array, empty dimensions aside: NumPy cannot shape more than 2**63 bytes
+# Numbers in one array, apart from empty dimensions: NumPy cannot shape more than 2**63 bytes.
+MAX_NUMBERS: Final = 1 << 40
 
-Read = Callable[[int, int], bytes | memoryview]  # [start, stop) of the body
+Read = Callable[[int, int], bytes | memoryview]  # reads the bytes [start, stop) of the body
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of an array in a manifest: one of the eight that versions 1.0 and 1.1 know, else control.
+    """Return the kind of an array in a manifest: one of the eight that versions 1.0 and 1.1 know, or control.
 
-    Meters count by what the method declares instead.
+    Meters use the kinds that the method declares instead.
     """
     return ON_THE_WIRE.of(name)
 
 
 def ordered(arrays: Arrays) -> list[str]:
-    """Arrays of one kind lie together, so that every byte of the body has one kind."""
+    """Return the names sorted by kind, so that arrays of one kind lie together in the body.
+
+    So each stretch of the body has one kind.
+    """
     return sorted(arrays, key=lambda name: (kind_of(name), name))
 
 
 def encode(arrays: Arrays) -> Iterator[bytes | memoryview]:
-    """The body in pieces: the table first, then one piece an array. Arrays are read one at a time."""
+    """Return the body in pieces: the table first, then one piece for each array.
+
+    Arrays are read one at a time.
+    """
     return encoded(arrays)[1]
 
 
 def parts(arrays: Arrays) -> tuple[tuple[str, int], ...]:
-    """(kind, bytes) in the order of the body; the table itself is control."""
+    """Return (kind, bytes) in the order of the body; the table itself is control."""
     return encoded(arrays)[0]
 
 
 def encoded(arrays: Arrays) -> tuple[tuple[tuple[str, int], ...], Iterator[bytes | memoryview]]:
-    """`parts` and `encode`, with one look at the table."""
+    """Return the results of `parts` and `encode`, with only one reading of the table."""
     names = ordered(arrays)
     head = _head(arrays, names)
     sizes: dict[str, int] = {}
@@ -77,7 +86,7 @@ def encoded(arrays: Arrays) -> tuple[tuple[tuple[str, int], ...], Iterator[bytes
 def _pieces(arrays: Arrays, names: list[str], head: bytes) -> Iterator[bytes | memoryview]:
     yield head
     for name in names:
-        value = arrays[name]  # once: it may be read from the disk
+        value = arrays[name]  # read only once, because it may come from the disk
         value = np.ascontiguousarray(value, dtype=DTYPES[NAMES[value.dtype]])
         if value.size:
             yield value.reshape(-1).view(np.uint8).data
@@ -87,7 +96,7 @@ def _head(arrays: Arrays, names: list[str]) -> bytes:
     table = []
     for name in names:
         value = arrays[name]
-        dtype = NAMES.get(value.dtype)  # to ask NumPy for it takes ten times as long
+        dtype = NAMES.get(value.dtype)  # a request to NumPy takes ten times as long
         if dtype is None:
             raise TypeError(f"{name} is {value.dtype}; the wire carries {', '.join(DTYPES)}")
         if not 0 < len(name.encode()) <= MAX_NAME or value.ndim > MAX_DIMS:
@@ -102,7 +111,7 @@ def _head(arrays: Arrays, names: list[str]) -> bytes:
 
 
 class Body(Mapping[str, Array]):
-    """Arrays inside a body, each read when it is asked for and not kept."""
+    """The arrays inside a body; each is read when it is used, and is not kept."""
 
     def __init__(self, read: Read, size: int) -> None:
         self._read = read
@@ -123,7 +132,7 @@ class Body(Mapping[str, Array]):
 
     @property
     def kinds(self) -> dict[str, int]:
-        """Tensor bytes by kind, without reading any."""
+        """Return the bytes of arrays by kind, without reading any array."""
         sizes: dict[str, int] = {}
         for name, (dtype, shape, _) in self._places.items():
             sizes[kind_of(name)] = sizes.get(kind_of(name), 0) + math.prod(shape) * dtype.itemsize
@@ -131,25 +140,28 @@ class Body(Mapping[str, Array]):
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
-        """(kind, bytes) in order, as `parts` says of arrays that are not encoded yet."""
+        """Return (kind, bytes) in order, like the function `parts` for arrays that are not encoded yet."""
         return (("control", self._start), *self.kinds.items())
 
     @property
     def layout(self) -> tuple[tuple[str, int], ...]:
-        """(kind, bytes) as the bytes lie, whatever the order of the table; neighbours of a kind are one."""
+        """Return (kind, bytes) in the order of the bytes, with neighbours of one kind put together.
+
+        The order of the table does not matter.
+        """
         return self.layout_by(ON_THE_WIRE).parts
 
     def layout_by(self, kinds: Kinds) -> Layout:
-        """Return the same by the kinds that a method declares."""
+        """Return the layout by the kinds that a method declares."""
         sizes = ((kinds.of(n), math.prod(s) * d.itemsize) for n, (d, s, _) in self._places.items())
         return Layout(((CONTROL, self._start), *sizes))
 
     def sizes(self, kinds: Kinds) -> dict[str, int]:
-        """Return the bytes of each kind in the whole body, the table's among control."""
+        """Return the bytes of each kind in the whole body; the table counts as control."""
         return self.layout_by(kinds).within(0, self._end)
 
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """dtype and shape, without reading the array."""
+        """Return dtype and shape of an array, without reading the array."""
         dtype, shape, _ = self._places[name]
         return dtype.name, shape
 
@@ -158,7 +170,7 @@ class Body(Mapping[str, Array]):
         return self._numbers(dtype, offset, math.prod(shape)).reshape(shape)
 
     def flat(self, name: str, start: int, stop: int) -> Array:
-        """Numbers [start, stop) of the flattened array, read alone."""
+        """Return the numbers [start, stop) of the flattened array; only these are read."""
         dtype, _, offset = self._places[name]
         return self._numbers(dtype, offset + start * dtype.itemsize, stop - start)
 
@@ -203,5 +215,5 @@ def _row(row: object) -> tuple[str, np.dtype[np.generic], tuple[int, ...]]:
             shape = tuple(n for n in dims if type(n) is int and 0 <= n <= MAX_NUMBERS)
             if len(shape) == len(dims) and math.prod(n or 1 for n in shape) <= MAX_NUMBERS:
                 return name, DTYPES[dtype], shape
-    # The row itself is not shown: it may be nested deeper than Python can print.
+    # The row itself is not shown, because it may be nested deeper than Python can print.
     raise Rejected(Reason.BAD_BODY, "a row of the table does not describe an array")

@@ -1,11 +1,11 @@
-"""Objects in blocks: their names, their sizes and their frames.
+"""Split objects into blocks, and convert blocks to frames and back.
 
     frame := "PF" | 0x02 | first 16 bytes of the object's name on the wire | u32 index | bytes of the block
 
-A block has no signature: its hash is in the manifest, and the manifest is signed. Where the manifest has a
-key, the bytes are sealed with AES-256-GCM: nonce the index, associated data the frame's head.
-64 KiB is below every broker's default packet limit and is about the fastest size measured on
-Mosquitto; larger objects have larger blocks, so that a manifest never lists more than MAX_BLOCKS.
+A block has no signature: its hash is in the manifest, and the manifest is signed. If the manifest has a key,
+the bytes are sealed with AES-256-GCM; the nonce is the index, and the associated data is the head of the
+frame. 64 KiB is below the default packet limit of every broker, and is about the fastest size measured on
+Mosquitto. Larger objects have larger blocks, so that a manifest never lists more than MAX_BLOCKS.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_BLOCK: Final = 64 * 1024
 
 
 def block_size(size: int, default: int = DEFAULT_BLOCK) -> int:
-    """The block size for an object: the default, doubled until the manifest is short enough."""
+    """Return the block size of an object: the default, doubled until the manifest is short enough."""
     while size > default * MAX_BLOCKS:
         default *= 2
     return default
@@ -42,20 +42,23 @@ def short_hash(data: bytes | memoryview) -> bytes:
 def manifest_of(
     pieces: Iterable[bytes | memoryview], parts: tuple[tuple[str, int], ...], block: int
 ) -> Manifest:
-    """Hash an object that comes in pieces of any size."""
+    """Hash an object that comes in pieces of any size, and return its manifest."""
     whole, size, hashes = hashlib.sha256(), 0, list[bytes]()
     for data in chunked(pieces, block):
         if hashes or len(data) == block:
             hashes.append(short_hash(data))
         whole.update(data)
         size += len(data)
-    if not hashes and size:  # one block, whose hash is that of the whole
+    if not hashes and size:  # one block, whose hash is the hash of the whole object
         hashes.append(whole.digest()[:SHORT_HASH])
     return Manifest(whole.digest(), size, block, tuple(hashes), parts)
 
 
 def chunked(pieces: Iterable[bytes | memoryview], block: int) -> Iterator[bytes | memoryview]:
-    """The same bytes in pieces of exactly `block`, the last one shorter. Whole blocks are not copied."""
+    """Yield the same bytes in pieces of exactly `block` bytes; the last one may be shorter.
+
+    Whole blocks are not copied.
+    """
     rest = bytearray()
     for piece in pieces:
         view = memoryview(piece)
@@ -82,7 +85,7 @@ def pack(manifest: Manifest, index: int, data: bytes) -> bytes:
 
 
 def decrypted(manifest: Manifest, index: int, data: memoryview) -> memoryview:
-    """A block's bytes as they were before they were packed."""
+    """Return the bytes of a block as they were before they were packed."""
     if not manifest.key:
         return data
     try:
@@ -100,7 +103,7 @@ def _nonce(index: int) -> bytes:
 
 
 def unpack(frame: bytes) -> tuple[bytes, int, memoryview]:
-    """(start of the name, index, data) of a block frame."""
+    """Return (start of the name, index, data) of a block frame."""
     if len(frame) <= OVERHEAD or not is_block(frame):
         raise Rejected(Reason.MALFORMED, f"{len(frame)} bytes are not a block")
     (index,) = struct.unpack_from("<I", frame, len(BLOCK) + SHORT_HASH)
@@ -112,5 +115,5 @@ def is_block(frame: bytes) -> bool:
 
 
 def length_of(manifest: Manifest, index: int) -> int:
-    """Bytes in block `index`."""
+    """Return the number of bytes in block `index`."""
     return min(manifest.block, manifest.size - index * manifest.block)

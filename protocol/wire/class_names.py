@@ -1,5 +1,7 @@
-"""Names of classes. A label is an index into this list: with other names, or in another order, it means something
-else."""
+"""Compare lists of class names.
+
+A label is an index into the list. With other names, or in another order, a label has another meaning.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,22 @@ import msgpack
 
 from protofleet.protocol.wire.tables import MAX_LETTERS, MAX_NAMES
 
-SHOWN: Final = 8  # names of a list in a log line,
-SHOWN_LETTERS: Final = 12  # and letters of each: a refusal has to fit 512 bytes
+SHOWN: Final = 8  # names of a list that a log line shows
+SHOWN_LETTERS: Final = 12  # letters of each shown name; a refusal has to fit into 512 bytes
 
 Names: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClassNames:
-    """A list of names, by its hash; the list itself where it has been received."""
+    """A list of names, known by its hash; the list itself is present if it has been received."""
 
     digest: bytes
     names: Names = ()
 
 
 def digest_of(names: Sequence[str]) -> bytes:
-    """SHA-256 of the msgpack array."""
+    """Return the SHA-256 of the msgpack array."""
     return hashlib.sha256(packed(names)).digest()
 
 
@@ -39,12 +41,15 @@ def packed(names: Sequence[str]) -> bytes:
 
 
 def normalized(names: Sequence[str]) -> Names:
-    """Unicode's form C: one file system writes é as one letter, another as two."""
+    """Return the names in Unicode's form C.
+
+    One file system writes é as one letter, another one as two.
+    """
     return tuple(unicodedata.normalize("NFC", name) for name in names)
 
 
 def problem_with(names: Sequence[str]) -> str:
-    """Why such a list cannot be sent, or nothing."""
+    """Return why such a list cannot be sent, or ""."""
     if len(names) > MAX_NAMES:
         return f"there are {len(names)} class names, at most {MAX_NAMES} can be said"
     for name in names:
@@ -57,7 +62,10 @@ def problem_with(names: Sequence[str]) -> str:
 
 
 def difference(here: str, mine: Sequence[str], there: str, theirs: Sequence[str]) -> str:
-    """The first difference, and both lists; empty where they are equal, or one side has none."""
+    """Return a message with the first difference and both lists.
+
+    Return "" if the lists are equal, or if one side has none.
+    """
     if not mine or not theirs or tuple(mine) == tuple(theirs):
         return ""
     pairs = enumerate(zip_longest(mine, theirs))

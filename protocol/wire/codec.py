@@ -1,8 +1,8 @@
-"""Message <-> payload of an envelope: a msgpack map of the message's scalars, strictly decoded.
+"""Convert a message to the payload of an envelope and back: a strictly decoded msgpack map of its scalars.
 
-`round`, `phase` and `base` travel in the header. Tensors travel as an attachment: the body itself where
-it fits into one packet, else the manifest of an object that is fetched in blocks. Unknown keys are
-ignored: a later minor version may add some.
+`round`, `phase` and `base` travel in the header. Tensors travel as an attachment: the body itself if it fits
+into one packet, otherwise the manifest of an object that is fetched in blocks. Unknown keys are ignored,
+because a later minor version may add some.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ MAX_PAYLOAD: Final = 1 << 20
 MAX_TEXT: Final = 512
 MAX_RANGES: Final = 64
 MAX_BLOCKS: Final = 4096
-MAX_BLOCK: Final = 1 << 20  # bytes of one: what is half here is checked block by block in memory
-MAX_ASKED: Final = 64  # blocks in one want: no receiver has more in flight
+# Bytes of one block; blocks of a partly received object are checked one by one in memory.
+MAX_BLOCK: Final = 1 << 20
+MAX_ASKED: Final = 64  # blocks in one want; no receiver has more in flight
 MAX_ROUND: Final = (1 << 31) - 1
 MAX_PHASE: Final = 64  # bytes
 MAX_METRICS: Final = 256
@@ -55,7 +56,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class TaskId:
-    """Round, phase and base of a message, from the header."""
+    """The round, phase and base of a message, from the header."""
 
     round: int = 0
     phase: str = ""
@@ -88,7 +89,10 @@ def task_id_of(message: Message) -> TaskId:
 
 
 def encode(message: Message, attachment: Attachment = None, metrics: Sequence[str] = ()) -> bytes:
-    """`metrics` are names that the other side knows by their indices."""
+    """Return the payload of a message.
+
+    `metrics` are names that the other side knows by their indices.
+    """
     packed: bytes = msgpack.packb(_fields(message, attachment, metrics), use_bin_type=True)
     return packed
 
@@ -140,7 +144,10 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
 
 
 def _said(**fields: Any) -> Fields:
-    """Fields that were added later, where they are set: without them the bytes are those of earlier versions."""
+    """Return those of the fields that are set; these fields were added by later versions.
+
+    Without them the bytes are the same as those of earlier versions.
+    """
     return {key: value for key, value in fields.items() if value}
 
 
@@ -155,12 +162,15 @@ def _offered(key: str, what: Offer | None) -> Fields:
 
 
 def _following(key: str, one: Manifest) -> Fields:
-    """A manifest of one block: its hash is the object's, and its parts are in the body."""
+    """Return a manifest of one block: its hash is the hash of the object, and its parts are in the body."""
     return {key: None, "follows": [one.object, one.size, *([one.key] if one.key else [])]}
 
 
 def _short(value: float) -> float:
-    """An integer takes fewer bytes, and is the same number; a larger one takes as many, or does not fit."""
+    """Return the number as an integer if this takes fewer bytes.
+
+    A larger integer takes the same number of bytes as a float, or does not fit.
+    """
     return int(value) if value.is_integer() and abs(value) < 1 << 32 else value
 
 
@@ -177,8 +187,10 @@ def _measured(metrics: Mapping[str, float], known: Sequence[str]) -> Fields:
 def decode(
     kind: str, payload: bytes, sender: str, place: TaskId, metrics: Sequence[str] = ()
 ) -> tuple[Message, Attachment]:
-    """The message and what is attached to it, or Rejected. `sender` and `place` come from the header, `metrics` are
-    names that the other side has been told."""
+    """Return the message and its attachment, or raise Rejected.
+
+    `sender` and `place` come from the header. `metrics` are names that the other side has been told.
+    """
     decoder = DECODERS.get(kind)
     if decoder is None:
         raise Rejected(Reason.MALFORMED, f"there is no message kind {kind[:32]!r}")
@@ -188,7 +200,7 @@ def decode(
     try:
         fields = msgpack.unpackb(
             payload, max_array_len=MAX_COUNTS, max_map_len=MAX_METRICS, max_ext_len=0, max_str_len=MAX_TEXT,
-            strict_map_key=False,  # numbers are keyed by places
+            strict_map_key=False,  # the keys of numbers are places
         )  # fmt: skip
         if any(type(key) is not str for key in typed(fields, dict)):
             raise TypeError("a key that is no str")
@@ -202,20 +214,26 @@ def decode(
 
 
 def _message_of(error: Exception) -> str:
-    """An error text for the author of the sending client."""
+    """Return an error text for the author of the sending client."""
     if isinstance(error, KeyError):
         return f"the key {str(error)[:80]} is missing"
     return str(error)[:120] or "the payload is no msgpack that ends where it should"
 
 
 def _judge_place(place: TaskId) -> None:
-    """The header's types are right; here are its limits, as others' databases and headers repeat them."""
+    """Raise Rejected if a field of the header is out of its limits; its types are right already.
+
+    Databases and headers of other parties repeat these values.
+    """
     if place.round > MAX_ROUND or len(place.phase.encode()) > MAX_PHASE or len(place.base) not in (0, HASH):
         raise Rejected(Reason.MALFORMED, f"round {place.round}, phase or base are out of bounds")
 
 
 def _named(fields: Fields, known: Sequence[str]) -> Fields:
-    """Numbers by their names; an unknown index is skipped, as a metric of another version is."""
+    """Return the fields with the numbers under their names.
+
+    An unknown index is skipped, like a metric of another version.
+    """
     try:
         numbers = {whole(k): number(v) for k, v in typed(fields.get("numbers", {}), dict).items()}
     except TypeError as error:
@@ -306,7 +324,7 @@ def _refusal(fields: Fields) -> Refusal:
 
 def _want(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     more = [typed(item, list) for item in typed(fields.get("more", []), list)]
-    if len(more) > MAX_ASKED:  # each costs work, even if it asks for nothing
+    if len(more) > MAX_ASKED:  # each object costs work, even without ranges
         raise Rejected(Reason.MALFORMED, f"a want for {len(more)} further objects, over {MAX_ASKED}")
     others = tuple((_hash(name), _ranges(asked)) for name, asked, *_ in more)
     ranges, again = _ranges(fields["ranges"]), typed(fields.get("again", False), bool)
@@ -318,7 +336,8 @@ def _want(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachme
 def _ranges(value: object) -> Ranges:
     flat = [whole(v) for v in typed(value, list)]
     ranges = tuple(zip(flat[::2], flat[1::2], strict=True))
-    ascending = all(a < b for a, b in ranges) and flat == sorted(flat)  # so no block is asked for twice
+    # This ensures that no block is asked for twice.
+    ascending = all(a < b for a, b in ranges) and flat == sorted(flat)
     if len(ranges) > MAX_RANGES or not ascending or max(flat, default=0) > MAX_BLOCKS:
         raise Rejected(Reason.MALFORMED, f"{len(ranges)} ranges: too many, too high or out of order")
     return ranges
@@ -354,7 +373,7 @@ def _indirect(fields: Fields) -> IndirectManifest | None:
 
 
 def read_manifest(packed: bytes) -> Manifest:
-    """A manifest that was packed alone. Rejected where it is none."""
+    """Return a manifest that was packed alone; raise Rejected if there is none."""
     try:
         found = _manifest(msgpack.unpackb(packed, max_array_len=MAX_PARTS, max_map_len=0, max_ext_len=0))
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
@@ -392,5 +411,5 @@ def _hash(value: object) -> bytes:
 
 
 def _cut(reason: str) -> str:
-    """A text for people: better cut than rejected by the receiver."""
+    """Return a text for people, cut so that the receiver does not reject it."""
     return reason.encode("utf-8", "replace")[:MAX_TEXT].decode("utf-8", "ignore")

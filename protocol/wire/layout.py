@@ -1,4 +1,4 @@
-"""The kinds of an object's bytes, in the order in which they lie."""
+"""Find the kinds of an object's bytes, in the order of the bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from itertools import accumulate
 
 
 def merge_neighbours(parts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Parts without empty ones and with neighbours of one kind put together: equal for equal layouts."""
+    """Return the parts without empty ones, and with neighbours of one kind put together.
+
+    Equal layouts have equal results.
+    """
     found: list[tuple[str, int]] = []
     for kind, size in parts:
         if size and found and found[-1][0] == kind:
@@ -19,7 +22,10 @@ def merge_neighbours(parts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int],
 
 
 class Layout:
-    """(kind, bytes) of consecutive parts. A span is looked up by bisection: a peer's table may have many parts."""
+    """The (kind, bytes) pairs of consecutive parts.
+
+    A span is looked up by bisection, because the table of a peer may have many parts.
+    """
 
     def __init__(self, parts: Iterable[tuple[str, int]]) -> None:
         self.parts = merge_neighbours(parts)

@@ -1,7 +1,7 @@
-"""The messages of the wire: everything that one side can send to the other.
+"""Define the messages of the wire: everything that one side can send to the other.
 
-A message is a few scalars, and where it carries tensors, `arrays`: a read-only mapping from names to
-NumPy arrays that may live on disk until somebody reads them. No field belongs to one method.
+A message is a few scalars. If it carries tensors, it also has `arrays`: a read-only mapping from names to
+NumPy arrays that may stay on disk until they are read. No field belongs to one method.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ WIRE_NAME: Final = b"protofleet/1 object\x00"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an object is made of: enough to fetch it in blocks and to check each of them.
+    """The description of an object: enough to fetch it in blocks and to check each block.
 
-    With a key, its blocks travel sealed, under a name that tells nothing about their content. A key is for one
-    division of one object into blocks and is never used for another: a block's nonce is its number.
+    With a key, its blocks travel sealed, under a name that tells nothing about their content. A key is for
+    one division of one object into blocks and is never used for another, because the nonce of a block is its
+    number.
     """
 
-    object: bytes  # SHA-256 of the whole
+    object: bytes  # SHA-256 of the whole object
     size: int
     block: int  # bytes in every block but the last
-    hashes: tuple[bytes, ...]  # per block: the first 16 bytes of its SHA-256
-    # (kind, bytes) in order, so that every byte has a kind; (): the body says.
+    hashes: tuple[bytes, ...]  # first 16 bytes of the SHA-256 of each block
+    # (kind, bytes) in order, so that every byte has a kind; (): only the body tells the kinds.
     parts: tuple[tuple[str, int], ...]
-    key: bytes = b""  # of its blocks; empty: they travel as they are
+    key: bytes = b""  # key of its blocks; empty if they are not sealed
 
     @property
     def wire_name(self) -> bytes:
-        """Its name in topics and blocks."""
+        """Return the name of the object in topics and blocks."""
         return hashlib.sha256(WIRE_NAME + self.key + self.object).digest() if self.key else self.object
 
 
@@ -48,58 +49,62 @@ NO_ANSWER: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class IndirectManifest:
-    """An object whose manifest fits no packet: the manifest is an object too, and this says how to get that."""
+    """An object whose manifest fits no packet, and so is an object too, which is described here."""
 
     object: bytes
     size: int
-    key: bytes  # of the object's blocks
-    manifest: Manifest  # of the object that holds the manifest, without the key
+    key: bytes  # key of the object's blocks
+    manifest: Manifest  # manifest of the object that holds the manifest, without the key
 
 
 Offer: TypeAlias = Manifest | IndirectManifest
 
 
 def objects_of(offer: Offer) -> set[bytes]:
-    """All objects that are served for it."""
+    """Return all objects that are served for an offer."""
     return {offer.object, offer.manifest.object} if isinstance(offer, IndirectManifest) else {offer.object}
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A device is ready for work. Sent after every connect."""
+    """The message of a device that is ready for work, sent after every connect."""
 
     device: str
     classes: int
     examples: int
     domain: str = ""
     software: str = ""
-    protocol: tuple[int, int] = (1, 1)  # lowest and highest major version it speaks
-    plan: bytes = b""  # SHA-256 of the plan it has taken on; empty: none yet
-    counts: tuple[int, ...] = ()  # training samples per class, only where the plan's method needs them
-    holds: tuple[bytes, ...] = ()  # broadcasts it has in full
-    round: int = 0  # of its last answer in this run
-    phase: str = ""  # of the same; NO_ANSWER: it has none; empty: it does not say
-    base: bytes = b""  # what that answer was computed from
-    can: tuple[str, ...] = ()  # forms of messages that were added later and that it understands
-    names: tuple[str, ...] = ()  # of its classes; only in the first hello of a connection
-    names_hash: bytes = b""  # of them, in all that follow
+    protocol: tuple[int, int] = (1, 1)  # lowest and highest major version that the device supports
+    plan: bytes = b""  # SHA-256 of the plan that the device has accepted; empty if it has none yet
+    counts: tuple[int, ...] = ()  # training samples per class, only if the plan's method needs them
+    holds: tuple[bytes, ...] = ()  # broadcasts that the device has in full
+    round: int = 0  # round of the device's last answer in this run
+    phase: str = ""  # phase of the same answer; NO_ANSWER if there is none, empty if unknown
+    base: bytes = b""  # broadcast that this answer was computed from
+    can: tuple[str, ...] = ()  # forms of messages that were added later and that the device understands
+    names: tuple[str, ...] = ()  # names of its classes; only in the first hello of a connection
+    names_hash: bytes = b""  # hash of the names, in all later hellos of the connection
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Information about a run that changes no computation: what does is in the plan, whose bytes are hashed."""
+    """The information about a run that changes no computation.
+
+    Information that changes a computation is in the plan, whose bytes are hashed.
+    """
 
     can: tuple[str, ...] = ()  # forms of messages that were added later and that this coordinator understands
-    uses: tuple[str, ...] = ()  # those without which a device cannot take part in this run
-    names: tuple[str, ...] = ()  # of the classes
-    embedding: int = 0  # width of the network's embedding: what prototypes are made of
-    metrics: tuple[str, ...] = ()  # an update may name each by its place here
-    counts: bool = False  # whether the method needs a device's `counts`, only for one that asks to be told
+    uses: tuple[str, ...] = ()  # forms that a device needs to take part in this run
+    names: tuple[str, ...] = ()  # names of the classes
+    embedding: int = 0  # width of the network's embedding, which prototypes are made of
+    metrics: tuple[str, ...] = ()  # an update may name each metric by its place here
+    # Whether the method needs a device's `counts`, only for a device that asks to be told.
+    counts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What this run is about: method, settings, network, seed. A device joins it or sends a Bye."""
+    """The description of a run: method, settings, network, seed. A device joins it or sends a Bye."""
 
     plan: bytes  # JSON
     about: About = About()
@@ -107,33 +112,35 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """What an answer must hold under one name, as the coordinator judges it.
+    """The array that an answer must hold under one name, as the coordinator checks it.
 
-    A name that ends with `.*` stands for all arrays of the broadcast that begin so and have no row of their own.
+    A name that ends with `.*` stands for all arrays of the broadcast that begin so and have no row of their
+    own.
     """
 
     name: str
     dtype: str | None  # None: as in the broadcast
-    # None: as in the broadcast; a name is a free length, the same for equal names.
+    # None: as in the broadcast. A name in the shape is a free length, which is the same for equal names.
     shape: tuple[int | str, ...] | None
-    most: int | None  # the largest length that is free
+    most: int | None  # the highest value of a free length
     low: float | None
     high: float | None
-    norm: float | None  # the largest Euclidean one
+    norm: float | None  # the largest Euclidean norm
     finite: bool
-    rules: tuple[str, ...] = ()  # what else; docs/protocol.md lists them
+    rules: tuple[str, ...] = ()  # names of further rules; docs/protocol.md lists them
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Work for one device in one phase of one round. The tensors come as a broadcast."""
+    """The work for one device in one phase of one round; the tensors come as a broadcast."""
 
     round: int
     phase: str
     broadcast: Offer | None = None
-    seconds: float = 0.0  # until the deadline; a hint, the coordinator decides
-    wants: tuple[ArraySpec, ...] = ()  # what the answer must hold, only for a device that asks to be told
-    follows: bool = False  # the broadcast is of one block, which comes without being asked for
+    seconds: float = 0.0  # seconds until the deadline; only a hint, because the coordinator decides
+    # Arrays that the answer must hold, only for a device that asks to be told.
+    wants: tuple[ArraySpec, ...] = ()
+    follows: bool = False  # the broadcast has one block, which comes without a request
     credit: int = 0  # blocks of the answer that are asked for in advance, if it has no more
 
 
@@ -145,15 +152,18 @@ class Update:
     round: int
     phase: str
     examples: int
-    base: bytes = b""  # SHA-256 of the broadcast it was computed from
+    base: bytes = b""  # SHA-256 of the broadcast that it was computed from
     arrays: Arrays = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    follows: bool = False  # the arrays are of one block, which comes without being asked for
+    follows: bool = False  # the arrays are one block, which comes without a request
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of an Update. Only this lets a device drop its answer; a PUBACK does not."""
+    """The result of an Update.
+
+    Only a receipt lets a device drop its answer; a PUBACK does not.
+    """
 
     round: int
     phase: str
@@ -163,33 +173,38 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The coordinator will not work with this device, and why."""
+    """The message that the coordinator will not work with this device, with the reason."""
 
     reason: str
-    boot: int = 0  # of a later process under the same name, where that is why; whoever has it is not meant
-    # Boot and sequence of the hello that it answers; only for who looks at them.
+    # Boot of a later process with the same name, if this is the reason. The process with this boot is not
+    # refused.
+    boot: int = 0
+    # Boot and sequence of the hello that it answers, only for a device that checks them.
     answers: tuple[int, ...] = ()
 
 
-HERE: Final = "here"  # reason of a state that tells nothing else, so nobody answers it
+HERE: Final = "here"  # reason of a state without other information, which no device answers
 
 
-MOST_NAMED: Final = 64  # devices that a `here` names
+MOST_NAMED: Final = 64  # the most devices that a `here` names
 
 
 @dataclass(frozen=True, slots=True)
 class RoundStatus:
-    """The coordinator's round, published to all: a device that is waited for and has no question sends a hello."""
+    """The coordinator's round, published to all devices.
+
+    A device that is waited for and has no question sends a hello.
+    """
 
     round: int
     phase: str
     attempt: int
-    # For whom, by the first four bytes of the SHA-256 of the name; None: for many.
+    # Devices that are waited for, each as the first four bytes of the SHA-256 of its name; None for many.
     waits: tuple[bytes, ...] | None
 
     @property
     def gathers(self) -> bool:
-        """Whether no question is open, as devices are waited for."""
+        """Return whether no question is open, as devices are waited for."""
         return not self.phase and self.waits is None
 
     def names(self, device: str) -> bool:
@@ -202,36 +217,43 @@ def short_name(device: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Birth message and will: the broker publishes it in the sender's name when its connection is lost."""
+    """A birth message or a will.
+
+    The broker publishes the will in the sender's name when the sender's connection is lost.
+    """
 
     online: bool
     reason: str = ""
-    who: str = ""  # host, process and folder of a coordinator: what a second one is told, also by its will
+    who: str = ""  # host, process and folder of a coordinator, for a second one to read, also from the will
     now: RoundStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """A device leaves on purpose."""
+    """The message of a device that leaves on purpose."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run is over; devices may end."""
+    """The message that the run is over; devices may end."""
 
     rounds: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRequest:
-    """A receiver asks for blocks. The sender may send what is requested and has not arrived."""
+    """The request of a receiver for blocks.
+
+    The sender may send blocks that are requested and have not arrived.
+    """
 
     object: bytes
     ranges: tuple[tuple[int, int], ...]  # [first, past the last), at most MAX_RANGES of them
-    again: bool = False  # asked before and never came: send it to me alone
-    more: tuple[tuple[bytes, tuple[tuple[int, int], ...]], ...] = ()  # further objects, and ranges of each
+    again: bool = False  # the blocks were requested before and have not come; send them only to this receiver
+    # Further objects, and the ranges of each.
+    more: tuple[tuple[bytes, tuple[tuple[int, int], ...]], ...] = ()
 
 
 Message: TypeAlias = (

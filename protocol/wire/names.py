@@ -1,4 +1,4 @@
-"""What parties are called: in topics, envelopes, file names and certificates."""
+"""Check the names of parties, which stand in topics, envelopes, file names and certificates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 
 
 def valid_name(name: str) -> str:
-    """The name itself. It stands in topics, file names and certificates, so all three set the rule."""
+    """Return the name itself, or raise ValueError.
+
+    A name stands in topics, file names and certificates, so the rule fits all three.
+    """
     if re.fullmatch(NAME, name):
         return name
     rule = "1 to 64 of A-Z a-z 0-9 _ . -, the first a letter or a digit"

@@ -1,4 +1,4 @@
-"""Why something received was not used. Every received message ends in exactly one counter."""
+"""Name the reasons why something received was not used; each received message ends in exactly one counter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Final
 
 
 class Reason(str, Enum):
-    """A closed list: each has a counter of its own and may be alerted on. MEANINGS says what each means."""
+    """The reasons of a closed list; each has a counter of its own and may cause an alert.
+
+    MEANINGS says what each of them means.
+    """
 
     MALFORMED = "malformed"
     VERSION = "version"
@@ -44,7 +47,7 @@ class Reason(str, Enum):
     OUT_OF_BOUNDS = "out_of_bounds"
 
 
-# What docs/protocol.md says of them, by `python -m protofleet.deploy.pages.reasons`.
+# docs/protocol.md shows these texts; `python -m protofleet.deploy.pages.reasons` writes them.
 MEANINGS: Final[Mapping[Reason, str]] = {
     Reason.MALFORMED: "not a frame, header or payload as specified",
     Reason.VERSION: "another major version, or a suite that is not read",
@@ -88,22 +91,25 @@ MEANINGS: Final[Mapping[Reason, str]] = {
 
 
 class DisconnectReason(str, Enum):
-    """Why a device sends a Bye: the part before the colon. A closed list: each has a counter of its own."""
+    """The reason why a device sends a Bye: the part of its text before the colon.
 
-    OUT_OF_MEMORY = "out_of_memory"  # its training ran out of memory; it comes back
-    TRAINING_DIED = "training_died"  # its training ended in another way; it comes back
-    WRONG_ARRAYS = "wrong_arrays"  # of a broadcast, which it cannot use; it comes back
-    DRAINED = "drained"  # its operator has asked it to stop between two tasks
-    PAUSED = "paused"  # it takes no work for a while: told so, or too hot
-    SIGNAL = "signal"  # it was stopped
-    FINISHED = "finished"  # its run is over, and it has been told
-    CANNOT_FOLLOW = "cannot_follow"  # the plan asks for what it cannot do
-    DAMAGED = "damaged"  # an answer of its own is lost: its next one would have other bits
+    It is a closed list; each reason has a counter of its own.
+    """
+
+    OUT_OF_MEMORY = "out_of_memory"  # the training ran out of memory; the device comes back
+    TRAINING_DIED = "training_died"  # the training ended in another way; the device comes back
+    WRONG_ARRAYS = "wrong_arrays"  # the device cannot use the arrays of a broadcast; it comes back
+    DRAINED = "drained"  # the device's operator has asked it to stop between two tasks
+    PAUSED = "paused"  # the device takes no work for a while: it was told so, or is too hot
+    SIGNAL = "signal"  # the device was stopped
+    FINISHED = "finished"  # the run is over, and the device has been told
+    CANNOT_FOLLOW = "cannot_follow"  # the plan asks for something that the device cannot do
+    DAMAGED = "damaged"  # an answer of the device is lost, so its next answer would have other bits
     OTHER = "other"
 
 
 def disconnect_reason_of(reason: str) -> DisconnectReason:
-    """What a Bye is counted as."""
+    """Return the reason that a Bye is counted as."""
     word = reason.partition(":")[0]
     return (
         DisconnectReason(word)
@@ -113,7 +119,7 @@ def disconnect_reason_of(reason: str) -> DisconnectReason:
 
 
 class Rejected(ValueError):  # noqa: N818 - it reads as what happened: `except Rejected`
-    """A peer's fault, as data: drop, count, go on."""
+    """A fault of a peer: drop the message, count it and go on."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason.value}: {detail}")
@@ -122,9 +128,10 @@ class Rejected(ValueError):  # noqa: N818 - it reads as what happened: `except R
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why an answer or a device is refused: the reason that is counted, and a message for people.
+    """The reason why an answer or a device is refused, which is counted, and a message for people.
 
-    No string, or it would get into records whole: whoever stores or sends it takes the message.
+    It is not a string, because the whole of it would then get into records. Code that stores or sends it
+    takes the message.
     """
 
     reason: Reason

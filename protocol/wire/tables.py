@@ -1,5 +1,6 @@
-"""Tables in messages of minor version 1: about a run, the arrays of an answer, and the coordinator's round status.
-Each is converted to msgpack's types and back, strictly.
+"""Convert the tables in messages of minor version 1 to msgpack's types and back, strictly.
+
+The tables are about a run, the arrays of an answer, and the coordinator's round status.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from typing import Any, Final, TypeVar
 
 from protofleet.protocol.wire.messages import MOST_NAMED, About, ArraySpec, RoundStatus
 
-MAX_FORMS: Final = 16  # names of added forms
-MAX_FORM: Final = 32  # bytes of one
-MAX_NAMES: Final = 4096  # of classes
-MAX_LETTERS: Final = 64  # of a class's name, or of a metric's
-MAX_WANTED: Final = 4096  # rows
+MAX_FORMS: Final = 16  # most names of added forms
+MAX_FORM: Final = 32  # most bytes of one name of a form
+MAX_NAMES: Final = 4096  # most names of classes
+MAX_LETTERS: Final = 64  # most letters in the name of a class or of a metric
+MAX_WANTED: Final = 4096  # most rows of wanted arrays
 MAX_RULES: Final = 8
-SHORT_NAME: Final = 4  # bytes of a device's name, hashed
+SHORT_NAME: Final = 4  # bytes of the hash of a device's name
 
-# Of msgpack.
+# Names of msgpack's types.
 TYPES: Final[dict[type, str]] = {
     bool: "bool",
     str: "str",
@@ -48,12 +49,12 @@ def number(value: object) -> float:
 
 
 def forms(value: object) -> tuple[str, ...]:
-    """Names of message forms that were added later."""
+    """Return the names of message forms that were added later."""
     return _texts(value, MAX_FORMS, MAX_FORM)
 
 
 def class_names(value: object) -> tuple[str, ...]:
-    """Names, each printable, as log lines show them."""
+    """Return the names of classes; each must be printable, because log lines show it."""
     found = _texts(value, MAX_NAMES, MAX_LETTERS)
     if invalid := [name for name in found if not name or not name.isprintable()]:
         raise TypeError(f"{invalid[0][:40]!r} is no name of a class")
@@ -61,7 +62,7 @@ def class_names(value: object) -> tuple[str, ...]:
 
 
 def about_fields(about: About) -> dict[str, object]:
-    """Fields that are set."""
+    """Return the fields that are set."""
     values = {
         "can": list(about.can), "uses": list(about.uses), "names": list(about.names), "embedding": about.embedding,
         "metrics": list(about.metrics), "counts": about.counts,

@@ -1,4 +1,4 @@
-"""Every topic of the wire: one table for names, subscriptions and the broker's access rules."""
+"""Hold every topic of the wire in one table for names, subscriptions and the broker's access rules."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from typing import Final, Literal, TypeAlias
 from protofleet.protocol.wire.names import COORDINATOR, NAME, Role, valid_device, valid_name
 
 PREFIX: Final = "protofleet/1"
-LONGEST: Final = 80  # letters, more than any topic has after its prefix; nothing longer is remembered
-MOST_PARSED: Final = 4096  # topics that are remembered: each is looked at several times for each frame
+LONGEST: Final = 80  # letters; each topic has fewer after its prefix, and longer ones are not remembered
+MOST_PARSED: Final = 4096  # topics that are remembered, because each is read several times for each frame
 
 Kind: TypeAlias = Literal["coord_state", "device_state", "round", "down", "up", "now", "bcast"]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRule:
-    """`{device}` is the one device that writes or reads; `{digest}` is a broadcast's SHA-256 in hex."""
+    """A rule about one kind of topic.
+
+    `{device}` is the one device that writes or reads; `{digest}` is the SHA-256 of a broadcast in hex.
+    """
 
     kind: Kind
     pattern: str
     writer: Role
     reader: Role
-    echoes: bool = False  # its writer hears it too: who else speaks in its name
-    retired: bool = False  # nobody says it any more; devices of minor version 0 subscribe to it
+    echoes: bool = False  # its writer receives it too, and notices others that write in its name
+    retired: bool = False  # no party uses it any more; devices of minor version 0 subscribe to it
 
 
 TOPIC_RULES: Final = (
@@ -47,7 +50,7 @@ _SHAPES: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ParsedTopic:
-    """What a topic says by itself; the envelope inside must say the same."""
+    """The parts of a topic; the envelope inside the message must agree with them."""
 
     kind: Kind
     device: str = ""
@@ -71,7 +74,7 @@ class Topics:
 
     @property
     def broadcast_now(self) -> str:
-        """Of one block, for everybody who hears it without asking."""
+        """Return the topic of broadcasts of one block, for all devices that receive it without a request."""
         return self._topic("now")
 
     def device_state(self, device: str) -> str:
@@ -89,7 +92,10 @@ class Topics:
         return self._topic("bcast", digest=hash_hex)
 
     def device_subscriptions(self, device: str) -> tuple[str, ...]:
-        """What a device always hears. A broadcast is subscribed to while it is being fetched."""
+        """Return the topics that a device always receives.
+
+        A device subscribes to the topic of a broadcast only while it fetches the broadcast.
+        """
         mine = valid_device(device)
         rows = [
             row for row in TOPIC_RULES if row.reader == "device" and row.kind != "bcast" and not row.retired
@@ -101,7 +107,7 @@ class Topics:
         return tuple(self.prefix + row.pattern.format(device="+") for row in rows)
 
     def parse(self, topic: str) -> ParsedTopic | None:
-        """The place a topic names in this federation, or None."""
+        """Return the parts of a topic of this federation, or None."""
         rest = topic.removeprefix(self.prefix)
         return _parsed(rest) if len(rest) < len(topic) <= len(self.prefix) + LONGEST else None
 

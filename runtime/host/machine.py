@@ -1,6 +1,7 @@
-"""What this process runs on, in a line: for the report of a run, which is read months later on another machine.
+"""Describe the machine and software of this process in a line, for the report of a run.
 
-Only from files that are there for everybody to read: asking a GPU for its name takes memory of it.
+The report may be read months later on another machine. The description uses only files that everybody can
+read, because a request for the name of a GPU takes some of the GPU's memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 MOST_LETTERS: Final = 160
-MACHINE_FOLLOWS: Final = "; "  # after the software
+MACHINE_FOLLOWS: Final = "; "  # the text between the software and the machine
 BOARD: Final = Path("/proc/device-tree/model")
 CPU: Final = Path("/proc/cpuinfo")
 MEMORY: Final = Path("/proc/meminfo")
@@ -22,7 +23,7 @@ GPUS: Final = "driver/nvidia/gpus/*/information"
 
 
 def software_words(version: str) -> str:
-    """`protofleet 0.1.0, Python 3.11.2, torch 2.13.0`."""
+    """Return the software, as in `protofleet 0.1.0, Python 3.11.2, torch 2.13.0`."""
     words = f"protofleet {version}, Python {platform.python_version()}"
     with contextlib.suppress(metadata.PackageNotFoundError):
         words += f", torch {metadata.version('torch')}"
@@ -30,18 +31,18 @@ def software_words(version: str) -> str:
 
 
 def party_words(version: str) -> str:
-    """What a device says of itself in its first hello: both."""
+    """Return the software and the machine, which a device sends in its first hello."""
     return f"{software_words(version)}{MACHINE_FOLLOWS}{machine_words()}"
 
 
 def parts_of(said: str) -> dict[str, str]:
-    """Its software and its machine; empty where that was not said."""
+    """Return the software and the machine of a device's text; a missing part is empty."""
     software, _, machine = said.partition(MACHINE_FOLLOWS)
     return {"software": software, "machine": machine}
 
 
 def machine_words() -> str:
-    """`Linux aarch64, 4 cores, 8 GB, NVIDIA Jetson Nano Developer Kit`."""
+    """Return the machine, as in `Linux aarch64, 4 cores, 8 GB, NVIDIA Jetson Nano Developer Kit`."""
     parts = [
         f"{platform.system()} {platform.machine()}",
         f"{os.cpu_count() or 1} cores",
@@ -58,7 +59,7 @@ def memory() -> str:
 
 
 def model() -> str:
-    """A board says what it is; elsewhere the processor does."""
+    """Return the name of the board, or the name of the processor if the board has none."""
     found = re.search(r"^model name\s*:\s*(.+)$", read(CPU), re.MULTILINE)
     return plain(read(BOARD)) or (plain(found[1]) if found else "")
 
@@ -76,5 +77,5 @@ def read(path: Path) -> str:
 
 
 def plain(text: str) -> str:
-    """In ASCII and without `;`, which parts the machine from its software."""
+    """Return the text in ASCII and without `;`, which separates the software from the machine."""
     return " ".join(re.sub(r"[^ -:<-~]", " ", text).split())

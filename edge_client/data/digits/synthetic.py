@@ -29,15 +29,15 @@ from protofleet.edge_client.data.images.transforms import (
 from protofleet.edge_client.data.stable_random import Integers, StableRandom
 
 GLYPHS: Final = Path(__file__).with_name("glyphs.npz")
-TEST_FONTS: Final = ("STIX", "cmss")  # families that are used for the test alone
+TEST_FONTS: Final = ("STIX", "cmss")  # families that only the test uses
 SIDE: Final = 32  # pixels of an image
 BOX: Final = 64  # pixels of a glyph
 CHUNK: Final = 250  # images at a time; another number would give other images
-TRIES: Final = 16  # colours to choose from
+TRIES: Final = 16  # number of colours to choose from
 
 
 def mnistm(digits: Pixels, photos: list[Pixels], test: bool, rng: StableRandom) -> Pixels:
-    """|photo - digit|"""
+    """Return |photo - digit| for each digit."""
     backgrounds = crops(photos, draw_places(len(digits), rng), SIDE, test).astype(np.int32)
     return to_pixels(np.abs(backgrounds - digits))
 
@@ -53,7 +53,7 @@ def street(labels: Labels, photos: list[Pixels], test: bool, rng: StableRandom) 
 
 
 def read_glyphs(test: bool) -> Pixels:
-    """[fonts, 10, BOX, BOX] of 0 and 255: the shapes for training or those for the test."""
+    """Return [fonts, 10, BOX, BOX] of 0 and 255: the shapes for training, or those for the test."""
     with np.load(GLYPHS, allow_pickle=False) as file:
         for_test = np.array([str(name).startswith(TEST_FONTS) for name in file["names"]])
         bits: Pixels = np.unpackbits(file["bits"][for_test == test], axis=-1)
@@ -68,7 +68,7 @@ def _in_chunks(labels: Labels, draw: Callable[[Labels], Pixels]) -> Pixels:
 def _synth(labels: Labels, glyphs: Pixels, rng: StableRandom) -> Pixels:
     n = len(labels)
     shapes = glyphs[rng.below(len(glyphs), n), labels]
-    # A digit is 54 of its box's 64 pixels high; 666 to 1111 makes that 18 to 30 of 32.
+    # A digit is 54 of its box's 64 pixels high; a scale of 666 to 1111 makes it 18 to 30 of 32 pixels high.
     mask = warp(shapes, AffineLimits(turn=180, shear=250, scale=(666, 1111), shift=5), rng)
     background, foreground = _colours(n, 60, rng)
     image = blend(background + _gradient(n, rng), foreground, mask[..., None].astype(np.int32))
@@ -90,7 +90,10 @@ def _street(labels: Labels, glyphs: Pixels, photos: list[Pixels], test: bool, rn
 
 
 def _add_neighbours(labels: Labels, glyphs: Pixels, rng: StableRandom) -> Pixels:
-    """[N, BOX, 2 BOX]: the digit in the middle and, three times in five, another one of its font at each side."""
+    """Return [N, BOX, 2 BOX]: each digit in the middle, with neighbours.
+
+    At each side there is another digit of the same font in three of five cases.
+    """
     n = len(labels)
     fonts, neighbours = rng.below(len(glyphs), n), rng.below(10, n, 2)
     there, gap, drop = rng.below(5, n, 2) < 3, rng.between(40, 52, n), rng.between(-4, 4, n, 2)
@@ -106,34 +109,37 @@ def _add_neighbours(labels: Labels, glyphs: Pixels, rng: StableRandom) -> Pixels
 
 
 def _background(photo: Pixels, rng: StableRandom) -> IntPixels:
-    """A photograph blended with one colour, so that it has little contrast."""
+    """Return a photograph blended with one colour, so that it has little contrast."""
     n = len(photo)
     tint = rng.below(256, n, 1, 1, 3).astype(np.int32)
     return blend(tint, photo.astype(np.int32), per_image(rng.between(64, 178, n)))
 
 
 def _contrasting_colours(background: IntPixels, gap: int, rng: StableRandom) -> IntPixels:
-    """[N, 1, 1, 3]: a colour at least so many grey levels from the mean brightness of the background."""
-    mean = background.sum((1, 2, 3)) // (SIDE * SIDE)  # of the three channels together
+    """Return [N, 1, 1, 3]: colours at least `gap` grey levels from the background's mean brightness."""
+    mean = background.sum((1, 2, 3)) // (SIDE * SIDE)  # sum of the three channels
     foregrounds = rng.below(256, len(background), TRIES, 3)
     return _first(foregrounds, np.abs(foregrounds.sum(2) - mean[:, None]) >= 3 * gap)
 
 
 def _colours(n: int, gap: int, rng: StableRandom) -> tuple[IntPixels, IntPixels]:
-    """Background and foreground, [N, 1, 1, 3] each, that differ in brightness by so many grey levels."""
+    """Return background and foreground, [N, 1, 1, 3] each, whose brightness differs by `gap` grey levels.
+
+    The difference is at least `gap` unless none of the tries has it.
+    """
     backgrounds, foregrounds = rng.below(256, n, TRIES, 3), rng.below(256, n, TRIES, 3)
     differ = np.abs(backgrounds.sum(2) - foregrounds.sum(2)) >= 3 * gap
     return _first(backgrounds, differ), _first(foregrounds, differ)
 
 
 def _first(colours: Integers, mask: NDArray[np.bool_]) -> IntPixels:
-    """Of each image's candidates the first good one, else the first."""
+    """Return each image's first candidate that fits, or its first candidate if none fits."""
     chosen: Integers = colours[np.arange(len(colours)), mask.argmax(1)]
     return chosen.astype(np.int32).reshape(-1, 1, 1, 3)
 
 
 def _gradient(n: int, rng: StableRandom) -> IntPixels:
-    """[N, SIDE, SIDE, 3]: a gradient of brightness, up to 40 grey levels at a corner."""
+    """Return [N, SIDE, SIDE, 3]: a gradient of brightness, up to 40 grey levels at a corner."""
     axis = (2 * np.arange(SIDE) + 1 - SIDE).astype(np.int32)
     across, down = per_image(rng.between(-20, 20, n)), per_image(rng.between(-20, 20, n))
     colour = rng.below(257, n, 1, 1, 3).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Picture files, decoded when they are asked for."""
+"""Picture files, decoded on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from protofleet.edge_client.data.images.resize import Pixels, channels_first
 from protofleet.edge_client.data.scaling import Values
 from protofleet.protocol.settings.input_shape import InputShape
 
-MOST_NAMED: Final = 4  # kinds of other files
+MOST_NAMED: Final = 4  # largest number of kinds of other files that a message names
 WAY_OUT: Final = "replace it, or take it out of the data"
 
 
@@ -36,7 +36,7 @@ class ImageFiles:
 
 
 def subfolders(folder: Path, way_out: str) -> list[str]:
-    """The names of the folders in a folder, sorted, so that classes count alike everywhere."""
+    """Return the names of the folders in a folder, sorted, so that classes have the same order everywhere."""
     with reading(folder, way_out):
         found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
     if not found:
@@ -52,7 +52,7 @@ def image_files_in(folder: Path) -> list[Path]:
 
 
 def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], ImageFiles]:
-    """`folder/<class>/<picture>`: the classes, and all pictures class by class."""
+    """Return the classes of `folder/<class>/<picture>`, and all pictures class by class."""
     classes = tuple(subfolders(folder, way_out))
     paths = [image_files_in(folder / name) for name in classes]
     if not any(paths):
@@ -65,7 +65,7 @@ def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], ImageFil
 
 
 def _others_in(folders: Sequence[Path]) -> str:
-    """In words, the files that are no pictures by their names; "" where there is none."""
+    """Describe in words the files whose names are not those of pictures; return "" if there are none."""
     count = Counter[str]()
     for folder in folders:
         with reading(folder):
@@ -83,7 +83,10 @@ def _others_in(folders: Sequence[Path]) -> str:
 
 
 def named_pictures(paths: Sequence[Path], shape: InputShape) -> Values:
-    """Of pictures that somebody names one by one, to predict them. DataError for one that cannot be read."""
+    """Return the values of pictures that a user names one by one, to predict them.
+
+    Raise DataError for a picture that cannot be read.
+    """
     for path in paths:
         if not path.exists():
             raise DataError(f"there is no picture {path.absolute()}; is its name right?")

@@ -1,6 +1,6 @@
-"""Backgrounds: crops of the photographs and textures that scikit-image carries.
+"""Background images: crops of the photographs and textures that scikit-image contains.
 
-Only those kept as PNG: every decoder makes the same pixels of a PNG, and not of a JPEG.
+Only PNG files are used: every decoder makes the same pixels of a PNG, but not of a JPEG.
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ def file_of(photo: str) -> str:
 
 
 def read_photos() -> list[Pixels]:
-    """[h, w, 3] each; grey ones have three equal channels."""
+    """Return the photographs, [h, w, 3] each; grey ones have three equal channels."""
     return [_photo(name, expected) for name, expected in PHOTOS.items()]
 
 
 def draw_places(n: int, rng: StableRandom) -> Integers:
-    """[n, 4], where crops come from: photograph, across, down, mirrored."""
+    """Return [n, 4], the places of crops: photograph, across, down, mirrored."""
     return rng.below(1 << 20, n, 4)
 
 
 def crops(photos: list[Pixels], places: Integers, side: int, test: bool) -> Pixels:
-    """[n, side, side, 3], half of them mirrored. Test crops come from the right fifth of each photograph and
-    training crops from the rest, so that no texture is seen in training and tested on."""
+    """Return [n, side, side, 3], half of them mirrored.
+
+    Test crops come from the right fifth of each photograph, and training crops from the rest, so that no
+    texture is in both training and test.
+    """
     found = np.empty((len(places), side, side, 3), np.uint8)
     for i, (which, across, down, mirrored) in enumerate(places.tolist()):
         photo = photos[which % len(photos)]

@@ -1,8 +1,8 @@
-"""Pictures, decoded. Nothing else in protofleet opens one.
+"""The decoder of pictures: no other module of protofleet opens a picture.
 
-Pillow by itself guesses from the first bytes which format a file has, and starts other programs for some of them
-(Ghostscript for PostScript). Here the formats are fixed, and the size is compared with the limits before anything is
-decoded.
+Pillow by itself guesses the format of a file from its first bytes, and starts other programs for some formats
+(Ghostscript for PostScript). Here the formats are fixed, and the size is compared with the limits before
+anything is decoded.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ FORMATS: Final = {
 SUFFIXES: Final = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 MOST_PIXELS: Final = 100_000_000
 MOST_MEMORY: Final = (
-    640_000_000  # bytes, of a picture while it is decoded and converted; the file comes on top
+    640_000_000  # bytes of a picture while it is decoded and converted, without the file itself
 )
-DECODERS: Final = {"JPEG": 8, "MPO": 8, "WEBP": 12}  # bytes a pixel that a decoder itself may take
-DEEP: Final = ("I", "F")  # Pillow's modes of 32 bits, of which nobody knows what is white
-BAND: Final = 1 << 20  # pixels that are brought from 16 bits to 8 together
+DECODERS: Final = {"JPEG": 8, "MPO": 8, "WEBP": 12}  # bytes per pixel that a decoder itself may take
+DEEP: Final = ("I", "F")  # Pillow's modes of 32 bits, in which the value of white is unknown
+BAND: Final = 1 << 20  # pixels that are converted together from 16 bits to 8
 EXIF: Final = b"Exif\0\0"
-MOST_NOTES: Final = 8  # of a camera in a JPEG; Pillow joins them, and makes objects of all their numbers
+MOST_NOTES: Final = 8  # EXIF blocks in a JPEG; Pillow joins them, and makes objects of all their numbers
 
 
 def read_picture(path: Path, size: tuple[int, int] | None = None) -> Pixels:
-    """Decode a picture file to [height, width, 3], resized to `size`, (height, width), where it is given.
+    """Decode a picture file to [height, width, 3], resized to `size`, (height, width), if it is given.
 
-    FileNotFoundError: there is none. UnusableError: it cannot be used.
+    Raise FileNotFoundError if there is no file, and UnusableError if it cannot be used.
     """
     return decoded_picture(content_of(path), size)
 
 
 def decoded_picture(content: bytes, size: tuple[int, int] | None = None) -> Pixels:
-    """Decode a picture to [height, width, 3], as `read_picture`."""
+    """Decode a picture to [height, width, 3], as `read_picture` does."""
     from PIL import Image, UnidentifiedImageError
 
     tile = tile_pixels(content)
@@ -100,11 +100,14 @@ def _rgb(image: Image.Image, size: tuple[int, int] | None) -> Pixels:
         image = image.convert("RGB")
     if size:
         image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    return np.asarray(image.convert("RGB"))  # grey ones only now, when they are small
+    return np.asarray(image.convert("RGB"))  # grey pictures get three channels only now, when they are small
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Bring grey of 16 bits, as of industrial cameras, to 8; Pillow would make white of all above 255."""
+    """Convert a grey picture of 16 bits, as industrial cameras make it, to 8 bits.
+
+    Pillow would make every value above 255 white.
+    """
     from PIL import Image
 
     grey, rows = Image.new("L", image.size), max(1, BAND // image.width)

@@ -1,4 +1,4 @@
-"""Images to another size in integers: the same bytes on every processor and with every library."""
+"""The resizing of images in integers: the same bytes on every processor and with every library."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from protofleet.edge_client.data.errors import DataError
 Pixels = NDArray[np.uint8]
 
 BITS: Final = 12  # a row of weights sums to 2^BITS
-CHUNK: Final = 256  # images at a time, for memory's sake
+CHUNK: Final = 256  # images at a time, to limit the memory
 
 
 def resize(images: Pixels, height: int, width: int) -> Pixels:
-    """[N, h, w, C] -> [N, height, width, C], through a triangle that is as wide as the coarser of both grids:
-    bilinear on the way up, free of aliases on the way down."""
+    """Resize [N, h, w, C] to [N, height, width, C].
+
+    The filter is a triangle that is as wide as the coarser of both grids. So it is bilinear for enlarging and
+    free of aliases for reducing.
+    """
     if images.shape[1:3] == (height, width):
         return images
     out = np.empty((len(images), height, width, images.shape[3]), np.uint8)
@@ -29,8 +32,11 @@ def resize(images: Pixels, height: int, width: int) -> Pixels:
 
 
 def channels_first(images: Pixels, channels: int) -> Pixels:
-    """[N, h, w, C] -> [N, channels, h, w]: colours become grey, and grey has three equal ones; without a copy where
-    nothing has to be computed."""
+    """Change [N, h, w, C] to [N, channels, h, w].
+
+    Colours become grey if `channels` is 1; grey becomes equal channels. The function makes no copy if nothing
+    has to be computed.
+    """
     own = images.shape[3]
     if own == 3 and channels == 1:
         images = grey(images)
@@ -46,7 +52,10 @@ def channels_first(images: Pixels, channels: int) -> Pixels:
 
 
 def grey(pixels: Pixels) -> Pixels:
-    """[N, h, w, 3] -> [N, h, w, 1] by ITU-R BT.601's luma, in whole numbers; a grey image keeps its shades."""
+    """Convert [N, h, w, 3] to [N, h, w, 1] by ITU-R BT.601's luma, in whole numbers.
+
+    A grey image keeps its shades.
+    """
     red, green, blue = (pixels[..., i].astype(np.uint32) for i in range(3))
     luma = (299 * red + 587 * green + 114 * blue + 500) // 1000
     found: Pixels = luma.astype(np.uint8)[..., None]
@@ -63,8 +72,8 @@ def _along(images: NDArray[np.int32], axis: int, size: int) -> NDArray[np.int32]
 
 
 def _taps(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """For each of the new pixels: the old pixels that it is made of and their weights, [new, taps] each."""
-    # In units of 1/(2 new) old pixels all centres are whole numbers.
+    """Return for each new pixel the old pixels that it is made of, and their weights, [new, taps] each."""
+    # All centres are whole numbers in units of 1/(2 new) old pixels.
     centres = (2 * np.arange(new) + 1)[:, None] * old
     distance = np.abs((2 * np.arange(old) + 1) * new - centres)
     weights = np.maximum(2 * max(old, new) - distance, 0)  # [new, old]

@@ -1,4 +1,4 @@
-"""The tables at the start of a TIFF file, read before Pillow turns each of their numbers into an object."""
+"""The tables at the start of a TIFF file, read before Pillow makes an object of each of their numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from protofleet.edge_client.data.plain_file import UnusableError
 
 PREFIXES: Final = {b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+"}
-BYTES: Final = {1, 2, 7}  # types whose values stay bytes
+BYTES: Final = {1, 2, 7}  # types whose values remain bytes
 TILE_SIDES: Final = {322, 323}
 MORE_TABLES: Final = {34665, 34853, 40965}  # tags that name the place of another table
 MOST_ROWS: Final = 65_535
@@ -18,9 +18,9 @@ MOST_NUMBERS: Final = (
 
 
 def tile_pixels(content: bytes) -> int:
-    """Return how many pixels a tile of a TIFF file has; 1 where it has no tiles, or is no TIFF.
+    """Return the number of pixels in a tile of a TIFF file; return 1 if it has no tiles or is no TIFF.
 
-    UnusableError: its tables hold more numbers than a picture needs.
+    Raise UnusableError if its tables hold more numbers than a picture needs.
     """
     if content[:4] not in PREFIXES:
         return 1
@@ -44,7 +44,7 @@ def tile_pixels(content: bytes) -> int:
                     f"the tables of this TIFF hold more than {MOST_NUMBERS:,} numbers; save it as a PNG"
                 )
             if tag in TILE_SIDES:
-                short = kind == 3 and order == ">"  # then it lies in the field's first two bytes
+                short = kind == 3 and order == ">"  # then the value is in the field's first two bytes
                 tile *= max(1, value >> (48 if big else 16) if short else value)
             if tag in MORE_TABLES:
                 tables.append(value)
@@ -52,5 +52,5 @@ def tile_pixels(content: bytes) -> int:
 
 
 def _at(content: bytes, form: str, at: int) -> tuple[int, ...]:
-    """Unpack what stands at a place; () where the file ends before it."""
+    """Unpack the values at a place; return () if the file ends before it."""
     return struct.unpack_from(form, content, at) if at + struct.calcsize(form) <= len(content) else ()

@@ -1,7 +1,7 @@
 """Warps, blends, blurs and noise in integers, for many images at once: [N, h, w] or [N, h, w, C].
 
-Floating point would round differently where a processor fuses multiply and add, or a library vectorises
-otherwise; then devices of one fleet would hold different data.
+Floating point would round differently on a processor that fuses multiply and add, or with a library that
+vectorises differently. Then devices of one fleet would hold different data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.stable_random import NOISE_ONE, Integers, StableRandom
 
-IntPixels = NDArray[np.int32]  # pixel values within a computation: beyond 0..255 until `to_pixels`
+# Pixel values within a computation, which may be outside 0..255 until `to_pixels`.
+IntPixels = NDArray[np.int32]
 
 ONE: Final = 1 << 14  # 1.0 in the fixed point of a warp
 TURN: Final = 1024  # a half-angle tangent of 1.0
@@ -23,17 +24,19 @@ TURN: Final = 1024  # a half-angle tangent of 1.0
 
 @dataclass(frozen=True)
 class AffineLimits:
-    """Limits of the random parameters of a warp: symmetric but for the scale."""
+    """Limits of the random parameters of a warp, symmetric except for the scale."""
 
     turn: int  # tangent of half the angle, in 1/TURN: 90 is 10 degrees
-    shear: int  # in 1/1000
-    scale: tuple[int, int]  # in 1/1000
-    shift: int  # pixels of the window
+    shear: int  # largest shear, in 1/1000
+    scale: tuple[int, int]  # smallest and largest scale, in 1/1000
+    shift: int  # largest shift, in pixels of the window
 
 
 def warp(images: Pixels, limits: AffineLimits, rng: StableRandom) -> Pixels:
-    """Grey images [N, h, w] turned, sheared, scaled and shifted about their centre, then halved to
-    [N, h/2, h/2]: four samples a pixel keep the edges smooth. What lies outside is black."""
+    """Turn, shear, scale and shift grey images [N, h, w] about their centre, and halve them to [N, h/2, h/2].
+
+    Four samples for each pixel keep the edges smooth. The area outside the image is black.
+    """
     matrix, shift = affine_maps(len(images), limits, rng)
     side = images.shape[1]
     fine = _sample(images, matrix, shift, side)
@@ -42,12 +45,12 @@ def warp(images: Pixels, limits: AffineLimits, rng: StableRandom) -> Pixels:
 
 
 def blend(background: IntPixels, foreground: IntPixels, mask: NDArray[np.int32]) -> IntPixels:
-    """Where the mask is 0 the background, where it is 255 the foreground."""
+    """Blend two images: mask 0 gives the background, mask 255 the foreground."""
     return (background * (255 - mask) + foreground * mask + 127) // 255
 
 
 def blur(images: IntPixels, strength: Integers) -> IntPixels:
-    """A 3x3 binomial blur [N, h, w, C], mixed in by strength/16 per image."""
+    """Blur [N, h, w, C] with a 3x3 binomial filter, mixed in by strength/16 for each image."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
     rows = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]
     soft = (rows[:, :, :-2] + 2 * rows[:, :, 1:-1] + rows[:, :, 2:] + 8) >> 4
@@ -57,12 +60,12 @@ def blur(images: IntPixels, strength: Integers) -> IntPixels:
 
 
 def add_noise(images: IntPixels, deviation: Integers, rng: StableRandom) -> IntPixels:
-    """Independent noise on each value; the deviation is per image, in grey levels."""
+    """Add independent noise to each value; the deviation is per image, in grey levels."""
     return images + rng.noise(*images.shape) * per_image(deviation) // NOISE_ONE
 
 
 def per_image(values: Integers) -> IntPixels:
-    """[N] -> [N, 1, 1, 1]"""
+    """Reshape [N] to [N, 1, 1, 1]."""
     return values.astype(np.int32).reshape(-1, 1, 1, 1)
 
 
@@ -71,9 +74,12 @@ def to_pixels(images: IntPixels) -> Pixels:
 
 
 def affine_maps(n: int, limits: AffineLimits, rng: StableRandom) -> tuple[IntPixels, IntPixels]:
-    """From a point of the result to one of the source: [N, 4] (xx, xy, yx, yy) in 1/ONE and [N, 2] (x, y) in
-    half pixels. Cosine and sine come from the tangent t of half the angle, (1 - t^2, 2 t) / (1 + t^2), and
-    are exact so, and the same on every machine."""
+    """Return random maps from a point of the result to a point of the source.
+
+    They are [N, 4] (xx, xy, yx, yy) in 1/ONE and [N, 2] (x, y) in half pixels. Cosine and sine are computed
+    from the tangent t of half the angle, (1 - t^2, 2 t) / (1 + t^2). So they are exact, and the same on every
+    machine.
+    """
     turn = rng.between(-limits.turn, limits.turn, n)
     shear = rng.between(-limits.shear, limits.shear, n)
     scale = rng.between(*limits.scale, n)
@@ -87,13 +93,13 @@ def affine_maps(n: int, limits: AffineLimits, rng: StableRandom) -> tuple[IntPix
 
 
 def _sample(images: Pixels, matrix: IntPixels, shift: IntPixels, side: int) -> IntPixels:
-    """[N, side, side] between the pixels of the images, bilinear."""
+    """Return [N, side, side], interpolated bilinearly between the pixels of the images."""
     n, height, width = images.shape
     axis = (2 * np.arange(side) + 1 - side).astype(np.int32)  # half pixels from the centre
     x = axis[None, None, :] - shift[:, 0, None, None]
     y = axis[None, :, None] - shift[:, 1, None, None]
     xx, xy, yx, yy = (matrix[:, i, None, None] for i in range(4))
-    # The images are padded with a black frame, from which all pixels outside are read.
+    # The images get a black frame, and all pixels outside are read from it.
     columns = _framed_position(xx * x + xy * y, width)
     rows = _framed_position(yx * x + yy * y, height)
     framed = np.pad(images, ((0, 0), (1, 1), (1, 1))).astype(np.int32).ravel()
@@ -108,6 +114,9 @@ def _sample(images: Pixels, matrix: IntPixels, shift: IntPixels, side: int) -> I
 
 
 def _framed_position(offset: IntPixels, size: int) -> IntPixels:
-    """Half pixels x ONE from the centre -> where in the framed image, in 1/256 pixels from its first centre."""
-    position = (offset >> 7) + (size + 1) * 128  # 2 ONE a pixel, to 256 a pixel
+    """Convert half pixels x ONE from the centre to a position in the framed image.
+
+    The position is in 1/256 pixels from the first centre of the framed image.
+    """
+    position = (offset >> 7) + (size + 1) * 128  # from 2 ONE per pixel to 256 per pixel
     return position.clip(0, (size + 1) * 256 - 1)

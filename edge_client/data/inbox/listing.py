@@ -1,7 +1,8 @@
-"""A folder that grows while a device runs, `<inbox>/<class>/<file>`: what is in it, and what of it can be used.
+"""A folder that grows while a device runs, `<inbox>/<class>/<file>`, and the samples in it.
 
-Whoever fills it may be in the middle of a file, and may put anything there. So a file counts once nobody has written
-to it for a while; what cannot be used is told once, with its reason, and looked at again only when it has changed.
+The program that fills the folder may not have finished a file yet, and may put any file there. So a file
+counts when it has not changed for some seconds. The device logs a file that it cannot use once, with the
+reason, and reads it again only when it has changed.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.wire.class_names import Names, listed, normalized
 from protofleet.protocol.wire.printable import printable
 
-SETTLE_SECONDS: Final = 2.0  # without a change, after which a file is whole
+SETTLE_SECONDS: Final = 2.0  # seconds without a change after which a file counts as complete
 MOST_FILES: Final = 100_000
-MOST_AT_ONCE: Final = 500  # new ones in one look: work for the coordinator must not wait long
+MOST_AT_ONCE: Final = 500  # new files in one look, at most: work for the coordinator must not wait long
 ARRAYS: Final = ".npy"
-UNFINISHED: Final = (".part", ".tmp", ".crdownload", "~")  # ends of names under which programs write
+# Ends of the names that programs use while they write.
+UNFINISHED: Final = (".part", ".tmp", ".crdownload", "~")
 
 log = logging.getLogger("protofleet.device")
 
@@ -48,26 +50,29 @@ class Entry:
 
     @property
     def draw(self) -> float:
-        """From 0 on and below 1, evenly: what is held out by it stays so, however many others come."""
+        """Return a number from 0 on and below 1, evenly distributed, that depends only on the file.
+
+        So a sample that is held out by this number stays held out, however many others come.
+        """
         return int.from_bytes(self.sha256[:6], "big") / (1 << 48)
 
 
-Listing = tuple[Entry, ...]  # in the order of their hashes
+Listing = tuple[Entry, ...]  # sorted by hash
 
 
 @dataclass
 class Inbox:
     folder: Path
-    names: Names  # of the run's classes
+    names: Names  # names of the run's classes
     shape: InputShape
-    samples: InboxSamples  # where those that were read are kept
-    kind: SampleKind  # what they must be
+    samples: InboxSamples  # store of the samples that were read
+    kind: SampleKind  # kind that the samples must have
     clock: Callable[[], float] = time.time
     _seen: dict[Path, tuple[Signature, Entry | None]] = field(default_factory=dict)
-    _told: set[Path] = field(default_factory=set)  # of what a line has been written, until it is otherwise
+    _told: set[Path] = field(default_factory=set)  # paths with a logged problem, until the problem has gone
 
     def look(self) -> Listing:
-        """What is there now. A file that was taken and is gone is gone from here too."""
+        """Return the samples that are there now; a sample whose file has gone is no longer in the list."""
         found: dict[bytes, Entry] = {}
         fresh, seen = 0, dict[Path, tuple[Signature, Entry | None]]()
         for path, label in self._files():
@@ -82,7 +87,7 @@ class Inbox:
             fresh += before is None
             try:
                 entry = before[1] if before else self._read(path, label)
-            except OSError as error:  # of our own disk, and not the file's fault: it is read again
+            except OSError as error:  # the fault of the device's own disk: the file is read again
                 self._tell(self.samples.folder, f"{_said(path)} waits: it cannot be kept ({error.strerror})")
                 fresh = MOST_AT_ONCE
                 continue
@@ -108,7 +113,7 @@ class Inbox:
                     yield path, number[name]
 
     def _say_without_class(self, entries: list[Path]) -> None:
-        """Of samples in the inbox itself: what lies there besides is nobody's mistake."""
+        """Warn of samples that are directly in the inbox; other files there are no mistake."""
         kinds = {ARRAYS} | (SUFFIXES if self.shape.rank == 3 else set())
         named = (path for path in entries if path.suffix.lower() in kinds and not _is_left_alone(path))
         found = [path for path in named if self._is_whole_file(path)]
@@ -131,18 +136,22 @@ class Inbox:
         return found
 
     def _tell(self, of: Path, words: str) -> None:
-        """Once."""
+        """Log the words once for this path."""
         if of not in self._told:
             self._told.add(of)
             log.warning("inbox: %s", words)
 
     def _known(self, path: Path) -> tuple[Signature, tuple[Signature, Entry | None] | None] | None:
-        """What the file is now, and what was made of it if it is the same as before; None: not yet, or no more."""
+        """Return the file's signature, and what was made of it if it has not changed.
+
+        Return None if the file is not complete yet, or has gone.
+        """
         try:
             found = path.lstat()
         except OSError:
             return None
-        # With the time of its last change of owner or mode too: what could not be read may be readable now.
+        # The signature includes the time of the last change of owner or mode, because an unreadable file may
+        # become readable.
         signature = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
         before = self._seen.get(path)
         if before is not None and before[0] == signature:
@@ -152,7 +161,7 @@ class Inbox:
     def _is_whole_file(self, path: Path) -> bool:
         try:
             found = path.lstat()
-        except OSError:  # it has just gone, or nobody may look
+        except OSError:  # it has just gone, or may not be read
             return False
         return stat.S_ISREG(found.st_mode) and self._is_settled(found)
 
@@ -160,7 +169,7 @@ class Inbox:
         return not 0 <= self.clock() - found.st_mtime < SETTLE_SECONDS
 
     def _read(self, path: Path, label: int) -> Entry | None:
-        """OSError where its sample cannot be kept."""
+        """Read a file as a sample; raise OSError if the sample cannot be kept."""
         try:
             content = content_of(path, links=False)
             sha256 = hashlib.sha256(content).digest()
@@ -199,12 +208,15 @@ def _is_left_alone(path: Path) -> bool:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # nobody may look
+    except OSError:  # it may not be read
         return True
 
 
 def sample_in(content: bytes, suffix: str, shape: InputShape) -> Values:
-    """[*shape], uint8 of a picture's pixels, float32 of other numbers. UnusableError where it is neither."""
+    """Return [*shape]: uint8 of a picture's pixels, float32 of other numbers.
+
+    Raise UnusableError if the content is neither.
+    """
     if suffix == ARRAYS:
         return _array(content, shape)
     if shape.rank == 3 and suffix in SUFFIXES:
@@ -219,7 +231,7 @@ def _array(content: bytes, shape: InputShape) -> Values:
     except Exception as error:  # noqa: BLE001 - NumPy raises whatever its parser of headers does
         raise UnusableError(f"it is no NumPy array ({_first_line(error)})") from None
     if isinstance(values, np.ndarray) and shape.rank == 3 and values.dtype == np.uint8:
-        if values.shape == (*shape.spatial, shape.channels):  # as cameras and NumPy have them
+        if values.shape == (*shape.spatial, shape.channels):  # the order of axes that cameras and NumPy use
             values = values.transpose(2, 0, 1)
         if values.shape == shape.axes:
             return np.ascontiguousarray(values)
@@ -245,7 +257,7 @@ def _first_line(error: Exception) -> str:
 
 
 def held_out(entry: Entry, own_test: float | None, validation: float) -> str:
-    """Whether it is for the test, for validation, or to learn from."""
+    """Return whether a sample is for the test, for validation or for training."""
     test = own_test or 0.0
     if entry.draw < test:
         return "test"

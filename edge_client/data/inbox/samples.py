@@ -1,6 +1,6 @@
-"""Samples of the inbox as a device keeps them: decoded, each under the hash of the file that it was read from.
+"""The store of the inbox's samples: decoded, each under the hash of the file that it was read from.
 
-A round that was begun can be repeated after its files have gone, and none is decoded twice.
+So a round that was begun can be repeated after its files have gone, and no file is decoded twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class InboxSamples:
         self.disk.replace(self._path(sha256), kind + hashlib.sha256(body).digest() + body)
 
     def load(self, sha256: bytes) -> Values | None:
-        """[*shape]; None where it is not there, or damaged, or of another shape than is asked for now."""
+        """Return [*shape], or None if the sample is missing, is damaged or has another shape than `shape`."""
         try:
             text = self._path(sha256).read_bytes()
         except OSError:

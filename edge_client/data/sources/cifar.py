@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100, the Python version: 50,000 and 10,000 images of 32x32 in colour.
 
-The files are pickles, and a pickle may run any code. Here only arrays, lists, dicts, numbers and strings come
-out of one; anything else is refused before it is made.
+The files are pickles, and a pickle may run any code. Here a pickle can give only arrays, lists, dicts,
+numbers and strings; anything else is refused before it is made.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ WAY_OUT: Final = "unpack the Python version of the data set there, or name its f
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes into old pickles."""
+    """Encode text as Python 3 writes bytes into old pickles."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it encodes text as {encoding}")
     return text.encode("latin1")
 
 
-# Asked of an array, because the module that it lives in differs between releases of NumPy.
+# The function is taken from an array, because its module differs between releases of NumPy.
 _rebuild: Any = np.zeros(0, np.uint8).__reduce__()[0]
 ALLOWED: Final[dict[tuple[str, str], object]] = {
     ("numpy.core.multiarray", "_reconstruct"): _rebuild,
@@ -70,7 +70,7 @@ def _names100(folder: Path, domain: str) -> tuple[str, ...]:
 
 
 def _data_folder(folder: Path, name: str) -> Path:
-    """The archive has a folder of its own; root may be that or the one around it."""
+    """Return the folder with the files: `folder` may be the archive's own folder, or the folder around it."""
     return folder / name if (folder / name).is_dir() else folder
 
 
@@ -94,14 +94,14 @@ def _batch(path: Path, key: str) -> tuple[Pixels, Labels]:
             or images.shape != (len(labels), 3072)
         ):
             raise ValueError(f"its data are not {len(labels)} rows of 3072 bytes")
-    # Rows are one colour after the other.
+    # A row contains one colour after the other.
     return np.ascontiguousarray(images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
 
 def unpickled(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     try:
-        table = _Unpickler(io.BytesIO(data), encoding="latin1").load()  # Python 2 wrote them
+        table = _Unpickler(io.BytesIO(data), encoding="latin1").load()  # Python 2 wrote the files
     except (AttributeError, TypeError, MemoryError) as error:
         raise pickle.UnpicklingError(f"it is damaged: {error}") from error
     if not isinstance(table, dict):

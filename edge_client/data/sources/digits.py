@@ -1,4 +1,4 @@
-"""Six domains of the ten digits, from what installable packages carry; nothing is downloaded.
+"""Six domains of the ten digits, made of files that installable packages contain; nothing is downloaded.
 
 mnist      real   MNIST, 5,000 digits                       white on black
 optdigits  real   UCI optdigits, 1,797, 8x8 enlarged        soft and coarse
@@ -21,9 +21,9 @@ CLASSES = tuple(str(digit) for digit in range(10))
 
 
 def read(folder: Path, domain: str) -> Domain:
-    """From the folder, where it is put when it is first asked for."""
+    """Read a domain from the folder; the first call builds it and puts it there."""
     expected = CHECKSUMS[domain]
-    # The checksum in its name keeps releases of this package apart that share a folder.
+    # The checksum in its name separates releases of this package that share a folder.
     path = folder / f"{domain}-{expected[:8]}.npz"
     arrays = cached(path, expected, lambda: build(domain))
     train = ImagesInMemory(arrays["x_train"], arrays["y_train"].astype("int64"))

@@ -1,5 +1,8 @@
-"""DomainNet as it is published: `<domain>/<class>/<picture>`, and <domain>_train.txt and <domain>_test.txt that
-list `path label` with paths from the root. By default the ten classes of FedBN and FedPLVM."""
+"""DomainNet as it is published: `<domain>/<class>/<picture>` and two lists for each domain.
+
+<domain>_train.txt and <domain>_test.txt list `path label` with paths from the root. By default only the ten
+classes of FedBN and FedPLVM are used.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,11 @@ def _listed(path: Path) -> Listed:
 
 
 def _classes(folder: Path, domain: str, listed: Listed) -> tuple[str, ...]:
-    """By label. A class is called as its pictures' folder is; numbers that no picture has stay unnamed."""
+    """Return the class names in the order of their labels.
+
+    The name of a class is that of its pictures' folder. A label that no picture has gets no name of its own,
+    only "class" and its number.
+    """
     names = {label: PurePosixPath(name).parent.name for name, label in listed}
     return tuple(names.get(label, f"class {label}") for label in range(max(names) + 1))
 

@@ -1,7 +1,7 @@
-"""Fashion-MNIST in four styles, each with garments of its own: every fourth of the 70,000.
+"""Fashion-MNIST in four styles, each with its own garments: every fourth of the 70,000.
 
-plain   as it is: grey on black
-photo   the garment in one colour, light and dark exchanged, before a photograph
+plain   unchanged: grey on black
+photo   the garment in one colour, light and dark exchanged, in front of a photograph
 sketch  its outlines, pencil on paper
 print   two inks through a coarse screen
 """
@@ -25,20 +25,21 @@ from protofleet.edge_client.data.sources.source import Source
 from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.protocol.settings.input_shape import InputShape
 
-DEBIAN: Final = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
+DEBIAN: Final = Path("/usr/share/datasets/fashion-mnist")  # the folder of the package dataset-fashion-mnist
 CLASSES: Final = (
     "t_shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle_boot",
 )  # fmt: skip
 SIDE: Final = 28
 SCREEN: Final = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])  # Bayer's order
 
-# Grey garments [n, 28, 28, 1], which of the style's they are, how many it has, whether for the test -> coloured.
+# Its arguments: grey garments [n, 28, 28, 1], their indices among the style's, the number of the style's, and
+# whether they are for the test. Its result is coloured.
 Style = Callable[[IntPixels, Indices, int, bool], Pixels]
 
 
 @dataclass(frozen=True)
 class Styled:
-    """Garments that are painted when they are asked for; each looks the same whoever asks."""
+    """Garments that are painted on request; a garment looks the same on every device."""
 
     images: Pixels
     labels: Labels
@@ -93,4 +94,4 @@ def _print(grey: IntPixels, chosen: Indices, n: int, test: bool) -> Pixels:
 
 
 STYLES: Final[Mapping[str, Style]] = {"plain": _plain, "photo": _photo, "sketch": _sketch, "print": _print}
-SOURCE = Source(read, tuple(STYLES), CLASSES, needs_folder=False)  # Debian has a package
+SOURCE = Source(read, tuple(STYLES), CLASSES, needs_folder=False)  # Debian has a package with the files

@@ -1,5 +1,8 @@
-"""Data sets that are folders of pictures, `<root>/<domain>/<class>/<picture>`: Office-Caltech-10,
-PACS, and anyone's own, which may be split into training and test already, `<root>/<domain>/train/<class>/...`."""
+"""Data sets that are folders of pictures, `<root>/<domain>/<class>/<picture>`.
+
+They are Office-Caltech-10, PACS and a user's own pictures. The user's own may already be split into training
+and test, `<root>/<domain>/train/<class>/...`.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,20 @@ SPLIT_FOLDERS = ({"train", "test"}, {"train", "val"})
 
 
 def _office_caltech(folder: Path, domain: str) -> Domain:
-    """Of every ten pictures the last two are for the test, as RethinkFL (FPL) and FedLSA have it."""
+    """Read a domain; of every ten pictures the last two are for the test.
+
+    RethinkFL (FPL) and FedLSA split it in the same way.
+    """
     classes, pictures = class_folders(folder / domain, WAY_OUT)
     test = np.flatnonzero(np.arange(len(pictures.labels)) % 10 >= 8)
     return _split(domain, classes, pictures, test)
 
 
 def _pacs(folder: Path, domain: str) -> Domain:
-    """70/30, the test set rounded up: 501, 615, 704 and 1,179, the sizes in FedLSA's tables."""
+    """Read a domain and split it 70/30, with the test set rounded up.
+
+    The test sets have 501, 615, 704 and 1,179 pictures, the sizes in FedLSA's tables.
+    """
     classes, pictures = class_folders(folder / domain, WAY_OUT)
     n = len(pictures.labels)
     return _split(
@@ -39,7 +48,10 @@ def _pacs(folder: Path, domain: str) -> Domain:
 
 
 def _folders(folder: Path, domain: str) -> Domain:
-    """80/20, or the split that is there. The domain is a folder in the root, or without one the root itself."""
+    """Read a domain with its existing split, or split it 80/20.
+
+    The domain is a folder in the root. Without the name of a domain, it is the root itself.
+    """
     root = _domain_folder(folder, domain)
     if set(found := subfolders(root, FOLDERS_WAY_OUT)) in SPLIT_FOLDERS:
         return _existing_split(domain, *(root / name for name in sorted(found, key="train".__ne__)))

@@ -1,4 +1,4 @@
-"""A source of data: one module each, and a line in catalog.py."""
+"""A source of data: each has a module, and a line in catalog.py."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def no_class_names(folder: Path, domain: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Source:
-    read: Callable[[Path, str], Domain]  # from the data's folder, one domain
+    read: Callable[[Path, str], Domain]  # reads one domain from the data's folder
     domains: tuple[str, ...]  # none: the folder decides
-    default_classes: tuple[str, ...] = ()  # that are kept unless the settings name others; none: all
-    # All of them by their labels; no picture is read for it.
+    default_classes: tuple[str, ...] = ()  # classes that are kept unless the settings name others; none: all
+    # Returns the names of all classes in the order of their labels, without reading a picture.
     class_names: Callable[[Path, str], tuple[str, ...]] = no_class_names
-    needs_folder: bool = True  # without its folder there are no data of it; False: packages have them
-    ranks: tuple[int, ...] = (3,)  # of its samples: 1 vectors, 2 series, 3 images
-    shape: InputShape | None = None  # the only one; None: the settings say it
-    channels: tuple[int, ...] = (1, 3)  # that it can give; (): as many as its files have
+    needs_folder: bool = True  # whether its data need a folder; False: packages contain them
+    ranks: tuple[int, ...] = (3,)  # ranks of its samples: 1 vectors, 2 series, 3 images
+    shape: InputShape | None = None  # its only shape; None: the settings give it
+    channels: tuple[int, ...] = (1, 3)  # channels that it can give; (): as many as its files have
     scale: Scale | None = (
-        None  # of what is no pixel; None: the settings say it, else the numbers are as they are
+        None  # scale of values that are not pixels; None: the settings give it, or the numbers stay unchanged
     )
 
     def problem_with(self, name: str, shape: InputShape) -> str:
-        """Why it cannot give samples of this shape, or nothing."""
+        """Return why it cannot give samples of this shape, or ""."""
         if self.shape is not None and shape != self.shape:
             return f"{name} has {self.shape}, and the settings ask for {shape}; leave shape, size and channels out"
         if shape.rank not in self.ranks:

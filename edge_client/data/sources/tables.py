@@ -1,6 +1,7 @@
-"""Vectors: three tables of UCI that scikit-learn's package carries, and anyone's own, `<root>/<domain>.csv`.
+"""Vectors: three UCI tables that scikit-learn's package contains, and a user's own, `<root>/<domain>.csv`.
 
-Of a package the file is read, and nothing is imported. A row of a table is a sample: its numbers, and its class last.
+The file of the package is read, and nothing of it is imported. A row of a table is a sample: its numbers, and
+its class last.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from protofleet.protocol.settings.input_shape import InputShape
 WAY_OUT: Final = (
     "rows are looked for in <root>/<domain>.csv, numbers and the class last, and data.root names the root"
 )
-OTHER_SIGNS: Final = {";": "semicolons", "\t": "tabs", "|": "bars"}  # that programs put between values
-TEST_PART: Final = 5  # one row in so many is for the test, of every class alike
+OTHER_SIGNS: Final = {";": "semicolons", "\t": "tabs", "|": "bars"}  # signs that programs put between values
+TEST_PART: Final = 5  # one row in this many is for the test, equally in every class
 
 CLASSES: Final = {
     "breast_cancer": ("malignant", "benign"),
@@ -33,7 +34,7 @@ CLASSES: Final = {
     "wine": ("class_0", "class_1", "class_2"),
 }
 FILES: Final = {"breast_cancer": "breast_cancer", "iris": "iris", "wine": "wine_data"}
-# Means and deviations of the whole tables: of 569, 150 and 178 rows.
+# Means and deviations of the whole tables, which have 569, 150 and 178 rows.
 SCALES: Final = {
     "breast_cancer": Scale(
         (
@@ -57,7 +58,7 @@ SCALES: Final = {
 
 class Row(NamedTuple):
     cells: list[str]
-    line: int  # of the file, from 1 on
+    line: int  # line number in the file, from 1 on
 
     @property
     def label(self) -> str:
@@ -69,7 +70,7 @@ class Row(NamedTuple):
 
 
 def _of_scikit_learn(name: str, folder: Path, domain: str) -> Domain:
-    """Labels are numbers there, and its first row is no sample."""
+    """Read a table of scikit-learn: its labels are numbers, and its first row is no sample."""
     path = package_file("sklearn", f"datasets/data/{FILES[name]}.csv")
     rows = _rows(path)[1:]
     with reading(path):
@@ -94,7 +95,7 @@ def _own_path(folder: Path, domain: str) -> Path:
 
 
 def _own_rows(path: Path) -> list[Row]:
-    """Without a first row of titles."""
+    """Return the rows of the file without a first row of titles."""
     rows = _rows(path)
     return rows[1:] if rows and not _is_number(rows[0].cells[0]) else rows
 
@@ -136,7 +137,7 @@ def _numbers(path: Path, rows: list[Row]) -> ValuesInMemory:
 
 
 def _demand(row: Row, width: int) -> str:
-    """`width`: of the first sample, which the others must be like."""
+    """Describe what the row must be; `width` is the number of cells of the first sample."""
     other = next((name for sign, name in OTHER_SIGNS.items() if sign in row.cells[0]), "")
     if len(row.cells) == 1 and other:
         return (

@@ -1,5 +1,8 @@
-"""Tiny-ImageNet: train/<wnid>/images/*.JPEG, and val/ with val_annotations.txt, which serves as the test (the labels
-of its test set were never published). Classes are WordNet ids, sorted."""
+"""Tiny-ImageNet: train/<wnid>/images/*.JPEG, and val/ with val_annotations.txt.
+
+The val part is used as the test, because the labels of the real test set were never published. Classes are
+WordNet ids, sorted.
+"""
 
 from __future__ import annotations
 

@@ -31,12 +31,12 @@ def _load(path: Path) -> ImagesInMemory:
         labels = np.array([row[0] for row in rows], np.int64) - 1
         if not rows or np.abs(values).max() > 1:
             raise ValueError("it is empty or a value is outside [-1, 1]")
-        grey = ((values + 1) / 2 * 255).astype(np.uint8)  # as torchvision rounds
+        grey = ((values + 1) / 2 * 255).astype(np.uint8)  # this rounds as torchvision does
     return ImagesInMemory(grey.reshape(-1, SIDE, SIDE, 1), labels)
 
 
 def _row(line: str) -> list[float]:
-    """Label and all pixels; LIBSVM may leave out those that are 0."""
+    """Return the label and all pixels; LIBSVM may leave out those that are 0."""
     label, *pairs = line.split()
     row = [float(label)] + [0.0] * PIXELS
     for pair in pairs:
