@@ -70,9 +70,10 @@ def take(chosen: Sequence[Measure], times: int, against: str, keep: bool) -> int
 
 
 def check(chosen: Sequence[Measure], times: int) -> int:
-    """Each measure that has landed figures, in pairs with the commit that they are of.
+    """Take each measure that has landed figures, in pairs with the commit of these figures.
 
-    What seems worse is taken once more: of dozens of figures, one in thirty leaves its interval by chance.
+    A figure that seems worse is taken once more: of dozens of figures, one in thirty leaves its interval by
+    chance.
     """
     landed, found = history.read(), list[str]()
     for measure in chosen:

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.scale`: docs/scale.md and its pictures, from the figures that benchmarks/results has.
+"""`python -m benchmarks.scale`: writes docs/scale.md and its pictures from the figures in benchmarks/results.
 
-Of each measure the newest figures count. A point that nobody has taken is left out, and what is computed from several
-points takes those that are there.
+The newest figures of each measure count. A point without figures is left out. A value that is computed from
+several points uses the points that exist.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protofleet.protocol.link.meter import human_bytes
 
 PAGE = ROOT / "docs" / "scale.md"
 IMAGES = ROOT / "docs" / "images"
-# A picture of a document stands alone, and on white.
+# A picture in a document has no page style around it, so it has its own style with a white background.
 STYLE = (
     "<style>svg{background:#fff;--series-0:#0060a8;--series-1:#d55e00;--series-2:#00886a;--series-3:#be5c97}"
     "text{font:12px system-ui,sans-serif;fill:#16202a}.grid{stroke:#dde3e8}.axis{stroke:#4f5b67}"
@@ -38,7 +38,7 @@ ANSWER_BYTES = 20_480
 @dataclass(frozen=True)
 class Point:
     x: float
-    value: float  # the median
+    value: float  # The median of the values.
     entry: Entry
 
     @property
@@ -53,7 +53,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    name: str  # of its picture
+    name: str  # Name of the picture.
     title: str
     x_label: str
     unit: str
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def taken(entries: Sequence[Entry]) -> list[Curve]:
-    """Those that have a point."""
+    """Return the curves that have a point."""
     return [curve for curve in CURVES if curve.points(entries, curve.figures[0])]
 
 
@@ -173,17 +173,17 @@ def one_curve(curve: Curve, entries: Sequence[Entry]) -> str:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one more, as far as the points say."""
+    """The cost of one more answer, robot or device, as far as the points show it."""
 
     answer_ms: float
-    wire: float  # over the payload
+    wire: float  # Bytes on the wire over those of the payload.
     written: float
     coordinator_base_mb: float
     connected_kb: float
     hosted_base_mb: float
     hosted_mb: float
     hosted_ms: float
-    model_coordinator: float  # megabytes of its peak for each of the model
+    model_coordinator: float  # Megabytes of the coordinator's peak for each megabyte of the model.
     model_device: float
 
 
@@ -200,14 +200,14 @@ def costs(entries: Sequence[Entry]) -> Costs:
 
 
 def straight(points: Sequence[Point]) -> tuple[float, float]:
-    """The line through the first point and the last one: at 0, and a unit of x."""
+    """Return the line through the first and the last point: its value at 0, and its slope for a unit of x."""
     first, last = points[0], points[-1]
     slope = (last.value - first.value) / (last.x - first.x)
     return first.value - slope * first.x, slope
 
 
 def last(curve: Curve, entries: Sequence[Entry], figure: str = "") -> float:
-    """Of the largest that was measured."""
+    """Return the value for the largest x that was measured."""
     return curve.points(entries, figure or curve.figures[0])[-1].value
 
 

@@ -39,7 +39,8 @@ from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, Rate, W
 class Hyper(LocalHyper):
     mu: Weight = 0.1
     average_models: bool = False
-    clients: Outputs = 0  # K, for a discriminator with outputs for devices that are yet to come
+    # K: number of outputs of the discriminator at the start, also for devices that come later.
+    clients: Outputs = 0
     server_epochs: Epochs = 3
     server_batch: Batch = 64
     server_lr: Rate = 0.01
@@ -114,7 +115,7 @@ class Client(singleset.Client):
 
 
 def cost(sizes: Sizes, outputs: int = 0) -> Cost:
-    """`outputs`: those that are made before their devices come."""
+    """Return the cost; `outputs` is the number of outputs that exist before their devices come."""
     with torch.device("meta"):
         D = amplifier(sizes.D, max(outputs, sizes.clients))
     return Cost({"features": sizes.examples * sizes.D}, {Discriminator.kind: parameters(D)})

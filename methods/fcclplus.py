@@ -64,10 +64,10 @@ class Hyper(LocalHyper):
     epochs: Epochs = 20
     batch: Batch = 128
     lr: Rate = 0.001
-    momentum: Momentum = BETA1  # Adam's first beta
+    momentum: Momentum = BETA1  # The first beta of Adam.
     public_lr: Rate = 0.001
     lr_last: PositiveShare = 0.1
-    temperature: Temperature = 3.0  # T; 1 for the authors' Office
+    temperature: Temperature = 3.0  # T; the authors have 1 for Office.
     tau: Temperature = 0.02
     off_weight: Weight = 0.0051
     similarity: Weight = 3.0
@@ -126,7 +126,8 @@ class Client(fedavg.Client):
         self.learn(ask.phase)
         with self.public_mode(ask.phase), torch.no_grad():
             embedded = map(self.model.embed, self.public)
-            told = [(self.model.head(z), cosines(z).clamp(-1, 1)) for z in embedded]  # rounding goes beyond 1
+            # Rounding can give cosines above 1, so they are clamped.
+            told = [(self.model.head(z), cosines(z).clamp(-1, 1)) for z in embedded]
         logits, found = zip(*told, strict=True)
         return {"logits": torch.cat(logits), "cosines": torch.cat([rows.reshape(-1) for rows in found])}
 
@@ -188,7 +189,7 @@ class Client(fedavg.Client):
 
 
 def cosines(z: Tensor) -> Tensor:
-    """[n, D] -> [n, n - 1]: of each row with all others."""
+    """Return the cosines of each row with all other rows, [n, D] -> [n, n - 1]."""
     directions, n = unit(z), len(z)
     return (directions @ directions.T)[~diagonal(z)].view(n, n - 1)
 
@@ -200,13 +201,16 @@ def correlation_loss(own: Tensor, mean: Tensor, off_weight: float) -> Tensor:
 
 
 def standardised(scores: Tensor) -> Tensor:
-    """A column whose scores are all one becomes zero."""
+    """Return columns of mean 0 and deviation 1; a column with equal scores becomes zero."""
     deviation = scores.std(dim=0)
     return (scores - scores.mean(dim=0)) / torch.where(deviation > SMALLEST_DEVIATION, deviation, 1.0)
 
 
 def cost(sizes: Sizes) -> Cost:
-    """With models averaged; their code's exchanges for each batch make as many numbers."""
+    """Return the cost with averaged models.
+
+    The exchanges for each batch in the authors' code have as many numbers.
+    """
     weights, told = {"weights": sizes.weights}, cost_of_images(sizes)
     return Cost({**weights, **told.up}, {**weights, **told.down})
 
@@ -223,7 +227,10 @@ def variant(hyper: Hyper) -> Method:
 
 
 def misfit(hyper: Hyper, classes: int) -> str:
-    """From T = classes on, the sum over the other classes draws a label's score down more than CE draws it up."""
+    """Return why the temperature T does not fit the number of classes, or "".
+
+    From T = classes on, the sum over the other classes lowers the score of a label more than CE raises it.
+    """
     if hyper.temperature < classes:
         return ""
     return (

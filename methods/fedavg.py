@@ -45,7 +45,7 @@ class Server(ServerHalf):
 
 
 class Client(ClientHalf):
-    """Without the last fit, for the methods that add to FedAvg."""
+    """A client half without the last fit, for the methods that extend FedAvg."""
 
     hyper: LocalHyper
 
@@ -63,7 +63,7 @@ class Client(ClientHalf):
         return {}
 
     def restore(self, state: Payload) -> None:
-        """Every round starts from the global model."""
+        """Do nothing, because every round starts from the global model."""
 
 
 class FittingClient(Client):

@@ -35,7 +35,10 @@ def shared_keys_of(model: Net) -> frozenset[str]:
 
 
 def cost(sizes: Sizes) -> Cost:
-    """All parameters that travel in FedAvg but a weight and a bias for each channel that is normed."""
+    """Return the cost: all parameters that travel in FedAvg, except the batch norms' weights and biases.
+
+    There are a weight and a bias for each normed channel.
+    """
     shared = parameters(sizes.model, shared_keys_of(sizes.model))
     return Cost(up={"weights": shared}, down={"weights": shared})
 

@@ -33,7 +33,7 @@ Source = Literal["training", "eval"]
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    lam: Weight = 1.0  # 0.1 in FedSA's script
+    lam: Weight = 1.0  # FedSA's script has 0.1.
     proto_source: Source = "training"
     raw_targets: bool = False
 
@@ -71,7 +71,10 @@ class Client(singleset.Client):
         return F.cross_entropy(logits, y) + self.hyper.lam * self.distillation(logits, y)
 
     def embedding(self, x: Tensor) -> Tensor:
-        """[B, C]: scores, which the server's rows are means of. Embeddings may be of any size."""
+        """Return the scores [B, C], because the rows of the server are means of scores.
+
+        The devices' embeddings may have different sizes.
+        """
         scores: Tensor = self.model(x)
         return scores
 
@@ -90,7 +93,7 @@ class Client(singleset.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Their classes and counts are a number each."""
+    """Return the cost, with one number for each class label and each count."""
     held = eight_bytes(sizes.held)
     up = {"prototypes": sizes.held * sizes.C, "labels": held, "counts": held}
     down = {"prototypes": sizes.rows * sizes.C, "labels": eight_bytes(sizes.rows)}

@@ -40,7 +40,8 @@ from protofleet.protocol.settings.bounds import LARGEST_FACTOR, Share
 Gap = Literal["accuracy", "loss"]
 When = Literal["next", "phase"]
 
-SIGN: Final[Mapping[str, float]] = {"accuracy": -1.0, "loss": 1.0}  # who lost most by averaging gains most
+# The device that lost most by averaging gains most.
+SIGN: Final[Mapping[str, float]] = {"accuracy": -1.0, "loss": 1.0}
 HIGHEST: Final[Mapping[str, float]] = {"accuracy": 1.0, "loss": LARGEST_FACTOR}
 
 
@@ -61,8 +62,8 @@ class Server(fedavg.Server):
 
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
         super().__init__(model, hyper, seed)
-        self.shares: dict[str, float] = {}  # a, by device
-        self.last: list[str] = []  # who took part in the round before
+        self.shares: dict[str, float] = {}  # The weight a of each device.
+        self.last: list[str] = []  # Devices that took part in the last round.
 
     def round(self) -> Round:
         models = weight_wants(self.model)
@@ -84,7 +85,7 @@ class Server(fedavg.Server):
         return {"validation": TensorSpec((2,), dtype, low=0.0, high=high, optional=True)}
 
     def move(self, replies: Sequence[Reply], number: int) -> None:
-        """By the gaps of this round."""
+        """Change the weights by the gaps of this round."""
         came = {r.device: r.payload["validation"].tolist() for r in replies if "validation" in r.payload}
         gaps = {device: after - before for device, (before, after) in sorted(came.items())}
         step = self.hyper.step * (1 - (number - 1) / max(self.rounds, number, 1))
@@ -107,7 +108,8 @@ class Client(fedavg.Client):
 
     def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
         super().__init__(model, data, hyper, seed, device)
-        self.before: dict[int, float] = {}  # by round: of the last two, as a round may be asked for again
+        # Values by round, for the last two rounds, because the coordinator may ask for a round again.
+        self.before: dict[int, float] = {}
 
     def run(self, ask: Ask) -> Payload:
         if ask.phase == "measure":
@@ -120,7 +122,7 @@ class Client(fedavg.Client):
         return {**sent, **found}
 
     def pair(self, number: int) -> Payload:
-        """What it trained in this round had, and what the model that has come since has."""
+        """Return two results: of the model that this device trained in a round, and of its model now."""
         before, after = self.before.get(number), self.measured()
         if before is None or after is None:
             return {}
@@ -143,7 +145,7 @@ class Client(fedavg.Client):
 
 
 def with_room_for(shares: Mapping[str, float], present: Sequence[str]) -> dict[str, float]:
-    """A new device has the mean of all weights, which still sum to 1."""
+    """Return the weights with new devices; each gets the mean of all weights, and the sum is still 1."""
     new = [device for device in present if device not in shares]
     devices = len(shares) + len(new)
     old = {device: share * len(shares) / devices for device, share in shares.items()} if new else dict(shares)
@@ -151,7 +153,7 @@ def with_room_for(shares: Mapping[str, float], present: Sequence[str]) -> dict[s
 
 
 def moved(shares: Mapping[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
-    """Those with a gap, along it."""
+    """Return the weights after a step along the gaps; devices without a gap keep their weight."""
     largest = max(map(abs, gaps.values()), default=0.0)
     if not largest:
         return dict(shares)
@@ -167,7 +169,7 @@ def moved(shares: Mapping[str, float], gaps: Mapping[str, float], step: float) -
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Of a device that took part in the round before, and has validation samples."""
+    """Return the cost of a device that took part in the last round and has validation samples."""
     up = {"weights": sizes.weights, "validation": 0 if sizes.first_round else 2}
     return Cost(up, {"weights": sizes.weights})
 

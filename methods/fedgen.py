@@ -52,7 +52,7 @@ class Hyper(LocalHyper):
     noise: Width = 32
     hidden: Width = 512
     server_steps: Epochs = 100
-    server_batch: Annotated[int, Within(2, 65_536)] = 10  # one sample has no variance
+    server_batch: Annotated[int, Within(2, 65_536)] = 10  # At least 2, because one sample has no variance.
     server_lr: Rate = 3e-4
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Server(SharedHead, SharingServer):
         super().__init__(model, hyper, seed)
         self.G = generator_of(model, hyper, seed)
         self.learned = False
-        self.counts: dict[str, Tensor] = {}  # [C] of each device
+        self.counts: dict[str, Tensor] = {}  # Counts [C] of each device.
 
     def round(self) -> Round:
         self.counts |= {m.device: torch.tensor(m.counts, dtype=torch.int64) for m in self.cohort}
@@ -78,23 +78,32 @@ class Server(SharedHead, SharingServer):
             self.teach(self.teachers(replies))
 
     def wants(self) -> Mapping[str, TensorSpec]:
-        """Bounded: the generator learns from every head."""
+        """Return the specifications of the arrays.
+
+        They are bounded, because the generator learns from every head.
+        """
         wants = weight_wants(self.model, keys=self.shared_keys())
         return {name: bounded(spec) if spec.is_float else spec for name, spec in wants.items()}
 
     def lesson(self) -> Payload:
-        """What devices train with besides the head; they predict without it."""
+        """Return the arrays that devices need in training in addition to the head.
+
+        Devices need none of them to predict.
+        """
         if not (self.learned or self.hyper.generator == "untrained") or not self.labels().any():
             return {}
         return {**weights_of(self.G, "generator"), "counts": self.labels()}
 
     def labels(self) -> Tensor:
-        """[C]: samples of each class, of all devices that are known."""
+        """Return the number of samples of each class, [C], over all known devices."""
         none = torch.zeros(self.model.classes, dtype=torch.int64)
         return torch.stack([none, *self.counts.values()]).sum(dim=0)
 
     def teachers(self, replies: Sequence[Reply]) -> list[tuple[float, nn.Module]]:
-        """Heads with their weights. Those of a linear one are one: a mean of linear maps is the mean's map."""
+        """Return heads with their weights.
+
+        For linear heads this is one head, because a mean of linear maps is the map of the mean.
+        """
         head = frozen(self.model.head)
         if isinstance(head, nn.Linear):
             return [(1.0, head)]
@@ -116,7 +125,7 @@ class Server(SharedHead, SharingServer):
             adam.step()
         if all(bool(value.isfinite().all()) for value in self.G.state_dict().values()):
             self.learned = True
-        else:  # of heads within their bounds, but so large that a gradient's square is not
+        else:  # The heads are within their bounds, but so large that the square of a gradient is infinite.
             load_weights(self.G, before)
 
     def state(self) -> Payload:
@@ -151,7 +160,7 @@ class Client(SharedHead, SharingClient):
         self.labels = self.labels_in(payload)
 
     def labels_in(self, payload: Payload) -> Tensor | None:
-        """Return the counts [C] that come with the generator; None where neither comes."""
+        """Return the counts [C] that come with the generator, or None if neither comes."""
         if not any(name.partition(".")[0] in ("generator", "counts") for name in payload):
             return None
         demand_arrays(payload, {"counts": TensorSpec((self.model.classes,), "int64", low=0)})
@@ -174,14 +183,17 @@ class Client(SharedHead, SharingClient):
 
 
 def generator_of(model: Net, hyper: Hyper, seed: int) -> Generator:
-    """The same first weights everywhere."""
+    """Return a generator with first weights that are the same everywhere."""
     first, like = seeded(seed, "generator").initial_seed(), next(model.parameters())
     made = embedding_generator(hyper.noise, model.classes, hyper.hidden, model.embedding_size, seed=first)
     return made.to(like.device, like.dtype).eval()
 
 
 def generated(G: Generator, counts: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """[size, D] and the classes [size] that they are meant to be of, drawn as often as the counts have them."""
+    """Return embeddings [size, D] and the classes [size] for which they are made.
+
+    The classes are drawn in proportion to their counts.
+    """
     like = next(G.parameters())
     y = torch.multinomial(counts.double().cpu(), size, replacement=True, generator=generator)
     eps = torch.rand(size, G.noise, generator=generator, dtype=like.dtype)
@@ -194,7 +206,10 @@ def bounded(spec: TensorSpec) -> TensorSpec:
 
 
 def cost_under(hyper: Hyper, sizes: Sizes) -> Cost:
-    """Its counts are C numbers; those of each device go up with its hello."""
+    """Return the cost under these settings.
+
+    The counts that come down are C numbers. The counts of each device go up in its hello.
+    """
     head = {"weights": parameters(sizes.model.head)}
     if sizes.first_round and hyper.generator == "trained":
         return Cost(head, head)

@@ -63,14 +63,14 @@ AGGREGATE: Mapping[str, Callable[[Iterable[ClassMeans], Tensor], Tensor]] = {
     "counts": partial(aggregate, by_counts=True),
     "paper": aggregate_as_printed,
 }
-MOST_WORK = 10**13  # multiplications for the first anchors: an hour or so of a core
+MOST_WORK = 10**13  # Multiplications for the first anchors; they take about an hour of a core.
 
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     weight_decay: Weight = 1e-4
     lam: Weight = 0.1  # lambda
-    proto_lr: Rate = 0.005  # of Adam
+    proto_lr: Rate = 0.005  # Learning rate of Adam.
     lh_reduction: Reduction = "sum"
     aggregation: Aggregation = "normalised"
     final_fit: bool = True
@@ -93,7 +93,7 @@ class Server(ServerHalf):
         super().__init__(model, hyper, seed)
         self.anchors = self.first_anchors()  # [C, D]
         self.prototypes = self.anchors  # pi_g [C, D]
-        self.holders: frozenset[str] = frozenset()  # devices that have the anchors
+        self.holders: frozenset[str] = frozenset()  # Devices that have the anchors.
 
     def first_anchors(self) -> Tensor:
         h, generator = self.hyper, seeded(self.seed, "server", "anchors")
@@ -113,7 +113,7 @@ class Server(ServerHalf):
         return {"prototypes": self.prototypes, "anchors": self.anchors}
 
     def payload_for_cohort(self) -> Payload:
-        """Without the anchors, if the whole cohort has them."""
+        """Return the prototypes, without the anchors if the whole cohort has them."""
         known = bool(self.cohort) and self.holders.issuperset(m.device for m in self.cohort)
         return {"prototypes": self.prototypes} if known else self.payload()
 
@@ -126,7 +126,7 @@ class Server(ServerHalf):
         }
 
     def counts_of(self, device: str) -> Tensor:
-        """N_i^j [C], as the device stated them on joining."""
+        """Return N_i^j [C], as the device stated them when it joined."""
         counts = next((m.counts for m in self.cohort if m.device == device), ())
         if len(counts) != self.model.classes:
             raise ValueError(
@@ -149,7 +149,11 @@ class Server(ServerHalf):
 
 
 def demand_affordable(steps: int, classes: int, size: int) -> None:
-    """Each step is quadratic in the classes. Refused before it is begun, by whoever states the run."""
+    """Raise SettingsError if the first anchors would take too much work.
+
+    The work of each step is quadratic in the number of classes. The error comes where the run is set up,
+    before the work starts.
+    """
     each = classes * classes * size
     if steps * each > MOST_WORK:
         raise SettingsError(
@@ -218,7 +222,7 @@ class Client(singleset.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """`first_round` is the device's own, in which it is sent the anchors."""
+    """Return the cost; `first_round` is the device's own first round, in which it gets the anchors."""
     table = sizes.C * sizes.D
     anchors = {"anchors": table} if sizes.first_round else {}
     return Cost(up={"prototypes": table}, down={"prototypes": table, **anchors})

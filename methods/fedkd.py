@@ -45,7 +45,7 @@ from protofleet.methods.parts.weights import WEIGHTS, load_weights, named_weight
 from protofleet.protocol.settings.bounds import PositiveShare
 
 Travel = Literal["update", "parameters"]
-SMALLEST_LOSS = 1e-6  # that divides: of two networks that make no error at all, the sum is 0
+SMALLEST_LOSS = 1e-6  # The smallest divisor, because the loss of two networks without errors is 0.
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Hyper(MutualHyper):
         demand_one_of("travel", self.travel, get_args(Travel))
 
     def energy(self, number: int, rounds: int) -> float:
-        """e_t"""
+        """Return e_t, the share of the squared singular values that is sent in a round."""
         done = number / rounds if rounds else 1.0
         return self.energy_first + (self.energy_last - self.energy_first) * done
 
@@ -78,7 +78,10 @@ class Server(MutualServer):
             value.copy_(value + mean[name] if name in changes else mean[name])
 
     def wants(self) -> Mapping[str, TensorSpec]:
-        """Bounded: factors within the norm of an array could make a matrix far beyond it."""
+        """Return the specifications of the arrays.
+
+        They are bounded, because factors within the norm limit of an array could make a matrix far above it.
+        """
         wants = dict(weight_wants(self.model))
         for number, (name, (m, n)) in enumerate(matrices(self.model).items()):
             wants[name] = replace(
@@ -140,7 +143,10 @@ class Client(MutualClient):
 
 
 class Unpacked(Mapping[str, Tensor]):
-    """Weights as the network has them, of a message that may be on the disk: each is made when it is read."""
+    """Weights in the shapes of the network, from a message that may be on the disk.
+
+    Each weight is made when it is read.
+    """
 
     def __init__(self, message: Payload, like: Mapping[str, Tensor]) -> None:
         self._message, self._like = message, like
@@ -161,7 +167,7 @@ class Unpacked(Mapping[str, Tensor]):
 
 
 def matrices(model: Net) -> dict[str, tuple[int, int]]:
-    """Parameters of more than one dimension, by their names on the wire, as rows and columns."""
+    """Return rows and columns of the parameters with more than one dimension, by their wire names."""
     return {
         f"weights.{name}": (len(p), p[0].numel())
         for name, p in model.named_parameters()
@@ -170,7 +176,10 @@ def matrices(model: Net) -> dict[str, tuple[int, int]]:
 
 
 def changing(model: Net) -> Collection[str]:
-    """What a change is sent of: buffers are not learned, and a variance must not become negative."""
+    """Return the names of the arrays whose change is sent.
+
+    Buffers are not among them: they are not learned, and a variance must not become negative.
+    """
     return {f"weights.{name}" for name, _ in model.named_parameters() if name in named_weights(model)}
 
 
@@ -193,7 +202,10 @@ def cost_of_parameters(sizes: Sizes) -> Cost:
 
 
 def in_all(g: Net, ranks: Mapping[str, int]) -> Numbers:
-    """Ranks are the data's, and what is in none of them is sent whole."""
+    """Return the count of all weights when they are sent with these ranks.
+
+    The ranks depend on the data. An array without a rank is sent whole.
+    """
     saved = sum(m * n - numbers(m, n, ranks.get(name, min(m, n))) for name, (m, n) in matrices(g).items())
     return parameters(g) - saved
 

@@ -49,7 +49,10 @@ Compactness = Literal["vmf", "l2", "none"]
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    """Defaults for Digits. For Office-Caltech and PACS: alpha 0.4, lam 0.7, tau 0.2 (a guess from fig. 5)."""
+    """The settings, with defaults for Digits.
+
+    For Office-Caltech and PACS: alpha 0.4, lam 0.7, tau 0.2 (a guess from fig. 5).
+    """
 
     tau: Temperature = 0.1
     alpha: Weight = 0.02
@@ -69,7 +72,7 @@ class Hyper(LocalHyper):
 
 
 class Learner(nn.Module):
-    """A = nor(Theta(R)), [C, L]."""
+    """The network that makes the anchors: A = nor(Theta(R)), [C, L]."""
 
     def __init__(self, model: Net) -> None:
         super().__init__()
@@ -98,7 +101,10 @@ class Server(fedavg.Server):
         self.fit_anchors()
 
     def fit_anchors(self) -> None:
-        """An epoch is one step: the C anchors are one batch. R and Theta go on from the round before."""
+        """Train the anchors.
+
+        An epoch is one step, because the C anchors are one batch. R and Theta continue from the last round.
+        """
         phi_glo = frozen(self.model.head)
         optimizer = SGD(self.learner.parameters(), lr=self.hyper.server_lr)
         for _ in range(self.hyper.server_epochs):
@@ -165,7 +171,7 @@ class Client(fedavg.Client):
         return self.sphere(x)
 
     def sphere(self, x: Tensor) -> Tensor:
-        """h [B, L]."""
+        """Return h [B, L]."""
         return unit(self.model.embed(x))
 
 

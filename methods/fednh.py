@@ -75,7 +75,10 @@ class Head(nn.Module):
 
 
 class Shared(SharedPart):
-    """All but the prototypes is averaged as it is; they travel under their own name."""
+    """The part that all devices share: everything except the prototypes is averaged without change.
+
+    The prototypes travel under their own name.
+    """
 
     head: Head
     hyper: Hyper
@@ -146,7 +149,7 @@ class Client(Shared, fedavg.Client):
 
 
 def head_of(model: Net, hyper: Hyper, seed: int) -> Head:
-    """The same everywhere, in place of the network's own."""
+    """Return a head that is the same everywhere; it replaces the head of the network."""
     like = next(model.parameters())
     with initialised_from(seeded(seed, "prototypes").initial_seed()):
         rows = nn.init.orthogonal_(torch.empty(model.classes, model.embedding_size))
@@ -154,13 +157,16 @@ def head_of(model: Net, hyper: Hyper, seed: int) -> Head:
 
 
 def moved(W: Tensor, merged: ClassMeans, rho: float) -> Tensor:
-    """[C, D]: each row on its way to its class's mean direction; those that nobody holds stay, to the bit."""
+    """Return the rows [C, D], each moved towards the mean direction of its class.
+
+    Rows of classes that no device holds keep every bit.
+    """
     means, counts = merged
     return torch.where(counts.unsqueeze(1) > 0, unit(rho * W + (1 - rho) * unit(means)), W)
 
 
 def cost(sizes: Sizes, *, fixed_scale: bool = False) -> Cost:
-    """Their code's is C D + C up, for all classes."""
+    """Return the cost; the authors' code sends C D + C numbers up, for all classes."""
     held, scale = sizes.held, 0 if fixed_scale else 1
     weights = {"weights": sizes.weights - parameters(sizes.model.head) + scale}
     rows = {"prototypes": held * sizes.D, "labels": eight_bytes(held), "counts": eight_bytes(held)}

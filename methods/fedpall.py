@@ -92,11 +92,14 @@ Mode = Literal["eval", "train"]
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    """Defaults for Digits. Office and PACS: epochs 10, batch 32, mu 0.1, delta 0.1, server_epochs 3."""
+    """The settings, with defaults for Digits.
+
+    For Office and PACS: epochs 10, batch 32, mu 0.1, delta 0.1, server_epochs 3.
+    """
 
     momentum: Momentum = 0.0
     weight_decay: Weight = 0.0
-    classifier: Classifier = "paper"  # H and C_g: d-512-512-K, or the network's own last layers
+    classifier: Classifier = "paper"  # Form of H and C_g: d-512-512-K, or the network's own last layers.
     mu: Weight = 0.7
     delta: Weight = 0.3
     tau: Temperature = 3.0
@@ -107,14 +110,15 @@ class Hyper(LocalHyper):
     use_global_classifier: bool = True
     alpha_low: Share = 0.8
     alpha_high: Share = 1.0
-    alpha_round: Annotated[int, Within(0, 15)] = 2  # decimals
+    alpha_round: Annotated[int, Within(0, 15)] = 2  # Number of decimals of alpha.
     mask: Mask = "bernoulli"
     beta: Annotated[float, Within(0, 1, above=True)] = 0.9
-    noise: Weight = 0.0  # deviation of normal noise on mixed features
+    noise: Weight = 0.0  # Standard deviation of normal noise on mixed features.
     normalise_local_protos: bool = False
     features: Mode = "eval"
     amplifier: Mode = "eval"
-    clients: Outputs = 0  # N, for an amplifier with outputs for devices that are yet to come
+    # N: number of outputs of the amplifier at the start, also for devices that come later.
+    clients: Outputs = 0
     server_epochs: Epochs = 1
     server_batch: Batch = 64
     server_lr: Rate = 0.01
@@ -148,7 +152,7 @@ class Server(ServerHalf):
         C_g = classifier_of(model, hyper, seed)
         self.models = ServerModels(C_g, model.embedding_size, max(hyper.clients, 1), seed)
         self.prototypes, self.known = table_of({}, model)
-        self.latest: list[str] = []  # devices that have the prototypes, from the last round's "mix"
+        self.latest: list[str] = []  # Devices that have the prototypes from "mix" of the last round.
         self.figures: dict[str, float] = {}
 
     def round(self) -> Round:
@@ -161,7 +165,7 @@ class Server(ServerHalf):
         self.latest = [reply.device for reply in replies]
 
     def payload_for_cohort(self) -> Payload:
-        """C_g and A; the prototypes too, if someone of the cohort has not got them in the last round."""
+        """Return C_g and A, and the prototypes if a device of the cohort lacks those of the last round."""
         lacking = any(member.device not in self.latest for member in self.cohort)
         return {**self.models.weights(), **(self.payload() if lacking else {})}
 
@@ -177,7 +181,10 @@ class Server(ServerHalf):
         return {**rows, "labels": TensorSpec(("n",), "int64", low=0, high=last, most=most)}
 
     def merge(self, replies: Sequence[Reply]) -> None:
-        """Eq. 4. A class that a device names twice is pooled; a class that nobody holds keeps its row."""
+        """Merge the prototypes by eq. 4.
+
+        Rows of one device for the same class are pooled. A class that no device holds keeps its row.
+        """
         torch_device = torch_device_of(self.model)
         pieces = (class_means_in(reply.payload, self.model.classes) for reply in replies)
         merged, counts = (part.to(torch_device) for part in merge_class_means(pieces))
@@ -224,7 +231,7 @@ class Client(singleset.Client):
 
     def learn(self) -> Payload:
         if self.C_g and self.hyper.use_global_classifier:
-            own_norms = weights_of(self.H, "classifier", keys_of_norms(self.H))  # which never leave a device
+            own_norms = weights_of(self.H, "classifier", keys_of_norms(self.H))  # They never leave a device.
             load_weights(self.H, {**self.C_g, **own_norms}, "classifier")
         train(self.model, self.data, self.objective, self.hyper, self.generator("train"))
         means, counts = class_means(self.features(), self.data.y, self.model.classes)
@@ -235,7 +242,7 @@ class Client(singleset.Client):
         h, z = self.hyper, self.model.embed(x)  # [B, d]
         loss = F.cross_entropy(self.H(z), y)
         if h.use_kl:
-            self.A.train(h.amplifier == "train" and len(y) > 1)  # one sample has no variance
+            self.A.train(h.amplifier == "train" and len(y) > 1)  # One sample has no variance.
             loss = loss + h.mu * kl_with_uniform(self.A(z), direction=h.kl)
         if h.use_infonce:
             terms = z, y, self.prototypes, self.known, h.tau
@@ -243,7 +250,10 @@ class Client(singleset.Client):
         return loss
 
     def mix(self) -> Payload:
-        """Eqs. 9-11. The features are those whose means went up: nothing was trained since."""
+        """Return the mixed features of eqs. 9-11.
+
+        Their means are the ones that went up, because no training came between.
+        """
         h, z, y = self.hyper, self.features(), self.data.y
         alpha = mixing_share(h.alpha_low, h.alpha_high, h.alpha_round, self.generator("alpha"))
         mask = MASKS[h.mask](z.shape[1], h.beta, self.generator("mask")).to(z.device)
@@ -253,13 +263,13 @@ class Client(singleset.Client):
         return {"features": mask * r, "labels": y}
 
     def features(self) -> Tensor:
-        """z [N_n, d]"""
+        """Return z [N_n, d]."""
         if self.hyper.features == "eval":
             return embed(self.model, self.data.x)
         return embed_as_trained(self.model, self.data.x, self.hyper.batch)
 
     def other_rules(self) -> Mapping[str, nn.Module]:
-        """By the cosine of L_InfoNCE."""
+        """Return the rule of the nearest prototype by the cosine of L_InfoNCE."""
         if not self.known.any():
             return {}
         return {"prototype": nearest_known(unit(self.prototypes), self.known, "cosine")}
@@ -275,7 +285,7 @@ class Client(singleset.Client):
 
 
 def classifier_of(model: Net, hyper: Hyper, seed: int) -> nn.Module:
-    """H, or C_g: the same first weights everywhere. It is the model's head from now on."""
+    """Make H, or C_g, with first weights that are the same everywhere, and make it the head of the model."""
     if hyper.classifier == "paper":
         first = seeded(seed, "classifier").initial_seed()
         model.head = fedpall_classifier(model.embedding_size, model.classes, seed=first).to(
@@ -286,13 +296,19 @@ def classifier_of(model: Net, hyper: Hyper, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def embed_as_trained(model: Net, x: Tensor, size: int) -> Tensor:
-    """[N, d], every batch by its own statistics. The running ones that move are a copy's."""
+    """Return embeddings [N, d] in which every batch uses its own statistics.
+
+    Only the running statistics of a copy change.
+    """
     copy = deepcopy(model)
     return torch.cat([copy.train(len(part) > 1).embed(part) for part in torch.split(x, size)])
 
 
 def cost(sizes: Sizes) -> Cost:
-    """With a deeper classifier, for a device that was in the round before or in the first; else K d twice."""
+    """Return the cost with the paper's classifier, for a device that was in the last round or is in round 1.
+
+    For other devices, the K d numbers of the prototypes come down twice.
+    """
     with torch.device("meta"):
         C_g, A = fedpall_classifier(sizes.D, sizes.C), amplifier(sizes.D, sizes.clients)
     held, n = sizes.held, sizes.examples

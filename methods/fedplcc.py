@@ -59,7 +59,10 @@ Negative = Literal["clamp", "signed"]
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    """Defaults for Digit-5. lambda1 is 20 for Office-10 and 1 for DomainNet."""
+    """The settings, with defaults for Digit-5.
+
+    lambda1 is 20 for Office-10 and 1 for DomainNet.
+    """
 
     epochs: Epochs = 10
     batch: Batch = 32
@@ -67,7 +70,7 @@ class Hyper(LocalHyper):
     tau: Temperature = 0.07
     phi: PositiveShare = 0.5
     lambda1: Weight = 100.0
-    lambda2: Weight | None = None  # left out: 10 lambda1
+    lambda2: Weight | None = None  # None: 10 lambda1.
     negative: Negative = "clamp"
     weighted_centroid: bool = False
     use_weights: bool = True
@@ -89,14 +92,17 @@ class Server(ClusteringServer):
     goes = ("prototypes", "labels", "shares")  # G [G, D], labels [G], W [G]
 
     def wants(self) -> Mapping[str, TensorSpec]:
-        """Where a class has several rows, each stands for two samples or more."""
+        """Return the specifications of the arrays.
+
+        If a class has several rows, each row stands for two samples or more.
+        """
         wants = cluster_wants(self.model, self.cohort, row_per_example=False)
         high, most = most_examples(self.cohort), wants["labels"].most
         counts = TensorSpec(("J",), "int64", low=1, high=high, most=most, of_examples=True, repeated="labels")
         return {**wants, "counts": counts}
 
     def clusters(self, own: Table) -> Table:
-        """FINCH* over what all devices sent of one class."""
+        """Return FINCH* of the rows that all devices sent for one class."""
         rows, labels, counts = own
         G, W = finch_star_in_parts(rows, counts, weighted_centroid=self.hyper.weighted_centroid)
         return G, labels[: len(G)], (W.double() / W.sum()).to(G.dtype)
@@ -123,7 +129,7 @@ class Client(fedavg.Client):
         return {**weights_of(self.model), "prototypes": rows, "labels": labels, "counts": counts}
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
-        """Eq. 4."""
+        """Return the loss of eq. 4."""
         hyper, z = self.hyper, self.model.embed(x)
         loss = F.cross_entropy(self.model.head(z), y)
         if self.table is None:
@@ -145,7 +151,7 @@ class Client(fedavg.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """The paper counts D + 1 numbers a prototype; its class is one more."""
+    """Return the cost; the paper counts D + 1 numbers for each prototype, and the label is one more."""
     J, G = sizes.local_prototypes, sizes.global_prototypes
     up = {"weights": sizes.weights, "prototypes": J * sizes.D}
     up |= {"labels": eight_bytes(J), "counts": eight_bytes(J)}

@@ -41,7 +41,7 @@ Negative = Literal["clamp", "signed"]
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    """Defaults are their code's."""
+    """The settings, with the defaults of the authors' code."""
 
     epochs: Epochs = 2
     batch: Batch = 32

@@ -59,7 +59,7 @@ MERGE: Mapping[str, Callable[[Iterable[ClassMeans]], ClassMeans]] = {
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    lam: Weight = 1.0  # 10 in HtFLlib and in FedTGP's scripts
+    lam: Weight = 1.0  # HtFLlib and FedTGP's scripts have 10.
     aggregation: Aggregation = "unweighted"
     proto_source: Source = "training"
     inference: Inference = "prototype"
@@ -143,7 +143,11 @@ class Client(singleset.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """The paper's is without labels and counts, and of all classes; down comes what anybody has ever held."""
+    """Return the cost.
+
+    The paper counts no labels and no counts, and it counts all classes. Here only the classes that any device
+    has ever held come down.
+    """
     held = eight_bytes(sizes.held)
     up = {"prototypes": sizes.held * sizes.D, "labels": held, "counts": held}
     down = {"prototypes": sizes.rows * sizes.D, "labels": eight_bytes(sizes.rows)}
@@ -156,7 +160,11 @@ def cost_with_models(sizes: Sizes) -> Cost:
 
 
 def variant(hyper: Hyper) -> Method:
-    """What is one model for all is reported as such, unless every device has made it its own at the end."""
+    """Return the method under these settings.
+
+    With averaged models the result of the global model is reported. If every device fits the model at the
+    end, the personal result is reported.
+    """
     if not hyper.average_models:
         return METHOD
     view = "personal" if hyper.final_fit else "global"

@@ -27,8 +27,8 @@ from protofleet.protocol.settings.bounds import Epochs
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    head_epochs: Epochs | None = None  # default: `epochs`
-    base_epochs: Epochs = 1  # FedPall's; PFLlib has a setting for each
+    head_epochs: Epochs | None = None  # None: the same as `epochs`.
+    base_epochs: Epochs = 1  # The value of FedPall; PFLlib has a setting for each part.
 
     @property
     def device_epochs(self) -> int:
@@ -61,7 +61,10 @@ class Client(Base, SharingClient):
 
 @contextmanager
 def fixed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Without gradients meanwhile: those of an earlier part would count in the norm that is clipped."""
+    """Switch off the gradients of these parameters inside this context.
+
+    Gradients of an earlier part would count in the norm that is clipped.
+    """
     held = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in held:
         parameter.requires_grad_(False)

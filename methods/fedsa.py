@@ -98,9 +98,9 @@ class Hyper(LocalHyper):
     batch: Batch = 10
     momentum: Momentum = 0.0
     weight_decay: Weight = 0.0
-    lambda1: Weight | None = None  # of L_R; left out, what goes with its reading
-    lambda2: Weight = 0.01  # of L_MCL
-    lambda3: Weight = 1.0  # of L_CC
+    lambda1: Weight | None = None  # Weight of L_R; None: the value of LAMBDA1 for its reading.
+    lambda2: Weight = 0.01  # Weight of L_MCL.
+    lambda3: Weight = 1.0  # Weight of L_CC.
     decay: Share = 0.9999  # alpha
     anchors: Anchors = "projected"
     regularisation: Rows = "samples"
@@ -152,7 +152,7 @@ class Server(ServerHalf):
 
     @torch.no_grad()
     def first_anchors(self) -> Tensor:
-        """The batch norms see the C class anchors as one batch."""
+        """Return the anchors at the start; the batch norms take the C class anchors as one batch."""
         C, D = self.model.classes, self.model.embedding_size
         with initialised_from(seeded(self.seed, "server", "anchors").initial_seed()):
             class_anchors = torch.randn(C, D)
@@ -188,7 +188,7 @@ class Server(ServerHalf):
 
 class Client(singleset.Client):
     hyper: Hyper
-    anchors: Tensor  # A [C, D], with every broadcast
+    anchors: Tensor  # A [C, D], which comes with every broadcast
     margin: Tensor  # d* of this round
 
     def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
@@ -196,7 +196,7 @@ class Client(singleset.Client):
         check_head(model, hyper)
         self.prototypes, self.known = table_of({}, model)
         self.seen = SeenFeatures(model)
-        # P_i of the last participation.
+        # P_i of the last round in which this device took part.
         self.own = torch.zeros(0, model.embedding_size, device=torch_device_of(model))
 
     def receive(self, payload: Payload) -> None:
@@ -213,7 +213,7 @@ class Client(singleset.Client):
         return sent
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
-        """Eq. 9."""
+        """Return the loss of eq. 9."""
         hyper, z = self.hyper, self.model.embed(x)  # [B, D]
         if hyper.proto_source == "training":
             self.seen.add(z.detach(), y)
@@ -237,11 +237,11 @@ class Client(singleset.Client):
         return margin_contrast(rows, labels, self.anchors, self.margin)
 
     def own_prototypes(self) -> ClassMeans:
-        """P_i [C, D] and |D_i,c| [C]."""
+        """Return P_i [C, D] and |D_i,c| [C]."""
         if self.hyper.proto_source == "eval":
             return class_means(embed(self.model, self.data.x), self.data.y, self.model.classes)
         means = self.seen.means().to(self.anchors.dtype)
-        return means, self.seen.counts // self.hyper.epochs  # every epoch sees every sample
+        return means, self.seen.counts // self.hyper.epochs  # Every epoch counts every sample.
 
     def rule(self) -> nn.Module:
         return both_ways(self.model.head, self.prototypes, self.known)[self.hyper.inference]
@@ -261,7 +261,7 @@ class Client(singleset.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """The paper's figures are of anchors down and prototypes up alone."""
+    """Return the cost; the paper counts only the anchors down and the prototypes up."""
     table = sizes.C * sizes.D
     held = eight_bytes(sizes.held)
     up = {"prototypes": sizes.held * sizes.D, "labels": held, "counts": held}

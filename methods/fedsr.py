@@ -36,9 +36,8 @@ from protofleet.protocol.settings.bounds import Weight
 L2R = Literal["norm", "squared"]
 
 DRAWS: Final = 20
-LEAST: Final = (
-    1e-12  # of a square: below, its logarithm and its share of another have no gradient that can be used
-)
+# The least square. Below it, the gradients of its logarithm and of its quotient with another square are useless.
+LEAST: Final = 1e-12
 
 SIZE: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "norm": lambda z: (z.square().sum(dim=1) + 1e-12).sqrt().mean(),
@@ -49,7 +48,7 @@ SIZE: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     c_l2r: Weight = 0.01
-    c_cmi: Weight = 5e-4  # 1e-3 in the command of their README
+    c_cmi: Weight = 5e-4  # The command in the authors' README has 1e-3.
     l2r: L2R = "norm"
 
     def __post_init__(self) -> None:
@@ -58,7 +57,7 @@ class Hyper(LocalHyper):
 
 
 class Gaussian(nn.Module):
-    """A projector that gives mu [B, D], which is what `embed` is then, and has sigma beside it."""
+    """A projector that returns mu [B, D], which `embed` then returns; `moments` returns sigma too."""
 
     def __init__(self, inputs: int, size: int) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class Gaussian(nn.Module):
 
 
 class Conditional(nn.Module):
-    """The device's own: r_mu and r_sigma [C, D], and the C of the formula."""
+    """The device's own parameters: r_mu and r_sigma [C, D], and the C of the formula."""
 
     def __init__(self, classes: int, size: int) -> None:
         super().__init__()
@@ -82,20 +81,20 @@ class Conditional(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, mu: Tensor, sigma: Tensor, y: Tensor) -> Tensor:
-        """CMI."""
+        """Return CMI."""
         variance = self.scale.square() * sigma.square()
         return normal_kl(self.scale * mu, variance, self.mu[y], F.softplus(self.sigma[y]).square()).mean()
 
 
 def normal_kl(mean: Tensor, variance: Tensor, other: Tensor, others: Tensor) -> Tensor:
-    """KL( N(mean, variance) || N(other, others) ), [B, D] -> [B]."""
+    """Return KL( N(mean, variance) || N(other, others) ), [B, D] -> [B]."""
     variance, others = variance.clamp(min=LEAST), others.clamp(min=LEAST)
     terms = others.log() - variance.log() + (variance + (mean - other).square()) / others - 1
     return terms.sum(dim=1) / 2
 
 
 class BothMoments(nn.Module):
-    """mu and sigma side by side [B, 2 D]."""
+    """A projector that returns mu and sigma in one array [B, 2 D]."""
 
     def __init__(self, projector: nn.Module) -> None:
         super().__init__()
@@ -156,7 +155,7 @@ class Client(fedavg.Client):
 
 
 def with_moments(model: Net, seed: int) -> Net:
-    """Its projector gives two numbers for one; what was behind the features is replaced, and the head stays."""
+    """Replace the projector of the model with one that returns mu and sigma; the head stays."""
     like = next(model.parameters())
     with initialised_from(seed):
         projector = Gaussian(model.feature_size, model.embedding_size)

@@ -65,7 +65,7 @@ class Hyper(LocalHyper):
 
 
 class Trainable(nn.Module):
-    """t [C, D]"""
+    """The network that makes the prototypes t [C, D]."""
 
     def __init__(self, classes: int, size: int) -> None:
         super().__init__()
@@ -127,18 +127,21 @@ class Client(fedproto.Client):
         return held_rows(*self.own_prototypes())
 
     def after_last_round(self) -> None:
-        """FedProto's last fit is none of its settings."""
+        """Do nothing, because this method has no setting for FedProto's last fit."""
 
 
 def contrast(p: Tensor, y: Tensor, t: Tensor, margin: float) -> Tensor:
-    """l: mean over the pairs p [n, D], y [n] of these t [C, D]."""
+    """Return l, the mean over the pairs p [n, D], y [n] with the prototypes t [C, D]."""
     far = distances(p, t)
     own = F.one_hot(y, len(t)).to(far.dtype)
     return F.cross_entropy(-(far + margin * own), y)
 
 
 def pairs(replies: Sequence[Reply], classes: int) -> tuple[Tensor, Tensor]:
-    """What devices sent, [n, D] and [n], by device and then by class; each has one pair of a class at most."""
+    """Return the rows [n, D] and labels [n] that the devices sent, by device and then by class.
+
+    Each device has at most one pair for each class.
+    """
     ordered = sorted(replies, key=lambda reply: reply.device)
     tables = [class_means_in(reply.payload, classes) for reply in ordered]
     found = [class_rows(means, counts > 0) for means, counts in tables]
@@ -146,7 +149,7 @@ def pairs(replies: Sequence[Reply], classes: int) -> tuple[Tensor, Tensor]:
 
 
 def means_of(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Q [J, D] of the classes that are present: every device's row counts once."""
+    """Return Q [J, D] of the classes that are present; every device's row counts once."""
     means, counts = class_means(rows, labels, classes)
     return means[counts > 0]
 
@@ -163,7 +166,7 @@ SPREAD: Mapping[str, Callable[[Tensor], float]] = {"nearest": nearest_others, "f
 
 
 def margin_between(Q: Tensor, hyper: Hyper) -> float:
-    """m"""
+    """Return m, the margin of eq. 7."""
     return min(SPREAD[hyper.margin](Q), hyper.margin_limit)
 
 

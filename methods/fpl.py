@@ -66,7 +66,7 @@ class Server(ClusteringServer):
         return class_row_wants(self.model, LARGEST_NUMBER, row_per_example=True)
 
     def table_in(self, answer: Payload) -> Table:
-        """A class that a device names twice is pooled, so that it counts once."""
+        """Return the rows of an answer; rows of the same class are pooled, so that the class counts once."""
         rows = class_rows(*table_of(answer, self.model))
         return rows["prototypes"], rows["labels"]
 
@@ -107,7 +107,7 @@ class Client(fedavg.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """The paper's is without labels."""
+    """Return the cost; the paper counts no labels."""
     G = sizes.global_prototypes
     up = {"weights": sizes.weights, "prototypes": sizes.held * sizes.D, "labels": eight_bytes(sizes.held)}
     return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": eight_bytes(G)})

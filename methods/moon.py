@@ -29,7 +29,7 @@ from protofleet.protocol.settings.bounds import Temperature, Weight
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    mu: Weight = 1.0  # 5 in RethinkFL's table
+    mu: Weight = 1.0  # RethinkFL's table has 5.
     tau: Temperature = 0.5
 
 
@@ -64,7 +64,7 @@ class Client(fedavg.Client):
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
-    """l_con, of embeddings [B, D]: mean over the batch."""
+    """Return l_con of embeddings [B, D], the mean over the batch."""
     cosines = [(unit(z) * unit(other)).sum(dim=1) for other in (near, far)]
     scores = torch.stack(cosines, dim=1) / tau
     return F.cross_entropy(scores, scores.new_zeros(len(z), dtype=torch.int64))

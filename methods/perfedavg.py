@@ -32,22 +32,23 @@ from protofleet.protocol.settings.bounds import Rate, Within
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    batch: Annotated[int, Within(1, 500_000_000)] = 64  # B: two of them are one of `train`, which bounds it
-    beta: Rate | None = None  # default: lr
+    # B: a batch of `train` has 2B samples, and its limit bounds B.
+    batch: Annotated[int, Within(1, 500_000_000)] = 64
+    beta: Rate | None = None  # None: the same as lr.
 
     @property
     def pairs(self) -> LocalHyper:
-        """Of a loop over batches of 2B samples."""
+        """Return the settings of a loop over batches of 2B samples."""
         return LocalHyper(self.epochs, 2 * self.batch, self.lr, clip=self.clip)
 
 
 class Client(fedavg.Client):
     hyper: Hyper
-    unadapted: Net | None = None  # of an evaluation, beside the model that has made its step
+    unadapted: Net | None = None  # In an evaluation, a copy of the model before its step.
 
     def begin(self, number: int) -> None:
         super().begin(number)
-        self.unadapted = None  # rounds go on after an evaluation between them
+        self.unadapted = None  # An evaluation may come between two rounds.
 
     def networks(self) -> Sequence[nn.Module]:
         return [self.model, *([] if self.unadapted is None else [self.unadapted])]
@@ -59,7 +60,7 @@ class Client(fedavg.Client):
         return weights_of(self.model)
 
     def meta(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of the second half, at the model that a step on the first one leads to."""
+        """Return the loss of the second half of a batch, at the model after one step on the first half."""
         half, norms = (len(y) + 1) // 2, norms_of(self.model)
         rest = slice(half, None) if len(y) > 1 else slice(None)
         train_norms(norms, half)
@@ -68,7 +69,7 @@ class Client(fedavg.Client):
         return self.objective(x[rest], y[rest])
 
     def after_last_round(self) -> None:
-        """One step, on one batch."""
+        """Make one step on one batch."""
         self.unadapted = frozen(self.model)
         rows = torch.randperm(len(self.data.y), generator=self.generator("settle"))[: self.hyper.batch]
         one = OneBatch(self.data.x[rows], self.data.y[rows])
@@ -92,7 +93,7 @@ class OneBatch:
 
 
 class FromWhereItStood(SGD):
-    """Takes a step ahead, to see the gradient there, and then its own step from where it was."""
+    """An SGD that looks at the gradient one step ahead, and then makes its own step from the old position."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__([w for w in parameters if w.requires_grad], lr)

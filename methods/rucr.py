@@ -66,7 +66,7 @@ class Hyper(LocalHyper):
     tau: Temperature = 0.9
     rectify_rounds: Annotated[int, Within(0, LARGEST_COUNT)] = 20
     write_head: bool = False
-    virtual: Annotated[int, Within(1, LARGEST_COUNT)] = 100  # features of a class
+    virtual: Annotated[int, Within(1, LARGEST_COUNT)] = 100  # Number of virtual features of a class.
     lam_low: Share = 0.35
     lam_high: Share = 0.95
     head_epochs: Epochs = 50
@@ -89,7 +89,7 @@ class Server(ServerHalf):
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
         super().__init__(model, hyper, seed)
         self.rectified: nn.Module | None = None
-        self.last_means: dict[str, ClassMeans] = {}  # of each device: directions [C, D], counts [C]
+        self.last_means: dict[str, ClassMeans] = {}  # For each device: directions [C, D], counts [C].
 
     @property
     def rectifies(self) -> bool:
@@ -108,7 +108,7 @@ class Server(ServerHalf):
             self.rectify(weighted_mean(replies, head))
 
     def unify(self, replies: Sequence[Reply]) -> dict[str, Tensor]:
-        """P and r of the classes that are there."""
+        """Return P and r of the classes that are present."""
         ordered = sorted(replies, key=lambda reply: reply.device)
         pieces = {reply.device: class_means_in(reply.payload, self.model.classes) for reply in ordered}
         self.last_means |= {device: (unit(means), counts) for device, (means, counts) in pieces.items()}
@@ -159,7 +159,7 @@ class Client(fedavg.Client):
         super().__init__(model, data, hyper, seed, device)
         self.rectified: nn.Module | None = None
         self.prototypes, self.known = table_of({}, model)
-        self.shares = self.prototypes.new_zeros(model.classes)  # r, of what is known
+        self.shares = self.prototypes.new_zeros(model.classes)  # r of the known classes.
         self.local = data.y.bincount(minlength=model.classes) > 0
 
     def receive(self, payload: Payload) -> None:
@@ -172,7 +172,7 @@ class Client(fedavg.Client):
             self.shares[payload["labels"]] = payload["shares"].detach()
 
     def run(self, ask: Ask) -> Payload:
-        z = embed(self.model, self.data.x)  # by the received model
+        z = embed(self.model, self.data.x)  # The model is still the received one.
         if ask.phase == "means":
             return held_rows(*class_means(z, self.data.y, self.model.classes))
         train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
@@ -211,7 +211,7 @@ class Client(fedavg.Client):
 
 
 class VirtualFeatures:
-    """As Samples; of a device without features there are none."""
+    """Virtual features in the form of Samples; a device without features has none."""
 
     def __init__(
         self, z: Tensor, directions: Tensor, classes: Tensor, hyper: Hyper, generator: torch.Generator
@@ -240,7 +240,7 @@ def mixed(lam: Tensor, direction: Tensor, z: Tensor) -> Tensor:
 def balanced_contrast(
     z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, shares: Tensor, local: Tensor, tau: float
 ) -> Tensor:
-    """Only samples whose class has a prototype are in the mean."""
+    """Return the contrast loss; only samples whose class has a prototype are in the mean."""
     held = known[y]
     z, y = z[held], y[held]
     cosines = unit(z) @ unit(prototypes).T / tau
@@ -255,7 +255,7 @@ def labelled(means: Tensor, counts: Tensor, rows: str, labels: str) -> dict[str,
 
 
 def demand_unified(payload: Payload, model: Net) -> None:
-    """Raise WrongArraysError where P, r or the directions are not as `Server.round` sends them."""
+    """Raise WrongArraysError if P, r or the directions differ from the form that `Server.round` sends."""
     rows, directions = row_specs(model), row_specs(model, rows="directions", labels="classes")
     unified = {**rows, "shares": replace(rows["prototypes"], shape=("rows",))}
     for specs in (unified, directions):
@@ -272,7 +272,10 @@ def rectified_in(payload: Payload, model: Net) -> nn.Module | None:
 
 
 def cost(sizes: Sizes) -> Cost:
-    """The paper's is without labels and counts. With the retrained head in the last evaluation, once."""
+    """Return the cost.
+
+    The paper counts no labels and no counts. In the last evaluation, the retrained head comes down once more.
+    """
     rows, held, table = sizes.rows * sizes.D, eight_bytes(sizes.held), eight_bytes(sizes.rows)
     up = {"weights": sizes.weights, "prototypes": sizes.held * sizes.D, "labels": held, "counts": held}
     down = {"weights": sizes.weights, "prototypes": rows, "labels": table, "shares": sizes.rows}

@@ -26,14 +26,14 @@ class Server(ServerHalf):
         return {}
 
     def restore(self, state: Payload) -> None:
-        """There is none."""
+        """Do nothing, because there is no state."""
 
 
 class Client(ClientHalf):
     hyper: LocalHyper
 
     def receive(self, payload: Payload) -> None:
-        """Nothing comes."""
+        """Do nothing, because no arrays come."""
 
     def run(self, ask: Ask) -> Payload:
         train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))

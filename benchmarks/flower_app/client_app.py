@@ -1,4 +1,4 @@
-"""A device whose training takes no time: it moves every weight a little and sends the model back."""
+"""A device whose training takes no time: it changes every weight a little and sends the model back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EXAMPLES = 31
 
 
 def train(message: Message, context: Context) -> Message:
-    # Each device its own numbers: Flower sends equal arrays only once
+    # Each device has its own numbers, because Flower sends equal arrays only once.
     rng = np.random.default_rng(context.node_id)
     model = [
         w + np.float32(1e-3) * rng.standard_normal(w.shape, dtype=np.float32)
@@ -21,4 +21,4 @@ def train(message: Message, context: Context) -> Message:
 
 
 app = ClientApp()
-app.train()(train)  # not as a decorator: it is untyped where Flower is not installed
+app.train()(train)  # It is no decorator, because a decorator is untyped if Flower is not installed.

@@ -18,7 +18,7 @@ def main(grid: Grid, context: Context) -> None:
     model = [rng.standard_normal(shape, dtype=np.float32) for shape in json.loads(str(wish["shapes"]))]
 
     def note(_round: int, _arrays: ArrayRecord) -> None:
-        """Flower calls it before the first round and after each."""
+        """Note the time; Flower calls this before the first round and after each round."""
         with Path(str(wish["notes"])).open("a") as notes:
             notes.write(f"{time.monotonic()}\n")
 
@@ -27,4 +27,4 @@ def main(grid: Grid, context: Context) -> None:
 
 
 app = ServerApp()
-app.main()(main)  # not as a decorator: it is untyped where Flower is not installed
+app.main()(main)  # It is no decorator, because a decorator is untyped if Flower is not installed.

@@ -1,8 +1,9 @@
 """Flower's simulation of a round of benchmarks/programs/hosted_round.py: the same network, samples and steps.
 
-`python simulation.py WISH` with Flower's own Python, where WISH is JSON: devices, rounds, epochs, processes,
-examples, and the file for the moments at which rounds have ended. Each of `processes` workers of Ray has one core
-and one thread of torch, and makes a device's samples once. The checkout has to be on PYTHONPATH, where they look.
+Run `python simulation.py WISH` with Flower's own Python. WISH is JSON: devices, rounds, epochs, processes,
+examples, and the file for the moments at which rounds have ended. Each of `processes` workers of Ray has one
+core and one thread of torch, and makes a device's samples once. The checkout must be on PYTHONPATH, so that
+the workers find it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from benchmarks.flower_app.training_client import network, train
 
 def main(wish: dict[str, Any]) -> None:
     def note(_round: int, _arrays: ArrayRecord) -> None:
-        """Flower calls it before the first round and after each."""
+        """Note the time; Flower calls this before the first round and after each round."""
         with Path(wish["notes"]).open("a") as notes:
             notes.write(f"{time.monotonic()}\n")
 

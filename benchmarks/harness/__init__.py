@@ -1,1 +1,1 @@
-"""What takes measures, of this tree and of another one in turn, keeps the figures and says what has become worse."""
+"""The harness: it takes measures of this tree and of another tree in turn, and compares the figures."""

@@ -1,4 +1,4 @@
-"""Processes that want a core all the time, for what is measured beside them."""
+"""Processes that use a core all the time, while something else is measured."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from benchmarks.harness.processes import cpu_seconds
 
 
 class BusyProcesses:
-    """They stand still but within `running`. Each has a session of its own, as other programs have: where Linux
-    shares the cores out by session, those of one session would count as one."""
+    """Processes that use a core only inside `running` and are stopped otherwise.
+
+    Each process has its own session, as other programs have. Some Linux systems share the cores among
+    sessions, and processes of one session would count as one.
+    """
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -44,11 +47,14 @@ class BusyProcesses:
             self._stop()
 
     def cpu_seconds(self) -> float:
-        """That they have used, while they are there."""
+        """Return the CPU seconds that the processes have used; call it while they exist."""
         return sum(cpu_seconds(process.pid) for process in self._processes)
 
     def _stop(self) -> None:
-        """And wait until they do stand still: one that runs on another core goes on until it has heard."""
+        """Stop the processes and wait until they have stopped.
+
+        A process on another core goes on until the signal reaches it.
+        """
         self._tell_all(signal.SIGSTOP)
         for process in self._processes:
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)

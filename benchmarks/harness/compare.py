@@ -1,4 +1,4 @@
-"""Taking a measure several times, with two trees in turn, and judging what came of it."""
+"""Taking a measure several times, with two trees in turn, and the comparison of the values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Tell = Callable[[str], None]
 
 
 def taken(measure: Measure, this: Tree, other: Tree | None, times: int, tell: Tell) -> Entry:
-    """`times` values of each figure; with another tree as many pairs, in the order A B, B A, A B ..."""
+    """Return `times` values of each figure.
+
+    With another tree, these are pairs, in the order A B, B A, A B ...
+    """
     before = os.getloadavg()[0]
     series = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     sides = [(this, series[0])] + ([(other, series[1])] if other else [])
@@ -48,7 +51,7 @@ def words_for(values: Mapping[str, float], figures: Mapping[str, Figure]) -> str
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of an entry, for people."""
+    """One figure of an entry, as it is shown to people."""
 
     measure: str
     name: str
@@ -88,10 +91,10 @@ def row_of(entry: Entry, name: str, figure: Figure) -> Row:
 
 
 def worse(new: Entry, landed: Entry, figures: Mapping[str, Figure]) -> dict[str, str]:
-    """By figure, a line for each that is worse than the landed one by more than the noise.
+    """Return a line, by figure, for each figure that is worse than the landed one by more than the noise.
 
-    Where the new entry has pairs with the landed commit these decide. Seconds of another hour are compared with
-    nothing; steady figures of the same machine are.
+    If the new entry has pairs with the landed commit, these pairs decide. Seconds from another time are
+    compared with nothing. Steady figures of the same machine are compared.
     """
     found = {}
     for row in rows(new, figures):

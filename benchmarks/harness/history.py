@@ -1,4 +1,4 @@
-"""Figures that were taken, a JSON line for each time that a measure was run; lines are only ever added."""
+"""The history of figures: a JSON line for each time that a measure was taken; lines are only ever added."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from pathlib import Path
 from benchmarks.harness.trees import ROOT
 
 FILE = ROOT / "benchmarks" / "results" / "history.jsonl"
-DIGITS = 4  # that are worth keeping
+DIGITS = 4  # Number of digits that are kept.
 
-Series = dict[str, list[float]]  # figure -> its value each time
+Series = dict[str, list[float]]  # Figure -> its value each time.
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where there is `other`, its i-th value and this tree's were taken one after the other."""
+    """The values of one measure.
+
+    If there is `other`, its i-th value and this tree's i-th value were taken one after the other.
+    """
 
     measure: str
     date: str
     commit: str
     machine: dict[str, str | int]
-    load: list[float]  # of the machine, before and after: how many processes wanted a core
+    load: list[float]  # Load of the machine before and after: the number of processes that wanted a core.
     this: Series
-    against: str = ""  # the other tree's commit
+    against: str = ""  # Commit of the other tree.
     other: Series = field(default_factory=dict)
 
 
@@ -69,7 +72,10 @@ def append(entry: Entry, file: Path = FILE) -> None:
 
 
 def read(file: Path = FILE) -> list[Entry]:
-    """In the order in which they were taken. ValueError where a line is none of ours."""
+    """Return the entries in the order in which they were taken.
+
+    Raise ValueError if a line is not an entry.
+    """
     if not file.exists():
         return []
     found = []

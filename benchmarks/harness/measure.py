@@ -1,4 +1,4 @@
-"""A measure: its name, what it runs, and the figures that come of it."""
+"""The parts of a measure: its name, the work that it runs, and its figures."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ Better = Literal["lower", "higher"]
 
 
 class MeasureError(Exception):
-    """The run went wrong: there is no figure, and the message says why."""
+    """An error for a run that went wrong: there is no figure, and the message states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     unit: str
     better: Better = "lower"
-    # Counts, bytes and ratios within one run: what else the machine does hardly moves them.
+    # True for counts, bytes and ratios within one run, because other work on the machine hardly changes them.
     steady: bool = False
 
 
 class Measure(Protocol):
-    """`take` runs it once with the code of a tree, in an empty folder, and raises MeasureError rather than guess."""
+    """A measure, whose `take` runs it once with the code of a tree, in an empty folder.
+
+    `take` raises MeasureError if it cannot be sure of a figure.
+    """
 
     @property
     def name(self) -> str: ...
     @property
     def what(self) -> str:
-        """In one line."""
+        """Return a description in one line."""
 
     @property
     def figures(self) -> dict[str, Figure]: ...

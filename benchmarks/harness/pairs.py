@@ -1,4 +1,4 @@
-"""What pairs of one run say: a ratio's median and spread, and whether it differs from 1 by more than the noise."""
+"""Statistics of pairs: median and spread of a ratio, and whether it differs from 1 by more than the noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from enum import Enum
 from benchmarks.harness.measure import Better
 
 COVERAGE = 0.9
-FEWEST = 4  # pairs; the extremes of fewer do not hold their median in 7 of 8 cases
+# The fewest pairs. With fewer pairs, the true median lies between the extremes in less than 7 of 8 cases.
+FEWEST = 4
 
 
 class Verdict(Enum):
@@ -25,10 +26,10 @@ class Verdict(Enum):
 class Spread:
     n: int
     median: float
-    low: float  # the interval that holds the true median in 9 of 10 cases, whatever the distribution
-    high: float
-    first: float  # quartile
-    third: float
+    low: float  # Start of the interval that holds the true median in 9 of 10 cases, for any distribution.
+    high: float  # End of this interval.
+    first: float  # First quartile.
+    third: float  # Third quartile.
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -45,7 +46,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def outside_interval(n: int) -> int:
-    """How many of n sorted values lie at each end outside of the interval for their median."""
+    """Return how many of n sorted values lie outside the interval for their median at each end."""
     skipped, tail = 0, 0.0
     while skipped < n // 2:
         tail += math.comb(n, skipped) / 2**n
@@ -56,7 +57,7 @@ def outside_interval(n: int) -> int:
 
 
 def ratios(these: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Of values that were taken one after the other. Nothing over nothing is no change."""
+    """Return the ratios of values that were taken one after the other; the ratio of 0 to 0 is 1."""
     return [ratio(a, b) for a, b in zip(these, others, strict=True)]
 
 
@@ -67,7 +68,7 @@ def ratio(a: float, b: float) -> float:
 
 
 def verdict(of: Spread, better: Better) -> Verdict:
-    """Of ratios this / other."""
+    """Return the verdict on the ratios this / other."""
     if of.low <= 1.0 <= of.high:
         return Verdict.SAME
     if of.n < FEWEST:
@@ -76,7 +77,10 @@ def verdict(of: Spread, better: Better) -> Verdict:
 
 
 def apart(these: Spread, others: Spread, better: Better) -> Verdict:
-    """Of two series that were not taken in pairs: only whole intervals that do not touch differ."""
+    """Return the verdict on two series that were not taken in pairs.
+
+    They differ only if their whole intervals do not touch.
+    """
     if these.low <= others.high and others.low <= these.high:
         return Verdict.SAME
     if min(these.n, others.n) < FEWEST:

@@ -1,4 +1,4 @@
-"""Processes that can be found, weighed and ended together, and a proxy that counts what they send."""
+"""Processes that can be found, measured and ended together, and a proxy that counts the bytes they send."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ KILL_SECONDS, SETTLE_SECONDS = 10.0, 90.0
 
 
 class Family:
-    """Processes below one folder's mark in their environment, which their children inherit.
+    """All processes with the mark of one folder in their environment, which their children inherit.
 
-    A process group would not do: Flower's superlink starts its helper in a session of its own.
+    A process group would not be enough: Flower's superlink starts its helper in its own session.
     """
 
     def __init__(self, folder: Path, extra: dict[str, str] | None = None) -> None:
@@ -42,7 +42,7 @@ class Family:
     ) -> None:
         signal.signal(signal.SIGTERM, self._before)
         deadline = time.monotonic() + KILL_SECONDS
-        while alive := self.members():  # again, for what was just being started
+        while alive := self.members():  # Repeat, because a new process may have started in between.
             for process in alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
@@ -53,25 +53,25 @@ class Family:
             child.wait(KILL_SECONDS)
 
     def start(self, name: str, *command: str, more: Mapping[str, str] = {}) -> Path:
-        """Its log is the answer."""
+        """Start a process and return the path of its log."""
         log = self.folder / f"{name}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 env={**self.environment, **more}, start_new_session=True,
-                cwd=self.folder,  # what they start in turn shall import nothing of a checkout that we stand in
+                cwd=self.folder,  # Its children must import nothing from a checkout in the current folder.
             )  # fmt: skip
         self.started.append(process)
         return log
 
     def finish(self, name: str, seconds: float, *command: str) -> str:
-        """Run it to its end, and return what it said."""
+        """Run a process to its end, and return its output."""
         said = self.start(name, *command)
         self.wait(name, seconds)
         return said.read_text()
 
     def wait(self, name: str, seconds: float) -> None:
-        """For what was started last."""
+        """Wait for the process that was started last."""
         try:
             code = self.started[-1].wait(seconds)
         except subprocess.TimeoutExpired:
@@ -84,7 +84,7 @@ class Family:
         return [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/environ") if mark in _variables(p)]
 
     def settled_memory(self) -> dict[str, float]:
-        """What all of them hold, once it has stopped growing."""
+        """Return the memory of all processes after it has stopped growing."""
         deadline = time.monotonic() + SETTLE_SECONDS
         before, now = self.memory(), self.memory()
         while time.monotonic() < deadline:
@@ -98,7 +98,10 @@ class Family:
         return held(self.members())
 
     def cpu_seconds(self) -> float:
-        """Of all that run, and of their children that have ended and were waited for."""
+        """Return the CPU seconds of all running processes, and of their ended children.
+
+        An ended child counts if its parent has waited for it.
+        """
         return sum(cpu_seconds(p) for p in self.members())
 
     def last_words(self) -> str:
@@ -109,17 +112,17 @@ class Family:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)  # so that every `with` is left
+    sys.exit(128 + number)  # This exits every `with` block.
 
 
 def _variables(environ: Path) -> list[bytes]:
-    with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+    with contextlib.suppress(OSError):  # The process has ended, or belongs to another user.
         return environ.read_bytes().split(b"\0")
     return []
 
 
 def held(processes: Iterable[int]) -> dict[str, float]:
-    """Memory of those that are still there."""
+    """Return the memory of the processes that still exist."""
     rollups = [text for p in processes if (text := _rollup(p))]
     return {
         "processes": len(rollups),
@@ -139,7 +142,7 @@ def _field(rollup: str, name: str) -> float:
 
 
 def cpu_seconds(process: int) -> float:
-    """In user and system mode, with children that have ended; 0 where it has ended itself."""
+    """Return the CPU seconds in user and system mode, with ended children; 0 if the process has ended."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
@@ -148,10 +151,10 @@ def cpu_seconds(process: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the kernel says of a running process, all threads together."""
+    """The kernel's counters of a running process, for all threads together."""
 
     cpu_ns: int
-    # Bytes of pages that it has made dirty, less those that were dropped before they were written.
+    # Bytes of pages that the process has made dirty, minus pages that were dropped before they were written.
     written: int
 
     def __sub__(self, before: Counters) -> Counters:
@@ -164,12 +167,15 @@ def counters(process: int) -> Counters:
 
 
 def cpu_ns(process: int) -> int:
-    """Of all threads that it has now."""
+    """Return the CPU nanoseconds of all threads that the process has now."""
     return sum(int(p.read_text().split()[0]) for p in Path(f"/proc/{process}").glob("task/*/schedstat"))
 
 
 def resident_megabytes(field: str, process: object = "self") -> float:
-    """As the kernel says in a process's status: VmHWM was resident at most, VmRSS is."""
+    """Return a number from the kernel's status of a process, in megabytes.
+
+    VmHWM is the highest resident memory so far, and VmRSS is the resident memory now.
+    """
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024 / MB
@@ -183,7 +189,7 @@ def listens(port: int) -> bool:
 
 
 class CountingProxy(socketserver.ThreadingTCPServer):
-    """Passes TCP streams on to a port of this machine, and counts their bytes in both directions."""
+    """A proxy that passes TCP streams on to a port of this machine, and counts bytes in both directions."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -203,7 +209,7 @@ class CountingProxy(socketserver.ThreadingTCPServer):
         self.server_close()
 
     def pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # one of the two ends is gone, and so is the other soon
+        with contextlib.suppress(OSError):  # One of the two ends is closed, and the other will close soon.
             while data := source.recv(1 << 18):
                 with self._lock:
                     self.bytes += len(data)

@@ -1,4 +1,4 @@
-"""Counting the syncs of a process, and slowing them down, by a library that is built for it here."""
+"""A counter of the syncs of processes, which can also slow them down, with a library that is built here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = 8
 
 
 class Syncs:
-    """Of every process that is started with `environment`."""
+    """The count of the syncs of every process that is started with `environment`."""
 
     def __init__(self, folder: Path, pause_seconds: float = 0.0) -> None:
         compiler = shutil.which("cc") or shutil.which("gcc")

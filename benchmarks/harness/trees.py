@@ -1,8 +1,9 @@
-"""The code that is measured: this checkout, another folder, or what a git ref holds.
+"""The code that is measured: this checkout, another folder, or the content of a git ref.
 
-All trees run on one Python with the same packages. A tree's folders are linked together under the name that they are
-imported by, and stand before what is installed. The programs that play devices are this checkout's wherever they can
-be imported with the other tree's code, so that both sides meet the same load; else they are the other tree's own.
+All trees run on one Python with the same packages. The folders of a tree are linked together under their
+import name, and come before the installed packages. The programs that play devices are those of this checkout
+if they can be imported with the other tree's code, so that both sides meet the same load. Otherwise they are
+the other tree's own programs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LIMIT = 120.0
 
 
 class TreeError(Exception):
-    """There is no such tree, or its code does not run."""
+    """An error for a tree that does not exist, or whose code does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Tree:
     label: str
     commit: str
     folder: Path
-    path: tuple[Path, ...]  # where Python looks before all else
+    path: tuple[Path, ...]  # Folders in which Python looks first.
     python: str = sys.executable
 
     def environment(self) -> dict[str, str]:
@@ -38,7 +39,7 @@ class Tree:
         return {**kept, "PYTHONPATH": os.pathsep.join(map(str, self.path)), "OMP_NUM_THREADS": "1"}
 
     def command(self, module: str, *arguments: str) -> list[str]:
-        """Nothing of the working directory is imported."""
+        """Return a command that runs a module; nothing of the working directory is imported."""
         safe = ("-P",) if sys.version_info >= (3, 11) else ()
         return [self.python, *safe, "-m", module, *arguments]
 
@@ -48,7 +49,7 @@ def this_tree(scratch: Path) -> Tree:
 
 
 def other_tree(wanted: str, scratch: Path) -> Tree:
-    """Of a folder, or of a git ref of this checkout."""
+    """Return the tree of a folder, or of a git ref of this checkout."""
     if Path(wanted).is_dir():
         return tree_of(Path(wanted).resolve(), wanted, scratch / "other")
     folder = scratch / "checkout"
@@ -57,7 +58,10 @@ def other_tree(wanted: str, scratch: Path) -> Tree:
 
 
 def unpack(ref: str, folder: Path) -> str:
-    """Write what a git ref holds into a folder; its commit. Git is asked for an archive, and keeps no worktree."""
+    """Write the content of a git ref into a folder, and return its commit.
+
+    Git makes an archive, so it keeps no worktree.
+    """
     commit = git(ROOT, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
     if not commit:
         raise TreeError(f"{ref} is neither a folder nor a commit of {ROOT}; fetch it, or name a folder")
@@ -83,7 +87,7 @@ def tree_of(folder: Path, label: str, scratch: Path, commit: str = "") -> Tree:
 
 
 def link_packages(folder: Path, into: Path) -> None:
-    """The tree's packages under the names of its pyproject.toml."""
+    """Link the tree's packages under the names of its pyproject.toml."""
     try:
         places: dict[str, str] = read_toml(folder / "pyproject.toml")["tool"]["setuptools"]["package-dir"]
     except (SettingsError, KeyError) as error:
@@ -99,7 +103,7 @@ def link_packages(folder: Path, into: Path) -> None:
 
 
 def fault_in(tree: Tree) -> str:
-    """Why its code cannot be measured, or nothing."""
+    """Return why the code of a tree cannot be measured, or ""."""
     code = "import sys, importlib, protofleet as p; print(p.__file__); [*map(importlib.import_module, sys.argv[1:])]"
     programs = [f"benchmarks.programs.{p.stem}" for p in tree.path[-1].glob("benchmarks/programs/[a-z]*.py")]
     done = subprocess.run(
@@ -114,6 +118,6 @@ def fault_in(tree: Tree) -> str:
 
 
 def git(folder: Path, *words: str) -> str:
-    """What git says, or nothing."""
+    """Return the output of git, or "" if it fails."""
     done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,1 +1,1 @@
-"""What is measured: a module for each question that a user could ask, and the catalog of all."""
+"""The measures: a module for each question that a user could ask, and the catalog of all."""

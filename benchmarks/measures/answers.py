@@ -1,7 +1,8 @@
-"""What an answer costs a coordinator: CPU, seconds, bytes on the wire and on the disk, syncs, answers said again.
+"""The cost of an answer for a coordinator: CPU, seconds, bytes on wire and disk, syncs, repeated answers.
 
-A real coordinator process over a real Mosquitto, with robots (benchmarks/programs/robots.py) for devices: FedProto,
-20 kB of prototypes each. Counted from the end of the first round to the end of the last training round.
+A real coordinator process runs with a real Mosquitto, and robots (benchmarks/programs/robots.py) play the
+devices: FedProto, with 20 kB of prototypes each. The figures are counted from the end of the first round to
+the end of the last training round.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ LIMIT_SECONDS = 900.0
 SHARED_MEMORY = Path("/dev/shm")
 LAST_SEEN = "protofleet_device_last_seen_timestamp_seconds{"
 
-PROTOTYPES = {"method": {"name": "fedproto"}, "network": {"name": "cnn4"}, "size": 32}  # 20 kB
-# What `cost` gives.
+# Settings with answers of 20 kB.
+PROTOTYPES = {"method": {"name": "fedproto"}, "network": {"name": "cnn4"}, "size": 32}
+# The figures that `cost` gives.
 COST = {
     "coordinator's CPU an answer": Figure("ms"),
     "from the ask to the last answer": Figure("s"),
@@ -46,7 +48,7 @@ COST = {
 class Answers:
     robots: int
     rounds: int = 4
-    sync_seconds: float = 0.0  # that the disk takes longer for each sync
+    sync_seconds: float = 0.0  # Extra seconds that the disk takes for each sync.
     figures: ClassVar = {
         **COST,
         "wire / payload": Figure("", steady=True),
@@ -78,7 +80,7 @@ class Answers:
 
 
 def cost(before: Sample, after: Sample, records: list[dict[str, Any]], answers: int) -> dict[str, float]:
-    """Of so many answers between two samples, in the rounds of these records."""
+    """Return the figures of `answers` answers between two samples, in the rounds of these records."""
     said = after.told["answers said"] - before.told["answers said"]
     seconds = [phase["seconds"] for record in records for phase in record["phases"]]
     return {
@@ -94,22 +96,23 @@ def total(records: list[dict[str, Any]], what: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    process: Counters  # of the coordinator
+    process: Counters  # Counters of the coordinator.
     syncs: int
-    told: dict[str, int]  # by the robots
+    told: dict[str, int]  # Counts that the robots reported.
 
 
 class Swarm:
-    """A coordinator and its robots, while the `with` lasts."""
+    """A coordinator and its robots, which run inside the `with` block."""
 
     def __init__(
         self, tree: Tree, folder: Path, robots: int, rounds: int, *,
         cohort: int = 0, hold_seconds: float = 0.0, sync_seconds: float = 0.0,
         learning: Mapping[str, Any] = PROTOTYPES,
     ) -> None:  # fmt: skip
-        """`learning`: the settings of what the robots are asked for."""
+        """Keep the settings; `learning` has those of the work for which the robots are asked."""
         self.tree, self.folder, self.rounds, self.cohort = tree, folder, rounds, cohort or robots
-        self.names = [f"r{i}" for i in range(robots)]  # short: ten thousand fit one argument of a command
+        # The names are short, so that ten thousand fit into one argument of a command.
+        self.names = [f"r{i}" for i in range(robots)]
         self.hold_seconds, self.sync_seconds, self.learning = hold_seconds, sync_seconds, learning
         self.lines = folder / "runs" / FEDERATION / "rounds.jsonl"
 
@@ -173,7 +176,7 @@ class Swarm:
         return {"answers said": 0, "hellos": 0, "answers": 0, "back again": 0, **told}
 
     def heard_since(self, moment: float) -> int:
-        """Robots of which the coordinator has heard something new after that."""
+        """Return the number of robots from which the coordinator has a new message since this moment."""
         with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/metrics", timeout=60) as page:
             lines = page.read().decode().splitlines()
         return sum(float(line.split()[-1]) > moment for line in lines if line.startswith(LAST_SEEN))
@@ -182,7 +185,7 @@ class Swarm:
         return Sample(counters(self.process.pid), self.syncs.count, self.ask_robots())
 
     def at_round(self, number: int) -> Sample:
-        """As soon as so many rounds have ended."""
+        """Return a sample as soon as `number` rounds have ended."""
         self.until(lambda: self._ended() >= number, f"round {number}")
         return self.sample()
 
@@ -201,7 +204,7 @@ class Swarm:
         return self.lines.read_bytes().count(b"\n") if self.lines.exists() else 0
 
     def finish(self) -> list[dict[str, Any]]:
-        """The records of all rounds, once the run is over and went as it should."""
+        """Return the records of all rounds after the end of the run; raise MeasureError if it went wrong."""
         code = self.process.wait(LIMIT_SECONDS)
         records: list[dict[str, Any]] = [json.loads(line) for line in self.lines.read_text().splitlines()]
         told = self.ask_robots()

@@ -1,4 +1,7 @@
-"""All measures, by name; those that take minutes, or what not every machine has, only where they are named."""
+"""All measures, by name.
+
+Measures that take minutes, or need something that not every machine has, are taken only if they are named.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from benchmarks.measures.stack import Stack
 
 
 def ratio() -> Figure:
-    """Within one run, so that it holds on any machine."""
+    """Return a figure for a ratio within one run, which is valid on any machine."""
     return Figure("", steady=True)
 
 
@@ -139,7 +142,7 @@ LARGE_DEVICE = Program(
     },
     {"megabytes": 180.0, "devices": 1, "rounds": 1},
 )
-SIZES = (0.02, 1.0, 10.0, 45.0, 180.0)  # megabytes
+SIZES = (0.02, 1.0, 10.0, 45.0, 180.0)  # Megabytes of a model.
 
 
 def of_size(megabytes: float) -> Program:

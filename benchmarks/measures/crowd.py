@@ -1,4 +1,4 @@
-"""Fleets of which few are asked: ten thousand connected, and a broker that starts again under a thousand."""
+"""Fleets of which few devices are asked: ten thousand connected, and a broker restart with a thousand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.harness.processes import resident_megabytes
 from benchmarks.harness.trees import Tree
 from benchmarks.measures.answers import COST, Swarm, cost
 
-STABLE_SECONDS = 12.0  # after which a connection that is lost is tried again at once
+STABLE_SECONDS = 12.0  # Seconds after which a lost connection is tried again at once.
 POLL_SECONDS = 0.05
 LIMIT_SECONDS = 120.0
 
@@ -76,10 +76,11 @@ class Restart:
         }
 
     def _watch(self, swarm: Swarm, killed: float) -> tuple[float, float, float]:
-        """Seconds from the broker's start to the first and the last robot's hello, and until each has been heard.
+        """Return seconds from the broker's start to three moments.
 
-        A hello that is said before the coordinator listens again is lost, but what a robot's new connection begins
-        with is retained.
+        They are the hello of the first robot, the hello of the last robot, and the moment when the
+        coordinator has heard every robot. A hello that comes before the coordinator listens again is lost.
+        But the first message of a robot's new connection is retained.
         """
         began, first, last = time.monotonic(), 0.0, 0.0
         while (seconds := time.monotonic() - began) < LIMIT_SECONDS:

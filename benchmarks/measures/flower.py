@@ -1,15 +1,16 @@
-"""The FedAvg of benchmarks/programs/rounds.py with Flower's real processes, and with ours beside it in the same run.
+"""A comparison with Flower's real processes: the FedAvg of benchmarks/programs/rounds.py in the same run.
 
-Flower: a superlink and ten supernodes on the loopback without encryption, as its guide starts them, in a
-virtual environment of its own that holds Flower and NumPy. Its app trains nothing and needs no torch, so it
-is as light as Flower can be; our devices carry torch and train a real network. Telemetry and the check for
-updates are off, and so is `uv sync` for every task; nothing else is set.
+Flower runs a superlink and ten supernodes on the loopback without encryption, as its guide starts them, in
+its own virtual environment with Flower and NumPy. Its app trains nothing and needs no torch, so it is as
+light as Flower can be. Our devices load torch and train a real network. Telemetry and the check for updates
+are off, and so is `uv sync` for every task. No other setting is changed.
 
-A round of theirs is timed from the end of the one before, ours from the ask to the last answer. The bytes of
-both are counted by the same proxy, in front of the superlink and of the broker, from the moment at which all
-devices are there to the end of the last round: whatever the devices' TCP streams carry, polls included. What
-Flower's processes of one device send to each other is not counted. Idle memory is that of all processes,
-with all devices present and before the first round: RSS counts shared pages in each process, PSS once.
+A round of Flower is timed from the end of the round before, and a round of protofleet from the ask to the
+last answer. The same proxy counts the bytes of both, in front of the superlink and of the broker, from the
+moment when all devices are present to the end of the last round. It counts all bytes of the devices' TCP
+streams, also polls. Bytes that Flower's processes of one device send to each other are not counted. Idle
+memory is that of all processes, with all devices present and before the first round: RSS counts shared pages
+in each process, PSS once.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ from benchmarks.programs.counted import payload
 from benchmarks.programs.rounds import DEVICES, MODEL, ROUNDS
 from protofleet.deploy.brokers.ports import free_port
 
-VERSION = "1.41.0"  # Flower's command line changes with every few versions
+VERSION = "1.41.0"  # Flower's command line changes every few versions.
 PEER = f"Flower {VERSION}"
 WANTED = (f"flwr=={VERSION}", "numpy>=2,<3")
-INSTALL_SECONDS, START_SECONDS, LIMIT_SECONDS = 600.0, 600.0, 1800.0  # a busy machine takes ten times as long
+# The limits leave room for a busy machine, which takes ten times as long.
+INSTALL_SECONDS, START_SECONDS, LIMIT_SECONDS = 600.0, 600.0, 1800.0
 SHAPES = [list(w.shape) for w in MODEL.model().state_dict().values()]
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -101,7 +103,7 @@ class Flower:
     def _flower(self, programs: Path, folder: Path) -> dict[str, Any]:
         folder.mkdir()
         with contextlib.ExitStack() as stack:
-            path = f"{programs}{os.pathsep}{os.environ['PATH']}"  # a superlink starts its helpers by name
+            path = f"{programs}{os.pathsep}{os.environ['PATH']}"  # A superlink starts its helpers by name.
             family = stack.enter_context(Family(folder, {**QUIET, "FLWR_HOME": str(folder), "PATH": path}))
             link = superlink(family)
             proxy = stack.enter_context(CountingProxy(link))
@@ -122,7 +124,7 @@ class Flower:
 
 
 def environment(name: str = "flower-venv", wanted: Sequence[str] = WANTED) -> Path:
-    """The Python of a virtual environment with Flower in it, kept from one run to the next."""
+    """Return the Python of a virtual environment with Flower, which is kept from one run to the next."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "protofleet" / name
     python = folder / "bin" / "python"
@@ -131,7 +133,7 @@ def environment(name: str = "flower-venv", wanted: Sequence[str] = WANTED) -> Pa
             asked([sys.executable, "-m", "venv", str(folder)])
         asked([str(python), "-m", "pip", "install", "--quiet", *wanted])
     except NotInstalled:
-        shutil.rmtree(folder, ignore_errors=True)  # half an environment would fail for ever
+        shutil.rmtree(folder, ignore_errors=True)  # An incomplete environment would fail every time.
         raise
     return python
 
@@ -175,7 +177,10 @@ def until(what: str, true: Callable[[], bool], family: Family) -> None:
 
 
 def submit(family: Family, link: int, devices: int, rounds: int) -> Path:
-    """Hand the app to the superlink. Its server part will note the end of each round in this file."""
+    """Give the app to the superlink, and return the file in which it will note the end of each round.
+
+    The server part of the app writes the notes.
+    """
     (family.folder / "config.toml").write_text(CONFIG.format(address=f"{LOOPBACK}:{link}"))
     notes, wish = family.folder / "notes", family.folder / "run.toml"
     wish.write_text(
@@ -187,7 +192,7 @@ def submit(family: Family, link: int, devices: int, rounds: int) -> Path:
 
 
 def follow(notes: Path, proxy: CountingProxy, rounds: int) -> list[tuple[float, int]]:
-    """(end of a round, bytes until then), with the beginning of the first round as the first of them."""
+    """Return pairs (end of a round, bytes until then); the first pair is the beginning of the first round."""
     marks: list[tuple[float, int]] = []
     deadline = time.monotonic() + START_SECONDS
     while len(marks) <= rounds and time.monotonic() < deadline:

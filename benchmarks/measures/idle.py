@@ -1,4 +1,7 @@
-"""What devices cost that nobody asks: a round in which ten of many are asked, and keep their answers for minutes."""
+"""The cost of devices that are not asked: a round asks ten of many devices.
+
+These ten hold their answers for minutes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from benchmarks.measures.answers import Swarm
 class Idle:
     robots: int
     asked: int = 10
-    settle_seconds: float = 60.0  # after the last device has joined, before anything is counted
+    settle_seconds: float = 60.0  # Seconds from the first ask to the start of the count.
     seconds: float = 120.0
     figures: ClassVar = {
         "coordinator's CPU": Figure("% of a core"),

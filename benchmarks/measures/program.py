@@ -1,4 +1,4 @@
-"""A measure that one of benchmarks/programs takes by itself, with the tree's code."""
+"""A measure that one of benchmarks/programs takes itself, with the tree's code."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ LIMIT_SECONDS = 1800.0
 class Program:
     name: str
     what: str
-    program: str  # of benchmarks/programs
-    figures: dict[str, Figure]  # by the names that the program prints; those of a table within: "table: name"
+    program: str  # Name of a program in benchmarks/programs.
+    # Figures by the names that the program prints; "table: name" is a figure in an inner table.
+    figures: dict[str, Figure]
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`protofleet run` as a user starts it: seconds, CPU and memory to its first round, and to its end."""
+"""`protofleet run` as a user starts it: seconds, CPU and memory until its first round, and until its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT_SECONDS = 600.0
 class Run:
     devices: int = 10
     rounds: int = 5
-    process_each: bool = False  # even where devices would share some
+    process_each: bool = False  # Each device has its own process, also if devices would share processes.
     figures: ClassVar = {
         "first round": Figure("s"),
         "CPU of all until then": Figure("s"),
@@ -57,7 +57,7 @@ class Run:
                 return time.monotonic() - began
 
             first, cpu, memory = wait_for(1), family.cpu_seconds(), family.memory()
-            last = wait_for(self.rounds + 1)  # and the last evaluation
+            last = wait_for(self.rounds + 1)  # The last evaluation counts as one more round.
             family.wait("run", LIMIT_SECONDS)
             whole, after = time.monotonic() - began, os.times()
         self.check(lines)
@@ -67,13 +67,13 @@ class Run:
             "memory of all then": memory["pss_MB"],
             "whole run": whole,
             "after the last round": whole - last,
-            # Of all that was waited for, by `run` and then here.
+            # CPU of all processes for which `run` and then this process waited.
             "CPU of the whole run": after.children_user + after.children_system
             - spent.children_user - spent.children_system,
         }  # fmt: skip
 
     def start(self, tree: Tree, folder: Path, family: Family) -> Path:
-        """Where it will write its rounds."""
+        """Start the run, and return the file into which it writes its rounds."""
         (folder / "experiment.toml").write_text(write_toml(self._experiment()))
         command = tree.command(
             "protofleet", "run", str(folder / "experiment.toml"), "--runs", str(folder / "runs")

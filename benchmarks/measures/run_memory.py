@@ -1,4 +1,7 @@
-"""Memory of all processes of `protofleet run`, looked at from its start to its end: the worst moment counts."""
+"""Memory of all processes of `protofleet run`, sampled from start to end: the highest value counts.
+
+The median through the rounds is a second figure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from benchmarks.harness.processes import Family
 from benchmarks.harness.trees import Tree
 from benchmarks.measures.run import LIMIT_SECONDS, Run
 
-PAUSE_SECONDS = 0.05  # between two looks: a batch of samples takes less, the training of a device more
+# Seconds between two samples. A batch of samples takes less time, and the training of a device takes more.
+PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class RunMemory:
         }
 
     def _watch(self, family: Family, lines: Path) -> list[tuple[int, float]]:
-        """The rounds that had ended, and megabytes."""
+        """Return pairs of the number of ended rounds and the memory in megabytes."""
         seen, until = list[tuple[int, float]](), time.monotonic() + LIMIT_SECONDS
         while family.started[-1].poll() is None and time.monotonic() < until:
             rounds = lines.read_bytes().count(b"\n") if lines.exists() else 0

@@ -1,7 +1,7 @@
-"""How soon `make up` has its first round on images that are there, and the memory of each container in the third.
+"""`make up` on images that exist: seconds to its first round, and the memory of each container in the third.
 
-UP has more words for it, as `make up ARGS=` takes them. Memory is the kernel's PSS: pages that containers share, such
-as torch's, are counted once and shared out.
+The environment variable UP has further arguments, in the form of `make up ARGS=`. Memory is the kernel's PSS:
+pages that containers share, such as those of torch, are counted once and divided among them.
 """
 
 from __future__ import annotations

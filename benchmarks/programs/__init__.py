@@ -1,1 +1,1 @@
-"""Programs that run with the code of the tree that is measured. Each measures something itself, and prints JSON."""
+"""Programs that run with the code of the measured tree; each measures something itself, and prints JSON."""

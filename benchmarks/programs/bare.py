@@ -1,8 +1,9 @@
-"""The training of a round beside a plain PyTorch loop over the same data, round by round in turn, in this process.
+"""The training of a round and a plain PyTorch loop over the same data, in turn in this process.
 
-The loop is a round of federated averaging without a framework: it loads the model, trains on each device's share,
-sums the weights. The product's trainer does the same but for the sum, with all that it adds in a process of devices
-(jobs, signs of life at each module, deadlines), and without a wire or a disk.
+The loop is a round of federated averaging without a framework: it loads the model, trains on each device's
+data, and sums the weights. The product's trainer does the same without the sum. It does so with everything
+that it adds in a process of devices (jobs, signs of life at each module, deadlines), and without a wire or a
+disk.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.wire.messages import Array
 
-CLASSES, SIZE, WIDTH = 31, 8, 251  # 53,002 parameters
+CLASSES, SIZE, WIDTH = 31, 8, 251  # These give 53,002 parameters.
 BATCH, LR, MOMENTUM, DECAY = 32, 0.01, 0.9, 1e-5
 
 
 def measure(
     devices: int = 10, examples: int = 600, rounds: int = 6, width: int = WIDTH, epochs: int = 1
 ) -> dict[str, float]:
-    """CPU and seconds of a round, medians; and the ratio of CPU in pairs."""
+    """Return the medians of CPU and seconds of a round, and the median ratio of CPU in pairs."""
     torch.set_num_threads(1)
     Process("bare").heartbeats.beat("work")
     hyper = {"epochs": epochs, "batch": BATCH, "lr": LR}
@@ -48,7 +49,7 @@ def measure(
         with no_hooks():
             bare.append(cost(partial(bare_round, model, shards, epochs)))
         ours.append(cost(partial(trained, broadcast, jobs, number + 1)))
-    bare, ours = bare[1:], ours[1:]  # the first of each also makes ready what it needs
+    bare, ours = bare[1:], ours[1:]  # The first round of each also contains preparations.
     return {
         "bare cpu": statistics.median(cpu for cpu, _ in bare),
         "bare seconds": statistics.median(wall for _, wall in bare),
@@ -68,7 +69,10 @@ def job_of(plan: Plan, shard: MadeUp, name: str) -> Job:
 
 @contextlib.contextmanager
 def no_hooks() -> Iterator[None]:
-    """The product's hook is one of all modules of the process, so the plain loop would pay for it too."""
+    """Remove the hooks on all modules of the process inside this context.
+
+    The product's hook is one of them, and the plain loop would pay for it too.
+    """
     hooks = torch_modules._global_forward_hooks
     kept = dict(hooks)
     hooks.clear()

@@ -1,6 +1,7 @@
-"""What a round costs a device on the wire beside the bytes of its arrays, by kind of message.
+"""The bytes that a round costs a device on the wire in addition to its arrays, by kind of message.
 
-A federation in one process, sealed: every PUBLISH is measured where the broker takes it, as it would be on a socket.
+A federation runs in one process, with sealed messages. Every PUBLISH is measured where the broker takes it,
+with the size that it would have on a socket.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ POLICY = Policy(
     settle_seconds=0.5,
 )
 KINDS = ("task", "block", "want", "update", "receipt")
-# Of an embedding: ten prototypes of float32, and their labels and counts.
+# Widths of an embedding, by the size of ten prototypes in float32 with their labels and counts.
 WIDTHS = {
     "10 kB": 256,
     "3.5 kB": 85,
@@ -38,10 +39,11 @@ BLOCK = b"PF\x02"
 
 
 class Scale:
-    """Weighs every packet on its way into the made-up broker."""
+    """A meter that weighs every packet on its way into the simulated broker."""
 
     def __init__(self, run: Simulation) -> None:
-        self.bytes: Counter[tuple[str, str]] = Counter()  # (device, kind); what goes to all has no device
+        # Bytes by (device, kind); messages to all devices have the device "".
+        self.bytes: Counter[tuple[str, str]] = Counter()
         self._publish = run.broker.publish
         run.broker.publish = self.publish  # type: ignore[method-assign]
 
@@ -52,12 +54,12 @@ class Scale:
         self._publish(topic, frame, retain)
 
     def of(self, devices: Sequence[str], kind: str) -> float:
-        """Bytes of one device, what went to all included."""
+        """Return the mean bytes of one device, with the messages to all devices."""
         return self.bytes["", kind] + sum(self.bytes[device, kind] for device in devices) / len(devices)
 
 
 def kind_of(frame: bytes) -> str:
-    """As a broker can read it."""
+    """Return the kind of a message, as a broker can read it."""
     if frame[:3] == BLOCK:
         return "block"
     header: list[str] = msgpack.unpackb(frame[5 : 5 + int.from_bytes(frame[3:5], "little")])
@@ -65,7 +67,7 @@ def kind_of(frame: bytes) -> str:
 
 
 def weighed(folder: Path, width: int) -> tuple[Simulation, Scale]:
-    """A run of FedProto to its end."""
+    """Run FedProto to its end, and return the run with its meter."""
     shards = {
         name: measured(made_up(name, CLASSES, SIZE, 40)) for name in map("device-{}".format, range(DEVICES))
     }
@@ -77,12 +79,15 @@ def weighed(folder: Path, width: int) -> tuple[Simulation, Scale]:
 
 
 def measured(data: MadeUp) -> MadeUp:
-    """With something to measure: an update carries metrics."""
+    """Return data with validation and test samples, so that an update carries metrics."""
     return replace(data, validation=data.train, test=data.train)
 
 
 def share(run: Simulation, scale: Scale, devices: Sequence[str]) -> dict[str, float]:
-    """Bytes of one device in a round, the evaluation counted as one: arrays, and by kind what stands beside them."""
+    """Return the bytes of one device in a round: those of the arrays, and the other bytes by kind of message.
+
+    The evaluation counts as one round.
+    """
     rounds, payload = ROUNDS + 1, run.service.link.meter.payload
     up = sum(n for (way, _), n in payload.items() if way == UP) / len(run.agents)
     down = sum(n for (way, _), n in payload.items() if way == DOWN)
@@ -92,18 +97,18 @@ def share(run: Simulation, scale: Scale, devices: Sequence[str]) -> dict[str, fl
 
 
 def beside(found: dict[str, float]) -> float:
-    """What a round costs without its arrays."""
+    """Return the bytes of a round without those of its arrays."""
     return sum(found[kind] for kind in KINDS)
 
 
 def ratio(found: dict[str, float]) -> float:
-    """Wire over payload, of both directions."""
+    """Return wire over payload, for both directions."""
     payload = found["arrays up"] + found["arrays down"]
     return (payload + beside(found)) / payload
 
 
 def ratio_up(found: dict[str, float]) -> float:
-    """Of the answer alone, with what is asked for before it."""
+    """Return wire over payload for the answer, including the messages that ask for it."""
     return (found["arrays up"] + found["want"] + found["update"]) / found["arrays up"]
 
 

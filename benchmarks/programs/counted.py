@@ -1,7 +1,7 @@
-"""Ours in the comparison with Flower (benchmarks/measures/flower.py): rounds, bytes through the sockets, idle memory.
+"""Our side of the comparison with Flower (benchmarks/measures/flower.py): rounds, socket bytes, idle memory.
 
-`python -m benchmarks.programs.counted FOLDER [DEVICES ROUNDS]`: in a process of its own, so that its memory is a
-coordinator's.
+`python -m benchmarks.programs.counted FOLDER [DEVICES ROUNDS]` runs in its own process, so that its memory is
+that of a coordinator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXAMPLES = 31
 
 
 def payload(devices: int) -> int:
-    """Return the bytes of a round's arrays, where each device is counted with a model down and one up."""
+    """Return the bytes of a round's arrays; each device counts with one model down and one model up."""
     model: int = sum(w.numel() * w.element_size() for w in MODEL.model().state_dict().values())
     return 2 * devices * model
 
@@ -48,7 +48,7 @@ def measured(folder: Path, devices: int = DEVICES, rounds: int = ROUNDS) -> dict
 
 
 class Present(Clockwork):
-    """Takes the idle memory, and notes the bytes so far, when the last device has joined."""
+    """An observer that takes the idle memory, and notes the bytes so far, when the last device has joined."""
 
     def __init__(self, family: Family, devices: int) -> None:
         super().__init__()

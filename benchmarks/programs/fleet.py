@@ -1,4 +1,4 @@
-"""A real fleet for measuring: a broker, device processes with made-up data, a coordinator in this process."""
+"""A real fleet for measuring: a broker, device processes with random data, a coordinator in this process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ PATIENCE = 120.0
 
 
 class EndRun(BaseException):
-    """An observer raises it to end the run: an `Exception` of an observer costs a run nothing."""
+    """An exception with which an observer ends the run.
+
+    An `Exception` of an observer does not affect a run, so this is a BaseException.
+    """
 
 
 @dataclass
@@ -51,13 +54,14 @@ class Clockwork:
 
     asked_at: float = 0.0
     slowest: float = 0.0
-    phases: list[tuple[str, float, float]] = field(default_factory=list)  # (phase, seconds, of them work)
+    # Tuples (phase, seconds, seconds of work in them).
+    phases: list[tuple[str, float, float]] = field(default_factory=list)
 
     def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
-        """Phases are timed from the ask to the last answer."""
+        """Do nothing, because phases are timed from the ask to the last answer."""
 
     def transfer_progressed(self, device: str, progress: TransferProgress) -> None:
-        """Told every few seconds of an answer that takes long."""
+        """Do nothing; this is called every few seconds during an answer that takes long."""
 
     def stepped(self, run: RunView, step: Step, now: float) -> None:
         self.asked_at, self.slowest = time.monotonic(), 0.0
@@ -82,9 +86,9 @@ def members(
     examples: int,
     ports: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Device processes that hold made-up data and do real work on it.
+    """Start device processes that have random data and do real work on it.
 
-    `ports`: of those that do not reach the broker at its own port.
+    `ports` has the ports of the devices that do not reach the broker at its own port.
     """
     for name in (COORDINATOR, *names):
         make_keys(folder / "keys", name)
@@ -110,7 +114,7 @@ def members(
 def conduct(
     folder: Path, plan: Plan, policy: Policy, address: BrokerAddress, observer: Clockwork
 ) -> CoordinatorService:
-    """Run a whole federation from here, over the broker, and return what is left of the coordinator."""
+    """Run a whole federation from here, over the broker, and return the coordinator's service afterwards."""
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
     topics = Topics(FEDERATION)
     spool = Spool(folder / "spool")

@@ -1,7 +1,8 @@
-"""Many devices that share processes: memory of all, and CPU of a device's round, coordinator and broker included.
+"""Many devices that share processes: memory of all, and CPU of a device's round with coordinator and broker.
 
-53,002 parameters, 600 samples a device, one epoch, as `round_cost`. The coordinator runs in this process. CPU is
-counted from the end of the first training phase to the end of the last one.
+The network has 53,002 parameters, and each device trains one epoch on 600 samples, as in `round_cost`. The
+coordinator runs in this process. CPU is counted from the end of the first training phase to the end of the
+last one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ROUNDS = 3
 
 
 class MadeUpShards(Shards):
-    """Random images, other ones for each device."""
+    """Random images, different ones for each device."""
 
     def load(self, settings: DataSettings, plugins: PlugIns = NO_PLUGINS) -> Shard:
         data = made_up(f"device-{settings.part}", MODEL.classes, MODEL.size, EXAMPLES)
@@ -48,7 +49,10 @@ class MadeUpShards(Shards):
 
 
 class MemoryClock(CpuClock):
-    """Notes the memory of its processes when the first training phase has its last answer, too."""
+    """An observer that also notes the memory of its processes at the end of the first training phase.
+
+    A training phase ends with its last answer.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Keys for benchmarks, without a federation's root."""
+"""Keys for benchmarks, without a root of a federation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 
 
 def make_keys(folder: Path, name: str) -> None:
-    """A key pair under `folder`, unless it is there already; devices' public keys go to `public/`."""
+    """Make a key pair under `folder` if there is none; devices' public keys go to `public/`."""
     path = folder / f"{name}.key"
     if path.exists():
         keys = load_keys(path)

@@ -1,4 +1,4 @@
-"""Large models: what a coordinator writes for what comes, and what a device holds at most."""
+"""Large models: the bytes that a coordinator writes for its answers, and the peak memory of a device."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from protofleet.protocol.link.meter import UP
 from protofleet.protocol.wire.messages import Update
 from protofleet.runtime.allocator import return_large_blocks
 
-INPUTS = 3 * 32 * 32 + 1  # and the bias
+INPUTS = 3 * 32 * 32 + 1  # Numbers of an image, and one for the bias.
 
 
 def plan_of(megabytes: float, rounds: int, steps: int) -> Plan:
-    """Nearly all of it is one array. A device has so few samples that an epoch is one step."""
+    """Return a plan whose model is nearly all in one array.
+
+    A device has so few samples that an epoch is one step.
+    """
     network = Network("mlp", round(megabytes * MB / 4 / INPUTS))
     return Plan("fedavg", 10, rounds, size=32, network=network, hyper={"epochs": steps, "lr": 1e-6})
 
 
 class Peaks(Clockwork):
-    """Notes the peak of a process with every answer."""
+    """An observer that notes the peak memory of a process at every answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +43,10 @@ class Peaks(Clockwork):
 
 
 def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4, steps: int = 1) -> dict[str, float]:
-    """Bytes that this process, which conducts the run, has made dirty on the disk, over those of answers; peaks."""
+    """Measure the bytes that this process has made dirty on the disk, over those of answers, and peaks.
+
+    This process conducts the run.
+    """
     plan, names, peaks = plan_of(megabytes, rounds, steps), [f"device-{i}" for i in range(devices)], Peaks()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -50,11 +56,11 @@ def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4, steps: i
         with broker(folder) as running, members(folder, names, running.address, examples=2) as processes:
             peaks.process = processes[names[0]].pid
             service = conduct(folder, plan, policy, running.address, peaks)
-            # Before the devices end: the kernel adds what a child wrote to its parent's.
+            # This is read before the devices end, because the kernel adds the bytes of an ended child to its parent.
             made_dirty = counters(os.getpid()).written
     came = sum(size for (way, _), size in service.link.meter.payload.items() if way == UP)
     model = sum(v.numel() * v.element_size() for v in plan.model().state_dict().values()) / MB
-    if came < 0.99 * devices * rounds * model * MB:  # counters and their like are no arrays
+    if came < 0.99 * devices * rounds * model * MB:  # Small values such as counters may be missing.
         raise RuntimeError(
             f"{came / MB:.0f} MB of answers came, not {rounds} rounds of {devices} x {model:.0f} MB"
         )

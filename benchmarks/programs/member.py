@@ -1,4 +1,4 @@
-"""One device process of a benchmark: the product's Agent over the product's transport, with made-up data."""
+"""One device process of a benchmark: the product's Agent and transport, with random data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Part:
 
 @dataclass
 class MadeUp:
-    """As many random images as asked for, in the shape that the plan's network takes."""
+    """Random images of a given number, in the shape that the plan's network takes."""
 
     domain: str
     classes: int

@@ -1,6 +1,6 @@
-"""Memory that a coordinator needs for a cohort of large updates, and that an idle device needs at all.
+"""The memory that a coordinator needs for a cohort of large updates, and that an idle device needs.
 
-Peak (VmHWM) and resident (VmRSS) memory as the kernel counts it, each of a process of its own.
+It is peak memory (VmHWM) or resident memory (VmRSS) as the kernel counts it, each in its own process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.runtime.allocator import return_large_blocks
 
 COHORTS = (2, 20)
-# One array of 44.7 MB, the hardest shape for a memory that is meant to hold one array at a time
+# One array of 44.7 MB, which is the hardest shape for code that keeps one array at a time in memory.
 LARGE = Plan("fedavg", 10, 1, size=32, network=Network("mlp", 3641), hyper={"epochs": 1, "lr": 1e-6})
 SMALL = Plan("fedavg", 10, 1000, size=32, network=Network("cnn23"), hyper={"epochs": 1})
 
@@ -47,20 +47,20 @@ def in_child(what: str, *arguments: object) -> float:
 
 
 def coordinator(cohort: int) -> float:
-    """A whole round of real device processes with large updates, conducted from this process."""
+    """Return the peak of this process when it conducts a round of device processes with large updates."""
     names = [f"device-{i}" for i in range(cohort)]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "shape.json").write_text(json.dumps({"classes": LARGE.classes, "size": LARGE.size}))
         policy = Policy(quorum=cohort, cohort=cohort, settle_seconds=600.0, patience_seconds=1200.0)
-        return_large_blocks()  # as protofleet.coordinator.main does
+        return_large_blocks()  # protofleet.coordinator.main does the same.
         with broker(folder) as running, members(folder, names, running.address, examples=2):
             conduct(folder, LARGE, policy, running.address, Clockwork())
     return resident_megabytes("VmHWM")
 
 
 def device() -> float:
-    """A device that has taken on its plan, loaded its model and waits for work."""
+    """Return the memory of a device that has accepted its plan, loaded its model and waits for work."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "shape.json").write_text(json.dumps({"classes": SMALL.classes, "size": SMALL.size}))
@@ -74,7 +74,10 @@ def device() -> float:
 
 
 class Joining(Clockwork):
-    """Ends the run when the device has joined, and waits for a second one that will not come."""
+    """An observer that ends the run when the device has joined.
+
+    The run would wait for a second device, which does not exist.
+    """
 
     def __init__(self, process: int) -> None:
         super().__init__()

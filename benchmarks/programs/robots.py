@@ -1,8 +1,9 @@
-"""Devices that speak the wire and train nothing: `python -m benchmarks.programs.robots '{"names": ...}'`
+"""Devices that speak the wire and train nothing: `python -m benchmarks.programs.robots '{"names": ...}'`.
 
-Many in one process, on one thread: the product's link, its times for hellos and repeats and its stores, made-up
-prototypes as answers, or the model that was broadcast with other numbers. Every line on standard input is answered
-by one of JSON with what was counted so far; at its end, or a signal, all leave.
+Many devices run in one process, on one thread. They have the product's link, its times for hellos and repeats
+and its stores. Their answers are made-up prototypes, or the model of the broadcast with changed numbers. The
+program answers every line on standard input with a line of JSON, which has the counts so far. At the end of
+the input, or at a signal, all devices leave.
 """
 
 from __future__ import annotations
@@ -52,32 +53,32 @@ from protofleet.protocol.wire.reasons import DisconnectReason, Rejected
 from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
 
-CLASSES, WIDTH, EXAMPLES = 10, 512, 60  # 10 x 512 float32: 20,480 bytes of prototypes
+CLASSES, WIDTH, EXAMPLES = 10, 512, 60  # 10 x 512 float32 are 20,480 bytes of prototypes.
 METRICS = {
     "accuracy.test.personal": 0.5, "loss.test.personal": 1.0, "samples.test": 20.0, "seconds.work": 0.0,
 }  # fmt: skip
-TICK_SECONDS = 0.1  # between two looks at who is to say something again
+TICK_SECONDS = 0.1  # Seconds between two checks which robots must send something again.
 KEEPALIVE_SECONDS = 60
-LOOK_SECONDS = 10.0  # between two looks at a connection on which nothing happens: whether to ping
-RETRY_SECONDS = (0.5, 30.0)  # as the product's, before a lost connection is tried again
+LOOK_SECONDS = 10.0  # Seconds between two checks whether an idle connection needs a ping.
+RETRY_SECONDS = (0.5, 30.0)  # Seconds before a lost connection is tried again, the same as in the product.
 MAX_PACKET = 268_435_455
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What all robots of this process share."""
+    """The settings of all robots of this process."""
 
     names: list[str]
     federation: str
-    enrolled: str  # holds a folder for each name
+    enrolled: str  # Folder that has a folder for each name.
     folder: str
     port: int
     host: str = "127.0.0.1"
-    hold_seconds: float = 0.0  # before an answer is said
+    hold_seconds: float = 0.0  # Seconds that a robot holds an answer before it sends it.
 
 
 class Robot:
-    """One device: its connection, its link, and where it is in the conversation."""
+    """One device: its connection, its link, and its state in the conversation."""
 
     def __init__(self, wish: Wish, number: int, counts: Counter[str]) -> None:
         self.name, self.number, self.wish, self.counts = wish.names[number], number, wish, counts
@@ -88,7 +89,7 @@ class Robot:
         self.client = self._paho(f"{wish.federation}.{self.name}")
         store = ObjectStore(Path(wish.folder) / self.name, durable=False)
         me = Identity(self.name, int(time.time()), keys)
-        self.link = DeviceLink(me, keyring, self.topics, self, store, clock=Clock(since=keys.not_before))  # type: ignore[arg-type]  # it is asked for no more than it has
+        self.link = DeviceLink(me, keyring, self.topics, self, store, clock=Clock(since=keys.not_before))  # type: ignore[arg-type]  # The link calls only methods that a robot has.
         self.delivery, self.timer = AnswerDelivery(self.link), HelloTimer(self.name)
         self.backoff, self.connected_at = Backoff(*RETRY_SECONDS), 0.0
         self.plan: Plan | None = None
@@ -97,7 +98,7 @@ class Robot:
         self.hello_at = self.held_until = self.reconnect_at = float("inf")
         self.finished = self.connected = self.sent_hello = self.was_lost = False
 
-    # What the link asks of a transport
+    # Methods that the link calls on a transport.
 
     def publish(self, topic: str, frame: bytes, retain: bool = False, qos: int = 1) -> None:
         self.client.publish(topic, frame, 1, retain)
@@ -111,8 +112,7 @@ class Robot:
     def reject_connection(self, why: str) -> None:
         raise BrokerError(why)
 
-    # The connection
-
+    # The connection to the broker.
     def connect(self) -> None:
         will = self.link.will(self.topics.device_state(self.name))
         self.client.will_set(will.topic, will.frame, 1, True)
@@ -158,8 +158,7 @@ class Robot:
         if not self.finished:
             self.counts["connections lost"] += 1
 
-    # The conversation
-
+    # The conversation with the coordinator.
     @property
     def wake_at(self) -> float:
         if not self.connected:
@@ -181,7 +180,7 @@ class Robot:
             self._say(now)
 
     def hello_in_turn(self) -> None:
-        """Where all devices have the same reason at the same moment."""
+        """Send a hello at a random time, when all devices have the same reason for one at the same moment."""
         self.timer.spread(time.monotonic())
         self.hello()
 
@@ -292,13 +291,14 @@ def over(message: Message) -> bool:
 
 
 class Robots:
-    """All of one process, the one selector that moves their bytes, and a heap of when each has something to do."""
+    """All robots of one process, with one selector for their bytes and a heap of the times when each acts."""
 
     def __init__(self, wish: Wish) -> None:
         self.counts: Counter[str] = Counter()
         self.all = [Robot(wish, number, self.counts) for number in range(len(wish.names))]
         self.selector = selectors.DefaultSelector()
-        self._watched: dict[int, tuple[int, int]] = {}  # by number: the socket's handle, and what is awaited
+        # By the robot's number: the handle of its socket, and the events for which the selector waits.
+        self._watched: dict[int, tuple[int, int]] = {}
         self._due: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
 
@@ -307,12 +307,13 @@ class Robots:
         for robot in self.all:
             robot.connect()
             self._settle(robot, time.monotonic())
-            self._move_bytes(0.0)  # or a broker would wait for the first until the last has come
+            # Otherwise the broker would wait for the first robot until the last has connected.
+            self._move_bytes(0.0)
         while self._move_bytes(TICK_SECONDS):
             self._wake_those_due(time.monotonic())
 
     def _move_bytes(self, seconds: float) -> bool:
-        """False when nobody wants these robots any more."""
+        """Move the bytes of all sockets that are ready, and return False when standard input has ended."""
         for key, events in self.selector.select(seconds):
             if key.data is not None:
                 self._move(key.data, events)
@@ -330,7 +331,7 @@ class Robots:
         while self._heap and self._heap[0][0] <= now:
             due, number = heapq.heappop(self._heap)
             if due != self._due.get(number):
-                continue  # another time was set since
+                continue  # Another time has been set since then.
             robot = self.all[number]
             if not robot.finished:
                 robot.wake(now)
@@ -345,10 +346,10 @@ class Robots:
         self._settle(robot, time.monotonic())
 
     def _settle(self, robot: Robot, now: float) -> None:
-        """After something happened: what is awaited of its socket, and when it is looked at again."""
+        """Set the events to wait for on a robot's socket, and the time of the next check of the robot."""
         self._watch(robot, now)
         due = now + LOOK_SECONDS if robot.finished else min(robot.wake_at, now + LOOK_SECONDS)
-        # Where it is later than it was, the earlier look finds nothing to do: cheaper than to move it.
+        # If the time is later than before, the earlier check finds nothing to do, which is cheaper than a change.
         if not now < self._due.get(robot.number, 0.0) <= due:
             self._due[robot.number] = due
             heapq.heappush(self._heap, (due, robot.number))
@@ -371,7 +372,7 @@ class Robots:
         self._watched[robot.number] = handle, events
 
     def _forget(self, robot: Robot, handle: int) -> None:
-        """Its socket is closed, and another robot may have taken the handle."""
+        """Remove a closed socket from the selector, unless another robot has taken its handle."""
         del self._watched[robot.number]
         key = self.selector.get_map().get(handle)
         if key is not None and key.data is robot:

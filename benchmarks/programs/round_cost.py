@@ -1,7 +1,9 @@
-"""What a whole round costs in CPU, all processes together: ten device processes, a broker, a coordinator in this one.
+"""The CPU of a whole round, for all processes together.
 
-53,002 parameters, 600 samples a device, one epoch. Counted from the end of the first training phase to the end of the
-last one. Beside it the same training as a plain PyTorch loop in one process (benchmarks/programs/bare.py).
+Ten device processes and a broker run, with a coordinator in this process. The network has 53,002 parameters,
+and each device trains one epoch on 600 samples. The cost is counted from the end of the first training phase
+to the end of the last one. It is compared with the same training as a plain PyTorch loop in one process
+(benchmarks/programs/bare.py).
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ EXAMPLES = 600
 
 
 class CpuClock(Clockwork):
-    """Notes the CPU of some processes, and the time, whenever a training phase has its last answer."""
+    """An observer that notes the time and the CPU of some processes at the end of each training phase.
+
+    A training phase ends with its last answer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +72,7 @@ def of_group(group: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # The process has just ended.
             continue
         if int(fields[2]) == group:
             found.append(int(stat.parent.name))

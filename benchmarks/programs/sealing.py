@@ -1,4 +1,4 @@
-"""Sealing a 45 MB answer, and verifying and opening it, beside one SHA-256 and one AES-GCM pass over its bytes."""
+"""The time to seal a 45 MB answer, and to verify and open it, over one SHA-256 and one AES-GCM pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWER = Update("a", 1, "train", 10)
 
 
 def measure(size: int = SIZE, rounds: int = ROUNDS) -> dict[str, object]:
-    """All three in turn, so that what else the machine does meets all alike."""
+    """Measure all three in turn, so that other work on the machine affects all of them equally."""
     data, keys = os.urandom(size), {name: Keys.new() for name in ("a", "coordinator")}
     bare = blocks.manifest_of([data], (("weights", size),), blocks.DEFAULT_BLOCK)
     frames = list(sealed(data, bare, keys))
@@ -47,7 +47,7 @@ def plain(data: bytes) -> None:
 
 
 def sealed(data: bytes, bare: Manifest, keys: dict[str, Keys]) -> Iterator[bytes]:
-    """The offer and all blocks, one after the other, as they are handed to the broker's connection."""
+    """Yield the offer and all blocks, one after the other, as the broker's connection gets them."""
     manifest = Manifest(bare.object, bare.size, bare.block, bare.hashes, bare.parts, os.urandom(blocks.KEY))
     yield said(codec.encode(ANSWER, manifest), keys, SEALED)
     step = manifest.block
@@ -63,7 +63,7 @@ def said(payload: bytes, keys: dict[str, Keys], suite: int) -> bytes:
 
 
 def opened(frames: list[bytes], keys: dict[str, Keys]) -> None:
-    """Signature, every block's seal, and the hash of the whole."""
+    """Check the signature, the seal of every block, and the hash of the whole answer."""
     ring = {name: pair.public for name, pair in keys.items()}
     header, payload = unseal(frames[0], ring, keys["coordinator"].receive)
     place = codec.TaskId(header.round, header.phase, header.base)

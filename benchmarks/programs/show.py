@@ -1,4 +1,7 @@
-"""`python -m benchmarks.programs.show NAME ['{"argument": ...}']`: what this program's `measure` gives, as JSON."""
+"""`python -m benchmarks.programs.show NAME ['{"argument": ...}']`: prints the result of `measure` as JSON.
+
+NAME is a program in this folder.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How fast 64 MiB get from a device to the coordinator, beside a plain 64 MiB publish on the same broker.
+"""The speed of 64 MiB from a device to the coordinator, and of a plain 64 MiB publish on the same broker.
 
-Ours is timed from the offer of a finished answer to the moment at which the coordinator has every block,
+Our transfer is timed from the offer of a finished answer to the moment when the coordinator has every block,
 checked, on its disk, under its name. The plain publish is timed from `publish` to the other side's
-`on_message`: nothing is checked, nothing is kept. Both receivers are processes of their own.
+`on_message`: it is not checked and not stored. Each receiver has its own process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from protofleet.protocol.wire.topics import Topics
 SIZE = 64 << 20
 TOPICS = Topics("bench")
 PLAIN = "bench/plain"
-WAIT_SECONDS = 600.0  # beside busy processes the plain publish takes up to half a minute
+WAIT_SECONDS = 600.0  # Seconds; with busy processes the plain publish takes up to half a minute.
 NOBODY = BusyProcesses(0)
 
 
@@ -54,9 +54,9 @@ class TakeAll:
 
 
 def measure(qos: int = 1, busy: int = 0, size: int = SIZE) -> dict[str, float]:
-    """One of each, ours first; which is first matters little beside the spread of pairs.
+    """Measure one of each, ours first; the order matters little compared with the spread of pairs.
 
-    `qos`: of our blocks. `busy`: so many processes want a core while either is timed.
+    `qos` is that of our blocks. `busy` is the number of processes that want a core while either is timed.
     """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -76,13 +76,16 @@ def timed(
     folder: Path, address: BrokerAddress, how: str, size: int = SIZE, through: BrokerAddress | None = None,
     qos: int = 1, beside: BusyProcesses = NOBODY,
 ) -> float:  # fmt: skip
-    """Seconds from this process's send to the receiving process's having it. Ours reaches the broker `through`."""
+    """Return the seconds from this process's send until the receiving process has everything.
+
+    Our transfer reaches the broker at the address `through`.
+    """
     receiver = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.programs.transfer", how, str(folder), str(address.port)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert receiver.stdout is not None
-    receiver.stdout.readline()  # it is subscribed
+    receiver.stdout.readline()  # The receiver prints a line when it is subscribed.
     if how == "ours":
         sent = send_ours(folder, through or address, receiver, size, qos, beside)
     else:
@@ -158,14 +161,15 @@ def receive_ours(folder: Path, address: BrokerAddress) -> float:
     transport = Mqtt("bench-c", address, inbox, subscriptions=TOPICS.coordinator_subscriptions())
     ring = load_keyring(folder / "keys" / "public")
     transport.connect()
-    stores: dict[str, ObjectStore] = {}  # each kept, as the product does: a fresh one would hash all again
+    # Each store is kept, as in the product, because a new store would hash everything again.
+    stores: dict[str, ObjectStore] = {}
     link = CoordinatorLink(
         me, ring, TOPICS, transport, lambda d: stores.setdefault(d, ObjectStore(folder / "spool" / d)), ""
     )
     link.admission_controller = TakeAll()
     while not isinstance(inbox.get(), Connected):
         pass
-    time.sleep(0.2)  # the SUBACK follows the CONNACK; a lost offer would only be counted as slowness of ours
+    time.sleep(0.2)  # The SUBACK follows the CONNACK; a lost offer would make our transfer look slow.
     print("ready", flush=True)
     while True:
         item = inbox.get()

@@ -1,6 +1,7 @@
-"""What a round writes on a device's disk: flash cards wear out, and are small.
+"""The bytes that a round writes on a device's disk, because flash cards wear out and are small.
 
-The bytes of every file that a device makes durable in whole simulated rounds, and the most that its folder holds.
+It counts the bytes of every file that a device makes durable in whole simulated rounds, and the largest size
+of its folder.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ from protofleet.protocol.storage.disk import Disk
 
 ROUNDS, DEVICES, EXAMPLES, CLASSES = 6, 2, 60, 10
 METHODS = ("fedavg", "fedproto", "fedlsa", "fedplcc", "fedpall")
-KINDS = {".part": "received", ".new": "book"}  # a broadcast; what names all the rest; else answers and states
+# ".part" is a broadcast, ".new" is the book that names all other files; all other files are answers and states.
+KINDS = {".part": "received", ".new": "book"}
 
 
 @dataclass
 class Written:
-    """By one device, until now."""
+    """The bytes and syncs of one device until now."""
 
     bytes: Counter[str] = field(default_factory=Counter)
     syncs: int = 0
 
 
 class MeteredDisk(Disk):
-    """Counts what is made durable, and waits for nothing."""
+    """A disk that counts the bytes that are made durable, and does not wait for the real disk."""
 
     def __init__(self, written: Written) -> None:
         super().__init__(durable=False)
@@ -61,7 +63,7 @@ def one(method: str, rounds: int = ROUNDS, network: Network | None = None) -> di
 
 
 def run(plan: Plan, folder: Path, written: Written) -> int:
-    """To its end; the most that the device's folder has held when a round began."""
+    """Run to the end, and return the largest size of the device's folder at the beginning of a round."""
     names, most = [f"device-{i}" for i in range(DEVICES)], 0
     shards = {name: made_up(name, CLASSES, plan.size, EXAMPLES) for name in names}
     policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=0.5)
@@ -80,5 +82,5 @@ def past(sim: Simulation, round: int) -> bool:
 
 
 def taken(folder: Path) -> int:
-    """Bytes of all files in it."""
+    """Return the bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

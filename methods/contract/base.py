@@ -1,6 +1,6 @@
-"""What a federated method is: a server half, a client half, and their settings.
+"""The parts of a federated method: a server half, a client half, and their settings.
 
-The two halves share a file and no memory. They meet only as bytes, in simulation too.
+Both halves stand in one file, but they share no memory. They exchange only bytes, also in a simulation.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ Payload: TypeAlias = Mapping[str, Tensor]
 
 
 class Samples(Protocol):
-    """Labelled data of one device: x [N, ...], y [N] with classes 0..C-1.
+    """The labelled data of one device: x [N, ...], y [N] with classes 0..C-1.
 
-    The channels of grey images may lie in one memory: `reshape` x, as `view` refuses it, and write to none of it.
+    The channels of grey images may share one memory. So use `reshape` on x, because `view` fails on it, and
+    never write into x.
     """
 
     @property
@@ -39,7 +40,10 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One device's answer as the server half sees it. `payload` may be read from disk, array by array."""
+    """The answer of one device, as the server half gets it.
+
+    `payload` may be read from the disk, array by array.
+    """
 
     device: str
     examples: int
@@ -48,16 +52,16 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A device of the cohort, as its hello describes it."""
+    """A device of the cohort, as its hello message describes it."""
 
     device: str
     examples: int
-    counts: tuple[int, ...] = ()  # per class; only for methods with `needs_counts`
+    counts: tuple[int, ...] = ()  # Samples per class; only for methods with `needs_counts`.
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What the server half wants every device of the cohort to do next, and what must come back."""
+    """The next task of every device of the cohort, and the arrays that each device must return."""
 
     phase: str
     payload: Payload = field(default_factory=dict)
@@ -73,24 +77,31 @@ Round: TypeAlias = Generator[Ask, Sequence[Reply], None]
 
 
 def seeded(*parts: object) -> torch.Generator:
-    """A generator for one purpose. Everything random is named, so that a replay draws the same."""
+    """Return a random generator for one purpose.
+
+    The parts name the purpose. Every random draw has such a name, so a replay of the run draws the same
+    numbers.
+    """
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 class ServerHalf(ABC):
-    """Owns global state. `round` is the paper's loop; each `yield` crosses the network."""
+    """The part of a method that runs on the coordinator and owns the global state.
 
-    rounds: int = 0  # of the run, as its plan has them; where nobody has said, each may be the last
-    number: int = 0  # of the current round, from 1
+    `round` is the loop of the paper. At each `yield`, data crosses the network.
+    """
+
+    # Number of rounds of the run, from its plan; 0: unknown, and each round may be the last.
+    rounds: int = 0
+    number: int = 0  # Number of the current round, counted from 1.
     cohort: Sequence[Member] = ()
-    fleet: int = (
-        1  # N: devices that were enrolled when the run began, asked in this round or not; it never changes
-    )
-    kinds: Kinds = UNDECLARED  # of the arrays that it may send, as METHOD declares them
-    public: PublicSet = (
-        PublicSet()
-    )  # of the run, for methods with `public`: what is known of it, without images
+    # N: number of devices that were enrolled when the run began, also those without a task in this round. It never
+    # changes.
+    fleet: int = 1
+    kinds: Kinds = UNDECLARED  # Kinds of the arrays that this half may send, as METHOD declares them.
+    # Description of the run's public set, without its images; for methods with `public`.
+    public: PublicSet = PublicSet()
 
     def __init__(self, model: Net, hyper: Any, seed: int) -> None:
         self.model, self.hyper, self.seed = model, hyper, seed
@@ -103,37 +114,47 @@ class ServerHalf(ABC):
 
     @abstractmethod
     def payload(self) -> Payload:
-        """What a device needs in order to predict: sent in training and in the last evaluation."""
+        """Return the arrays that a device needs in order to predict.
+
+        They are sent in training and in the last evaluation.
+        """
 
     @abstractmethod
     def round(self) -> Round: ...
 
     @abstractmethod
     def state(self) -> Payload:
-        """All that must survive a crash between rounds."""
+        """Return all arrays that must survive a crash between two rounds."""
 
     @abstractmethod
     def restore(self, state: Payload) -> None: ...
 
     def monitor(self) -> Mapping[str, float]:
-        """Figures for the record of the round (margins between anchors ...)."""
+        """Return numbers for the record of the round, such as the margins between anchors."""
         return {}
 
 
 class ClientHalf(ABC):
-    """Owns one device's model and data. Never sees a topic, a byte or another device."""
+    """The part of a method that runs on a device and owns the model and the data of that device.
 
-    rounds: int = 0  # as the server half's
+    It never sees a topic, a byte or another device.
+    """
+
+    rounds: int = 0  # Number of rounds of the run, as in the server half.
     number: int = 0
-    kinds: Kinds = UNDECLARED  # as the server half's
-    # The device's, where it is known: for methods that learn from how they do.
+    kinds: Kinds = UNDECLARED  # Kinds of the arrays, as in the server half.
+    # Validation samples of the device, if it has any; for methods that train with their own validation results.
     validation: Samples | None = None
-    public: Sequence[Tensor] = ()  # images of all devices in batches, for methods with `public`
+    public: Sequence[Tensor] = ()  # Batches of the images that all devices have, for methods with `public`.
 
     def __init__(
         self, model: Net, data: Samples, hyper: Any, seed: int, device: str, mutual: Net | None = None
     ) -> None:
-        """`mutual` only for methods that train one: the network of all, as the run begins."""
+        """Keep the model, the data and the settings of the device.
+
+        `mutual` is given only to methods that train a mutual network. It is the network that all devices
+        share, in its state at the start of the run.
+        """
         self.model, self.data, self.hyper = model, data, hyper
         self.seed, self.device = seed, device
 
@@ -145,30 +166,36 @@ class ClientHalf(ABC):
 
     @abstractmethod
     def receive(self, payload: Payload) -> None:
-        """Take over what the server knows; afterwards `predict` uses it. Called before every `run`."""
+        """Take over the arrays of the server half, so that `predict` uses them afterwards.
+
+        The device calls this before every `run`.
+        """
 
     @abstractmethod
     def run(self, ask: Ask) -> Payload:
-        """Do the phase's work and return what the server half's `wants` demand."""
+        """Do the work of the phase and return the arrays that the `wants` of the server half demand."""
 
     def networks(self) -> Sequence[nn.Module]:
-        """All that it holds: by them its device judges whether it has the memory."""
+        """Return all networks that this half holds.
+
+        The device uses them to judge whether its memory is large enough.
+        """
         return [self.model]
 
     def rule(self) -> nn.Module:
-        """How this model predicts now: embeddings [B, D] to class scores [B, C]."""
+        """Return the module with which this model predicts now: embeddings [B, D] to class scores [B, C]."""
         return self.model.head
 
     def other_rules(self) -> Mapping[str, nn.Module]:
-        """Measured beside it: {"classifier": ...}."""
+        """Return further rules that are measured in addition to `rule`, by name: {"classifier": ...}."""
         return {}
 
     def predict(self, x: Tensor) -> Tensor:
-        """Class scores [B, C]."""
+        """Return the class scores [B, C]."""
         return self.scores(x, self.rule())
 
     def encoder(self, rule: nn.Module) -> Encoder:
-        """What makes of a sample that which this rule reads."""
+        """Return the encoder that turns a sample into the input of this rule."""
         return Encoder(self.model.features, self.model.projector)
 
     def scores(self, x: Tensor, rule: nn.Module) -> Tensor:
@@ -176,21 +203,25 @@ class ClientHalf(ABC):
         return found
 
     def embedding(self, x: Tensor) -> Tensor:
-        """[B, D]: the space of the method's prototypes or anchors, as the feature pictures show it."""
+        """Return the embeddings [B, D], in the space of the method's prototypes or anchors.
+
+        The feature pictures show this space.
+        """
         return self.model.embed(x)
 
     def after_last_round(self) -> None:  # noqa: B027 - most methods do nothing
-        """After the last round, before the last evaluation: what the paper does to a personal model first."""
+        """Do what the paper does to a personal model after the last round and before the last evaluation."""
 
     @abstractmethod
     def state(self) -> Payload:
-        """All that must survive a reboot, and a round that this device takes no part in."""
+        """Return all arrays that must survive a reboot, and a round in which this device takes no part."""
 
     @abstractmethod
     def restore(self, state: Payload) -> None: ...
 
 
-# Devices have the same network; or an embedding of one size, with the same kind of head or with any; or any network.
+# What all devices must have in common: "network": the same network; "head": the same embedding size and the same kind
+# of head; "embedding": the same embedding size, with any head; "nothing": each device may have any network.
 Alike: TypeAlias = Literal["network", "head", "embedding", "nothing"]
 
 
@@ -200,28 +231,35 @@ class Method:
     Hyper: type
     Server: type[ServerHalf]
     Client: type[ClientHalf]
-    reports: str = "global"  # which model's accuracy the paper reports: "global" or "personal"
-    private: str = ""  # what a device keeps to itself from round to round, in words
-    needs_counts: bool = False  # devices state samples per class when they join
-    alike: Alike = "network"  # what all devices of a run must have in common
-    mutual: bool = False  # its server half's network is another one, which devices train beside their own
-    public: bool = False  # its devices compare what their networks make of images that all of them have
-    validates: bool = False  # without any device that has validation samples it would be another method
-    other_rules: tuple[str, ...] = ()  # all that its client half's `other_rules` can name
-    # First parts of the names of all arrays that its halves send, each a kind that bytes are counted under; None: not
-    # said, and all its arrays are of the kind "other".
+    reports: str = "global"  # Model whose accuracy the paper reports: "global" or "personal".
+    private: str = ""  # Description of the data that a device keeps from round to round and never sends.
+    needs_counts: bool = False  # Devices state their samples per class when they join.
+    alike: Alike = "network"  # Property that all devices of a run must have in common.
+    # The server half has another network than the devices, and each device trains it in addition to its own network.
+    mutual: bool = False
+    # The devices compare the outputs of their networks on images that all of them have.
+    public: bool = False
+    # The method needs a device with validation samples; without any, it would be another method.
+    validates: bool = False
+    other_rules: tuple[str, ...] = ()  # All names that `other_rules` of the client half can return.
+    # First parts of the names of all arrays that the halves send. Each is a kind, and bytes are counted by kind.
+    # None: not declared, and all arrays are of the kind "other".
     arrays: tuple[str, ...] | None = None
-    cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
-    variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings
-    # Why settings cannot be used with a number of classes; "" where they can.
+    cost: Callable[[Sizes], Cost] | None = None  # Cost of one participant in one round, in closed form.
+    # Function of the settings that returns the method with the fields above changed for these settings.
+    variant: Callable[[Any], Method] | None = None
+    # Function that returns why settings cannot be used with a number of classes; "" if they can.
     misfit: Callable[[Any, int], str] | None = None
-    # Settings to lower where training diverges, the first one first. Those that Hyper lacks are left out.
+    # Settings that a user should lower if training diverges, in this order. Settings that Hyper lacks are left out.
     calmer: tuple[str, ...] = ("lr",)
 
     VIEWS: ClassVar[tuple[str, ...]] = ("global", "personal")
 
     def __post_init__(self) -> None:
-        """An author who has mixed something up reads it where it stands, and not in the middle of a run."""
+        """Raise TypeError or ValueError if the author has mixed up arguments.
+
+        So the author sees the error at the definition of the method, and not in the middle of a run.
+        """
         if not (isinstance(self.Hyper, type) and is_dataclass(self.Hyper)):
             raise TypeError(f"Method(Hyper=...) is {self.Hyper!r}, it must be a dataclass, as LocalHyper is")
         halves: Mapping[str, tuple[type, type]] = {
@@ -248,7 +286,7 @@ class Method:
 
     @property
     def kinds(self) -> Kinds:
-        """The kinds that bytes of its arrays are counted under."""
+        """Return the kinds by which the bytes of the arrays are counted."""
         return UNDECLARED if self.arrays is None else declared_kinds(self.arrays)
 
     @property
@@ -257,18 +295,25 @@ class Method:
 
     @property
     def views(self) -> frozenset[str]:
-        """What its devices measure: of each model `rule`, and its other rules behind the model's name."""
+        """Return the names of all results that the devices measure.
+
+        For each model these are the name of the model, for its `rule`, and the same name with the name of
+        each other rule appended.
+        """
         models = self.VIEWS if self.reports == "global" else ("personal",)
         others = [f"-{name}" for name in self.other_rules]
         return frozenset(model + other for model in models for other in ("", *others))
 
     @property
     def way_out_of_divergence(self) -> str:
-        """Advice for whoever ran it, such as "lower method.lr"; "" where no setting is known to help."""
+        """Return advice for the user if training diverges, such as "lower method.lr".
+
+        The text is "" if no setting is known to help.
+        """
         own = {one.name for one in fields(self.Hyper)}
         known = [f"method.{name}" for name in self.calmer if name in own]
         return f"lower {' or '.join(known)}" if known else ""
 
     def under(self, hyper: Any) -> Method:
-        """The method as a run with these settings has it."""
+        """Return the method as it is in a run with these settings."""
         return self.variant(hyper) if self.variant else self

@@ -1,4 +1,4 @@
-"""Wire arrays <-> torch tensors; the only place that knows both."""
+"""Conversion between wire arrays and torch tensors; only this module knows both."""
 
 from __future__ import annotations
 
@@ -21,15 +21,24 @@ def to_torch(arrays: Arrays) -> dict[str, Tensor]:
 
 
 def to_numpy(payload: Payload) -> dict[str, Array]:
-    """Contiguous and little-endian, as the wire has them. Shares memory with the tensors where it can."""
+    """Return arrays in the form of the wire: contiguous and little-endian.
+
+    They share memory with the tensors where this is possible.
+    """
     return {name: _array(payload[name]) for name in payload}
 
 
 class LazyPayload(Mapping[str, Tensor]):
-    """Arrays that become tensors each time they are read, and are not held: a cohort never fills the memory."""
+    """Arrays that become tensors each time they are read.
+
+    The tensors are not kept, so the answers of a cohort never fill the memory.
+    """
 
     def __init__(self, arrays: Arrays, *, unshared: bool = False, place: torch.device = CPU) -> None:
-        """`unshared`: nobody else uses the arrays, so tensors may be views of them."""
+        """Keep the arrays.
+
+        `unshared` tells that no other code uses the arrays, so tensors may be views of them.
+        """
         self._arrays, self._place = arrays, place
         self._unshared = unshared or isinstance(arrays, Body)
 
@@ -38,19 +47,22 @@ class LazyPayload(Mapping[str, Tensor]):
         return (_view(array) if self._unshared else _copy(array)).to(self._place)
 
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """dtype and shape; of what lies on the disk, nothing is read for it."""
+        """Return dtype and shape of an array; for an array on the disk, no numbers are read."""
         if isinstance(self._arrays, Body):
             return self._arrays.dtype_and_shape(name)
         return self._arrays[name].dtype.name, self._arrays[name].shape
 
     def flat(self, name: str, start: int, stop: int) -> Tensor:
-        """Numbers [start, stop) of the flattened array, without reading the rest where the arrays allow it."""
+        """Return the numbers [start, stop) of the flattened array.
+
+        If the arrays allow it, the rest of the array is not read.
+        """
         if isinstance(self._arrays, Body):
             return _view(self._arrays.flat(name, start, stop)).to(self._place)
         return _copy(self._arrays[name].reshape(-1)[start:stop]).to(self._place)
 
     def __contains__(self, name: object) -> bool:
-        return any(name == known for known in self._arrays)  # Mapping's own would read the array
+        return any(name == known for known in self._arrays)  # Mapping.__contains__ would read the array.
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -60,17 +72,20 @@ class LazyPayload(Mapping[str, Tensor]):
 
 
 def _copy(array: Array) -> Tensor:
-    """A copy: wire arrays may be read-only views of others' bytes, and torch knows native byte order alone."""
+    """Return a copy as a tensor.
+
+    Wire arrays may be read-only views of the bytes of other code, and torch knows only the native byte order.
+    """
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
 
 
 def _view(array: Array) -> Tensor:
-    """A zero-copy view where the memory can be written to, as of what has just been read; else a copy."""
+    """Return a view without a copy if the memory is writeable, as it is after reading; else return a copy."""
     native = array.dtype.isnative and array.flags.writeable
     return torch.from_numpy(array) if native else _copy(array)
 
 
 def _array(value: Tensor) -> Array:
     array: Array = value.detach().cpu().numpy()
-    # not ascontiguousarray, which turns a scalar (num_batches_tracked) into an array of one
+    # ascontiguousarray would turn a scalar (num_batches_tracked) into an array with one number.
     return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")

@@ -1,5 +1,7 @@
-"""Methods are modules: `load("fedprox")` imports methods/fedprox.py and returns its METHOD. One that is a plug-in is
-named by its hash too, and is one that this process has taken."""
+"""The methods by name: `load("fedprox")` imports methods/fedprox.py and returns its METHOD.
+
+A method that is a plug-in also needs its hash, and this process must have loaded it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ def names() -> list[str]:
 
 @cache
 def load(name: str, plugin: str = "") -> Method:
-    """Read from the disk once: a device asks for its method at every hello."""
+    """Return a method.
+
+    It is read from the disk only once, because a device asks for its method at every hello.
+    """
     if plugin:
         return find("method", name, plugin, Method)  # type: ignore[no-any-return]
     if name not in names():
@@ -35,11 +40,11 @@ def load(name: str, plugin: str = "") -> Method:
 
 
 class BrokenMethodError(SettingsError):
-    """A file of methods/ that is no method: it keeps nobody from the others."""
+    """An error for a file in methods/ that is no valid method; the other methods can still be used."""
 
 
 def described(error: Exception) -> str:
-    """With the file and the line that have to be mended."""
+    """Return an error with the file and the line that must be corrected."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)

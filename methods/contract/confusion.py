@@ -1,7 +1,8 @@
-"""How often a device's model took one class for another, counted at the last evaluation on its test samples.
+"""Confusion counts: how often a device's model predicted each class for samples of each class.
 
-[C, C] numbers: a row is a class, a column what was predicted. No method declares them, so their bytes are counted as
-`control`. They are a device's own class counts: either side may have them left out.
+They are counted at the last evaluation on the test samples. There are [C, C] numbers: a row is the true
+class, a column is the predicted class. No method declares them, so their bytes are counted as `control`. They
+reveal a device's own class counts, so the coordinator or the device may leave them out.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from protofleet.methods.contract.wants import TensorSpec
 from protofleet.protocol.settings.bounds import Within
 
 CONFUSION: Final = "confusion"
-MOST_CLASSES: Final = 100  # 40 kB: of more, nobody reads a table
+MOST_CLASSES: Final = 100  # A table of 100 classes takes 40 kB; a larger one is too large to read.
 LARGEST: Final = 2**31 - 1
 ConfusionClasses = Annotated[int, Within(0, MOST_CLASSES)]
 
 
 def confusion_wants(classes: int, most: int) -> dict[str, TensorSpec]:
-    """Nothing of runs of more classes than `most`."""
+    """Return the specification of the confusion counts; nothing for a run with more than `most` classes."""
     if classes > most:
         return {}
     return {CONFUSION: TensorSpec((classes, classes), "int32", low=0, high=LARGEST, optional=True)}

@@ -1,8 +1,9 @@
-"""What a participant sends and receives in a round, in closed form: numbers by kind, and the bytes that they take.
+"""The arrays that a participant sends and receives in a round: numbers by kind, and their bytes.
 
-Kinds are the first parts of the wire's array names ("weights.head.bias" is of kind "weights"). Numbers are those that
-papers count: labels, ids and counts are one each, weights are parameters. Bytes are those that cross: an int64 takes
-eight, and BatchNorm's statistics, which no paper counts, take theirs.
+Both are stated in closed form. Kinds are the first parts of the wire's array names ("weights.head.bias" is of
+kind "weights"). Numbers are counted as papers count them: labels, ids and counts are one each, and weights
+are parameters. Bytes are the bytes that cross the network: an int64 takes eight. The statistics of BatchNorm
+take bytes too, although no paper counts them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ class Numbers(int):
     bytes: int
 
     def __new__(cls, count: int, size: int | None = None) -> Numbers:
-        """`size` in bytes; four each, if nothing else is said."""
+        """Make a count of numbers.
+
+        `size` is the size of all of them in bytes. Without it, each number takes four bytes.
+        """
         made = super().__new__(cls, count)
         made.bytes = 4 * count if size is None else size
         return made
@@ -40,36 +44,39 @@ class Numbers(int):
 
 
 def eight_bytes(count: int) -> Numbers:
-    """Return so many int64 or float64, such as labels and counts."""
+    """Return a count of int64 or float64 numbers, such as labels and counts."""
     return Numbers(count, 8 * count)
 
 
 def bytes_of(count: int) -> int:
-    """Return the bytes of a count; a plain number is of float32."""
+    """Return the bytes of a count; a plain int counts float32 numbers."""
     return count.bytes if isinstance(count, Numbers) else 4 * count
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """All that a method's cost can depend on. The letters are those of the papers."""
+    """All sizes on which the cost of a method can depend, with the letters of the papers."""
 
-    model: Net  # as the device's half holds it: FedSR's and FedNH's is another than the plan's
-    held: int  # |C_i|: classes that the device holds
-    examples: int = 0  # N_i
-    clients: int = 1  # N
-    local_prototypes: int = 0  # sum over classes of J_i^c, where a method has several a class
-    global_prototypes: int = 0  # sum over classes of C^m
+    # Network that the client half holds; in FedSR and FedNH it differs from the network of the plan.
+    model: Net
+    held: int  # |C_i|: number of classes that the device holds.
+    examples: int = 0  # N_i: number of examples of the device.
+    clients: int = 1  # N: number of devices.
+    # Sum over classes of J_i^c, for methods with several prototypes of a class.
+    local_prototypes: int = 0
+    global_prototypes: int = 0  # Sum over classes of C^m.
     first_round: bool = False
-    last_rounds: bool = False  # of RUCR's, in which heads are retrained
-    ranks: Mapping[str, int] = field(default_factory=dict)  # of each matrix that goes up in factors
-    ranks_down: Mapping[str, int] = field(default_factory=dict)  # of each that comes down so
-    public: tuple[int, ...] = ()  # images of each batch of those that all devices have
-    mutual: Net | None = None  # the network of all, where it is none like the device's own
-    known: int | None = None  # classes that anybody has held before this round; None: all of them
+    last_rounds: bool = False  # True in the last rounds of RUCR, in which heads are retrained.
+    ranks: Mapping[str, int] = field(default_factory=dict)  # Rank of each matrix that goes up in factors.
+    # Rank of each matrix that comes down in factors.
+    ranks_down: Mapping[str, int] = field(default_factory=dict)
+    public: tuple[int, ...] = ()  # Number of images in each batch of the public set.
+    mutual: Net | None = None  # Mutual network of all devices, if it differs from the device's own network.
+    known: int | None = None  # Number of classes that any device has held before this round; None: all.
 
     @property
     def weights(self) -> Numbers:
-        """All weights of the network, without a frozen backbone."""
+        """Return the count of all weights of the network, without a frozen backbone."""
         return parameters(self.model)
 
     @property
@@ -78,37 +85,44 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """Of a table of classes that comes down with what is known of it, as in FedProto."""
+        """Return the number of rows in a table that comes down for the known classes, as in FedProto."""
         return self.C if self.known is None else self.known
 
     @property
     def D(self) -> int:  # noqa: N802
-        """Of the space of prototypes and anchors."""
+        """Return the dimension of the space of prototypes and anchors."""
         return self.model.embedding_size
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Numbers by kind. A plain int counts float32; `eight_bytes` and `Numbers` say other sizes."""
+    """The numbers that a device sends and receives in a round, by kind.
+
+    A plain int counts float32. `eight_bytes` and `Numbers` state other sizes.
+    """
 
     up: Mapping[str, int] = field(default_factory=dict)
     down: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def bytes_up(self) -> dict[str, int]:
-        """Payload that one device sends in a round, by kind."""
+        """Return the payload in bytes that one device sends in a round, by kind."""
         return {kind: bytes_of(count) for kind, count in self.up.items() if bytes_of(count)}
 
     @property
     def bytes_down(self) -> dict[str, int]:
-        """Payload that one device receives in a round, by kind; a broadcast crosses once for the whole cohort."""
+        """Return the payload in bytes that one device receives in a round, by kind.
+
+        A broadcast crosses once for the whole cohort.
+        """
         return {kind: bytes_of(count) for kind, count in self.down.items() if bytes_of(count)}
 
 
 def parameters(module: nn.Module, keys: Collection[str] | None = None) -> Numbers:
-    """Count a module's parameters, and the bytes of its state: buffers such as BatchNorm's statistics travel too.
+    """Count the parameters of a module and the bytes of its state.
 
-    `keys` are those of its state that travel; without any, all of them but those of a frozen backbone.
+    The bytes include buffers such as the statistics of BatchNorm, because they travel too. `keys` are the
+    names of the arrays that travel. Without `keys`, all arrays travel except those of a frozen backbone.
     """
     same = tuple(f"{name}." for name, _ in frozen_backbones(module))
     learned = {name for name, _ in module.named_parameters()}

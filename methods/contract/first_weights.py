@@ -1,6 +1,7 @@
-"""Where a run's network begins: from a file that every party has, in place of drawn numbers; and what stays as it is.
+"""First weights of a run's network: they come from a file that every party has, instead of drawn numbers.
 
-The plan names the file by its hash. Each party has it in its folder of weights, where `protofleet weights` puts it.
+The module also knows which part of the network is not trained. The plan names the file by its hash. Each
+party has the file in its folder of weights, where `protofleet weights` puts it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ Freeze: TypeAlias = Literal["backbone"]
 
 @dataclass(frozen=True)
 class FirstWeights:
-    """The [init] table."""
+    """The [init] table of the settings."""
 
-    file: str  # NAME@sha256:64 hex digits
+    file: str  # NAME@sha256:DIGITS, with 64 hex digits.
 
     def __post_init__(self) -> None:
         if not NAMED.fullmatch(self.file):
@@ -66,10 +67,10 @@ class FirstWeights:
 
 
 def weights_folder() -> Path:
-    """$PROTOFLEET_DATA/weights, else ~/.cache/protofleet/weights."""
+    """Return $PROTOFLEET_DATA/weights, or ~/.cache/protofleet/weights if the variable is not set."""
     try:
         data = Path(os.environ.get("PROTOFLEET_DATA") or Path.home() / ".cache" / "protofleet")
-    except RuntimeError:  # a user without an entry, as containers have them
+    except RuntimeError:  # The user has no entry in the user database, as in some containers.
         raise SettingsError(
             "this user has no home folder to look for weights in; set the environment variable PROTOFLEET_DATA"
         ) from None

@@ -1,4 +1,7 @@
-"""What halves give, by kind: a method that gives something else is told at which of its lines to mend it."""
+"""Checks of the values that halves return, by kind.
+
+If a method returns a wrong value, the error tells its author which line to correct.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from protofleet.protocol.wire.kinds import Kinds
 
 
 def round_of(server: ServerHalf) -> Round:
-    """Begun nowhere yet."""
+    """Return the generator of the server half's round, which has not started."""
     found: object = server.round()
     if not isinstance(found, Generator):
         raise wrong(server.round, "must yield Ask(...), at least once", found)
@@ -31,20 +34,24 @@ def ask_of(server: ServerHalf, found: object) -> Ask:
     if not isinstance(found, Ask):
         raise wrong(server.round, "must yield Ask(...)", found)
     tensors_of(found.payload, server.round, "must yield Ask(phase, payload) whose payload is")
-    asked = [name for name in found.wants if name != CONFUSION]  # which is asked for by us
+    # The coordinator asks for CONFUSION, not the method.
+    asked = [name for name in found.wants if name != CONFUSION]
     demand_declared(server.kinds, [*found.payload, *asked], server.round)
     return found
 
 
 def answer_of(half: ClientHalf, ask: Ask) -> Payload:
-    """Let a client half work, and return what it gives for the server half."""
+    """Let a client half work, and return its answer for the server half."""
     found = tensors_of(half.run(ask), half.run)
     demand_declared(half.kinds, found, half.run)
     return found
 
 
 def demand_declared(kinds: Kinds, names: Iterable[str], call: Callable[..., object]) -> None:
-    """Refuse arrays that the method does not declare: their bytes would be counted as no array's."""
+    """Raise an error for arrays that the method does not declare.
+
+    The bytes of such arrays would be counted for no kind.
+    """
     if undeclared := kinds.undeclared(names):
         raise wrong(
             call,
@@ -54,16 +61,19 @@ def demand_declared(kinds: Kinds, names: Iterable[str], call: Callable[..., obje
 
 
 def declaration(names: Iterable[str]) -> str:
-    """Return what an author writes to declare these."""
+    """Return the line that an author writes to declare these arrays."""
     words = [f'"{name}"' for name in sorted(names)]
     return f"Method(..., arrays=({', '.join(words)}{',' * (len(words) == 1)}))"
 
 
 def tensors_of(found: object, call: Callable[..., object], says: str = "must give") -> Payload:
-    """What a half's `run`, `state` and the like have to be."""
+    """Return what a half's `run`, `state` or similar function gave.
+
+    Raise an error if it is not a table of tensors.
+    """
     if not isinstance(found, Mapping):
         raise wrong(call, f'{says} {{"name": tensor, ...}}', found)
-    if type(found) is dict:  # another kind is read from the disk, tensor by tensor
+    if type(found) is dict:  # Another kind of mapping is read from the disk, tensor by tensor.
         for name, value in found.items():
             if not (isinstance(name, str) and isinstance(value, Tensor)):
                 raise wrong(call, f'{says} {{"name": tensor, ...}}; {name!r} is {type(value).__name__}')

@@ -1,4 +1,7 @@
-"""Does torch work, and does a training still make progress, whichever method it is?"""
+"""Checks of the computation: whether torch works, and whether a training still makes progress.
+
+They work for every method.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,34 @@ from typing import Final
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-_CALLS: Final[list[Callable[[], None]]] = []  # of the process, as torch's own hooks are
+_CALLS: Final[list[Callable[[], None]]] = []  # They belong to the whole process, as the hooks of torch do.
 
 
 def on_progress(call: Callable[[], None]) -> None:
-    """`call` is made, on the thread that computes, at each `report_progress` and each pass through any module.
+    """Register a function that is called at each `report_progress` and at each pass through any torch module.
 
-    It holds for the whole process, so it belongs into a program's start and nowhere else.
+    It is called on the thread that computes. It holds for the whole process, so register it only at the start
+    of a program.
     """
     _CALLS.append(call)
     register_module_forward_hook(lambda *_: call())
 
 
 def report_progress() -> None:
-    """For every loop whose length others decide and that passes through no module."""
+    """Report progress from a loop that passes through no torch module.
+
+    Every such loop must call this if another party decides how long the loop is.
+    """
     for call in _CALLS:
         call()
 
 
 def tensors_work(torch_device: torch.device | str = "cpu") -> str:
-    """What is wrong with a small computation there, or nothing."""
+    """Return the problem of a small computation on this torch device, or ""."""
     try:
         total = torch.arange(8.0, device=torch_device).square().sum().item()
-    except (RuntimeError, AssertionError) as error:  # a GPU that has gone, or has no memory left; none at all
+    # The GPU has disappeared, or has no memory left, or there is no GPU.
+    except (RuntimeError, AssertionError) as error:
         return f"torch cannot compute on {torch_device} ({str(error).splitlines()[0]})"
     return (
         "" if total == 140.0 else f"torch computes wrongly on {torch_device}: 0 + 1 + 4 + ... + 49 is {total}"

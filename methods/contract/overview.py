@@ -1,4 +1,4 @@
-"""What there is to know of a method in a line: read from its file, its settings and what it costs."""
+"""One line about each method: it is read from the method's file, its settings and its cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import PublicSet
 
-# The first line of a method's file: "FedTGP (Zhang et al., AAAI 2024): FedProto, whose server ..."
+# The first line of a method's file, such as "FedTGP (Zhang et al., AAAI 2024): FedProto, whose server ...".
 FIRST_LINE = re.compile(r"(?P<title>[\w+-]+)(?: \((?P<source>[^)]+)\))?(?P<more>[^:]*): (?P<idea>.+)")
 NETWORKS: Mapping[str, str] = {
     "network": "one for all",
@@ -29,7 +29,7 @@ NETWORKS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class NoSamples:
-    """Of a device whose half is made for what it holds alone."""
+    """Empty data, for a client half that is made only to use its networks."""
 
     x: Tensor = field(default_factory=lambda: torch.zeros(0))
     y: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
@@ -37,17 +37,20 @@ class NoSamples:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the numbers of all methods are counted for, so that they can be compared."""
+    """The setting for which the numbers of all methods are counted, so that they can be compared."""
 
     classes: int = 10
     size: int = 32
     network: Network = Network("cnn_bn", feature_size=512)  # noqa: RUF009 - it is frozen
-    devices: int = 6  # all of them take part, and hold every class
+    devices: int = 6  # Number of devices; all of them take part, and each holds every class.
     examples: int = 240
-    groups: int = 3  # prototypes of a class, where a method has several
+    groups: int = 3  # Number of prototypes of a class, for methods with several.
 
     def sizes(self, plan: Plan) -> Sizes:
-        """In a round after the first. The network is that of a device's half, which may have made another of it."""
+        """Return the sizes in a round after the first.
+
+        The network is that of the client half, which may have changed the network of the plan.
+        """
         rows, model = self.groups * self.classes, plan.client_half(NoSamples(), "").model
         return Sizes(
             model, held=self.classes, examples=self.examples, clients=self.devices,
@@ -66,13 +69,12 @@ class Reference:
 class Overview:
     name: str
     title: str
-    source: str  # authors, venue and year
+    source: str  # Authors, venue and year.
     idea: str
     method: Method
     cost: Cost
-    variants: Mapping[
-        str, tuple[str, ...]
-    ]  # settings that choose a reading: what they may be, the default first
+    # Settings that choose a reading of the paper, each with its possible values, the default first.
+    variants: Mapping[str, tuple[str, ...]]
 
     @property
     def up(self) -> int:
@@ -96,7 +98,11 @@ class Overview:
 
 
 def overview(name: str, reference: Reference | None = None) -> Overview:
-    """LookupError where there is no such method; ValueError where its file does not begin as all do."""
+    """Return the overview of a method.
+
+    Raise LookupError if there is no such method, and ValueError if its file does not begin as all method
+    files do.
+    """
     reference = reference or Reference()
     plan = Plan(name, reference.classes, 1, size=reference.size, network=reference.network)
     method = plan.variant
@@ -122,7 +128,7 @@ def variants(method: Method) -> Mapping[str, tuple[str, ...]]:
 
 
 def choices(hint: object) -> tuple[str, ...]:
-    """What a setting may be, where that is a list: other settings are numbers."""
+    """Return the possible values of a setting if it has a list of them; other settings are numbers."""
     if get_origin(hint) is Literal:
         return tuple(map(shown, get_args(hint)))
     if get_origin(hint) in (Union, types.UnionType):

@@ -1,4 +1,4 @@
-"""What a run measures beside accuracy and loss: `METRICS = {"macro_f1": function}` in a file of one's own.
+"""A user's own metrics, in addition to accuracy and loss: `METRICS = {"macro_f1": function}` in a file.
 
 A function gets the scores [N, C] and the labels [N] of a device's samples and gives one number.
 """
@@ -27,7 +27,7 @@ Metric: TypeAlias = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True)
 class OwnMetrics:
-    """The [metrics] table: a file, or the name under which a package has them."""
+    """The [metrics] table of the settings: a file, or the name of the metrics in an installed package."""
 
     file: str = ""
     name: str = ""
@@ -42,7 +42,10 @@ class OwnMetrics:
 
 
 def metrics_of(sha256: str) -> Mapping[str, Metric]:
-    """Those of a plug-in that this process has taken; none where a run has no hash of any."""
+    """Return the metrics of a plug-in that this process has loaded.
+
+    Return an empty table if the run has no hash of such a plug-in.
+    """
     if not sha256:
         return {}
     if (module := file.loaded(sha256)) is not None:
@@ -67,7 +70,10 @@ def metrics_of(sha256: str) -> Mapping[str, Metric]:
 
 
 def measured(metrics: Mapping[str, Metric], scores: Tensor, labels: Tensor) -> dict[str, float]:
-    """PlugInError with file and line where a function raises; it ends the work in hand."""
+    """Return the value of each metric.
+
+    Raise PlugInError with file and line if a function raises an error. The error ends the current task.
+    """
     found = {}
     for name, function in metrics.items():
         code = getattr(function, "__code__", None)

@@ -1,4 +1,7 @@
-"""What a run is about, as the coordinator states it and every device takes it on: plain, typed, hashed."""
+"""The content of a run, as the coordinator states it and every device accepts it.
+
+A plan has plain values with types, and a hash.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,19 @@ from protofleet.protocol.settings.suggest import there_are
 
 DEFAULT_NETWORK: Final = "cnn23"
 
-PublicImages: TypeAlias = Callable[[InputShape], PublicSamples]  # by the shape of a sample
+PublicImages: TypeAlias = Callable[[InputShape], PublicSamples]  # Takes the shape of a sample.
 
 
 @dataclass(frozen=True)
 class Network:
     name: str = DEFAULT_NETWORK
     feature_size: Width | None = None
-    embedding_size: Width | None = None  # of a linear projector behind the features, as FedLSA's varphi
+    # Output width of a linear projector behind the features, such as varphi of FedLSA.
+    embedding_size: Width | None = None
     head: str = "linear"
-    file: str = ""  # of a plug-in that is the network; its name is then this one or the file's
-    plugin: str = ""  # SHA-256 of a plug-in that this party has taken
+    # File of a plug-in that is the network; its name is then `name`, or the stem of the file name.
+    file: str = ""
+    plugin: str = ""  # SHA-256 of a plug-in that this party has loaded.
 
     def __post_init__(self) -> None:
         if self.file and self.name == DEFAULT_NETWORK:
@@ -62,7 +67,7 @@ class Network:
             raise ValueError(f"no network {self.name!r}; {there_are(self.name, nets.names())}")
 
     def taken(self, plugins: PlugIns) -> Network:
-        """As a plan names it: a plug-in by its hash, and never by a path."""
+        """Return the network as a plan names it: a plug-in has its hash and never a path."""
         ours = self.name in nets.names()
         return replace(self, file="", plugin=plugins.hash_of("network", self.name, self.file, ours))
 
@@ -73,19 +78,20 @@ class Plan:
     classes: Classes
     rounds: Rounds
     seed: Seed = 0
-    size: Pixels = USUAL_SIDE  # images are size x size
+    size: Pixels = USUAL_SIDE  # Side of an image in pixels; images are size x size.
     network: Network = Network()
     hyper: dict[str, Any] = field(default_factory=dict)
-    channels: Channels = USUAL_CHANNELS  # of an image: 3, or 1 for shades of grey
-    # For methods whose devices train a network of all beside their own; None: as `network`.
+    channels: Channels = USUAL_CHANNELS  # Number of channels of an image: 3, or 1 for shades of grey.
+    # Network that all devices train in addition to their own, for methods with `mutual`; None: the same as `network`.
     mutual: Network | None = None
-    # For methods whose devices compare what they make of images that all have; None: the drawn ones.
+    # Samples on which the devices compare their outputs, for methods with `public`; None: the drawn images.
     public: PublicSet | None = None
-    init: FirstWeights | None = None  # of every party's network; None: they are drawn
-    freeze: Freeze | None = None  # what of it is not trained
-    # Kind -> SHA-256 of the plug-ins beside networks, which have their own; nothing of theirs travels but this.
+    init: FirstWeights | None = None  # First weights of the network of every party; None: they are drawn.
+    freeze: Freeze | None = None  # Part of the network that is not trained.
+    # Kind -> SHA-256 of each plug-in that is not a network. (`Network` has its own field.) Only this hash travels.
     plugins: dict[str, str] = field(default_factory=dict)
-    shape: Axes = ()  # of a sample, where size and channels cannot say it: [F], [C, T] or [C, H, W]
+    # Shape of a sample, if size and channels cannot state it: [F], [C, T] or [C, H, W].
+    shape: Axes = ()
 
     def __post_init__(self) -> None:
         if self.classes < 2:
@@ -115,7 +121,7 @@ class Plan:
 
     @property
     def input_shape(self) -> InputShape:
-        """Of one sample, as it enters a network."""
+        """Return the shape of one sample, as it enters a network."""
         return shape_of(self.shape, self.size, self.channels)
 
     def load(self) -> Method:
@@ -123,12 +129,12 @@ class Plan:
 
     @property
     def variant(self) -> Method:
-        """The method as this run's settings make it."""
+        """Return the method as it is with the settings of this run."""
         return self.load().under(self.settings())
 
     @property
     def network_words(self) -> str:
-        """Which networks a run is about, and what is special about them."""
+        """Return words for the networks of the run, and for first weights or frozen parts."""
         own = [self.network.name]
         own += [f"first weights {self.init.name}"] if self.init else []
         own += [f"{self.freeze} frozen"] if self.freeze else []
@@ -137,13 +143,13 @@ class Plan:
         return ", ".join(own)
 
     def metrics(self) -> Mapping[str, Metric]:
-        """What is measured beside accuracy and loss."""
+        """Return the functions that are measured in addition to accuracy and loss."""
         return metrics_of(self.plugins.get("metrics", ""))
 
     def demand_fit(self) -> None:
-        """Raise SettingsError if no run may begin with these settings and so many classes.
+        """Raise SettingsError if no run may begin with these settings and this number of classes.
 
-        Models that an earlier version trained with them are still opened.
+        Models that an earlier version trained with such settings can still be opened.
         """
         misfit = self.load().misfit
         if misfit and (problem := misfit(self.settings(), self.classes)):
@@ -153,7 +159,10 @@ class Plan:
         return decode(self.load().Hyper, self.hyper, "method")
 
     def model(self, network: Network | None = None) -> Net:
-        """The same first weights everywhere. A device that runs a network of its own names it."""
+        """Return a network with first weights that are the same on every machine.
+
+        `network` is the network of a device that does not use the network of the run.
+        """
         built = self._built(network or self.network, self.seed)
         if self.init is not None and network in (None, self.network) and not torch.empty(0).is_meta:
             self.init.load_into(built)
@@ -162,8 +171,11 @@ class Plan:
         return built
 
     def mutual_model(self) -> Net:
-        """With first weights of its own: of two networks that begin as one, neither learns anything of the other. It
-        is trained whole."""
+        """Return the mutual network, with other first weights than the devices' own network.
+
+        Two networks that begin with the same weights learn nothing from each other. No part of the mutual
+        network is frozen.
+        """
         return self._built(self.mutual or self.network, seeded(self.seed, "mutual").initial_seed())
 
     def _built(self, chosen: Network, seed: int) -> Net:
@@ -185,7 +197,11 @@ class Plan:
         self, data: Samples, device: str, network: Network | None = None, place: torch.device | None = None,
         *, validation: Samples | None = None, public: PublicImages | None = None,
     ) -> ClientHalf:  # fmt: skip
-        """`public` has the samples of a set that is not drawn: of that, nobody has to be asked."""
+        """Return the client half of a device.
+
+        `public` is a function that returns the samples of the public set. It is not needed for a set that is
+        drawn.
+        """
         method, place = self.load(), place or torch.device("cpu")
         own = self.device_model(network).to(place), data, self.settings(), self.seed, device
         half = method.Client(*own, self.mutual_model().to(place)) if method.mutual else method.Client(*own)
@@ -200,14 +216,15 @@ class Plan:
             images = chosen.draw
         if images is None:
             raise SettingsError(f"the run's public set is {chosen.title}, and this device was given none")
-        if chosen.source != DRAWN and not chosen.sha256:  # whatever other files a device has would do
+        # Without a hash, the check would accept any other files that a device has.
+        if chosen.source != DRAWN and not chosen.sha256:
             raise no_hash(chosen)
         if chosen.sha256:
             chosen.check(images(hashed(chosen.source, self.input_shape)))
         return batches_of(images(self.input_shape), chosen, place)
 
     def device_model(self, network: Network | None = None) -> Net:
-        """The network of a device, refused with SettingsError where the method cannot take it in this run."""
+        """Return the network of a device, or raise SettingsError if the method cannot use it in this run."""
         if network is None or network == self.network:
             return self.model()
         if not self.variant.mixed_networks:
@@ -235,8 +252,11 @@ class Plan:
         return own
 
     def encode(self) -> bytes:
-        """What a run without plug-ins is about has the bytes that it always had, and no shape where size and channels
-        say it: every version knows those."""
+        """Return the plan as JSON bytes.
+
+        A plan without plug-ins has the same bytes as in earlier versions. It has no shape if size and
+        channels are enough, because every version knows those two.
+        """
         table = {k: value for k, value in encode(self).items() if k not in ("size", "channels", "shape")}
         hashes = dict(table.pop("plugins"))
         for key in ("network", "mutual"):
@@ -253,10 +273,12 @@ class Plan:
 
 
 def agreed_public_set(method: str, chosen: PublicSet | None, plugin: str = "") -> PublicSet | None:
-    """As it stands in the plan of a run: with a hash, so that no device uses other samples than the rest."""
-    if (
-        not (plugin or method in names()) or not load(method, plugin).public
-    ):  # what cannot be, the plan refuses
+    """Return the public set as it stands in the plan of a run, with a hash.
+
+    The hash makes sure that all devices use the same samples.
+    """
+    # If the method is unknown or uses no public set, the plan raises the error later.
+    if not (plugin or method in names()) or not load(method, plugin).public:
         return chosen
     chosen = chosen or PublicSet()
     if chosen.sha256:
@@ -274,7 +296,7 @@ def no_hash(chosen: PublicSet) -> SettingsError:
 
 
 def command_for(chosen: PublicSet) -> str:
-    """What says the hash of this very set."""
+    """Return the command that prints the hash of this public set."""
     given = {"domain": chosen.domain, "samples": chosen.samples, "batch": chosen.batch, "seed": chosen.seed}
     usual = PublicSet()
     options = [f" --{key} {value}" for key, value in given.items() if value != getattr(usual, key)]
@@ -282,13 +304,16 @@ def command_for(chosen: PublicSet) -> str:
 
 
 def methods_for_mixed_networks() -> list[str]:
-    """Methods whose devices may run different networks."""
+    """Return the methods whose devices may run different networks."""
     return [name for name in names() if load(name).mixed_networks]
 
 
 def read_plan(text: bytes, plugins: PlugIns | None = None) -> Plan:
-    """A plan from the wire; SettingsError where this side cannot follow it. Of `plugins` those are loaded that it
-    names by their hashes: what this party's owner allows, and nothing else."""
+    """Return the plan of a message, or raise SettingsError if this party cannot follow it.
+
+    Of `plugins`, only those that the plan names by their hashes are loaded. The owner of this party has
+    allowed them.
+    """
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -299,8 +324,11 @@ def read_plan(text: bytes, plugins: PlugIns | None = None) -> Plan:
 
 
 def with_plugins(table: dict[str, Any], allowed: PlugIns) -> dict[str, Any]:
-    """Each of its plug-ins is loaded; PlugInError where this party may not, or cannot. Only `plugins` names any: a
-    network's own `file` and `plugin` are settings, and no words of a plan."""
+    """Load each plug-in that the plan names, and return the plan's table with their hashes.
+
+    Raise PlugInError if this party may not or cannot load one. Only `plugins` may name plug-ins: `file` and
+    `plugin` of a network are local settings, and a plan must not contain them.
+    """
     for kind in ("network", "mutual"):
         given = table.get(kind)
         for key in {"file", "plugin"} & given.keys() if isinstance(given, dict) else ():

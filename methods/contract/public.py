@@ -1,8 +1,13 @@
-"""Samples without labels that all devices of a run have: they are never sent; what was made of them is comparable.
+"""The public set: samples without labels that all devices of a run have.
 
-The usual ones are drawn, by whole numbers alone, so every machine draws the same: images; and where a run learns from
-series or vectors, images in grey whose rows are the channels, or of one row. Others come from the devices' own data
-sources. A hash of them stands in the run's plan: of images as they are at 32 x 32, of all else as it is in the run.
+The samples are never sent. The devices send results that they computed from them, and these can be compared.
+
+By default the samples are drawn images. They are drawn with whole numbers only, so every machine draws the
+same. For a run that learns from series, the channels of a series are the rows of a grey image; for vectors,
+the image has one row. Other samples come from the data sources of the devices.
+
+The plan of the run has a hash of the samples. Images are hashed at 32 x 32, all other samples in the shape
+that they have in the run.
 """
 
 from __future__ import annotations
@@ -23,24 +28,25 @@ from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 DRAWN: Final = "shapes"
 HASHED: Final = InputShape((3, 32, 32))
-MOST_PAIRS: Final = 1 << 24  # of images of a batch, in all batches: 64 MB of similarities
-FIGURES: Final = 3  # in a picture
+# The largest number of pairs of images, counted within each batch, over all batches: 64 MB of similarities.
+MOST_PAIRS: Final = 1 << 24
+FIGURES: Final = 3  # Number of figures in a picture.
 FIGURE_BYTES: Final = 8
 BACKGROUND_BYTES: Final = 8
 
 Images = NDArray[np.uint8]  # [N, height, width, 3]
-PublicSamples = NDArray[Any]  # [N, *the shape of a sample], uint8 of pixels, float32 of anything else
+PublicSamples = NDArray[Any]  # [N, *the shape of a sample]; uint8 for pixels, float32 for all other samples.
 
 
 @dataclass(frozen=True)
 class PublicSet:
-    source: str = DRAWN  # or a source of data that every device has
-    domain: str = ""  # of that source; "": all of them
+    source: str = DRAWN  # The drawn images, or a data source that every device has.
+    domain: str = ""  # Domain of that source; "": all domains.
     samples: Count = 512
-    # Images that are compared with each other; they stay together.
+    # Number of images in a batch. The images of a batch are compared with each other.
     batch: PublicBatch = 64
-    seed: Seed = 0  # by which they are drawn, or chosen
-    sha256: str = ""  # of the images; `protofleet public-set` says it
+    seed: Seed = 0  # Seed by which the samples are drawn or chosen.
+    sha256: str = ""  # SHA-256 of the samples, which `protofleet public-set` prints.
 
     def __post_init__(self) -> None:
         demand_within(self)
@@ -54,7 +60,11 @@ class PublicSet:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """How many images are in each: of one image alone nothing can be compared, so it joins those before it."""
+        """Return the number of images in each batch.
+
+        A single image at the end joins the batch before it, because one image alone can be compared with
+        nothing.
+        """
         whole, rest = divmod(self.samples, self.batch)
         sizes = [self.batch] * whole
         if rest > 1 or not sizes:
@@ -77,11 +87,11 @@ class PublicSet:
             return grey(images).reshape(self.samples, *shape.axes)
         if shape.channels == 3:
             return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-        # Of one channel, or of as many as nobody has a colour for: shades of grey in each.
+        # For one channel, or for more channels than colours, each channel has the same shades of grey.
         return np.repeat(grey(images)[:, None], shape.channels, axis=1)
 
     def check(self, images: PublicSamples) -> None:
-        """SettingsError where these, in the shape `hashed` says, are not the run's."""
+        """Raise SettingsError if these samples, in the shape that `hashed` returns, are not the run's."""
         found = sha256_of(images)
         if self.sha256 and found != self.sha256:
             raise SettingsError(
@@ -92,25 +102,29 @@ class PublicSet:
 
 
 def hashed(source: str, shape: InputShape) -> InputShape:
-    """The shape in which a public set is hashed, in a run of samples of this shape."""
+    """Return the shape in which a public set is hashed, in a run with samples of this shape."""
     return HASHED if source == DRAWN or shape.rank == 3 else shape
 
 
 def sha256_of(samples: PublicSamples) -> str:
-    """Of pixels, channels last."""
+    """Return the SHA-256 of samples; for images, the channels come last."""
     ordered = samples.transpose(0, 2, 3, 1) if samples.ndim == 4 else samples
     return hashlib.sha256(np.ascontiguousarray(ordered).tobytes()).hexdigest()
 
 
 def grey(images: Images) -> Images:
-    """[N, h, w, 3] -> [N, h, w], as devices make their own images grey."""
+    """Return images in grey, [N, h, w, 3] -> [N, h, w], with the formula that devices use for their own."""
     red, green, blue = (images[..., i].astype(np.uint32) for i in range(3))
     found: Images = ((299 * red + 587 * green + 114 * blue + 500) // 1000).astype(np.uint8)
     return found
 
 
 def batches_of(samples: PublicSamples, public: PublicSet, place: torch.device) -> list[Tensor]:
-    """Pixels as devices' own are scaled, 0 .. 255 to -1 .. 1; all else is scaled by its source."""
+    """Return the batches of a public set as tensors.
+
+    Pixels are scaled from 0 .. 255 to -1 .. 1, like the devices' own pixels. Other samples are already scaled
+    by their source.
+    """
     x = samples
     if samples.dtype == np.uint8:
         x = (2 * samples.astype(np.float32) - 255) / np.float32(255)
@@ -118,7 +132,7 @@ def batches_of(samples: PublicSamples, public: PublicSet, place: torch.device) -
 
 
 def drawn(samples: int, seed: int, height: int, width: int) -> Images:
-    """Discs, rings, boxes and stripes before a background that goes from one colour to another."""
+    """Draw discs, rings, boxes and stripes before a background that goes from one colour to another."""
     each = BACKGROUND_BYTES + FIGURES * FIGURE_BYTES
     text = hashlib.shake_256(f"protofleet shapes/{seed}".encode()).digest(samples * each)
     dice = np.frombuffer(text, np.uint8).reshape(samples, each).astype(np.int32)
@@ -133,12 +147,12 @@ def drawn(samples: int, seed: int, height: int, width: int) -> Images:
 
 
 def middles(size: int) -> NDArray[np.int32]:
-    """Of pixels, of 256 a side."""
+    """Return the positions of the middles of `size` pixels, on a side of length 256."""
     return ((2 * np.arange(size, dtype=np.int64) + 1) * 128 // size).astype(np.int32)
 
 
 def background(dice: NDArray[np.int32], u: NDArray[np.int32], v: NDArray[np.int32]) -> NDArray[np.int32]:
-    """[N, height, width, 3]"""
+    """Return the background of each picture, [N, height, width, 3]."""
     across = 1 + dice[:, 6, None, None]
     down = 1 + dice[:, 7, None, None]
     far = ((across * u + down * v) // (across + down))[..., None]
@@ -151,7 +165,7 @@ def figure(
     kind: NDArray[np.int32], x: NDArray[np.int32], y: NDArray[np.int32], width: NDArray[np.int32],
     height: NDArray[np.int32],
 ) -> NDArray[np.bool_]:  # fmt: skip
-    """[N, height, width], around its middle."""
+    """Return which pixels are in each figure, [N, height, width]; positions are relative to its middle."""
     box = (abs(x) <= width) & (abs(y) <= height)
     distance = x * x * (height * height) + y * y * (width * width)
     edge = width * width * (height * height)

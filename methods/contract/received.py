@@ -1,6 +1,7 @@
-"""Arrays of a broadcast, compared with what a client half can take before the half uses them.
+"""Checks of a broadcast's arrays before a client half uses them.
 
-The coordinator is at fault where they differ: the device refuses the question, and goes on.
+If an array differs from what the half can take, the coordinator is at fault. The device refuses the ask and
+goes on.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from protofleet.methods.contract.wants import TensorSpec, not_finite, problem_wi
 
 
 class WrongArraysError(RuntimeError):
-    """Arrays that a half cannot take; it names the array, what it is and what it must be."""
+    """An error for an array that a half cannot take.
+
+    Its message names the array, its form and the form that it must have.
+    """
 
 
 def demand_arrays(payload: Payload, specs: Mapping[str, TensorSpec]) -> None:
-    """Raise WrongArraysError where one of these arrays is missing or has another dtype, shape or range."""
+    """Raise WrongArraysError if one of these arrays is missing or has another dtype, shape or range."""
     if problem := problem_with_forms(specs, {name: payload[name] for name in specs if name in payload}):
         raise WrongArraysError(problem.message)
 
 
 def demand_declared_and_finite(half: ClientHalf, payload: Payload) -> None:
-    """Raise WrongArraysError for an array that the method does not declare, and for one that holds no number."""
+    """Raise WrongArraysError if the method does not declare an array, or if an array is not finite."""
     if unknown := half.kinds.undeclared(payload):
         raise WrongArraysError(f"{unknown[0][:64]} is no array of this method")
     if problem := not_finite(payload):
@@ -32,7 +36,7 @@ def demand_declared_and_finite(half: ClientHalf, payload: Payload) -> None:
 
 
 class Broadcast(Mapping[str, Tensor]):
-    """Arrays as the coordinator sent them. It knows which of them was read last."""
+    """The arrays as the coordinator sent them, with the name of the array that was read last."""
 
     def __init__(self, payload: Payload) -> None:
         self._payload, self.last = payload, ""

@@ -1,4 +1,4 @@
-"""How torch computes in our processes: the same bits every time, and by how many threads on which thread."""
+"""Settings of torch for the processes of protofleet: the same bits every time, and the number of threads."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import torch
 
 
 def compute_deterministically(*, strict: bool) -> None:
-    """An operation that cannot give the same bits every time is an error where `strict`, else a warning.
+    """Make an operation that cannot give the same bits every time an error if `strict`, else a warning.
 
-    `torch.use_deterministic_algorithms` sets these flags too, and one of the compiler, for which it imports all of
-    it: 800 modules, 70 MB and a second of CPU in each process. We compile nothing.
+    `torch.use_deterministic_algorithms` sets these flags too. But it also sets a flag of the compiler and
+    imports the whole compiler for it: 800 modules, 70 MB and a second of CPU in each process. Protofleet
+    compiles nothing.
     """
     torch.set_deterministic_debug_mode("error" if strict else "warn")
 
 
 def one_thread_here(threads: int) -> Callable[[], None]:
-    """The calling thread computes alone from now on. What comes back gives `threads` to the thread that calls it, or,
-    for 0, as many as torch took here before.
+    """Let the calling thread compute with one thread from now on, and return a function for other threads.
 
-    In torch each thread has a number of its own; one that computes for the first time takes the last that any has
-    set. So each thread that computes sets its own.
+    The function gives `threads` to the thread that calls it. If `threads` is 0, it gives the number that
+    torch used here before.
+
+    In torch each thread has a number of its own. A thread that computes for the first time takes the last
+    number that any thread has set. So each thread that computes sets its own number.
     """
     others = threads or torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,7 @@
-"""What must come back from a device, stated where it is asked for and checked before a method sees it."""
+"""Specifications of the arrays that a device must return.
+
+The server half states them in its ask, and they are checked before a method sees an answer.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ ROWS = "rows<=examples"
 AT_LEAST_TWO = ">=2 where repeated: "
 MULTIPLE = "most, or a multiple of "
 
-SLICE = 1 << 17  # numbers checked together: an array may be a whole model, or a whole data set's features
+# Numbers that are checked together, because an array may be a whole model or the features of a whole data set.
+SLICE = 1 << 17
 
-Dim: TypeAlias = int | str  # a name stands for any length; equal names mean equal lengths
+Dim: TypeAlias = int | str  # A name stands for any length; equal names mean equal lengths.
 
 ITEM_BYTES: dict[str, int] = {
     name: getattr(torch, name).itemsize
@@ -36,13 +40,14 @@ class TensorSpec:
     dtype: str = "float32"
     low: float | None = None
     high: float | None = None
-    most: int = 1 << 20  # the largest length that a named dimension may have
+    most: int = 1 << 20  # The largest length that a named dimension may have.
     optional: bool = False
-    of_examples: bool = False  # whole numbers that count samples: together no more than the device has
-    row_per_example: bool = False  # its rows are samples: no more of them than the device has
-    # Another array: in a row whose value there stands in several rows, these are 2 or more.
+    of_examples: bool = False  # The numbers count samples; their sum is at most the examples of the device.
+    # Each row is a sample; there are at most as many rows as the device has examples.
+    row_per_example: bool = False
+    # Name of another array. If a value stands in several rows of that array, this array has 2 or more in those rows.
     repeated: str = ""
-    step: int = 0  # its free length is `most`, or a multiple of this, at least once
+    step: int = 0  # If not 0, a named dimension has the length `most` or a multiple of `step`, and is not 0.
 
     def most_bytes(self) -> int:
         lengths = [self.most if isinstance(d, str) else d for d in self.shape]
@@ -63,9 +68,10 @@ class TensorSpec:
 def table_of(
     wants: Mapping[str, TensorSpec], payload: Mapping[str, Tensor], norm: float
 ) -> tuple[ArraySpec, ...]:
-    """What `problem_with` judges by, as rows for whoever makes an answer and knows no method.
+    """Return the rules of `problem_with` as rows, for a program that makes an answer and knows no method.
 
-    The first row whose name fits an array counts. `*` stands for any letters, and only for arrays of the broadcast.
+    The first row whose name fits an array counts. `*` stands for any letters, and only for arrays of the
+    broadcast.
     """
     alike = {
         name: _row(spec, norm, alike=True)
@@ -98,7 +104,11 @@ def _row(spec: TensorSpec, norm: float, alike: bool) -> ArraySpec:
 
 
 def _patterns(prefix: str, rows: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-    """One row for most, one for each last part of a name under which another holds, and single names beside."""
+    """Return one row for most arrays, and further rows for the arrays that follow another rule.
+
+    A further row is for all arrays with the same last part of the name if they have the same rule, else for
+    one array.
+    """
     counts = Counter(rows.values())
     usual = max(counts, key=lambda row: (counts[row], repr(row)))
     found = {f"{prefix}.*": usual}
@@ -118,7 +128,7 @@ def _dtype(value: Tensor) -> str:
 
 
 def like(payload: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
-    """The same names, shapes and dtypes back: what averaging weights needs."""
+    """Return specifications for the same names, shapes and dtypes, which averaging of weights needs."""
     return {
         name: TensorSpec(tuple(v.shape), str(v.dtype).removeprefix("torch.")) for name, v in payload.items()
     }
@@ -126,7 +136,7 @@ def like(payload: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
 
 @runtime_checkable
 class Sliced(Protocol):
-    """A payload that may be on the disk: dtypes and shapes are known before any number is read."""
+    """A payload that may be on the disk: its dtypes and shapes are known before any number is read."""
 
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]: ...
     def flat(self, name: str, start: int, stop: int) -> Tensor: ...
@@ -134,7 +144,7 @@ class Sliced(Protocol):
 
 @dataclass
 class InMemory:
-    """Tensors in memory, checked in the same way."""
+    """Tensors in memory that are checked in the same way."""
 
     payload: Mapping[str, Tensor]
 
@@ -152,10 +162,13 @@ def problem_with(
     examples: int | None = None,
     norm: float = math.inf,
 ) -> Problem | None:
-    """The first thing wrong with an answer, or None. `examples` are those that its device has stated, `norm` is the
-    largest Euclidean one that an array may have.
+    """Return the first problem of an answer, or None.
 
-    All dtypes and shapes are checked before the first number, and numbers a slice at a time.
+    `examples` is the number of examples that the device has stated. `norm` is the largest Euclidean norm that
+    an array may have.
+
+    All dtypes and shapes are checked before the first number is read. Numbers are checked one slice at a
+    time.
     """
     if extra := sorted(set(payload) - set(wants)):
         return Problem(Reason.WRONG_ARRAYS, f"{extra[0][:64]} was not asked for")
@@ -180,7 +193,10 @@ def problem_with(
 
 
 def problem_with_forms(wants: Mapping[str, TensorSpec], payload: Mapping[str, Tensor]) -> Problem | None:
-    """Return the first array that is missing or has another dtype, shape or range. NaN is none of its business."""
+    """Return the first array that is missing or has another dtype, shape or range.
+
+    NaN is not checked.
+    """
     if missing := [name for name in wants if name not in payload]:
         return Problem(Reason.WRONG_ARRAYS, f"no {missing[0]}")
     sent, lengths = InMemory(payload), dict[str, int]()
@@ -193,7 +209,7 @@ def problem_with_forms(wants: Mapping[str, TensorSpec], payload: Mapping[str, Te
 
 
 def not_finite(payload: Mapping[str, Tensor]) -> Problem | None:
-    """Return the first array with NaN or an infinity in it."""
+    """Return the first array that contains NaN or an infinity."""
     sent = payload if isinstance(payload, Sliced) else InMemory(payload)
     whole = TensorSpec(())
     return next((p for name in payload if (p := _numbers_problem(name, whole, sent, None, math.inf))), None)
@@ -237,9 +253,9 @@ def _rows_problem(
 
 
 def norm_of(values: Tensor) -> float:
-    """The Euclidean one. It is finite where all of them are, but for float64 above 1e150.
+    """Return the Euclidean norm, which is finite if all numbers are finite (except for float64 above 1e150).
 
-    To look at it is a sixth of the time of `isfinite().all()`, which makes three more tensors.
+    This takes a sixth of the time of `isfinite().all()`, which makes three more tensors.
     """
     return float(torch.linalg.vector_norm(values, dtype=torch.float64))
 
@@ -272,6 +288,6 @@ def _numbers_problem(
 
 
 def most_bytes(wants: Mapping[str, TensorSpec]) -> int:
-    """The largest body an honest answer can make, its table included."""
+    """Return the size in bytes of the largest body that an honest answer can have, with its table."""
     table = sum(len(name) + 64 for name in wants) + 64
     return table + sum(spec.most_bytes() for spec in wants.values())

@@ -1,4 +1,4 @@
-"""FedPall's losses and mixed features: eqs. 6 and 7 on the device, eqs. 9-11 on what it uploads."""
+"""The losses and mixed features of FedPall: eqs. 6 and 7 on the device, eqs. 9-11 for its upload."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from protofleet.methods.maths.reduction import REDUCE
 
 
 def kl_with_uniform(logits: Tensor, *, direction: str = "paper", reduction: str = "mean") -> Tensor:
-    """L_KL, eq. 6: KL(p || uniform) = sum_i p_i log(N p_i), p = softmax(logits [B, N]).
+    """Return L_KL, eq. 6: KL(p || uniform) = sum_i p_i log(N p_i), p = softmax(logits [B, N]).
 
-    "reverse" is KL(uniform || p), the authors' code and ADCOL's loss. Both are 0 at p = uniform alone.
+    "reverse" is KL(uniform || p), which the authors' code and ADCOL use. Both are 0 only at p = uniform.
     """
     N = logits.shape[1]
-    logs = F.log_softmax(at_least_float32(logits), dim=1)  # in half precision, log p can be -inf
+    logs = F.log_softmax(at_least_float32(logits), dim=1)  # In half precision, log p can be -inf.
     if direction == "reverse":
         return REDUCE[reduction](-math.log(N) - logs.mean(dim=1))
     return REDUCE[reduction](math.log(N) + (logs.exp() * logs).sum(dim=1))
@@ -28,9 +28,10 @@ def kl_with_uniform(logits: Tensor, *, direction: str = "paper", reduction: str 
 def prototype_infonce(
     z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, tau: float, *, form: str = "standard"
 ) -> Tensor:
-    """L_InfoNCE, eq. 7: a feature against the global prototypes; `infonce_terms` says how forms differ.
+    """Return L_InfoNCE, eq. 7: a feature compared with the global prototypes.
 
-    Only samples whose class has a prototype are in the mean; if none has, it is 0 and so is its gradient.
+    `infonce_terms` explains how the forms differ. Only samples whose class has a prototype are in the mean.
+    If there is no such sample, the loss and its gradient are 0.
     """
     terms = infonce_terms(z, y, prototypes, known, tau, form=form)
     return terms.sum() / max(len(terms), 1)
@@ -39,7 +40,9 @@ def prototype_infonce(
 def infonce_terms(
     z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, tau: float, *, form: str = "standard"
 ) -> Tensor:
-    """[B'], one term for every sample whose class has a prototype: log of a sum less sim(z, G^y) / tau.
+    """Return one term for every sample whose class has a prototype, [B'].
+
+    A term is the log of a sum minus sim(z, G^y) / tau. The forms differ in the sum:
 
     "standard"  sums over all known classes
     "paper"     leaves the own class out, as eq. 7 prints: at least -2 / tau + log(K - 1), and 0 for K = 1
@@ -54,30 +57,33 @@ def infonce_terms(
     against = unit(z) @ G.T / tau if form == "code" else similar
     if form == "paper":
         if len(G) == 1:
-            return 0.0 * z.sum(dim=1)  # there is no other class to keep away from
+            return 0.0 * z.sum(dim=1)  # There is no other class from which features must keep away.
         against = against.masked_fill(own, -math.inf)
     return torch.logsumexp(against, dim=1) - similar[own]
 
 
 def mixed(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, alpha: float) -> Tensor:
-    """r, eq. 9: alpha of the feature, the rest of its class's prototype; without one, the feature itself."""
+    """Return r, eq. 9: alpha times the feature plus (1 - alpha) times the prototype of its class.
+
+    Without a prototype, r is the feature itself.
+    """
     r = alpha * z + (1 - alpha) * prototypes[y]
     return torch.where(known[y].unsqueeze(1), r, z)
 
 
 def mixing_share(low: float, high: float, decimals: int, generator: torch.Generator) -> float:
-    """alpha ~ U(low, high), eq. 9, rounded."""
+    """Return alpha ~ U(low, high), eq. 9, rounded."""
     u = float(torch.rand((), generator=generator, dtype=torch.float64))
     return round(low + (high - low) * u, decimals)
 
 
 def bernoulli_mask(size: int, beta: float, generator: torch.Generator) -> Tensor:
-    """Eq. 10: each of `size` numbers stays with probability beta."""
+    """Return the mask of eq. 10: each of `size` numbers stays with probability beta."""
     return torch.bernoulli(torch.full((size,), beta), generator=generator)
 
 
 def exact_mask(size: int, beta: float, generator: torch.Generator) -> Tensor:
-    """The authors' code: int(beta * size) numbers stay, whichever they are."""
+    """Return the mask of the authors' code: int(beta * size) randomly chosen numbers stay."""
     return (torch.randperm(size, generator=generator) < int(beta * size)).float()
 
 

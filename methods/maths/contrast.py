@@ -1,7 +1,7 @@
-"""Losses over several prototypes a class, FedPLCC's with weights (eqs. 6 to 8): [B, D] against [G, D].
+"""Losses over several prototypes of each class, with weights in FedPLCC (eqs. 6 to 8): [B, D] and [G, D].
 
-`labels` [G] says whose class a prototype is of, `shares` [G] its weight W. Losses are per sample whose class has
-a prototype; the others are no part of the mean.
+`labels` [G] has the class of each prototype, `shares` [G] its weight W. Losses are per sample whose class has
+a prototype. The other samples are not in the mean.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from torch import Tensor
 
 from protofleet.methods.maths.geometry import unit
 
-LEAST = 1e-6  # of a cosine before its root: at 0 the root is infinitely steep
+LEAST = 1e-6  # The least cosine before the root is taken, because the root is infinitely steep at 0.
 
 
 def cosines(z: Tensor, prototypes: Tensor) -> Tensor:
-    """[B, G], in float32 at least."""
+    """Return the cosines [B, G], at least in float32."""
     wide = torch.promote_types(torch.promote_types(z.dtype, prototypes.dtype), torch.float32)
     return unit(z.to(wide)) @ unit(prototypes.to(wide)).T
 
 
 def sparse_similarity(z: Tensor, prototypes: Tensor, alpha: float, *, signed: bool = False) -> Tensor:
-    """s = cos^alpha [B, G], eq. 7. A negative cosine has no root: it counts as 0, or, signed, keeps its sign."""
+    """Return s = cos^alpha [B, G], eq. 7.
+
+    A negative cosine has no root. It counts as 0, or it keeps its sign if `signed`.
+    """
     near = cosines(z, prototypes)
     if signed:
         return near.sign() * near.abs().clamp(min=LEAST) ** alpha
@@ -31,7 +34,7 @@ def sparse_similarity(z: Tensor, prototypes: Tensor, alpha: float, *, signed: bo
 
 
 def weighted_contrast(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, tau: float) -> Tensor:
-    """L_contra, eq. 6."""
+    """Return L_contra, eq. 6."""
     own, held = own_prototypes(y, labels)
     logits = s / tau + shares.log()
     top = logits.masked_fill(~own, -math.inf)[held]
@@ -39,18 +42,21 @@ def weighted_contrast(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, tau:
 
 
 def off_centre(z: Tensor, y: Tensor, centres: Tensor, known: Tensor) -> Tensor:
-    """(cos(z, c_y) - 1)^2 of FedPLVM, c_y [C, D] the mean of the own class's prototypes."""
+    """Return (cos(z, c_y) - 1)^2 of FedPLVM, where c_y [C, D] is the mean of the own class's prototypes."""
     held = known[y]
     return ((unit(z[held]) * unit(centres[y[held]])).sum(dim=1) - 1).square()
 
 
 def top_k(phi: float, n: Tensor) -> Tensor:
-    """k = ceil(phi n), from which binary fractions take a little first: 0.07 * 100 is above 7."""
+    """Return k = ceil(phi n).
+
+    A small number is subtracted first because of binary rounding: 0.07 * 100 is above 7.
+    """
     return torch.ceil(phi * n.double() - 1e-9).long().clamp(min=1)
 
 
 def corrected(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, phi: float) -> Tensor:
-    """L_corr, eq. 8: minus the sum of the k largest s W."""
+    """Return L_corr, eq. 8: minus the sum of the k largest s W."""
     own, held = own_prototypes(y, labels)
     products = (s * shares).masked_fill(~own, -math.inf)[held]
     ordered = products.sort(dim=1, descending=True).values
@@ -60,7 +66,7 @@ def corrected(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, phi: float) 
 
 
 def own_prototypes(y: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Which prototypes are of the sample's class [B, G], and which samples have any [B]."""
+    """Return which prototypes belong to the class of each sample [B, G], and which samples have any [B]."""
     own = y.unsqueeze(1) == labels
     return own, own.any(dim=1)
 

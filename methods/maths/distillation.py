@@ -1,4 +1,4 @@
-"""One network's scores as another's target."""
+"""Losses in which the scores of one network are the target of another."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def divergence(teacher: Tensor, student: Tensor, *, elements: bool = False) -> Tensor:
-    """KL(softmax(teacher) || softmax(student)), a sum over classes and a mean over the batch [B, C].
+    """Return KL(softmax(teacher) || softmax(student)), a sum over classes and a mean over the batch [B, C].
 
-    elements: the mean over all B C numbers, as torch's own default and HtFLlib have it, C times smaller.
+    `elements` takes the mean over all B C numbers, as the default of torch and HtFLlib do. It is C times
+    smaller.
     """
     total = F.kl_div(
         student.log_softmax(dim=1), teacher.log_softmax(dim=1), reduction="batchmean", log_target=True
@@ -18,7 +19,10 @@ def divergence(teacher: Tensor, student: Tensor, *, elements: bool = False) -> T
 
 
 def non_target_divergence(teacher: Tensor, student: Tensor, y: Tensor) -> Tensor:
-    """The same without the terms of the labels' own classes. What is left does not sum to 1, and is not made to."""
+    """Return the divergence without the terms of the labels' own classes.
+
+    The remaining probabilities do not sum to 1, and they are not scaled.
+    """
     p, q = teacher.log_softmax(dim=1), student.log_softmax(dim=1)
     others = F.one_hot(y, p.shape[1]) == 0
     return (p.exp() * (p - q) * others).sum() / max(len(y), 1)

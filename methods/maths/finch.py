@@ -1,12 +1,14 @@
-"""FINCH (Sarfraz et al., CVPR 2019) and FedPLCC's FINCH*, which carries weights (eqs. 9 to 11).
+"""FINCH (Sarfraz et al., CVPR 2019), and FINCH* of FedPLCC, which carries weights (eqs. 9 to 11).
 
-Each row is joined with its nearest other row by cosine; what hangs together is a cluster; clusters' means, of the
-original rows, are joined in turn. Prototypes are the means of the coarsest level that still had two clusters or
-more, or of the first level where that has one.
+Each row is joined with its nearest other row by cosine. Rows that are connected form a cluster. Then the
+means of the clusters, taken over the original rows, are joined in the same way. The prototypes are the means
+of the coarsest level that still has two clusters or more. If the first level has one cluster, they are those
+of the first level.
 
-finch-clust joins and averages; the nearest rows are ours. It finds them in a full table of distances, and above
-some thousand rows by an approximation from another package. Ours are exact on any number of rows, in blocks.
-Its default, ensure_early_exit=True, is another algorithm: 162 of 306 partitions differ.
+The package finch-clust joins and averages. The search for the nearest rows is in this module. finch-clust
+finds them in a full table of distances, and above some thousand rows with an approximation from another
+package. The search here is exact for any number of rows, because it works in blocks. The default of
+finch-clust, ensure_early_exit=True, is another algorithm: 162 of 306 partitions differ.
 """
 
 from __future__ import annotations
@@ -26,16 +28,22 @@ from protofleet.methods.contract.liveness import report_progress
 Rows: TypeAlias = NDArray[np.float64]  # [n, D]
 Indices: TypeAlias = NDArray[np.int64]  # [n]
 
-BLOCK: Final = 2048  # rows: a block of cosines is 16 MB
-SEGMENT: Final = 128  # columns that are searched together for candidates
-# Of a block's segments, or of a row: with candidates in more, all of it is computed exactly.
+BLOCK: Final = 2048  # Rows of a block; the cosines of two blocks take 16 MB.
+SEGMENT: Final = 128  # Columns that are searched together for candidates.
+# Share of a block's segments, or of a row. If a larger share has candidates, the whole block or row is computed
+# exactly.
 DENSE: Final = 1 / 16
-DIGITS: Final = 12  # cosines that agree so far are a tie; the lowest index wins, however rows are blocked
-MOST_ROWS: Final = 16_384  # clustered at once where others send them: the time is quadratic in them
+# Digits of a cosine. Cosines with the same digits are a tie, and the lowest index wins, for any size of the blocks.
+DIGITS: Final = 12
+# Rows from other parties that are clustered together; the time is quadratic in their number.
+MOST_ROWS: Final = 16_384
 
 
 def partition(x: Tensor) -> Tensor:
-    """Labels [n], counted by first members. Rows that are no numbers are one cluster: whoever gets it refuses it."""
+    """Return the labels [n], numbered in the order of each cluster's first member.
+
+    If a row is not finite, all rows are one cluster, and the receiver refuses the result.
+    """
     rows: Rows = x.detach().cpu().double().numpy()
     if len(rows) < 2 or not np.isfinite(rows).all():
         return torch.zeros(len(rows), dtype=torch.int64)
@@ -44,7 +52,10 @@ def partition(x: Tensor) -> Tensor:
 
 
 def levels(rows: Rows) -> Iterator[Indices]:
-    """Partitions from fine to coarse, as long as they shrink and have two clusters; the first in any case."""
+    """Return the partitions from fine to coarse, as long as they shrink and have two clusters or more.
+
+    The first partition is always returned.
+    """
     finch = _finch()
     labels = np.empty(0, np.int64)
     means, before = rows, len(rows)
@@ -61,7 +72,7 @@ def levels(rows: Rows) -> Iterator[Indices]:
 
 
 def _finch() -> ModuleType:
-    with warnings.catch_warnings():  # it says that a package for approximations is missing
+    with warnings.catch_warnings():  # finch warns that a package for approximations is missing.
         warnings.simplefilter("ignore")
         from finch import finch
     module: ModuleType = finch
@@ -77,7 +88,7 @@ def by_first_member(labels: Indices) -> Indices:
 
 
 def first_neighbours(rows: Rows, block: int = BLOCK) -> Indices:
-    """The nearest other row of each by cosine; a row of zeros is at right angles to all."""
+    """Return the nearest other row of each row by cosine; a row of zeros has the cosine 0 with every row."""
     return _Search(rows, block).run()
 
 
@@ -92,15 +103,20 @@ def padded(n: int) -> int:
 
 
 class _Search:
-    """Rough cosines (float32) of every pair of blocks, once; exact ones (float64) of those that may be nearest."""
+    """A search for the nearest rows.
+
+    It computes rough cosines (float32) of every pair of blocks once, and exact cosines (float64) of the pairs
+    that may be nearest.
+    """
 
     def __init__(self, rows: Rows, block: int) -> None:
         self.block = block
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
         self.units = rows / np.where(norms > 0, norms, 1)
         self.rough = self.units.astype(np.float32)
-        self.slack = np.float32((rows.shape[1] + 4) * 2.0**-23)  # twice what rounding can do to a cosine
-        self.noise = (rows.shape[1] + 4) * 2.0**-52 * 10.0**DIGITS  # of an exact one, in its last digit
+        self.slack = np.float32((rows.shape[1] + 4) * 2.0**-23)  # Twice the rounding error of a cosine.
+        # Rounding error of an exact cosine, in units of its last digit.
+        self.noise = (rows.shape[1] + 4) * 2.0**-52 * 10.0**DIGITS
         self.bound = np.full(len(rows), -np.inf, np.float32)
         self.best = np.full(len(rows), -np.inf)
         self.nearest = np.zeros(len(rows), np.int64)
@@ -119,7 +135,7 @@ class _Search:
         return self.nearest
 
     def _rough_block(self, i: int, j: int) -> NDArray[np.float32]:
-        """Padded to whole segments with what is never nearest."""
+        """Return rough cosines of two blocks, padded to whole segments with -inf, which never wins."""
         a, b = self.rough[self._block(i)], self.rough[self._block(j)]
         cosines = np.empty((padded(len(a)), padded(len(b))), np.float32)
         cosines[len(a) :], cosines[:, len(b) :] = -np.inf, -np.inf
@@ -129,7 +145,10 @@ class _Search:
         return cosines
 
     def _look(self, cosines: NDArray[np.float32], peaks: NDArray[np.float32], i: int, j: int) -> None:
-        """Rows from i on meet rows from j on; `peaks` are the highest cosines of each row's segments."""
+        """Compare the rows from i on with the rows from j on.
+
+        `peaks` are the highest cosines in each segment of each row.
+        """
         here = self._block(i)
         peaks = peaks[: here.stop - i]
         self.bound[here] = np.maximum(self.bound[here], peaks.max(axis=1))
@@ -148,7 +167,8 @@ class _Search:
     def _exact_pairs(self, rows: Indices, columns: Indices) -> None:
         for r, c in _slices(rows, columns):
             values = self._products(r, c).round(DIGITS)
-            order = np.lexsort((c, -values, r))  # by row; the best first, of equals the lowest column
+            # Sort by row, then the best value first, then the lowest column first.
+            order = np.lexsort((c, -values, r))
             rows_once, first = np.unique(r[order], return_index=True)
             self._improve(rows_once, values[order][first], c[order][first])
 
@@ -168,13 +188,16 @@ class _Search:
         self._improve(here, values.max(axis=1), values.argmax(axis=1) + columns.start)
 
     def _settle(self, values: Rows, i: int, j: int) -> None:
-        """The last digits of a product of matrices depend on its size and on threads. Where rounding would show
-        that, and near the highest of the row, a cosine is computed again, in an order that is always the same."""
+        """Compute doubtful cosines again, in an order that is always the same.
+
+        The last digits of a matrix product depend on its size and on the number of threads. A cosine is
+        doubtful if this could change its rounded value and if it is near the highest of its row.
+        """
         scaled = values * 10.0**DIGITS
         doubtful = np.abs(scaled - np.floor(scaled) - 0.5) <= self.noise
         doubtful &= values >= values.max(axis=1, keepdims=True) - 2 * 10.0**-DIGITS
         crowded = doubtful.mean(axis=1) > DENSE
-        for row in crowded.nonzero()[0].tolist():  # without a copy of each pair: 15 times as fast
+        for row in crowded.nonzero()[0].tolist():  # This copies no pairs, so it is 15 times as fast.
             exact = self._row(row + i, slice(j, j + values.shape[1]))
             values[row] = np.where(doubtful[row], exact, values[row])
         doubtful[crowded] = False
@@ -182,12 +205,15 @@ class _Search:
             values[r, c] = self._products(r + i, c + j)
 
     def _products(self, rows: Indices, columns: Indices) -> Rows:
-        """Cosines of pairs [n]; each is summed in the same order, whatever else is asked for."""
+        """Return the cosines of pairs [n].
+
+        Each cosine is summed in the same order, for any selection of pairs.
+        """
         products: Rows = np.einsum("nd,nd->n", self.units[rows], self.units[columns])
         return products
 
     def _row(self, row: int, columns: slice) -> Rows:
-        """The same numbers, of one row with many."""
+        """Return the same cosines of one row with many rows."""
         others = self.units[columns]
         products: Rows = np.einsum("nd,nd->n", np.broadcast_to(self.units[row], others.shape), others)
         return products
@@ -201,10 +227,11 @@ class _Search:
 def finch_star_in_parts(
     x: Tensor, weights: Tensor, *, weighted_centroid: bool = False, most: int = MOST_ROWS
 ) -> tuple[Tensor, Tensor]:
-    """FINCH* of however many rows, in time that is linear in them beyond `most`; up to it, finch_star itself.
+    """Return FINCH* of any number of rows; up to `most` rows it is finch_star itself.
 
-    More rows are clustered in parts of `most`, and what comes of them together, as the devices' own clusters are
-    (eq. 10). A part of two rows or more at least halves, so there is an end.
+    For more rows, the time is linear in their number. They are clustered in parts of `most` rows, and the
+    results are clustered together, as the devices' own clusters are (eq. 10). A part of two rows or more
+    becomes at most half as large, so the loop ends.
     """
     while len(x) > most:
         parts = zip(torch.split(x, most), torch.split(weights, most), strict=True)
@@ -214,10 +241,10 @@ def finch_star_in_parts(
 
 
 def finch_star(x: Tensor, weights: Tensor, *, weighted_centroid: bool = False) -> tuple[Tensor, Tensor]:
-    """FINCH*: means [J, D] of x's clusters [n, D] and the sums of their weights [J], eqs. 9 and 10.
+    """Return the means [J, D] of the clusters of x [n, D] and the sums of their weights [J], eqs. 9 and 10.
 
-    The paper does not say how a cluster of weighted members is averaged: each counts once, unless
-    `weighted_centroid`, where members that are means themselves give the mean of all samples.
+    The paper does not state how a cluster of weighted members is averaged. Here each member counts once. With
+    `weighted_centroid`, members that are means themselves give the mean of all samples.
     """
     labels = partition(x).to(x.device)
     clusters = int(labels.max()) + 1 if len(labels) else 0

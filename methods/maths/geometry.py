@@ -1,4 +1,4 @@
-"""Lengths, angles and distances: [B, D] against [C, D]. Gradients stay finite at zero."""
+"""Lengths, angles and distances: [B, D] and [C, D]. Gradients stay finite at zero."""
 
 from __future__ import annotations
 
@@ -7,30 +7,37 @@ import math
 import torch
 from torch import Tensor
 
-SHORTEST = 1e-12  # a shorter vector has no direction
+SHORTEST = 1e-12  # A shorter vector has no direction.
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows of length 1. A zero row stays zero and has a finite gradient, which x / |x| has not."""
+    """Return rows of length 1.
+
+    A zero row stays zero and has a finite gradient. The gradient of x / |x| would not be finite there.
+    """
     norms = x.norm(dim=-1, keepdim=True)
     return x / torch.where(norms > SHORTEST, norms, 1.0)
 
 
 def squared_distances(x: Tensor, centres: Tensor) -> Tensor:
-    """[B, D], [C, D] -> [B, C], centre by centre: [B, C, D] is too large for a small device.
+    """Return squared distances, [B, D], [C, D] -> [B, C].
 
-    x^2 - 2 x c + c^2 (FedSA's and FedTGP's code) loses all digits of a small distance and can turn negative.
+    They are computed centre by centre, because [B, C, D] is too large for a small device. x^2 - 2 x c + c^2
+    (the code of FedSA and FedTGP) loses all digits of a small distance and can become negative.
     """
     return torch.stack([(x - centre).square().sum(dim=-1) for centre in centres], dim=-1)
 
 
 def distances(x: Tensor, centres: Tensor) -> Tensor:
-    """Euclidean, [B, C]. The small number keeps the gradient finite where a sample meets its centre."""
+    """Return Euclidean distances, [B, C].
+
+    The small number keeps the gradient finite if a sample is equal to its centre.
+    """
     return (squared_distances(x, centres) + 1e-12).sqrt()
 
 
 def margins(points: Tensor) -> Tensor:
-    """[C]: how far each prototype's or anchor's nearest neighbour is (FedLSA, fig. 1)."""
+    """Return the distance of each prototype or anchor to its nearest neighbour, [C] (FedLSA, fig. 1)."""
     return distances(points, points).masked_fill(diagonal(points), math.inf).min(dim=1).values
 
 
@@ -39,5 +46,8 @@ def diagonal(rows: Tensor) -> Tensor:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Half floats lose the small numbers that keep lengths and distances from zero."""
+    """Return x in float32 or wider.
+
+    Half floats lose the small numbers that keep lengths and distances from zero.
+    """
     return x.to(torch.promote_types(x.dtype, torch.float32))

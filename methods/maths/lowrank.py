@@ -1,6 +1,7 @@
-"""Matrices as the factors of their largest singular values, where these are fewer numbers than the matrix has.
+"""Matrices as the factors of their largest singular values, if these have fewer numbers than the matrix.
 
-A message is laid flat: U [m, r], s [r] and V [r, n], or the matrix itself, of m n numbers. Its length says which.
+A message is a flat array: U [m, r], s [r] and V [r, n], or the matrix itself with m n numbers. Its length
+tells which of the two it is.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ from torch import Tensor
 
 
 def rank_of(values: Tensor, energy: float) -> int:
-    """The smallest r >= 1 so that the first r singular values have this share of the squares of all."""
+    """Return the smallest r >= 1 whose first r singular values have this share of the sum of squares."""
     kept = values.double().square().cumsum(0)
     return min(int((kept < energy * kept[-1]).sum()) + 1, len(values))
 
 
 def numbers(rows: int, columns: int, rank: int) -> int:
-    """Those of the message."""
+    """Return how many numbers the message has."""
     return min(rank * (rows + columns + 1), rows * columns)
 
 
 def packed(matrix: Tensor, energy: float) -> Tensor:
-    """[n]. What is no number has no singular values, and is refused where it arrives."""
+    """Return the message [n] for a matrix.
+
+    A matrix that is not finite has no singular values. It is sent as it is, and the receiver refuses it.
+    """
     if not bool(matrix.isfinite().all()):
         return matrix.reshape(-1)
     U, s, V = torch.linalg.svd(matrix, full_matrices=False)
@@ -32,7 +36,10 @@ def packed(matrix: Tensor, energy: float) -> Tensor:
 
 
 def unpacked(message: Tensor, rows: int, columns: int) -> Tensor:
-    """[rows, columns]. No number of a unit vector is beyond 1, whatever has been sent."""
+    """Return the matrix [rows, columns] of a message.
+
+    No number of a unit vector is beyond 1, so larger numbers in a message are cut to 1.
+    """
     if len(message) == rows * columns:
         return message.reshape(rows, columns)
     r = len(message) // (rows + columns + 1)

@@ -1,7 +1,7 @@
-"""FedSA's formulas (eqs. 3, 5 to 8 and 10): margins between points, distances to anchors, a calibrated head.
+"""The formulas of FedSA (eqs. 3, 5 to 8 and 10): margins, distances to anchors, and a calibrated head.
 
-`anchors` are [C, D] and constant; `labels` [J] say which anchor a row [J, D] belongs to. Rows may be half floats:
-distances are taken in float32 at least, where 1e-12 is not zero.
+`anchors` are [C, D] and constant. `labels` [J] state to which anchor a row of [J, D] belongs. Rows may be
+half floats: distances are taken at least in float32, where 1e-12 is not zero.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from protofleet.methods.maths.reduction import REDUCE
 
 
 def over_pairs(points: Tensor) -> Tensor:
-    """Mean distance over the N (N - 1) ordered pairs: the "average margin" above eq. 6."""
+    """Return the mean distance over the N (N - 1) ordered pairs: the "average margin" above eq. 6."""
     return _between(points).mean()
 
 
 def to_nearest(points: Tensor) -> Tensor:
-    """Mean over the points of the distance to the nearest other (the authors' code)."""
+    """Return the mean over the points of the distance to the nearest other point (the authors' code)."""
     return margins(points).mean()
 
 
 def as_printed(points: Tensor) -> Tensor:
-    """Eq. 6 to the letter, over (N - 1)^2: of two points, twice their distance."""
+    """Return eq. 6 exactly as printed, over (N - 1)^2: for two points, twice their distance."""
     return _between(points).sum() / (len(points) - 1) ** 2
 
 
@@ -45,19 +45,19 @@ MARGIN: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def margin(points: Tensor, rule: str) -> Tensor:
-    """d of eq. 6, a scalar. Less than two points have nothing between them: 0."""
+    """Return d of eq. 6, a scalar; for less than two points it is 0."""
     return MARGIN[rule](points) if len(points) > 1 else points.new_zeros(())
 
 
 def client_margin(anchors: Tensor, prototypes: Tensor, rule: str) -> Tensor:
-    """d* = max(d_global, d_i): d_global where the device has less than two prototypes of its own."""
+    """Return d* = max(d_global, d_i); it is d_global if the device has less than two own prototypes."""
     return torch.maximum(margin(anchors, rule), margin(prototypes, rule))
 
 
 def margin_contrast(
     rows: Tensor, labels: Tensor, anchors: Tensor, margin: Tensor, *, reduction: str = "mean"
 ) -> Tensor:
-    """L_MCL, eq. 7: cross-entropy over minus the distances, where the own anchor is `margin` farther away."""
+    """Return L_MCL, eq. 7: cross-entropy over negative distances, with `margin` added to the own anchor's."""
     own = F.one_hot(labels, len(anchors))
     return F.cross_entropy(
         -(distances(at_least_float32(rows), anchors) + margin * own), labels, reduction=reduction
@@ -65,19 +65,19 @@ def margin_contrast(
 
 
 def anchor_mse(rows: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
-    """L_R in the authors' code: mean squared gap of each row to its anchor, over J x D elements."""
+    """Return L_R of the authors' code: the mean squared gap of rows to their anchors, over J x D elements."""
     everywhere = torch.ones(len(anchors), dtype=torch.bool, device=anchors.device)
     return prototype_mse(at_least_float32(rows), labels, anchors, everywhere)
 
 
 def anchor_distance(rows: Tensor, labels: Tensor, anchors: Tensor, *, reduction: str = "sum") -> Tensor:
-    """L_R, eq. 5: the distance, not squared, of each class's prototype to its anchor."""
+    """Return L_R, eq. 5: the distance (not squared) of each class's prototype to its anchor."""
     own = distances(at_least_float32(rows), anchors).gather(1, labels.unsqueeze(1)).squeeze(1)
     return REDUCE[reduction](own)
 
 
 def batch_prototypes(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Means of the classes in the batch [J, D] and their labels [J]: eq. 2 where it has a gradient."""
+    """Return the means of the classes in the batch [J, D] and their labels [J]: eq. 2 with a gradient."""
     means, counts = class_means(at_least_float32(z), y, classes)
     held = counts > 0
     return means[held], held.nonzero().squeeze(1)
@@ -86,13 +86,16 @@ def batch_prototypes(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor
 def classifier_calibration(
     head: nn.Module, anchors: Tensor, *, bias: bool = True, reduction: str = "mean"
 ) -> Tensor:
-    """L_CC, eq. 8: the head is to take anchor c for class c. Only the head has a gradient."""
+    """Return L_CC, eq. 8, which teaches the head to predict class c for anchor c.
+
+    Only the head has a gradient.
+    """
     scores = head(anchors) if bias else F.linear(anchors, weight_of(head))
     return F.cross_entropy(scores, torch.arange(len(anchors), device=anchors.device), reduction=reduction)
 
 
 def weight_of(head: nn.Module) -> Tensor:
-    """phi [C, D] of eq. 8. Only a linear head is a weight and a bias."""
+    """Return phi [C, D] of eq. 8; only a linear head has a weight and a bias."""
     if not isinstance(head, nn.Linear):
         raise ValueError(
             f"the head is {type(head).__name__}, which has no bias to leave out; "
@@ -102,7 +105,10 @@ def weight_of(head: nn.Module) -> Tensor:
 
 
 def aggregate_as_printed(pieces: Iterable[ClassMeans]) -> ClassMeans:
-    """Eq. 3 to the letter: weights that sum to 1, and then divided by how many devices hold the class."""
+    """Return eq. 3 exactly as printed.
+
+    The weights sum to 1, and the sum is then divided by the number of devices that hold the class.
+    """
     tables = list(pieces)
     means, counts = merge_class_means(tables)
     holders = torch.stack([own > 0 for _, own in tables]).sum(dim=0)
@@ -117,6 +123,6 @@ AGGREGATE: Mapping[str, Callable[[Iterable[ClassMeans]], ClassMeans]] = {
 
 
 def ema(anchors: Tensor, prototypes: Tensor, held: Tensor, decay: float) -> Tensor:
-    """Eq. 10 for the classes that came in, held [C]; the other anchors stay as they are, to the bit."""
+    """Return eq. 10 for the classes that were received, held [C]; the other anchors keep every bit."""
     moved = decay * anchors + (1 - decay) * prototypes
     return torch.where(held.unsqueeze(1), moved, anchors)

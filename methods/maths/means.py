@@ -1,4 +1,4 @@
-"""Class means: a table [C, D] with counts or a mask [C] beside it; an absent class's row is never read.
+"""Class means: a table [C, D] with counts or a mask [C]; the row of an absent class is never read.
 
 Sums over samples and devices are taken in float64 and cast back.
 """
@@ -17,7 +17,10 @@ ClassMeans: TypeAlias = tuple[Tensor, Tensor]  # means [C, D], counts [C]
 
 
 def class_sums(z: Tensor, y: Tensor, classes: int, counts: Tensor | None = None) -> ClassMeans:
-    """Sum of each class's rows [C, D] in float64, and their number [C]; a row may stand for `counts` rows."""
+    """Return the sum of each class's rows [C, D] in float64, and the number of these rows [C].
+
+    With `counts`, each row stands for several rows.
+    """
     each = torch.ones_like(y) if counts is None else counts
     total = each.new_zeros(classes).index_add_(0, y, each)
     sums = z.new_zeros(classes, z.shape[1], dtype=torch.float64)
@@ -29,13 +32,19 @@ def means_of(sums: Tensor, counts: Tensor) -> Tensor:
 
 
 def class_means(z: Tensor, y: Tensor, classes: int, counts: Tensor | None = None) -> ClassMeans:
-    """Mean row and count of each class; a class without samples has count 0 and a row that means nothing."""
+    """Return the mean row and the count of each class.
+
+    A class without samples has the count 0, and its row has no meaning.
+    """
     sums, total = class_sums(z, y, classes, counts)
     return means_of(sums, total).to(z.dtype), total
 
 
 def merge_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
-    """Devices' class means weighted by their counts: what pooling the samples gives (FedProto, eq. 6)."""
+    """Return the devices' class means weighted by their counts (FedProto, eq. 6).
+
+    The result is the same as from all samples pooled.
+    """
     remaining = iter(pieces)
     means, counts = next(remaining)
     dtype, sums, total = means.dtype, _weighed(means, counts), counts
@@ -46,7 +55,10 @@ def merge_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
 
 
 def average_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
-    """Every device that holds a class counts once (FedProto's code; FedLSA, eq. 2). Counts are devices."""
+    """Return class means in which every device that holds a class counts once.
+
+    FedProto's code and eq. 2 of FedLSA do this. The counts are numbers of devices.
+    """
     return merge_class_means((means, counts.clamp(max=1)) for means, counts in pieces)
 
 

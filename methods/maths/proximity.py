@@ -1,4 +1,4 @@
-"""Terms that hold a model, or its features, near what the server sent."""
+"""Loss terms that keep a model, or its features, near the values that the server sent."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from torch import Tensor, nn
 
 
 def proximal(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
-    """Half the squared distance of the parameters, not buffers, to `anchor` (FedProx, eq. 2, without mu)."""
+    """Return half the squared distance of the parameters to `anchor` (FedProx, eq. 2, without mu).
+
+    Buffers are left out.
+    """
     gaps = [(w - anchor[name]).square().sum() for name, w in model.named_parameters()]
     return 0.5 * torch.stack(gaps).sum()
 
 
 def prototype_mse(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Mean squared gap to the prototype of the own class, over B x D elements (FedProto's code).
+    """Return the mean squared gap to the prototype of the own class, over B x D elements (FedProto's code).
 
-    Samples of a class without prototype are no part of the mean; if all are, it is 0.
+    Samples of a class without a prototype are not in the mean. If all samples are of such classes, it is 0.
     """
     held = known[y]
     gaps = (z[held] - prototypes[y[held]]).square()

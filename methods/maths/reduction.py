@@ -1,4 +1,4 @@
-"""Losses are means over the batch; tests and tables want them per sample, or as sums."""
+"""Reductions of losses: the mean over the batch; tests and tables need values per sample, or sums."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The shape every network here has: sample -> features -> projector -> head.
+"""The form of every network here: sample -> features -> projector -> head.
 
-The papers cut a network in the same places: psi, varphi, phi (FedLSA, eq. 9), f and head (FedSA, FedPLCC),
-G and H (FedPall). Methods name the pieces and never a layer, so any method runs on any network.
+The papers cut a network in the same places: psi, varphi, phi (FedLSA, eq. 9), f and head (FedSA, FedPLCC), G
+and H (FedPall). Methods name these parts and never a layer, so any method runs on any network.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ CPU: Final = torch.device("cpu")
 
 Module = TypeVar("Module", bound=nn.Module)
 Image: TypeAlias = tuple[int, int, int]  # channels, height, width
-Axes: TypeAlias = tuple[int, ...]  # of any sample: [F], [C, T] or [C, H, W]
+Axes: TypeAlias = tuple[int, ...]  # Shape of any sample: [F], [C, T] or [C, H, W].
 
 
 class Net(nn.Module):
-    """sample -> features -> projector -> head."""
+    """A network with three parts: sample -> features -> projector -> head."""
 
     features: nn.Module  # [B, *the shape of a sample] -> [B, feature_size], flat
-    projector: nn.Module  # [B, feature_size] -> [B, embedding_size]; Identity where the network has none
+    projector: nn.Module  # [B, feature_size] -> [B, embedding_size]; Identity if the network has none
     head: nn.Module  # [B, embedding_size] -> [B, classes]; one linear layer, or FedPall's deeper classifier
     feature_size: int
     embedding_size: int
     classes: int
     backbone_is_frozen: bool = False
-    # Of somebody's own, who is told where it fits nothing: its file, and the shape of samples that was asked for.
+    # For a network of a plug-in: its file, and the shape of samples for which it was made. Error messages name them.
     made_in: str = ""
     made_for: Axes = ()
 
@@ -55,18 +55,21 @@ class Net(nn.Module):
         self.head = nn.Linear(self.embedding_size, classes, bias=head_bias)
 
     def freeze_backbone(self) -> None:
-        """The features are the same for all and for good: nobody trains them, sends them or keeps a state of them."""
+        """Freeze the features: they are the same on all devices and never change.
+
+        They are not trained, not sent, and not saved in a state.
+        """
         self.backbone_is_frozen = True
         self.features.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> Net:
         super().train(mode)
         if self.backbone_is_frozen:
-            self.features.eval()  # its batch norms count nothing, and nothing is dropped
+            self.features.eval()  # Its batch norms keep their statistics, and dropout is off.
         return self
 
     def project(self, size: int) -> None:
-        """A linear projector of this width, and a head behind it."""
+        """Add a linear projector of this width, and a new head behind it."""
         self.projector, self.embedding_size = nn.Linear(self.feature_size, size), size
         self.head = nn.Linear(size, self.classes)
 
@@ -80,7 +83,7 @@ class Net(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Of a network, what is before its head: [B, ch, H, W] -> [B, embedding_size]."""
+    """The parts of a network before its head: [B, ch, H, W] -> [B, embedding_size]."""
 
     def __init__(self, features: nn.Module, projector: nn.Module) -> None:
         super().__init__()
@@ -92,31 +95,31 @@ class Encoder(nn.Module):
 
 
 def frozen_backbones(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The features of networks in this module whose backbone is frozen, by their name in it."""
+    """Yield the features of the networks in this module whose backbone is frozen, with their names."""
     for name, part in module.named_modules():
         if isinstance(part, Net) and part.backbone_is_frozen:
             yield ".".join(filter(None, (name, "features"))), part.features
 
 
 def frozen(model: Module) -> Module:
-    """As it is now, in evaluation mode: a previous model, a teacher, one that was received."""
+    """Return a copy of the model as it is now, in evaluation mode, such as a previous model or a teacher."""
     return deepcopy(model).requires_grad_(False).eval()
 
 
 def resized(own: int, wanted: int | None) -> nn.Module:
-    """FedSA's way to one feature size for all networks: average neighbours, [B, own] -> [B, wanted].
+    """Return FedSA's layer that gives all networks one feature size: [B, own] -> [B, wanted].
 
-    AdaptiveAvgPool1d takes [B, own] for one sample of B channels, which is a mean over each row. A size above
-    the network's own repeats neighbours and adds no information.
+    It averages neighbours. AdaptiveAvgPool1d takes [B, own] as one sample of B channels, so it averages
+    within each row. A size above the network's own repeats neighbours and adds no information.
     """
     return nn.Identity() if wanted in (None, own) else nn.AdaptiveAvgPool1d(wanted)
 
 
 @contextmanager
 def initialised_from(seed: int) -> Iterator[None]:
-    """Layers made inside are the same for the same seed, and the caller's random state stays as it was.
+    """Make layers inside this context the same for the same seed, and keep the caller's random state.
 
-    Layers are made on the CPU - or on meta, where nothing is drawn.
+    Layers are made on the CPU, or on meta, where no numbers are drawn.
     """
     place = "meta" if torch.empty(0).is_meta else "cpu"
     with seeded_globally(seed), torch.device(place):
@@ -125,12 +128,14 @@ def initialised_from(seed: int) -> Iterator[None]:
 
 @contextmanager
 def seeded_globally(seed: int, place: torch.device = CPU) -> Iterator[None]:
-    """For what draws from the global generator and takes no other: initialisers, on the CPU, and dropout, where the
-    network computes.
+    """Seed the global random generator inside this context, and restore it afterwards.
 
-    The generator is the process's own, and devices may share a process: without the lock one puts back, in the
-    middle of another's draws, what it had found. torch.manual_seed would reseed every accelerator too, which
-    fork_rng does not undo for those that it is not told of.
+    This is for code that draws only from the global generator: initialisers on the CPU, and dropout on the
+    device where the network computes.
+
+    The generator belongs to the process, and devices may share a process. Without the lock, one device could
+    restore the old state while another device draws. torch.manual_seed would also seed every accelerator, and
+    fork_rng restores only the accelerators that it is given.
     """
     gpus = [place.index or 0] if place.type == "cuda" else []
     with _GLOBAL_DRAWS, torch.random.fork_rng(devices=gpus):

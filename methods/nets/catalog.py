@@ -1,4 +1,4 @@
-"""The networks by name: each is a line in the table and a builder (shape, classes, feature_size) -> Net."""
+"""The networks by name: each has a line in the table and a builder (shape, classes, feature_size) -> Net."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from protofleet.protocol.settings.suggest import there_are
 
 __all__ = ["Net", "build", "names"]
 
-Builder: TypeAlias = Callable[[Any, int, int | None], Net]  # the shape of a sample, classes, feature_size
+Builder: TypeAlias = Callable[
+    [Any, int, int | None], Net
+]  # Takes the shape of a sample, classes, feature_size.
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     make: Builder
-    smallest: int  # side of an image in pixels, or steps of a series
-    channels: int | None = None  # None: as many as the samples have
-    ranks: tuple[int, ...] = (3,)  # of samples: 1 vectors, 2 series, 3 images
+    smallest: int  # Smallest side of an image in pixels, or smallest number of steps of a series.
+    channels: int | None = None  # Number of channels of an image; None: as many as the samples have.
+    ranks: tuple[int, ...] = (3,)  # Numbers of axes of the samples: 1 vectors, 2 series, 3 images.
 
     def problem_with(self, shape: InputShape) -> str | None:
         if shape.rank not in self.ranks:
@@ -50,7 +52,7 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = {
     "cnn23": Recipe(cnn.fedlsa, cnn.SMALLEST),
     "cnn4": Recipe(cnn.fedsa, cnn.SMALLEST),
-    "cnn_mnist": Recipe(cnn.fedsa, cnn.SMALLEST),  # the same layers; FedHP feeds them 1x28x28
+    "cnn_mnist": Recipe(cnn.fedsa, cnn.SMALLEST),  # The same layers; FedHP gives them 1x28x28.
     "cnn_mnist_conv": Recipe(cnn.fedhp_mnist_backbone, cnn.SMALLEST),
     "cnn_fednh": Recipe(cnn.fednh, cnn.SMALLEST),
     "cnn_fednh_small": Recipe(cnn.fednh_small, cnn.SMALLEST),
@@ -63,14 +65,15 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
-SERIES = (6, 128)  # the sample for which networks of series are counted
+SERIES = (6, 128)  # Shape of the sample for which the sizes of networks for series are counted.
 HEADS = ("linear", "mlp")
 
 
 def misfit(name: str, shape: InputShape, key: str = "network.name", table: str = "") -> str:
-    """Why the network that `key` names cannot take such samples, and the way out; "" where it can or is not ours.
+    """Return why the network that `key` names cannot take such samples, and the way out.
 
-    `table` has the samples' own settings: "data." in an experiment.
+    Return "" if it can, or if it is not a network of protofleet. `table` is the table of the samples' own
+    settings: "data." in an experiment.
     """
     recipe = RECIPES.get(name)
     if recipe is None or (problem := recipe.problem_with(shape)) is None:
@@ -97,12 +100,13 @@ def build(
     seed: int = 0,
     plugin: str = "",
 ) -> Net:
-    """An untrained network on the CPU: the same for the same arguments, whatever was drawn before.
+    """Return an untrained network on the CPU: the same for the same arguments, at any time.
 
-    `image` is the shape of a sample, of whatever kind. feature_size None is the network's own; set, `features` gives
-    that many (each builder says how). embedding_size puts a linear projector of that width behind the features, as
-    FedLSA's varphi, in place of the network's own. HEADS are "linear" and "mlp", FedPall's deeper classifier.
-    `plugin`: SHA-256 of one that is in none of our files.
+    `image` is the shape of a sample of any kind. `feature_size` is the number of features (each builder
+    states how it makes them); None is the network's own number. `embedding_size` puts a linear projector of
+    that width behind the features, such as varphi of FedLSA, and replaces the network's own projector. `head`
+    is one of HEADS: "linear", or "mlp", which is FedPall's deeper classifier. `plugin` is the SHA-256 of a
+    network that is in none of protofleet's files.
     """
     recipe, shape = recipe_of(name, plugin), InputShape(image)
     if problem := recipe.problem_with(shape):
@@ -134,15 +138,18 @@ def recipe_of(name: str, plugin: str = "") -> Recipe:
 class Size:
     name: str
     parameters: int
-    bytes: int  # of parameters and buffers, as they are sent
-    smallest: int  # side of an image in pixels, or steps of a series
-    channels: int | None  # None: as many as the samples have
-    ranks: tuple[int, ...]  # of samples: 1 vectors, 2 series, 3 images
+    bytes: int  # Bytes of parameters and buffers, as they are sent.
+    smallest: int  # Smallest side of an image in pixels, or smallest number of steps of a series.
+    channels: int | None  # Number of channels of an image; None: as many as the samples have.
+    ranks: tuple[int, ...]  # Numbers of axes of the samples: 1 vectors, 2 series, 3 images.
 
 
 def sizes(classes: int = 10, side: int = 32) -> list[Size]:
-    """Of all networks, for colour images of this side or the smallest that a network takes; of what takes none, for
-    SERIES. Nothing is allocated."""
+    """Return the sizes of all networks.
+
+    They are counted for colour images of this side, or of the smallest side that a network takes. Networks
+    that take no images are counted for SERIES. No memory is allocated.
+    """
     found = []
     with torch.device("meta"):
         for name in names():

@@ -1,10 +1,10 @@
-"""The papers' small CNNs: two 5x5 convolutions and a few linear layers; and one with BatchNorm.
+"""The papers' small CNNs, with two 5x5 convolutions and a few linear layers, and one CNN with BatchNorm.
 
-FedLSA ("2 convolution layers and 3 linear layers"; the sizes are those of MOON's simple-cnn), FedSA's 4-layer
-CNN, FedHP's MNIST network, and FedNH's Conv2Cifar with and without its 192 layer.
+These are FedLSA's ("2 convolution layers and 3 linear layers"; the sizes are those of MOON's simple-cnn),
+FedSA's 4-layer CNN, FedHP's MNIST network, and FedNH's Conv2Cifar with and without its layer of 192.
 
-Every builder takes (image, classes, feature_size). Unless it says otherwise, feature_size is the width of the
-linear layer that makes the features.
+Every builder takes (image, classes, feature_size). If a builder does not state something else, feature_size
+is the width of the linear layer that makes the features.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from torch import nn
 
 from protofleet.methods.nets.base import Image, Net, resized
 
-SMALLEST = 16  # pixels: two unpadded 5x5 convolutions and two 2x2 pools leave 1x1 of it
-SMALLEST_WITH_BATCH_NORM = 8  # padded convolutions, three pools
+SMALLEST = 16  # Pixels of a side; two unpadded 5x5 convolutions and two 2x2 pools leave 1x1.
+SMALLEST_WITH_BATCH_NORM = 8  # Pixels of a side; the convolutions are padded, and there are three pools.
 
 
 def fedlsa(image: Image, classes: int, feature_size: int | None) -> Net:
-    """3x32x32: 6 and 16 channels, 400 -> 120 | 84 | classes. 62,006 parameters for 10 classes."""
+    """Build FedLSA's CNN: for 3x32x32, 6 and 16 channels, 400 -> 120 | 84 | classes.
+
+    It has 62,006 parameters for 10 classes.
+    """
     channels, rows, columns = image
     rows, columns = min(5, _left(rows)), min(5, _left(columns))
     features = 120 if feature_size is None else feature_size
@@ -30,16 +33,17 @@ def fedlsa(image: Image, classes: int, feature_size: int | None) -> Net:
         nn.Flatten(),
         *_dense(16 * rows * columns, features),
     )
-    # No ReLU behind the projector, where MOON has one: FedLSA puts its output on the unit sphere and pulls it
-    # to signed anchors, and a non-negative vector reaches only one orthant of that sphere.
+    # MOON has a ReLU behind the projector, and this network has none: FedLSA puts the output on the unit sphere and
+    # pulls it to anchors with signs. A vector without negative numbers reaches only one orthant of that sphere.
     return Net(encoder, features, classes, projector=nn.Linear(features, 84), embedding_size=84)
 
 
 def fedsa(image: Image, classes: int, feature_size: int | None) -> Net:
-    """3x32x32: 32 and 64 channels, 1600 -> 512 | classes. 924,708 parameters for 100 classes.
+    """Build FedSA's CNN: for 3x32x32, 32 and 64 channels, 1600 -> 512 | classes.
 
-    1x28x28: 1024 -> 512 | classes, which is FedHP's MNIST network: 582,026 parameters for 10 classes. The
-    first linear layer grows with the image: 10,816 inputs for Tiny-ImageNet's 64x64.
+    It has 924,708 parameters for 100 classes. For 1x28x28 it is 1024 -> 512 | classes, which is FedHP's MNIST
+    network: 582,026 parameters for 10 classes. The first linear layer grows with the image: it has 10,816
+    inputs for the 64x64 of Tiny-ImageNet.
     """
     features = 512 if feature_size is None else feature_size
     encoder = nn.Sequential(
@@ -49,13 +53,19 @@ def fedsa(image: Image, classes: int, feature_size: int | None) -> Net:
 
 
 def fednh(image: Image, classes: int, feature_size: int | None) -> Net:
-    """3x32x32: 64 and 64 channels, 1600 -> 384 -> 192 | 10, no bias in the head: 797,952 parameters."""
+    """Build FedNH's CNN: for 3x32x32, 64 and 64 channels, 1600 -> 384 -> 192 | 10.
+
+    The head has no bias. It has 797,952 parameters.
+    """
     features = 192 if feature_size is None else feature_size
     return _fednh(image, classes, 384, features)
 
 
 def fednh_small(image: Image, classes: int, feature_size: int | None) -> Net:
-    """Conv2Cifar without the 192 layer: the 725,952 parameters that FedHP states for FedNH's network."""
+    """Build Conv2Cifar without the layer of 192.
+
+    It has the 725,952 parameters that FedHP states for FedNH's network.
+    """
     features = 384 if feature_size is None else feature_size
     return _fednh(image, classes, features)
 
@@ -68,12 +78,18 @@ def _fednh(image: Image, classes: int, *widths: int) -> Net:
 
 
 def fedhp_mnist_backbone(image: Image, classes: int, feature_size: int | None) -> Net:
-    """What FedHP trains on MNIST: the flat convolutions, 1024 for 1x28x28; feature_size pools them."""
+    """Build the network that FedHP trains on MNIST: the flat convolutions, 1024 features for 1x28x28.
+
+    `feature_size` pools them.
+    """
     return _backbone(image, classes, feature_size, 32, head_bias=True)
 
 
 def fednh_backbone(image: Image, classes: int, feature_size: int | None) -> Net:
-    """What FedHP trains on CIFAR and SVHN: 1600 flat features for 3x32x32; feature_size pools them."""
+    """Build the network that FedHP trains on CIFAR and SVHN: 1600 flat features for 3x32x32.
+
+    `feature_size` pools them.
+    """
     return _backbone(image, classes, feature_size, 64, head_bias=False)
 
 
@@ -85,10 +101,10 @@ def _backbone(image: Image, classes: int, feature_size: int | None, first: int, 
 
 
 def batch_norm(image: Image, classes: int, feature_size: int | None) -> Net:
-    """No paper's: a small network whose every convolution has a BatchNorm, for FedBN and its kin.
+    """Build a small network with a BatchNorm after every convolution, for FedBN and similar methods.
 
-    3x3 convolutions of 32, 64, 128 and feature_size (256) channels, averaged over the image: 391,466
-    parameters for 3 channels and 10 classes, whatever the image's size.
+    It is from no paper. It has 3x3 convolutions of 32, 64, 128 and feature_size (256) channels, averaged over
+    the image: 391,466 parameters for 3 channels and 10 classes, for every image size.
     """
     features = 256 if feature_size is None else feature_size
     encoder = nn.Sequential(
@@ -117,13 +133,13 @@ def _dense(*sizes: int) -> list[nn.Module]:
 
 
 def _normed(channels: int, filters: int) -> list[nn.Module]:
-    # No bias: BatchNorm would take it away again, and its gradient would be zero.
+    # There is no bias, because BatchNorm would remove it again, and its gradient would be zero.
     convolution = nn.Conv2d(channels, filters, 3, padding=1, bias=False)
     return [convolution, nn.BatchNorm2d(filters), nn.ReLU()]
 
 
 def _left(side: int) -> int:
-    """Pixels of a side that two unpadded 5x5 convolutions and two 2x2 pools leave."""
+    """Return the pixels of a side that two unpadded 5x5 convolutions and two 2x2 pools leave."""
     return ((side - 4) // 2 - 4) // 2
 
 

@@ -1,4 +1,4 @@
-"""A small CNN for series: two strided convolutions along the time, averaged over it."""
+"""A small CNN for series: two strided convolutions along the time, averaged over the time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from torch import nn
 
 from protofleet.methods.nets.base import Axes, Net
 
-SMALLEST = 8  # steps: each convolution halves them
+SMALLEST = 8  # Steps of a series; each convolution halves them.
 HIDDEN, FEATURES, EMBEDDING = 32, 64, 32
 
 
 def cnn1d(shape: Axes, classes: int, feature_size: int | None) -> Net:
-    """[C, T] -> 32 channels -> 64 features, the mean over the time -> 32 -> classes; feature_size is the number of
-    channels of the second convolution. 14,084 parameters for 6 channels and 4 classes, whatever the length."""
+    """Build the network: [C, T] -> 32 channels -> 64 features, the mean over the time -> 32 -> classes.
+
+    feature_size is the number of channels of the second convolution. It has 14,084 parameters for 6 channels
+    and 4 classes, for every length.
+    """
     channels, features = shape[0], feature_size or FEATURES
     encoder = nn.Sequential(
         *(nn.Conv1d(channels, HIDDEN, 7, stride=2, padding=3), nn.BatchNorm1d(HIDDEN), nn.ReLU()),

@@ -1,4 +1,4 @@
-"""FedGen's generator of embeddings: noise and a class in, what a network's head could have been given out.
+"""FedGen's generator of embeddings: from noise and a class, it makes a possible input of a network's head.
 
 noise + classes -> hidden, BatchNorm and ReLU -> embedding; 331,264 parameters if 32 + 100, 512 and 512
 """
@@ -13,12 +13,12 @@ from protofleet.methods.nets.base import initialised_from
 
 
 class Generator(nn.Module):
-    """eps [B, noise], y [B] -> [B, size]"""
+    """A network that makes embeddings: eps [B, noise], y [B] -> [B, size]."""
 
     def __init__(self, noise: int, classes: int, hidden: int, size: int) -> None:
         super().__init__()
         self.noise, self.classes = noise, classes
-        # BatchNorm takes a bias out again: its gradient would be 0, and Adam would walk on rounding noise.
+        # BatchNorm removes a bias again: its gradient would be 0, and Adam would follow rounding errors.
         first = nn.Linear(noise + classes, hidden, bias=False)
         self.layers = nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, size))
 

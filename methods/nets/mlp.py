@@ -3,8 +3,8 @@
     H: d -> 512 -> 512 -> classes, BatchNorm and ReLU on hidden layers; 1,318,922 parameters if 2048, 10
     A: d -> 512 -> 512 -> clients, the same without biases;             1,315,328 parameters if 2048, 5
 
-The authors' file of models has such a network with biases as well (1,316,357); the paper's 5.59 % of
-ResNet-50, cut off behind the second digit, fits both. BatchNorm1d cannot train on a batch of one sample.
+The authors' file of models also has such a network with biases (1,316,357). The paper states 5.59 % of
+ResNet-50, cut off after the second digit, which fits both. BatchNorm1d cannot train on a batch of one sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an author of a network says of it: `NETWORK = network(build, smallest=8)` in a file of one's own."""
+"""The declaration of an author's own network: `NETWORK = network(build, smallest=8)` in a file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from protofleet.protocol.settings.input_shape import Axes
 def network(
     make: Builder, *, smallest: int = 1, channels: int | None = None, ranks: Sequence[int] = (3,)
 ) -> Recipe:
-    """`make(shape, classes, feature_size)` gives a Net whose head has `classes` outputs.
+    """Return the recipe of an author's network; `make(shape, classes, feature_size)` gives a Net.
 
-    `ranks` are the numbers of axes of samples that it takes: 1 vectors, 2 series, 3 images; `smallest` is the side of
-    an image or the steps of a series, `channels` how many of them there are (None: any).
+    The head of the Net has `classes` outputs. `ranks` are the numbers of axes of the samples that it takes: 1
+    vectors, 2 series, 3 images. `smallest` is the smallest side of an image or number of steps of a series.
+    `channels` is the number of channels (None: any).
     """
-
     code = getattr(make, "__code__", None)
     where = code.co_filename if code else "NETWORK"
 

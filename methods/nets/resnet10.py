@@ -1,8 +1,8 @@
 """ResNet-10 as FPL and FedPLCC train it (D = 512): RethinkFL's, without the encoder that it never calls.
 
-The CIFAR form of He et al. 2016: a 3x3 stem without pooling and one basic block in each of four stages.
+It is the CIFAR form of He et al. 2016: a 3x3 stem without pooling and one basic block in each of four stages.
 Parameters for 10 classes: stem 1,856; stages 73,984 + 230,144 + 919,040 + 3,673,088; head 5,130; together
-4,903,242. Its 12 BatchNorms keep 5,760 floats of running statistics beside them.
+4,903,242. In addition, its 12 BatchNorms keep 5,760 floats of running statistics.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from torch import Tensor, nn
 
 from protofleet.methods.nets.base import Image, Net, resized
 
-SMALLEST = 8  # pixels: three stages halve the image; below, the last stage would see only padding
+# Pixels of a side. Three stages halve the image; in a smaller image, the last stage would see only padding.
+SMALLEST = 8
 WIDTHS = (64, 128, 256, 512)
 
 
 def resnet10(image: Image, classes: int, feature_size: int | None) -> Net:
-    """Features are the 512 channel means; feature_size pools them."""
+    """Build the network; its features are the 512 channel means, and feature_size pools them."""
     stages = [Block(i, o, stride=2) for i, o in pairwise(WIDTHS)]
     own = WIDTHS[-1]
     encoder = nn.Sequential(
         *(_convolution(image[0], WIDTHS[0], 3), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU()),
         Block(WIDTHS[0], WIDTHS[0]),
         *stages,
-        # RethinkFL pools windows of height x height: the same for square images, and wrong for others.
+        # RethinkFL pools windows of height x height, which is the same for square images and wrong for others.
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         resized(own, feature_size),
@@ -35,7 +36,7 @@ def resnet10(image: Image, classes: int, feature_size: int | None) -> Net:
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which is projected where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is projected if the shape changes."""
 
     def __init__(self, channels: int, filters: int, stride: int = 1) -> None:
         super().__init__()

@@ -1,9 +1,10 @@
-"""Importing torchvision beside any torch, also where its compiled operators do not load.
+"""The import of torchvision with any torch, also if its compiled operators do not load.
 
-A torchvision built for another torch (a CUDA wheel beside a CPU-only or a vendor's torch) tolerates that its
-extension does not load, and then describes `torchvision::nms` all the same, which fails: "operator
-torchvision::nms does not exist". Declaring the two operators that it describes is enough. They stay without
-code, so detection ops raise when called; networks, transforms and data sets need none of them.
+A torchvision may be built for another torch (a CUDA wheel with a CPU-only torch or a vendor's torch). Then it
+tolerates that its extension does not load. But it still describes `torchvision::nms`, which fails: "operator
+torchvision::nms does not exist". It is enough to declare the two operators that it describes. They stay
+without code, so detection operators raise an error when they are called. Networks, transforms and data sets
+need none of them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ OPERATORS = ("nms", "qnms")
 
 
 def import_torchvision() -> ModuleType:
-    """The torchvision module: a plain import where that works. May be called any number of times."""
+    """Return the torchvision module, with a plain import if that works.
+
+    It may be called any number of times.
+    """
     try:
         return _imported()
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):
             raise
-    # Only after the failure: where the extension loads, it declares these operators itself, and twice is an
-    # error. It is not tried again, since Python keeps torchvision.extension, the part that gave up on it.
+    # The operators are declared only after the failure: an extension that loads declares them itself, and declaring
+    # them twice is an error. torchvision does not try to load the extension again, because Python keeps the module
+    # torchvision.extension, which has given up.
     declare_operators()
     try:
         return _imported()
@@ -53,5 +58,5 @@ def declare_operators() -> None:
         try:
             torch.library.define(f"torchvision::{name}", SCHEMA)
         except RuntimeError:
-            if not hasattr(torch.ops.torchvision, name):  # else another thread came first
+            if not hasattr(torch.ops.torchvision, name):  # Otherwise another thread has declared it.
                 raise

@@ -1,7 +1,7 @@
-"""Weights in a file of the safetensors format: a length, a table in JSON, the numbers. Nothing in it can run.
+"""Weights in a file of the safetensors format: a length, a table in JSON, the numbers. It contains no code.
 
-A network takes from it what has its names. Its backbone must be there whole; projector and head may be missing, as
-whoever trained the file had other classes.
+A network takes the tensors of the file that have its names. The file must have the whole backbone. Projector
+and head may be missing, because the file may have been trained with other classes.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from torch import Tensor
 from protofleet.methods.nets.base import Net
 
 LENGTH: Final = struct.Struct("<Q")
-LARGEST_TABLE: Final = 100_000_000  # the format's own limit
+LARGEST_TABLE: Final = 100_000_000  # Bytes; the limit of the format.
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-LISTED: Final = 3  # names in a message
+LISTED: Final = 3  # Number of names that a message lists.
 MOST_TENSORS: Final = 100_000
-MOST_NAME: Final = 256  # characters
+MOST_NAME: Final = 256  # Characters of a name.
 MOST_AXES: Final = 8
-DEEPEST: Final = 3  # brackets within each other: the table, a row, its shape
-LARGEST: Final = 1 << 62  # of a number in the table
-RULE: Final = "rule."  # before the names of what predicts, in the files that an export writes
+DEEPEST: Final = 3  # Depth of brackets: the table, a row, its shape.
+LARGEST: Final = 1 << 62  # The largest number in the table.
+RULE: Final = "rule."  # Prefix of the names of the rule's tensors, in the files that an export writes.
 
 
 class WeightsFileError(ValueError):
-    """One line: what is wrong with the file."""
+    """An error about a weights file, in one line."""
 
 
 def sha256_of_file(path: Path) -> str:
@@ -55,12 +55,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def decoded_weights(content: bytes) -> dict[str, Tensor]:
-    """Copy the tensors out of a file. WeightsFileError: it is not of the format, as far as the format goes."""
+    """Copy the tensors out of a file, or raise WeightsFileError if it is not a valid safetensors file."""
     table = _table(content)
     start = LENGTH.size + LENGTH.unpack_from(content)[0]
     rows = [_row(name, row, len(content) - start) for name, row in table.items()]
     _demand_each_byte_once(rows, len(content) - start)
-    # A copy: it may begin anywhere, and numbers of eight bytes want to lie on eight.
+    # Each tensor is copied, because it may begin at any byte, and numbers of eight bytes need an aligned address.
     return {row.name: row.tensor(bytearray(content[start + row.first : start + row.last])) for row in rows}
 
 
@@ -75,8 +75,10 @@ def encoded_weights(weights: Mapping[str, Tensor], about: Mapping[str, str] | No
 def pieces_of_weights(
     weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None
 ) -> Iterator[bytes]:
-    """The file tensor by tensor: all of it would be the weights in memory once more. `about` is the format's own
-    metadata."""
+    """Yield the file tensor by tensor; the whole file would take the memory of the weights once more.
+
+    `about` is the metadata of the format.
+    """
     at = 0
     table: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     for name, value in sorted(weights.items()):
@@ -90,7 +92,7 @@ def pieces_of_weights(
 
 
 def said_about(path: Path) -> dict[str, str]:
-    """The metadata of a file, of which no weights are read."""
+    """Return the metadata of a file, without reading any weights."""
     with path.open("rb") as file:
         start = file.read(LENGTH.size)
         length = min(LARGEST_TABLE, LENGTH.unpack(start)[0]) if len(start) == LENGTH.size else 0
@@ -103,7 +105,7 @@ def said_about(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A tensor's row of the table, which fits the file."""
+    """A row of the table for one tensor, which fits the file."""
 
     name: str
     dtype: torch.dtype
@@ -137,7 +139,7 @@ def _table(data: bytes) -> dict[str, Any]:
 
 
 def _demand_flat(text: bytes) -> None:
-    """Refuse a table that JSON would make very many objects of. Brackets and commas in names count too."""
+    """Refuse a table from which JSON would make very many objects; brackets and commas in names count too."""
     rows = text.count(b"data_offsets")
     if rows > MOST_TENSORS:
         raise WeightsFileError(f"its table has {rows:,} tensors, at most {MOST_TENSORS:,} are read")
@@ -156,7 +158,10 @@ def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _row(name: str, row: Any, size: int) -> _Row:
-    """WeightsFileError: it does not fit a file that has so many bytes behind its table."""
+    """Return a row of the table.
+
+    Raise WeightsFileError if it does not fit a file that has `size` bytes after its table.
+    """
     if not 0 < len(name) <= MOST_NAME or not name.isprintable():
         raise WeightsFileError(
             f"a tensor is called {name[:64]!a}; a name has 1 to {MOST_NAME} printable characters"
@@ -176,7 +181,10 @@ def _row(name: str, row: Any, size: int) -> _Row:
 
 
 def _demand_each_byte_once(rows: list[_Row], size: int) -> None:
-    """Refuse tensors that share bytes, which take the memory of all of them, and bytes of no tensor."""
+    """Refuse tensors that share bytes, and bytes that belong to no tensor.
+
+    Tensors that share bytes would need memory for each of them.
+    """
     at, before = 0, "the table"
     for row in sorted(rows, key=lambda row: (row.first, row.last)):
         if row.first != at:
@@ -195,9 +203,10 @@ def _demand_each_byte_once(rows: list[_Row], size: int) -> None:
 
 
 def as_first_weights(weights: Mapping[str, Tensor], model: Net) -> dict[str, Tensor]:
-    """Name the tensors of an export as a network does. The head of its rule becomes the network's head.
+    """Give the tensors of an export the names of a network; the head of its rule becomes the network's head.
 
-    A head or projector that is the method's own (prototypes, two outputs) is left out: the network draws its own.
+    A head or projector that belongs only to the method (prototypes, two outputs) is left out. The network
+    draws its own.
     """
     if not any(name.startswith(RULE) for name in weights):
         return dict(weights)
@@ -207,7 +216,7 @@ def as_first_weights(weights: Mapping[str, Tensor], model: Net) -> dict[str, Ten
 
 
 def load_from(model: Net, weights: Mapping[str, Tensor]) -> None:
-    """WeightsFileError, and nothing is loaded, where it does not fit."""
+    """Load weights into a model; if they do not fit, raise WeightsFileError and load nothing."""
     own = model.state_dict()
     if strange := sorted(weights.keys() - own.keys()):
         raise WeightsFileError(f"it has {some(strange)}, and the network has {some(sorted(own))}")

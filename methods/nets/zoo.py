@@ -1,6 +1,6 @@
 """torchvision's networks, untrained: FedSA's mixed networks HtFE8 and FedPall's extractor G, ResNet-50.
 
-The last layer is replaced by the features, and with feature_size to FedSA's AdaptiveAvgPool1d. G, ResNet-50
+The features replace the last layer. With feature_size, FedSA's AdaptiveAvgPool1d follows. G, ResNet-50
 without its last layer, has 23,508,032 parameters.
 """
 
@@ -13,19 +13,20 @@ from protofleet.methods.nets.base import Image, Net, resized
 from protofleet.methods.nets.torchvision_import import import_torchvision
 
 CHANNELS = 3
-SMALLEST = 16  # pixels: they halve the image five times; GoogLeNet has none left at 14
+SMALLEST = 16  # Pixels of a side; the networks halve the image five times, and GoogLeNet has none left at 14.
 
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    last: str  # attribute of the layers that turn features into classes
+    last: str  # Name of the attribute with the layers that turn features into classes.
     features: int
     options: Mapping[str, object] = field(default_factory=dict)
 
 
-# GoogLeNet without its two auxiliary heads, whose outputs no method reads, and with torchvision's default
-# initialisation stated (it warns that the default will change). No dropout: that draws from torch's
-# global generator, and a training step would depend on what ran before. MobileNetV2's goes with its head.
+# GoogLeNet comes without its two auxiliary heads, because no method reads their outputs. torchvision's default
+# initialisation is stated, because torchvision warns that the default will change. GoogLeNet has no dropout: dropout
+# draws from the global generator of torch, so a training step would depend on earlier draws. The dropout of
+# MobileNetV2 is removed with its head.
 BACKBONES: Mapping[str, Backbone] = {
     "resnet18": Backbone("fc", 512),
     "resnet34": Backbone("fc", 512),
@@ -38,7 +39,7 @@ BACKBONES: Mapping[str, Backbone] = {
 
 
 def wrapped(name: str, image: Image, classes: int, feature_size: int | None) -> Net:
-    """The same layers for every image: they end in a mean over it."""
+    """Build a network with the same layers for every image size; they end in a mean over the image."""
     backbone = BACKBONES[name]
     make = getattr(import_torchvision().models, name)
     network = make(weights=None, num_classes=1, **backbone.options)

@@ -1,4 +1,4 @@
-"""Averaging what a whole cohort sent, in the memory of one array and a slice.
+"""Averages over the answers of a whole cohort, in the memory of one array and a slice.
 
 A coordinator with 20 updates of 45 MB on its disk never has two of them in memory.
 """
@@ -15,16 +15,17 @@ from protofleet.methods.contract.base import Payload, Reply
 from protofleet.methods.contract.bridge import LazyPayload
 from protofleet.methods.contract.liveness import report_progress
 
-SLICE: Final = 1 << 20  # numbers summed at a time, in float64: 8 MB
+SLICE: Final = 1 << 20  # Numbers that are summed at a time; in float64 they take 8 MB.
 
 
 def weighted_mean(
     replies: Sequence[Reply], names: Iterable[str], weights: Mapping[str, float] | None = None
 ) -> Mapping[str, Tensor]:
-    """Each array's mean over replies, weighted by examples (FedAvg, alg. 1); equal weights if nobody has any.
+    """Return each array's mean over replies, weighted by examples (FedAvg, alg. 1).
 
-    `weights` are a method's own, by device, of whatever sum. An array is computed when it is read. Whole numbers
-    (num_batches_tracked) are the first device's.
+    The weights are equal if no device has examples. `weights` are a method's own weights by device, with any
+    sum. An array is computed when it is read. Whole numbers (num_batches_tracked) are taken from the first
+    device.
     """
     return WeightedMean(shares_of(replies, weights), names)
 
@@ -32,7 +33,7 @@ def weighted_mean(
 def shares_of(
     replies: Sequence[Reply], weights: Mapping[str, float] | None = None
 ) -> list[tuple[Reply, float]]:
-    """What each counts of the whole, by device: the order of arrival must not change a bit."""
+    """Return the share of each reply, ordered by device, so that the order of arrival changes no bit."""
     ordered = sorted(replies, key=lambda reply: reply.device)
     found = [float(reply.examples) if weights is None else weights[reply.device] for reply in ordered]
     total = sum(found)
@@ -40,7 +41,7 @@ def shares_of(
 
 
 def plain_mean(replies: Sequence[Reply], names: Iterable[str]) -> Mapping[str, Tensor]:
-    """The same with each device counted once."""
+    """Return the mean in which each device counts once."""
     return weighted_mean([replace(reply, examples=1) for reply in replies], names)
 
 
@@ -54,7 +55,7 @@ class WeightedMean(Mapping[str, Tensor]):
         if name not in self._names:
             raise KeyError(name)
         first = self._payloads[0]
-        # From the disk it is ours.
+        # An array from the disk is a new tensor, so it needs no copy.
         mean = first[name] if isinstance(first, LazyPayload) else first[name].clone()
         if mean.is_floating_point():
             flat = mean.view(-1)
@@ -69,7 +70,7 @@ class WeightedMean(Mapping[str, Tensor]):
         return len(self._names)
 
     def _sum_slice(self, name: str, first: Tensor, start: int) -> None:
-        """Turn a slice of the first device's array into that of the mean, in place."""
+        """Turn a slice of the first device's array into the slice of the mean, in place."""
         total = first.double() * self._shares[0]
         for payload, share in zip(self._payloads[1:], self._shares[1:], strict=True):
             total.add_(flat_slice(payload, name, start, start + len(first)), alpha=share)
@@ -77,7 +78,7 @@ class WeightedMean(Mapping[str, Tensor]):
 
 
 def flat_slice(payload: Payload, name: str, start: int, stop: int) -> Tensor:
-    """Numbers [start, stop) of an array laid flat; from the disk, only they are read."""
+    """Return the numbers [start, stop) of the flattened array; from the disk, only these are read."""
     report_progress()
     if isinstance(payload, LazyPayload):
         return payload.flat(name, start, stop)

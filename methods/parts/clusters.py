@@ -1,7 +1,7 @@
-"""Several prototypes a class: what FINCH makes of rows that devices sent, beside an averaged model (FPL and after).
+"""Several prototypes of each class, which FINCH makes from rows of the devices, and an averaged model.
 
-A table is rows [J, D], their labels [J] and, where a method weighs them, what each stands for [J]. Its arrays travel
-under names of the method's.
+FPL and later methods use them. A table is rows [J, D], their labels [J] and, if a method weighs them, the
+number of samples of each row [J]. The method gives the names under which the arrays travel.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from protofleet.methods.parts.weights import load_weights, weight_wants, weights
 
 Table: TypeAlias = tuple[Tensor, ...]
 
-MOST_ROWS: Final = 32_768  # of one device: with up to 65,000 samples, it cannot have more
+MOST_ROWS: Final = 32_768  # Rows of one device; a device with up to 65,000 samples cannot have more.
 
 
 class ClusteringServer(ServerHalf):
-    """Averages the models and clusters each class's rows; a class that nobody of a round holds keeps its own."""
+    """A server half that averages the models and clusters the rows of each class.
+
+    A class that no device of a round holds keeps its rows.
+    """
 
     comes: tuple[str, ...] = ("prototypes", "labels")
     goes: tuple[str, ...] = ("prototypes", "labels")
@@ -41,12 +44,17 @@ class ClusteringServer(ServerHalf):
         weights = weight_wants(self.model)
         replies = yield Ask("train", self.payload(), {**weights, **self.wants()})
         load_weights(self.model, weighted_mean(replies, weights))
-        ordered = sorted(replies, key=lambda reply: reply.device)  # of equally near rows the first counts
+        # The order matters, because of equally near rows the first one counts.
+        ordered = sorted(replies, key=lambda reply: reply.device)
         sent = joined(self.table_in(reply.payload) for reply in ordered)
         self.table = joined(self.of_next_round(label, sent) for label in range(self.model.classes))
 
     def wants(self) -> Mapping[str, TensorSpec]:
-        """No more rows than the device has samples, as no counts come that would say so."""
+        """Return the specifications of the arrays.
+
+        A device may send at most as many rows as it has samples, because no counts come that would limit the
+        rows.
+        """
         return cluster_wants(self.model, self.cohort, row_per_example=True)
 
     def table_in(self, answer: Payload) -> Table:
@@ -57,7 +65,7 @@ class ClusteringServer(ServerHalf):
         return self.clusters(own) if len(own[0]) or self.table is None else of_class(label, self.table)
 
     def clusters(self, own: Table) -> Table:
-        """Of one class: every row counts once."""
+        """Return the clusters of one class, in which every row counts once."""
         rows, labels = own
         means, _ = finch_star_in_parts(rows, torch.ones_like(labels))
         return means, labels[: len(means)]
@@ -85,11 +93,11 @@ class ClusteringServer(ServerHalf):
 
 @dataclass(frozen=True)
 class Clusters:
-    """What a device knows of all classes."""
+    """The rows of all classes that a device knows."""
 
     rows: Tensor  # [G, D]
     labels: Tensor  # [G]
-    means: Tensor  # [C, D]: of each class's rows
+    means: Tensor  # [C, D]: the mean of each class's rows
     known: Tensor  # [C]
 
 
@@ -102,7 +110,10 @@ def clusters_in(payload: Payload, model: Net) -> Clusters | None:
 
 
 def local_clusters(model: Net, data: Samples) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, labels and counts of FINCH's clusters of each class, of every training sample in evaluation mode."""
+    """Return rows, labels and counts of FINCH's clusters of each class.
+
+    They are made from all training samples, in evaluation mode.
+    """
     z, y = embed(model, data.x), data.y
     found = []
     for label in range(model.classes):
@@ -114,8 +125,11 @@ def local_clusters(model: Net, data: Samples) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cluster_wants(model: Net, cohort: Sequence[Member], *, row_per_example: bool) -> dict[str, TensorSpec]:
-    """FINCH leaves no cluster of one where there are two samples: half as many rows, and one each of classes with
-    one sample."""
+    """Return the specifications of clustered rows.
+
+    FINCH makes no cluster of one sample if a class has two samples or more. So there are at most half as many
+    rows as samples, and one row for each class with one sample.
+    """
     classes = model.classes
     rows = min((most_examples(cohort) + classes) // 2, MOST_ROWS)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")

@@ -1,7 +1,8 @@
-"""A module's weights laid end to end, an array for all of a kind: where an answer's form must be said in few words.
+"""A module's weights as few flat arrays: all weights of one kind in one array.
 
-What comes back of arrays that a broadcast holds is said in one row, "as sent". In a round's later exchange they were
-not sent, and a row for each of a hundred arrays would be longer than many an answer.
+They are used if the form of an answer must be stated in few words. If a broadcast holds the same arrays, one
+row, "as sent", states their form. In a later exchange of a round the arrays were not sent, and a row for each
+of a hundred arrays would be longer than many answers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from protofleet.methods.parts.weights import NEVER_NEGATIVE, named_weights
 
 
 def flat_weights(module: nn.Module, prefix: str = "weights") -> dict[str, Tensor]:
-    """`<prefix>.parameters`, and `<prefix>.<name>` for all buffers of a name; copies."""
+    """Return copies: `<prefix>.parameters`, and `<prefix>.<name>` for all buffers of one name."""
     return {
         f"{prefix}.{kind}": torch.cat([value.reshape(-1) for value in values])
         for kind, values in by_kind(module).items()

@@ -13,11 +13,14 @@ from protofleet.methods.maths.means import ClassMeans
 from protofleet.methods.maths.reduction import REDUCE
 from protofleet.methods.parts.optimizers import SGD
 
-SLACK = 1e-3  # of a length that is to be 1
+SLACK = 1e-3  # Allowed deviation of a length that must be 1.
 
 
 def nearness(P: Tensor) -> Tensor:
-    """M of eq. 3, [C, C]: cosines of unit rows; 2 less on the diagonal, so that no row is its own neighbour."""
+    """Return M of eq. 3, [C, C]: the cosines of unit rows.
+
+    The diagonal is lowered by 2, so that no row is its own neighbour.
+    """
     lengths = P.detach().norm(dim=1)
     if not bool(((lengths - 1).abs() < SLACK).all()):
         raise ValueError(f"rows have lengths {lengths.tolist()}, eq. 3 is about unit rows; normalise them")
@@ -25,14 +28,15 @@ def nearness(P: Tensor) -> Tensor:
 
 
 def uniformity(P: Tensor, *, reduction: str = "mean") -> Tensor:
-    """L_U, eq. 3: every row's cosine with its nearest neighbour."""
+    """Return L_U, eq. 3: the cosine of every row with its nearest neighbour."""
     return REDUCE[reduction](nearness(P).max(dim=1).values)
 
 
 def spread(start: Tensor, steps: int, lr: float, momentum: float, weight_decay: float) -> Tensor:
-    """Unit rows [C, d] after `steps` of SGD on L_U from `start`; rows are made unit before each and at the end.
+    """Return unit rows [C, d] after `steps` steps of SGD on L_U from `start`.
 
-    The gradient is that of eq. 3 as it stands, not through the division by the length.
+    The rows are scaled to length 1 before each step and at the end. The gradient is that of eq. 3 as printed,
+    not through the division by the length.
     """
     P = start.clone().requires_grad_()
     optimizer = SGD([P], lr=lr, momentum=momentum, weight_decay=weight_decay)
@@ -51,20 +55,21 @@ def _make_unit(P: Tensor) -> None:
 
 
 def distance_cross_entropy(z: Tensor, y: Tensor, prototypes: Tensor, *, reduction: str = "mean") -> Tensor:
-    """L_D, eq. 2: cross-entropy over minus the distance, not squared, to each prototype."""
+    """Return L_D, eq. 2: cross-entropy over the negative distance (not squared) to each prototype."""
     return F.cross_entropy(-distances(z, prototypes), y, reduction=reduction)
 
 
 def cosine_distance(anchors: Tensor, prototypes: Tensor, *, reduction: str = "sum") -> Tensor:
-    """L_H, eq. 4: 1 - cos of each prototype and its anchor. A prototype at the origin is at 1."""
+    """Return L_H, eq. 4: 1 - cos of each prototype and its anchor; for a zero prototype it is 1."""
     return REDUCE[reduction](1 - (unit(anchors) * unit(prototypes)).sum(dim=1))
 
 
 def aggregate(pieces: Iterable[ClassMeans], previous: Tensor, *, by_counts: bool = False) -> Tensor:
-    """pi_g [C, d] of eq. 5, class by class, its weights N_i^j / N_i scaled to a sum of 1 over the devices.
+    """Return pi_g [C, d] of eq. 5, class by class.
 
-    A piece is a device's prototypes [C, d] with N_i^j [C]. by_counts weighs by N_i^j itself. A class that
-    nobody holds keeps its row of `previous`.
+    Its weights N_i^j / N_i are scaled to a sum of 1 over the devices. A piece is a device's prototypes [C, d]
+    with N_i^j [C]. With by_counts, the weights are N_i^j itself. A class that no device holds keeps its row
+    of `previous`.
     """
     weighed = ((rows, counts.double() if by_counts else shares(counts)) for rows, counts in pieces)
     sums, totals, _ = _weighted_sums(weighed, previous)
@@ -74,22 +79,23 @@ def aggregate(pieces: Iterable[ClassMeans], previous: Tensor, *, by_counts: bool
 
 
 def aggregate_as_printed(pieces: Iterable[ClassMeans], previous: Tensor) -> Tensor:
-    """Eq. 5 to the letter, a sum divided by K_t: short by as much as the weights miss 1, zero if nobody holds it.
+    """Return eq. 5 exactly as printed, a sum divided by K_t.
 
-    With equal classes everywhere each round divides all lengths by C. Without pieces it is `previous`.
+    The result is too short if the weights do not sum to K_t, and it is zero for a class that no device holds.
+    If all devices have equal classes, each round divides all lengths by C. Without pieces it is `previous`.
     """
     sums, _, devices = _weighted_sums(((rows, shares(counts)) for rows, counts in pieces), previous)
     return (sums / devices).to(previous.dtype) if devices else previous
 
 
 def shares(counts: Tensor) -> Tensor:
-    """N_i^j / N_i [C]; nothing of a device without examples."""
+    """Return N_i^j / N_i [C]; they are 0 for a device without examples."""
     counts = counts.double()
     return counts / counts.sum().clamp(min=1)
 
 
 def _weighted_sums(pieces: Iterable[ClassMeans], like: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Sums over devices [C, d], in float64, of the weights [C], and how many devices there were."""
+    """Return the sums over devices [C, d] in float64, the sums of weights [C], and the number of devices."""
     sums = torch.zeros_like(like, dtype=torch.float64)
     totals, devices = sums.new_zeros(len(like)), 0
     for rows, weights in pieces:

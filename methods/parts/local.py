@@ -1,7 +1,7 @@
-"""The one local training loop. A method differs only in the objective it passes.
+"""The local training loop of all methods. A method differs only in the objective that it passes.
 
-What is random comes from the caller's generator: the order of the samples, and a seed for layers that draw
-(dropout). torch's global generator ends as it began.
+All random numbers come from the caller's generator: the order of the samples, and a seed for layers that draw
+(dropout). The global generator of torch has the same state after the training as before.
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ from protofleet.protocol.settings.reader import demand_within
 Norm: TypeAlias = Annotated[float, Within(0, LONGEST_NORM, above=True)]
 Objective: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # x [B, ...], y [B] -> loss of the batch
 
-BATCH = 256  # of a pass without gradient
+BATCH = 256  # Samples in a batch of a pass without gradient.
 
 
 @dataclass(frozen=True)
 class LocalHyper:
-    """Local SGD; defaults as in FedLSA and in FPL's code. Every method's Hyper extends it."""
+    """The settings of local SGD, with defaults as in FedLSA and in FPL's code.
+
+    Every method's Hyper extends it.
+    """
 
     epochs: Epochs = 5
     batch: Batch = 64
     lr: Rate = 0.01
     momentum: Momentum = 0.9
     weight_decay: Weight = 1e-5
-    clip: Norm | None = None  # largest norm of a gradient
+    clip: Norm | None = None  # The largest norm of a gradient.
 
     def __post_init__(self) -> None:
         demand_within(self)
 
 
 def demand(name: str, value: object, holds: bool, limit: str) -> None:
-    """What two settings must be to each other, or a ValueError that names it."""
+    """Raise ValueError with the name of a setting if a condition on it does not hold."""
     if not holds:
         raise ValueError(f"{name} is {value}, it must be {limit}")
 
@@ -63,11 +66,14 @@ def train(
     optimizers: Sequence[Optimizer] = (),
     clipped: Sequence[nn.Module] = (),
 ) -> None:
-    """Shuffled batches; no sample is dropped, and a device without samples changes nothing.
+    """Train on shuffled batches.
 
-    Neither does a network without a parameter to train, as what is left of one with a frozen backbone may be.
-    `optimizers` are the caller's own; without any, it is a new SGD over all the model's parameters. Of each of the
-    modules `clipped` the gradient has a norm of its own that is bounded; without any, it is the model's.
+    No sample is dropped. A device without samples changes nothing. A network without a trainable parameter
+    does not change either; the rest of a network with a frozen backbone may be such a network.
+
+    `optimizers` are the caller's own. Without them, a new SGD trains all parameters of the model. For each
+    module in `clipped`, the norm of its gradient is bounded separately. Without `clipped`, the norm of the
+    whole model's gradient is bounded.
     """
     if not any(w.requires_grad for w in model.parameters()):
         return
@@ -96,7 +102,10 @@ def norms_of(model: nn.Module) -> list[nn.Module]:
 
 
 def train_norms(norms: Iterable[nn.Module], samples: int) -> None:
-    """One sample has no variance: a batch of one takes the running statistics as they are."""
+    """Set the mode of the batch norms for a batch.
+
+    A batch of one sample has no variance, so it uses the running statistics without changing them.
+    """
     for norm in norms:
         norm.train(samples > 1)
 
@@ -106,13 +115,13 @@ def sgd(parameters: Iterable[nn.Parameter], hyper: LocalHyper) -> SGD:
 
 
 def embed(model: Net, x: Tensor) -> Tensor:
-    """[N, embedding_size], as the head would see it."""
+    """Return the embeddings [N, embedding_size] that the head would get."""
     return in_batches(model, model.embed, x)
 
 
 @torch.no_grad()
 def in_batches(model: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`function` over all of x: evaluation mode, no gradient; the model's mode comes back as it was."""
+    """Return `function` of all of x, in evaluation mode and without gradient; the mode is restored."""
     with _mode(model, training=False):
         return torch.cat([function(piece) for piece in torch.split(x, BATCH)])
 

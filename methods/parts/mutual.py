@@ -1,6 +1,7 @@
-"""A network that all share beside each device's own: both learn from the same batches, and from each other.
+"""A network that all devices share, in addition to each device's own network.
 
-The server half knows the shared one alone. A device's own, which may be any, never leaves it.
+Both networks learn from the same batches, and from each other. The server half knows only the shared network.
+A device's own network may be any network, and it never leaves the device.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ Targets = Literal["fixed", "moving"]
 
 @dataclass(frozen=True)
 class MutualHyper(LocalHyper):
-    kl: KL = "classes"  # what a mean over samples is of: a sum over classes, or (HtFLlib) a mean over them
-    targets: Targets = "fixed"  # "moving": each loss also moves the network that is its target (HtFLlib)
+    # The divergence is a mean over samples of the sum over classes ("classes") or of the mean over classes
+    # ("elements", as in HtFLlib).
+    kl: KL = "classes"
+    targets: Targets = "fixed"  # "moving": each loss also changes the network that is its target (HtFLlib).
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,7 +41,7 @@ class MutualHyper(LocalHyper):
 
 
 class MutualServer(ServerHalf):
-    """Every device counts once."""
+    """A server half that averages the shared network; every device counts once."""
 
     def round(self) -> Round:
         wants = self.wants()
@@ -49,7 +52,7 @@ class MutualServer(ServerHalf):
         return weight_wants(self.model)
 
     def payload(self) -> Payload:
-        """Nothing: to predict, a device needs its own network alone."""
+        """Return nothing, because a device needs only its own network to predict."""
         return {}
 
     def shared(self) -> Payload:
@@ -90,7 +93,7 @@ class MutualClient(ClientHalf):
         )  # fmt: skip
 
     def trained(self) -> list[nn.Module]:
-        """Each by an optimizer of its own."""
+        """Return the networks that are trained, each by its own optimizer."""
         return [self.model, self.mutual]
 
     @abstractmethod

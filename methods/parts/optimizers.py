@@ -1,7 +1,7 @@
-"""SGD and Adam as torch.optim computes them, to the bit, without what that imports.
+"""SGD and Adam with the same bits as torch.optim, but without its imports.
 
-The first optimizer of torch.optim loads torch's compiler: 75 MB and some two seconds of a core in every device,
-for code that nothing here compiles. tests/methods/parts/test_optimizers.py compares the two.
+The first optimizer of torch.optim loads torch's compiler. It takes 75 MB and about two seconds of a core in
+every device, for code that is never compiled here. tests/methods/parts/test_optimizers.py compares the two.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ BETA1: Final = 0.9
 BETA2: Final = 0.999
 EPS: Final = 1e-8
 
-Part: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor]]  # a parameter, its gradient, its buffers
+Part: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor]]  # A parameter, its gradient, its buffers.
 
 
 class Optimizer:
-    """Steps down the gradients of its parameters. What it keeps of each is in `buffers`, empty before its first."""
+    """An optimizer that goes down the gradients of its parameters.
+
+    `buffers` has the state of each parameter. It is empty before the first step.
+    """
 
     def __init__(self, parameters: Iterable[nn.Parameter] | Iterable[Tensor]) -> None:
         self.parameters: list[Tensor] = list(parameters)
@@ -37,7 +40,10 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Uses the gradients up. A parameter without a gradient took no part, and stays as it is."""
+        """Do one step and remove the gradients.
+
+        A parameter without a gradient took no part, and does not change.
+        """
         parts = [
             (w, w.grad, buffers)
             for w, buffers in zip(self.parameters, self.buffers, strict=True)
@@ -49,14 +55,14 @@ class Optimizer:
         report_progress()
 
     def _update_all(self, parts: list[Part]) -> None:
-        """Each gradient's memory is free to be written to, or kept."""
+        """Update all parameters; an implementation may overwrite or keep the memory of each gradient."""
         raise NotImplementedError
 
     def forget(self) -> None:
         self.buffers = [{} for _ in self.parameters]
 
     def state(self, prefix: str) -> Payload:
-        """Copies of its buffers: <prefix>.<number of the parameter>.<name>."""
+        """Return copies of the buffers: <prefix>.<number of the parameter>.<name>."""
         return {
             f"{prefix}.{number}.{name}": value.clone()
             for number, buffers in enumerate(self.buffers)
@@ -64,7 +70,7 @@ class Optimizer:
         }
 
     def restore(self, state: Mapping[str, Tensor], prefix: str) -> None:
-        """What the state holds under this prefix, and nothing else."""
+        """Restore exactly the buffers that the state holds under this prefix."""
         self.forget()
         for key in state:
             if key.startswith(f"{prefix}."):
@@ -85,7 +91,10 @@ class SGD(Optimizer):
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
     def _update_all(self, parts: list[Part]) -> None:
-        """One call for all parameters: small ones take longer to reach than to compute. The bits are the same."""
+        """Update all parameters with one call, which gives the same bits.
+
+        For small parameters, a call takes longer than the computation.
+        """
         parameters, gradients = [w for w, _, _ in parts], [gradient for _, gradient, _ in parts]
         if self.weight_decay:
             torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
@@ -111,7 +120,7 @@ class Adam(Optimizer):
         self.lr, self.beta1, self.weight_decay = lr, beta1, weight_decay
 
     def _update_all(self, parts: list[Part]) -> None:
-        while parts:  # a gradient goes before the next parameter's buffers come
+        while parts:  # Each gradient is freed before the buffers of the next parameter are made.
             self._update(*parts.pop(0))
 
     def _update(self, w: Tensor, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
@@ -128,7 +137,10 @@ class Adam(Optimizer):
 
 
 def _unshared(parts: list[Part]) -> list[Part]:
-    """autograd may give two parameters views of one memory: of w and v in w.view(-1) + v.view(-1)."""
+    """Return the parts with gradients that share no memory.
+
+    autograd may give two parameters views of one memory, such as for w and v in w.view(-1) + v.view(-1).
+    """
     memories = [memory_of(gradient) for _, gradient, _ in parts]
     if len(set(memories)) == len(memories):
         return parts

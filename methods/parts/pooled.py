@@ -1,5 +1,6 @@
-"""What a server trains on the features of a whole cohort, with one batch in memory: ADCOL's discriminator, which
-tells whose they are, and FedPall's C_g and A.
+"""Networks that a server half trains on the features of a whole cohort, with one batch in memory.
+
+They are ADCOL's discriminator, which predicts the device of a feature, and FedPall's C_g and A.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from protofleet.methods.parts.weights import load_weights, weights_of
 from protofleet.protocol.settings.bounds import Within
 
 Outputs: TypeAlias = Annotated[int, Within(0, 65_536)]
-FEATURES: Final = ("features",)  # what METHOD declares of them
+FEATURES: Final = ("features",)  # The kinds that METHOD declares for features.
 
 
 def feature_wants(model: Net, cohort: Sequence[Member]) -> dict[str, TensorSpec]:
-    """A row for a sample, of no device more than it has."""
+    """Return the specification of features, with one row for each sample.
+
+    A device may send at most as many rows as it has samples.
+    """
     most = max((member.examples for member in cohort), default=0)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {
@@ -41,10 +45,11 @@ def feature_wants(model: Net, cohort: Sequence[Member]) -> dict[str, TensorSpec]
 
 
 class PooledFeatures:
-    """Features that stay on the disk, as Samples: x are the numbers of the rows over all replies in turn.
+    """Features that stay on the disk, in the form of Samples.
 
-    Those of Digits are 59,000 x 2048 numbers, half a gigabyte; a batch reads its own rows alone. y are their labels,
-    or where none were sent, their owners.
+    x are the numbers of the rows, counted over all replies in turn. The features of Digits are 59,000 x 2048
+    numbers, half a gigabyte; a batch reads only its own rows. y are the labels, or the owners if no labels
+    were sent.
     """
 
     def __init__(self, replies: Sequence[Reply], owners: Sequence[int], size: int) -> None:
@@ -58,7 +63,7 @@ class PooledFeatures:
         self.x = torch.arange(len(self.y))
 
     def features(self, rows: Tensor) -> Tensor:
-        """[B, size]"""
+        """Return the features of these rows, [B, size]."""
         replies = self._reply[rows]
         places = zip(replies.tolist(), (rows - self._starts[replies]).tolist(), strict=True)
         return torch.stack([self._row(self._payloads[reply], row) for reply, row in places])
@@ -74,25 +79,28 @@ def rows_of(payload: Payload) -> int:
 
 
 class Discriminator:
-    """A, the devices that it tells apart, and an SGD that goes on over rounds."""
+    """A network A that predicts the device of a feature, with the list of these devices.
+
+    It also has the momentum of its SGD, which is kept over rounds.
+    """
 
     kind = "discriminator"
 
     def __init__(self, like: nn.Module, size: int, outputs: int, seed: int) -> None:
         self.like, self.size, self.seed = next(like.parameters()), size, seed
         self.A = self._new_network(outputs)
-        self.devices: list[str] = []  # output i of A is for the i-th
-        self.momenta: dict[str, Tensor] = {}  # by parameter
+        self.devices: list[str] = []  # Output i of A is for the i-th device.
+        self.momenta: dict[str, Tensor] = {}  # Momentum by name of the parameter.
 
     def trained(self) -> dict[str, nn.Module]:
         return {self.kind: self.A}
 
     def losses(self, z: Tensor, y: Tensor, owner: Tensor) -> list[Tensor]:
-        """For each of `trained`."""
+        """Return one loss for each network of `trained`."""
         return [F.cross_entropy(self.A(z), owner)]
 
     def add_devices(self, present: Iterable[str]) -> None:
-        """A new device gets the next output, with fresh weights; no device's number ever changes."""
+        """Give each new device the next output, with new weights; the number of a device never changes."""
         self.devices += [device for device in sorted(present) if device not in self.devices]
         if len(self.devices) > outputs_of(self.A):
             grown = self._new_network(len(self.devices))
@@ -103,7 +111,7 @@ class Discriminator:
     def fit(
         self, replies: Sequence[Reply], hyper: LocalHyper, generator: torch.Generator
     ) -> dict[str, float]:
-        """On rows by device, then as they were sent. Figures come back."""
+        """Train on the rows, by device and in the order they were sent; return numbers for the record."""
         ordered = sorted(replies, key=lambda reply: reply.device)
         pool = PooledFeatures(ordered, [self.devices.index(reply.device) for reply in ordered], self.size)
         networks = nn.ModuleDict(self.trained())
@@ -145,7 +153,10 @@ class Discriminator:
         return amplifier(self.size, outputs, seed=first).to(self.like.device, self.like.dtype)
 
     def optimizer(self, networks: nn.Module, hyper: LocalHyper) -> SGD:
-        """It continues with the momentum that it had; outputs that are new since start with none."""
+        """Return an SGD that continues with the momentum of the last round.
+
+        New outputs start without momentum.
+        """
         made = sgd(networks.parameters(), hyper)
         for (name, w), buffers in zip(networks.named_parameters(), made.buffers, strict=True):
             kept = self.momenta.get(name, torch.zeros_like(w[:0]))
@@ -154,9 +165,9 @@ class Discriminator:
 
 
 class ServerModels(Discriminator):
-    """FedPall's C_g and A, eqs. 12 and 13: cross-entropy with labels, and with who sent what.
+    """FedPall's C_g and A, eqs. 12 and 13: cross-entropy with the labels, and with the senders of the rows.
 
-    Both learn from the same batches. Their weights are apart, so each learns what it would learn alone.
+    Both learn from the same batches. They share no weights, so each learns the same as it would alone.
     """
 
     kind = "amplifier"
@@ -179,7 +190,10 @@ class ServerModels(Discriminator):
 def amplifier_from(
     payload: Mapping[str, Tensor], own: nn.Sequential, kind: str = "amplifier"
 ) -> nn.Sequential:
-    """A as it was sent: a new network where it has another number of outputs, `own` where none was sent."""
+    """Return A as it was sent.
+
+    It is a new network if the number of outputs has changed, and `own` with its own weights if none was sent.
+    """
     first, last = own.get_parameter("0.weight"), f"{kind}.{len(own) - 1}.weight"
     if last in payload and len(payload[last]) != outputs_of(own):
         own = amplifier(first.shape[1], len(payload[last])).to(first.device, first.dtype)

@@ -1,8 +1,8 @@
-"""Class prototypes as methods keep them, send them and compare with them.
+"""Class prototypes: how methods keep them, send them and compare with them.
 
-Kept: a table [C, D], and which classes of it are known [C]. Sent: rows [J, D] with their labels [J], and by a device
-with the counts [J] of the samples behind them. D is the embedding's size, or the `width` of what a method has in its
-place.
+They are kept as a table [C, D] with a mask [C] of the classes that are known. They are sent as rows [J, D]
+with their labels [J]. A device also sends the counts [J] of the samples behind them. D is the size of the
+embedding, or the `width` of the vectors that a method uses instead.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from protofleet.methods.maths.means import ClassMeans, class_means, class_sums, 
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.weights import torch_device_of
 
-# What METHOD declares of `class_rows` and of `held_rows`.
+# The kinds that METHOD declares for `class_rows` and for `held_rows`.
 ROWS: Final = ("prototypes", "labels")
 HELD_ROWS: Final = (*ROWS, "counts")
-LARGEST_NUMBER = 1e6  # in a feature or a prototype, of whatever network: squares of it stay far from infinity
-MOST_EXAMPLES = 2**31 - 1  # of one class on one device; sums stay exact
+# The largest number in a feature or a prototype of any network; its square is far from infinity.
+LARGEST_NUMBER = 1e6
+MOST_EXAMPLES = 2**31 - 1  # Examples of one class on one device; sums stay exact.
 
 
 def table_of(payload: Payload, model: Net, width: int | None = None) -> tuple[Tensor, Tensor]:
-    """[C, D] and a mask [C] from rows with labels; nothing is known of an empty payload."""
+    """Return a table [C, D] and a mask [C] from rows with labels; an empty payload gives no known class."""
     if not has_rows(payload):
         empty = next(model.parameters()).new_zeros(model.classes, width or model.embedding_size)
         return empty.detach(), torch.zeros(model.classes, dtype=torch.bool, device=empty.device)
@@ -39,14 +40,14 @@ def table_of(payload: Payload, model: Net, width: int | None = None) -> tuple[Te
 
 
 def has_rows(payload: Payload) -> bool:
-    """Tell whether rows or their labels came: one without the other is wrong."""
+    """Tell whether rows or their labels came; one without the other is an error."""
     return "prototypes" in payload or "labels" in payload
 
 
 def row_specs(
     model: Net, width: int | None = None, rows: str = "prototypes", labels: str = "labels"
 ) -> dict[str, TensorSpec]:
-    """Return what rows with labels have to be, however many there are of a class."""
+    """Return the specifications of rows with labels, for any number of rows of a class."""
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {
         rows: TensorSpec(("rows", width or model.embedding_size), dtype, most=MOST_EXAMPLES),
@@ -55,13 +56,13 @@ def row_specs(
 
 
 def table_specs(model: Net, *names: str) -> dict[str, TensorSpec]:
-    """Return what tables with a row for each class have to be."""
+    """Return the specifications of tables with a row for each class."""
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return dict.fromkeys(names, TensorSpec((model.classes, model.embedding_size), dtype))
 
 
 def known_rows(prototypes: Tensor, known: Tensor) -> dict[str, Tensor]:
-    """The table as rows with labels; nothing where no class is known."""
+    """Return the table as rows with labels, or nothing if no class is known."""
     return class_rows(prototypes, known) if known.any() else {}
 
 
@@ -70,7 +71,10 @@ def class_rows(table: Tensor, held: Tensor) -> dict[str, Tensor]:
 
 
 def held_rows(means: Tensor, counts: Tensor) -> dict[str, Tensor]:
-    """What a device sends of its class means [C, D]: the classes that it holds, with their counts."""
+    """Return the arrays that a device sends of its class means [C, D].
+
+    They have the classes that the device holds, with their counts.
+    """
     held = counts > 0
     return {**class_rows(means, held), "counts": counts[held]}
 
@@ -78,7 +82,7 @@ def held_rows(means: Tensor, counts: Tensor) -> dict[str, Tensor]:
 def held_row_wants(
     model: Net, largest: float | None = None, width: int | None = None
 ) -> Mapping[str, TensorSpec]:
-    """What must come back: `held_rows`, with no number beyond `largest`."""
+    """Return the specifications of `held_rows`, with no number larger than `largest`."""
     counts = TensorSpec(("held",), "int64", low=1, high=MOST_EXAMPLES, most=model.classes, of_examples=True)
     return {**class_row_wants(model, largest, width), "counts": counts}
 
@@ -86,7 +90,10 @@ def held_row_wants(
 def class_row_wants(
     model: Net, largest: float | None = None, width: int | None = None, *, row_per_example: bool = False
 ) -> dict[str, TensorSpec]:
-    """`class_rows`; `row_per_example` bounds them where no counts come."""
+    """Return the specifications of `class_rows`.
+
+    `row_per_example` limits the number of rows if no counts come with them.
+    """
     classes, low = model.classes, None if largest is None else -largest
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {
@@ -99,19 +106,19 @@ def class_row_wants(
 
 
 def class_means_in(payload: Payload, classes: int) -> ClassMeans:
-    """A device's rows as a table. A class that it names twice is pooled, so that it counts once."""
+    """Return a device's rows as a table; rows of the same class are pooled, so that the class counts once."""
     return class_means(payload["prototypes"], payload["labels"], classes, payload["counts"])
 
 
 def margin_figures(points: Tensor) -> Mapping[str, float]:
-    """For `monitor`: how far the nearest neighbour of each class's point is, and the mean of that."""
+    """Return the distance of each class's point to its nearest neighbour, and the mean, for `monitor`."""
     found = margins(points)
     by_class = {f"margin.{label}": value for label, value in enumerate(found.tolist())}
     return {**by_class, "margin.mean": float(found.mean())}
 
 
 class SeenFeatures:
-    """Sums of the features of each class, as they were seen while training."""
+    """Sums of the features of each class, as they were seen during training."""
 
     def __init__(self, model: Net, width: int | None = None) -> None:
         self._model, self._width = model, width or model.embedding_size
@@ -127,5 +134,5 @@ class SeenFeatures:
         self.sums, self.counts = self.sums + sums, self.counts + counts
 
     def means(self) -> Tensor:
-        """[C, D], in float64; a class without samples has a row that means nothing."""
+        """Return the means [C, D] in float64; the row of a class without samples has no meaning."""
         return means_of(self.sums, self.counts)

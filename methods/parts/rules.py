@@ -1,7 +1,7 @@
-"""How a model predicts, as a module: embeddings [B, D] in, class scores [B, C] out.
+"""Rules, modules that predict: embeddings [B, D] in, class scores [B, C] out.
 
-A module is data: it can be stored, looked at, and run where no method is. A rule holds what it was made with; a
-method makes a new one when it has learned something.
+A module is data: it can be stored, inspected, and run on a machine without the method. A rule keeps the
+tensors with which it was made. A method makes a new rule after it has learned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEARNESS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {  # [B, D],
 
 
 class Rule(nn.Module):
-    """One that can be written down: its `kind`, its `settings` and its tensors say all of it."""
+    """A rule that can be written down: its `kind`, its `settings` and its tensors describe it completely."""
 
     kind: ClassVar[str]
 
@@ -35,7 +35,7 @@ class Rule(nn.Module):
 
 
 class Classifier(Rule):
-    """The network's head; `sphere`: of embeddings of length 1."""
+    """The head of the network; with `sphere`, the embeddings are first scaled to length 1."""
 
     kind = "classifier"
 
@@ -52,11 +52,14 @@ class Classifier(Rule):
 
 
 class Nearest(Rule):
-    """A class's score is the nearness of its nearest row; a class without rows has `missing`, and is never chosen."""
+    """A rule in which the score of a class is the nearness of its nearest row.
+
+    A class without rows has the score `missing`, and is never chosen.
+    """
 
     kind = "nearest"
-    rows: Tensor  # [G, D]; of length 1 where the metric is the cosine
-    places: Tensor  # [C, K]: each class's rows among the G; G where there are fewer than K
+    rows: Tensor  # [G, D]; of length 1 if the metric is the cosine
+    places: Tensor  # [C, K]: indices of each class's rows among the G rows, filled up with G
 
     def __init__(
         self, rows: Tensor, labels: Tensor, classes: int, metric: Metric, *, missing: float = -math.inf
@@ -70,19 +73,19 @@ class Nearest(Rule):
         return {"metric": self.metric, "missing": None if self.missing == -math.inf else self.missing}
 
     def near(self, z: Tensor) -> Tensor:
-        """[B, G]"""
+        """Return the nearness of each sample to each row, [B, G]."""
         return NEARNESS[self.metric](z, self.rows)
 
     def forward(self, z: Tensor) -> Tensor:
         near = self.near(z)
-        # Not len(z), which an exporter would take for a fixed number.
+        # An exporter would take len(z) for a fixed number.
         near = torch.cat([near, near.new_full((z.shape[0], 1), self.missing)], dim=1)
         by_class = near.index_select(1, self.places.reshape(-1)).reshape(z.shape[0], *self.places.shape)
         return by_class.amax(dim=2)
 
 
 class MeanOfDraws(Rule):
-    """mu and sigma side by side [B, 2 D] -> logarithms of the mean softmax [B, C]."""
+    """A rule from mu and sigma in one array [B, 2 D] to the logarithms of the mean softmax [B, C]."""
 
     kind = "mean of draws"
     noise: Tensor  # [draws, D]
@@ -99,7 +102,7 @@ class MeanOfDraws(Rule):
 
 
 def places_of(labels: Tensor, classes: int) -> Tensor:
-    """[C, K]: where each class's labels stand among them, filled up with their number."""
+    """Return the indices of each class's labels, [C, K], filled up with the number of labels."""
     places = [(labels == label).nonzero().squeeze(1) for label in range(classes)]
     longest = max(1, *map(len, places))
     table = labels.new_full((classes, longest), len(labels))
@@ -109,11 +112,14 @@ def places_of(labels: Tensor, classes: int) -> Tensor:
 
 
 def nearest_known(prototypes: Tensor, known: Tensor, metric: Metric) -> Nearest:
-    """Of a table [C, D] with the classes of it that are known [C]."""
+    """Return the rule of the nearest row for a table [C, D], of which the classes `known` [C] are known."""
     return Nearest(prototypes[known], known.nonzero().squeeze(1), len(known), metric)
 
 
 def both_ways(head: nn.Module, prototypes: Tensor, known: Tensor) -> Mapping[str, nn.Module]:
-    """By the names that `inference` has. The head serves until a prototype is known."""
+    """Return both rules by the names that the setting `inference` has.
+
+    The head is used for "prototype" too until a prototype is known.
+    """
     nearest = nearest_known(prototypes, known, "squared") if known.any() else head
     return {"prototype": nearest, "classifier": head}

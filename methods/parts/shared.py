@@ -1,7 +1,7 @@
-"""A model of which a part is everybody's and the rest each device's own: the part travels and is averaged.
+"""A model with a shared part and a private part: the shared part travels and is averaged.
 
-A method says which by `shared_keys`, of the state dict. What is private stays on its device, and survives a restart
-there.
+A method chooses the shared part with `shared_keys`, which are keys of the state dict. The private part stays
+on its device, and survives a restart there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from protofleet.methods.parts.weights import keys_of_head, load_weights, weight_
 
 
 class SharedPart:
-    """Which part, for both halves."""
+    """The choice of the shared part, for both halves."""
 
     model: Net
 

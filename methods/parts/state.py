@@ -1,4 +1,4 @@
-"""What a half saves: copies of tensors, and names of devices as a tensor."""
+"""The values that a half saves: copies of tensors, and names of devices as a tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protofleet.methods.contract.base import Payload
 
 
 def snapshot(payload: Payload) -> dict[str, Tensor]:
-    """Copies, for a state that must not move with the module."""
+    """Return copies, for a state that must not change when the module changes."""
     return {name: payload[name].detach().clone() for name in payload}
 
 

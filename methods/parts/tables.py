@@ -1,4 +1,4 @@
-"""A server whose state is a table of class rows: what the devices that hold a class send of it, averaged."""
+"""A server half whose state is a table of class rows: the mean of what the devices with each class send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from protofleet.methods.parts.state import snapshot
 
 
 class TableServer(ServerHalf):
-    """A class that nobody of a round holds keeps its row; one that nobody has ever held is not known."""
+    """A server half with a table of class rows.
+
+    A class that no device of a round holds keeps its row. A class that no device has ever held is not known.
+    """
 
     def __init__(self, model: Net, hyper: object, seed: int) -> None:
         super().__init__(model, hyper, seed)
@@ -26,7 +29,7 @@ class TableServer(ServerHalf):
         return self.model.embedding_size
 
     def merge(self, pieces: Iterable[ClassMeans]) -> ClassMeans:
-        """Every device that holds a class counts once."""
+        """Return the mean rows, in which every device that holds a class counts once."""
         return average_class_means(pieces)
 
     def round(self) -> Round:

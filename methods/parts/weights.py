@@ -1,7 +1,7 @@
-"""A module's weights under wire names, and back: `<prefix>.<state_dict key>`, buffers included; of a frozen backbone,
-which everybody has, none.
+"""A module's weights under wire names: `<prefix>.<state_dict key>`, with buffers.
 
-`keys` are those of the state dict that are meant; without any, all of them.
+The weights of a frozen backbone are left out, because every party has them. `keys` are the keys of the state
+dict that are selected. Without `keys`, all are selected.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from protofleet.methods.contract.received import Broadcast, WrongArraysError
 from protofleet.methods.contract.wants import TensorSpec, like
 from protofleet.methods.nets.base import Net, frozen_backbones
 
-WEIGHTS: Final = ("weights",)  # what METHOD declares of them
+WEIGHTS: Final = ("weights",)  # The kinds that METHOD declares for weights.
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
 
 
 def weights_of(
     module: nn.Module, prefix: str = "weights", keys: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """Views, not copies: a broadcast costs the coordinator no second model. They move when it trains."""
+    """Return views, not copies, so a broadcast costs the coordinator no second model.
+
+    The views change when the module is trained.
+    """
     return {f"{prefix}.{name}": value.detach() for name, value in named_weights(module, keys).items()}
 
 
 def load_weights(
     module: nn.Module, payload: Payload, prefix: str = "weights", keys: Collection[str] | None = None
 ) -> None:
-    """Take over the weights in the payload: all of them, or none where it brings none under this prefix."""
+    """Load all weights of the payload, or none if the payload has none under this prefix."""
     start = f"{prefix}."
     found = {name.removeprefix(start) for name in payload if name.startswith(start)}
     own = named_weights(module, keys)
@@ -46,10 +49,8 @@ def load_weights(
         raise WrongArraysError(
             f"{start}{strange[0][:64]} is not of this network, nor are {len(strange) - 1} more"
         )
-    for (
-        name,
-        value,
-    ) in own.items():  # one at a time: the payload may be on the disk, or a mean yet to be taken
+    # Load one array at a time, because the payload may be on the disk, or a mean that is not computed yet.
+    for name, value in own.items():
         loaded = payload[start + name]
         if loaded.shape != value.shape:
             raise WrongArraysError(
@@ -63,7 +64,10 @@ def load_weights(
 def weight_wants(
     module: nn.Module, prefix: str = "weights", keys: Collection[str] | None = None
 ) -> dict[str, TensorSpec]:
-    """The same weights back. One negative running variance would make every device's scores NaN."""
+    """Return the specifications of the same weights in an answer.
+
+    They bound the running variances, because one negative variance would make every device's scores NaN.
+    """
     wants = like(weights_of(module, prefix, keys))
     norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
     for name in (".".join(filter(None, (prefix, n, buffer))) for n in norms for buffer in NEVER_NEGATIVE):
@@ -73,7 +77,10 @@ def weight_wants(
 
 
 def keys_of_norms(module: nn.Module) -> frozenset[str]:
-    """Of all that belongs to batch norms: found by type, as in many networks their names do not tell."""
+    """Return the keys of all arrays of batch norms.
+
+    The batch norms are found by type, because in many networks their names do not show it.
+    """
     norms = {name for name, part in module.named_modules() if isinstance(part, _BatchNorm)}
     return frozenset(key for key in module.state_dict() if key.rpartition(".")[0] in norms)
 
@@ -92,5 +99,8 @@ def named_weights(module: nn.Module, keys: Collection[str] | None = None) -> dic
 
 
 def torch_device_of(module: nn.Module) -> torch.device:
-    """Where a module computes; what meets its outputs has to be there too."""
+    """Return the torch device on which a module computes.
+
+    Tensors that are combined with its outputs must be there too.
+    """
     return next(module.parameters()).device

@@ -1,5 +1,7 @@
-"""Which plug-ins a party may run: files and hashes that its owner has named, or the root has signed. Nothing that
-comes over the wire adds to them: a plan names hashes, and this is what they are looked up in."""
+"""The plug-ins that a party may run: files and hashes that its owner has named, or that the root has signed.
+
+No message can add to them: a plan only names hashes, and they are looked up here.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,16 @@ from protofleet.methods.plugins.file import Source
 from protofleet.methods.plugins.paths import IN_SETTINGS
 
 SHA256: Final = re.compile("[0-9a-f]{64}")
-# What a plan names by a hash; data are a device's own affair.
+# Kinds that a plan names by a hash. Each device decides about its own data, so a plan has no hash of them.
 PLANNED: Final = {"method": "method", "network": "network", "mutual": "network", "metrics": "metrics"}
 
 
 @dataclass(frozen=True)
 class PlugIns:
-    """The [plugins] table."""
+    """The [plugins] table of the settings."""
 
-    files: tuple[str, ...] = ()  # of this machine, one plug-in each
-    allow: tuple[str, ...] = ()  # SHA-256 of files, and of packages as they are installed
+    files: tuple[str, ...] = ()  # Files on this machine, each with one plug-in.
+    allow: tuple[str, ...] = ()  # SHA-256 of files, and of packages as they are installed.
 
     def __post_init__(self) -> None:
         for number in self.allow:
@@ -34,8 +36,11 @@ class PlugIns:
                 )
 
     def hash_of(self, kind: str, name: str, path: str, ours: bool) -> str:
-        """Of the plug-in that settings of this machine name, which is loaded; empty: it is none. PlugInError where it
-        is not allowed. `ours`: whether we have one of this name."""
+        """Return the hash of the plug-in that the settings of this machine name, or "" if they name none.
+
+        A plug-in from a file is loaded. Raise PlugInError if it is not allowed. `ours` tells whether
+        protofleet has its own object of this name.
+        """
         if path:
             if ours:
                 raise PlugInError(
@@ -57,7 +62,10 @@ class PlugIns:
         return packaged.sha256
 
     def take(self, kind: str, name: str, sha256: str) -> None:
-        """Load what a plan names by its hash. PlugInError in words for the coordinator where it may not or cannot."""
+        """Load the plug-in that a plan names by its hash.
+
+        Raise PlugInError, with words for the coordinator, if this party may not or cannot load it.
+        """
         what = f"the run's {kind} {name} is a plug-in with SHA-256 {sha256}"
         sources = self._sources()
         if sha256 in self.allow:
@@ -81,7 +89,7 @@ class PlugIns:
         )
 
     def _sources(self) -> list[Source]:
-        """A file that is not there, or no file, is nobody's plug-in: the others are looked at all the same."""
+        """Return the files that can be read; a missing or wrong file does not stop the search."""
         found = []
         for path in self.files:
             try:
@@ -92,7 +100,7 @@ class PlugIns:
 
 
 def checked_hashes(found: object) -> dict[str, str]:
-    """`plugins` of a plan: kind -> SHA-256."""
+    """Return the `plugins` of a plan: kind -> SHA-256."""
     right = isinstance(found, Mapping) and all(
         kind in PLANNED and isinstance(number, str) and SHA256.fullmatch(number)
         for kind, number in found.items()

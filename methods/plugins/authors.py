@@ -1,4 +1,4 @@
-"""An error that comes up in the middle of a run in what somebody has written for it, in words for its author."""
+"""Messages for the author of a method or another plug-in whose code raises an error during a run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from protofleet.methods.plugins import packages
 from protofleet.methods.plugins.errors import reason_of
 from protofleet.methods.plugins.file import PREFIX
 
-LONGEST_LINE: Final = 120  # letters of a line of code
+LONGEST_LINE: Final = 120  # Letters of a line of code in a message.
 OURS: Final = "protofleet"
 NO_EXIT: Final = " (a plug-in ends no process; let it raise an error that says why)"
 
 
 class AuthorError(RuntimeError):
-    """Whoever wrote a method, or another plug-in, has something to mend: it says the file, the line and why."""
+    """An error that the author of a method or another plug-in must correct.
+
+    It states the file, the line and the reason.
+    """
 
 
 def words_of(error: BaseException) -> str:
-    """`fednova.py:45: ValueError: half, in run: raise ValueError("half")`; empty: no author's line took part."""
+    """Return a message such as `fednova.py:45: ValueError: half, in run: raise ValueError("half")`.
+
+    Return "" if no line of an author took part.
+    """
     if (frame := authors_frame(error.__traceback__)) is None:
         return ""
     way_out = "" if isinstance(error, Exception) else NO_EXIT
@@ -30,13 +36,13 @@ def words_of(error: BaseException) -> str:
 
 
 def authors_frame(trace: TracebackType | None) -> traceback.FrameSummary | None:
-    """The deepest that is an author's, whatever of ours or of a library was called from there."""
+    """Return the deepest frame of an author, also if protofleet or a library was called from there."""
     found = [(frame, number) for frame, number, whose in _frames(trace) if whose != OURS]
     return traceback.StackSummary.extract(iter(found[-1:]))[0] if found else None
 
 
 def ends_with_author(trace: TracebackType | None) -> bool:
-    """Whether nothing of ours was called from the author's line: what it called is Python's or a library's."""
+    """Return whether the author's line called no code of protofleet, but only Python or a library."""
     whose = [whose for _, _, whose in _frames(trace)]
     return bool(whose) and whose[-1] != OURS
 
@@ -46,13 +52,13 @@ def code_of(frame: traceback.FrameSummary) -> str:
 
 
 def defined_at(call: Callable[..., object]) -> str:
-    """file:line of a function or a method."""
+    """Return file:line of a function or a method."""
     code = getattr(unwrap(call), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else str(getattr(call, "__module__", call))
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int, str]]:
-    """Those of authors and of ours, each with its line and the first name of its module."""
+    """Yield the frames of authors and of protofleet, each with its line and the first name of its module."""
     packaged = packages.modules()
     for frame, number in traceback.walk_tb(trace):
         first = str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,4 +1,4 @@
-"""What is wrong with a plug-in, in one line that names the file and the line to be mended."""
+"""Errors of a plug-in, in one line that names the file and the line to correct."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Final, TypeVar
 
 from protofleet.protocol.settings.reader import SettingsError
 
-LONGEST_REASON: Final = 300  # letters of what its own error says
+LONGEST_REASON: Final = 300  # Letters of the message of the plug-in's own error.
 
 T = TypeVar("T")
 
 
 class PlugInError(SettingsError):
-    """A plug-in that cannot be used: it hurts nobody but the run that asks for it."""
+    """An error for a plug-in that cannot be used; it affects only the run that asks for it."""
 
 
 def place_of(error: BaseException, own: Callable[[str], bool]) -> str:
-    """file:line, the deepest of the user's own files, and not ours or torch's; empty: it is of none of them."""
+    """Return file:line of the deepest frame in the user's own files, not in protofleet or torch.
+
+    Return "" if there is no such frame.
+    """
     if isinstance(error, SyntaxError) and error.filename and own(error.filename):
         return f"{error.filename}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if own(frame.filename)]
@@ -26,15 +29,18 @@ def place_of(error: BaseException, own: Callable[[str], bool]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """`NameError: name 'undefined' is not defined`, on one line."""
+    """Return the error on one line, such as `NameError: name 'undefined' is not defined`."""
     text = str(error.msg if isinstance(error, SyntaxError) else error).strip()
     first = text.splitlines()[0][:LONGEST_REASON] if text else ""
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def guarded(call: Callable[[], T], where: str, files: Collection[str] = ()) -> T:
-    """What a plug-in's own code gives. Whatever it raises is a PlugInError, SystemExit too: it ends nobody's process.
-    `files` are its own; `where` names it if none of them is to blame."""
+    """Return the result of a plug-in's own code, and turn each error of it into a PlugInError.
+
+    This also holds for SystemExit, so a plug-in cannot end the process. `files` are the plug-in's own files.
+    `where` names the plug-in if the error is in none of these files.
+    """
     try:
         return call()
     except KeyboardInterrupt:

@@ -1,6 +1,6 @@
-"""A plug-in that is one file: read once, hashed, judged, and then exactly the bytes that were hashed are run.
+"""A plug-in that is one file: it is read once, hashed and checked, and then exactly the hashed bytes are run.
 
-The only place of ours where what was read from a file is run (tests/test_nothing_executable.py).
+This is the only place in protofleet that runs code read from a file (tests/test_nothing_executable.py).
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from typing import Final
 
 from protofleet.methods.plugins.errors import PlugInError, guarded
 
-LARGEST: Final = 1 << 20  # bytes
-# All 64 digits: by this name the module of an allowed hash is found again.
+LARGEST: Final = 1 << 20  # Bytes of a file.
+# All 64 digits of the hash follow this prefix. With this name, the module of an allowed hash is found again.
 PREFIX: Final = "protofleet_plugin_"
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a file held when it was looked at, once: a link that is moved afterwards changes nothing."""
+    """The content of a file when it was read once.
+
+    If a link is moved afterwards, the content does not change.
+    """
 
     path: Path
     text: bytes
@@ -34,7 +37,10 @@ class Source:
 
 
 def read(path: Path, seen: str = "") -> Source:
-    """`seen`: from where a whole path may have been made, in words for who has named it."""
+    """Read a file and return its content with its hash.
+
+    `seen` tells the user from which folder the path may have been completed.
+    """
     try:
         text = _bytes_of(path)
     except FileNotFoundError:
@@ -50,7 +56,7 @@ def read(path: Path, seen: str = "") -> Source:
 
 
 def _bytes_of(path: Path) -> bytes:
-    """A pipe would keep its reader waiting for good."""
+    """Return the bytes of a regular file; a pipe is refused, because it could let the reader wait forever."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -59,7 +65,10 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def from_file(path: Path, allowed: Collection[str] | None, seen: str = "") -> tuple[Source, ModuleType]:
-    """`allowed` None: the person at this machine has named the file."""
+    """Read a file and run it, or raise PlugInError if its hash is not allowed.
+
+    If `allowed` is None, the person at this machine has named the file.
+    """
     source = read(path, seen)
     if allowed is not None and source.sha256 not in allowed:
         raise PlugInError(
@@ -70,7 +79,7 @@ def from_file(path: Path, allowed: Collection[str] | None, seen: str = "") -> tu
 
 
 def module_of(source: Source) -> ModuleType:
-    """Run once in a process, however many ask for it."""
+    """Return the module of a file, which is run only once in a process."""
     name = PREFIX + source.sha256
     if name in sys.modules:
         return sys.modules[name]
@@ -78,7 +87,7 @@ def module_of(source: Source) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(source.path)
-    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    sys.modules[name] = module  # It is set before the file runs, because dataclasses look up their module.
     _remember_lines(source)
     try:
         guarded(lambda: _run(source, module), str(source.path), {str(source.path)})
@@ -93,11 +102,11 @@ def _run(source: Source, module: ModuleType) -> None:
 
 
 def _remember_lines(source: Source) -> None:
-    """For tracebacks: they show the line that was run, whatever the file says by then."""
+    """Keep the lines for tracebacks: they show the line that was run, even if the file has changed since."""
     path, lines = str(source.path), source.text.decode(errors="replace").splitlines(keepends=True)
     linecache.cache[path] = (len(source.text), None, lines, path)
 
 
 def loaded(sha256: str) -> ModuleType | None:
-    """Of this process; None: it has run no such file."""
+    """Return the module of a file that this process has run, or None."""
     return sys.modules.get(PREFIX + sha256)

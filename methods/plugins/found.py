@@ -1,4 +1,4 @@
-"""What a plug-in is of each kind, and how its name and hash give it in a process that has taken it."""
+"""The object that a plug-in of each kind defines, and how to find it by name and hash in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from protofleet.methods.plugins import file, packages
 from protofleet.methods.plugins.errors import PlugInError, file_of
 
-# kind -> what the file has to say, as an author writes it
+# Kind -> the line that the file must have, as an author writes it.
 SAYS: Final[Mapping[str, str]] = {
     "method": "METHOD = Method(...)",
     "network": "NETWORK = network(...)",
@@ -19,11 +19,11 @@ SAYS: Final[Mapping[str, str]] = {
 }
 
 
-LONGEST: Final = 60  # letters of a value that is none of them
+LONGEST: Final = 60  # Letters of a wrong value in a message.
 
 
 def object_of(kind: str, module: ModuleType) -> Any:
-    """METHOD, NETWORK, DATA or METRICS of a file."""
+    """Return METHOD, NETWORK, DATA or METRICS of a file."""
     says = SAYS[kind]
     name = says.partition(" ")[0]
     if not hasattr(module, name):
@@ -32,8 +32,11 @@ def object_of(kind: str, module: ModuleType) -> Any:
 
 
 def find(kind: str, name: str, sha256: str, wanted: Any) -> Any:
-    """What this process has taken: a file that it has run, or an installed package whose files have this hash.
-    `wanted` is the type that it has to be of."""
+    """Return the object of a plug-in that this process has loaded.
+
+    The plug-in is a file that the process has run, or an installed package whose files have this hash.
+    `wanted` is the type that the object must have.
+    """
     if (module := file.loaded(sha256)) is not None:
         found, where = object_of(kind, module), Path(file_of(module)).name
     elif (packaged := packages.installed(kind).get(name)) is not None and packaged.sha256 == sha256:

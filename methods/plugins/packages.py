@@ -1,6 +1,6 @@
-"""Plug-ins of installed packages, by their entry points: listed without a line of them being run.
+"""Plug-ins of installed packages, by their entry points: they are listed without running any of their code.
 
-A package's hash is of its files as they are installed; they have to be what its RECORD says.
+The hash of a package is over its files as they are installed. The files must match the RECORD of the package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GROUPS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Packaged:
-    """One entry point. It is imported by `load` and by nothing else."""
+    """One entry point, which is imported only by `load`."""
 
     kind: str
     name: str
@@ -50,7 +50,10 @@ class Packaged:
 
 
 def installed(kind: str) -> dict[str, Packaged]:
-    """Name -> what a package has under it. Of two packages the first by name has it."""
+    """Return the plug-ins of installed packages by name.
+
+    If two packages have a plug-in of one name, the package whose own name sorts first wins.
+    """
     found = [
         Packaged(kind, entry.name, entry.dist.name, entry.dist.version, entry)
         for entry in entry_points(group=GROUPS[kind])
@@ -60,14 +63,17 @@ def installed(kind: str) -> dict[str, Packaged]:
 
 
 def modules() -> frozenset[str]:
-    """The first names of modules that have plug-ins in them. To read what is installed takes 20 ms and more, and an
-    error may come with each message of a peer: so it is done once for what can be imported."""
+    """Return the first names of the modules that contain plug-ins.
+
+    To read the installed packages takes 20 ms or more, and each message of a peer may cause an error. So the
+    result is kept for each search path of Python.
+    """
     return _modules_on(tuple(sys.path))
 
 
 @lru_cache(maxsize=4)
 def _modules_on(path: tuple[str, ...]) -> frozenset[str]:
-    """`path` is where they are looked for: with another one it is another question."""
+    """Return the names for this search path; another path needs another search."""
     found = {
         entry.module.partition(".")[0] for group in GROUPS.values() for entry in entry_points(group=group)
     }
@@ -75,7 +81,7 @@ def _modules_on(path: tuple[str, ...]) -> frozenset[str]:
 
 
 def clashes(kind: str, ours: list[str]) -> list[str]:
-    """A line for each name that we have too: ours is used."""
+    """Return a line for each name that protofleet has too; then protofleet's own object is used."""
     return [
         f"{kind} {name} of {one} is not used: protofleet has one of this name"
         for name, one in sorted(installed(kind).items())
@@ -84,7 +90,10 @@ def clashes(kind: str, ours: list[str]) -> list[str]:
 
 
 def digest_of(one: Packaged) -> str:
-    """Of the sorted list of its files, each with the hash of its bytes. PlugInError where one is not as installed."""
+    """Return the hash over the sorted list of the package's files, each with the hash of its bytes.
+
+    Raise PlugInError if a file differs from the installed one.
+    """
     lines = []
     for path, recorded in sorted(_files(one)):
         try:
@@ -98,8 +107,11 @@ def digest_of(one: Packaged) -> str:
 
 
 def _files(one: Packaged) -> Iterator[tuple[Path, bytes]]:
-    """Each file and the hash that its RECORD has. An editable package's RECORD names none of its sources: they are
-    those in the folder of the module."""
+    """Yield each file and the hash of it in RECORD.
+
+    RECORD of an editable package names none of its sources. Then the files in the folder of the module are
+    taken.
+    """
     dist, top = one.entry.dist, one.entry.module.partition(".")[0]
     assert dist is not None
     listed = False
@@ -119,7 +131,7 @@ def _files(one: Packaged) -> Iterator[tuple[Path, bytes]]:
 
 
 def _relative(path: Path, dist: Distribution | None) -> str:
-    """As it is on every machine, wherever the packages lie."""
+    """Return the path of a file as it is on every machine, for any place of the packages."""
     assert dist is not None
     root = Path(str(dist.locate_file("")))
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name

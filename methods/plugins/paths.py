@@ -1,4 +1,4 @@
-"""Files of plug-ins as settings name them: seen from the folder of the TOML that says so."""
+"""Files of plug-ins as settings name them: a path is relative to the folder of the TOML file that has it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any, Final
 
 # Tables of settings whose `file` is a plug-in.
 TABLES: Final = ("method", "network", "mutual", "data", "metrics")
-KEPT: Final = "plugins"  # in the folder of a run: the files that it ran
-# For who named a file that is not there in settings. A path that is not whole comes from a command, or a program.
+KEPT: Final = "plugins"  # Folder, in the folder of a run, with the plug-in files that the run used.
+# Hint for a user whose settings name a missing file. A path that is not absolute comes from a command or a program.
 IN_SETTINGS: Final = "a path in a TOML is seen from the folder of that TOML"
 
 
 def seen_from(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The same settings with whole paths. What is no path there is left to whoever decodes the table."""
+    """Return the same settings with absolute paths.
+
+    A value that is no path stays as it is, and the decoder of the table checks it.
+    """
     changed = dict(table)
     for key in TABLES:
         if isinstance(place := table.get(key), dict) and isinstance(place.get("file"), str) and place["file"]:
@@ -26,7 +29,7 @@ def seen_from(table: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def placed(table: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """The same settings with those files at other places, wherever a table names them."""
+    """Return the same settings with these files at other places, in all tables that name them."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, str):

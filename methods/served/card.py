@@ -1,4 +1,4 @@
-"""card.json: what a model is, where it comes from, and what it takes and gives."""
+"""The content of card.json: what a model is, its origin, its input and its output."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from protofleet.methods.served.scaling import Input
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 
 FORMAT: Final = 1
-LARGEST_CARD: Final = 1 << 24  # bytes
+LARGEST_CARD: Final = 1 << 24  # Bytes of a card.
 
 
 class CardError(ValueError):
-    """One line: what is wrong with a card, or with what should be of it."""
+    """An error about a card, or about a file that must match it, in one line."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Of a tensor's bytes in a template."""
+    """The place of a tensor's bytes in a template."""
 
     at: int
-    dtype: str  # as safetensors names it
+    dtype: str  # Name of the type in safetensors.
     shape: tuple[int, ...]
 
 
@@ -41,26 +41,26 @@ class Card:
     classes: tuple[str, ...]
     input: Input
     network: Network
-    rule: dict[str, Any]  # its kind, and the settings of that kind
-    plan: dict[str, Any]  # of the run, as all its parties had it
-    tensors: str  # SHA-256 over names, types, shapes and numbers
+    rule: dict[str, Any]  # Kind of the rule, and the settings of that kind.
+    plan: dict[str, Any]  # Plan of the run, as all its parties had it.
+    tensors: str  # SHA-256 over names, types, shapes and numbers of the tensors.
     format: int = FORMAT
-    name: str = ""  # of the run
+    name: str = ""  # Name of the run.
     paper: str = ""
     way: str = "predict"
-    round: int = 0  # after which the model was so; 0: before any
+    round: int = 0  # Round after which the model had these numbers; 0: before any round.
     chosen: Literal["last", "best"] = "last"
-    device: str | None = None  # whose own it is; none: the model of all
-    validation: float | None = None  # accuracy
-    test: dict[str, float] = field(default_factory=dict)  # accuracy by domain
+    device: str | None = None  # Device that owns the model; None: it is the model of all devices.
+    validation: float | None = None  # Accuracy on validation samples.
+    test: dict[str, float] = field(default_factory=dict)  # Accuracy on test samples by domain.
     parameters: int = 0
     bytes: int = 0
     plan_sha256: str = ""
     plugins: dict[str, str] = field(default_factory=dict)
     software: str = ""
-    made: str = ""  # UTC
-    files: dict[str, str] = field(default_factory=dict)  # SHA-256 by name
-    # Of a template: where each tensor's bytes are in model.onnx.
+    made: str = ""  # Time in UTC at which the model was exported.
+    files: dict[str, str] = field(default_factory=dict)  # SHA-256 of each file by its name.
+    # In the card of a template: the place of each tensor's bytes in model.onnx.
     offsets: dict[str, Place] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,14 +73,18 @@ class Card:
         table = {"device": None, "validation": None, **encode(self)}
         table["input"] |= {"kind": self.input.kind, "to": [-1, 1]}
         if self.input.kind == "image":
-            table["input"]["resize"] = "as protofleet"  # not as Pillow: give images of the right size
+            # Pillow resizes in another way, so a user should give images of the right size.
+            table["input"]["resize"] = "as protofleet"
         if not self.offsets:
             del table["offsets"]
         return json.dumps(table, indent=1, allow_nan=False) + "\n"
 
 
 def read_card(text: bytes) -> Card:
-    """CardError where it is none. Keys that are not known are looked away from: a later version has more."""
+    """Return the card of a text, or raise CardError if it is none.
+
+    Unknown keys are ignored, because a later version has more keys.
+    """
     try:
         table = json.loads(text[: LARGEST_CARD + 1])
         return decode(Card, _known(Card, table), "card")
@@ -91,7 +95,10 @@ def read_card(text: bytes) -> Card:
 
 
 def matching(card: Card, name: str, content: bytes) -> bytes:
-    """What a file beside the card holds, where it is the one that the card is of. CardError: another, or damaged."""
+    """Return the content of a file if it is the file that the card names.
+
+    Raise CardError if it is another file or damaged.
+    """
     said, found = card.files.get(name), hashlib.sha256(content).hexdigest()
     if said is None:
         raise CardError(f"the card names no file {name}; export again, with that format")
@@ -104,7 +111,7 @@ def matching(card: Card, name: str, content: bytes) -> bytes:
 
 
 def plan_of(card: Card) -> Plan:
-    """CardError where this version has not what the model's run was made of."""
+    """Return the plan of a card, or raise CardError if this version lacks a part of the model's run."""
     try:
         return decode(Plan, card.plan, "card.plan")
     except PlugInError as error:
@@ -124,7 +131,7 @@ def sha256_of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _known(cls: Any, table: Any) -> Any:
-    """Of tables of a fixed form, all the way down."""
+    """Return only the known keys of a table, in all tables of a fixed form inside it."""
     if not isinstance(table, dict):
         return table
     hints = typing.get_type_hints(cls)

@@ -1,4 +1,7 @@
-"""The name of a model's card, for all who look whether there is one: to read it takes torch."""
+"""The file name of a model's card, for code that only checks whether there is a card.
+
+To read a card needs torch, and this module does not import torch.
+"""
 
 from __future__ import annotations
 

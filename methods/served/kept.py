@@ -1,6 +1,6 @@
-"""A file with a device's own model as it was trained, and each of its ways to predict: what an export is made of.
+"""A file with a device's own model as it was trained, and each of its ways to predict.
 
-It is a safetensors file. Tensors that a way has in common with `predict` are in it once.
+An export is made from it. It is a safetensors file. Tensors that a way shares with `predict` are stored once.
 """
 
 from __future__ import annotations
@@ -29,30 +29,33 @@ from protofleet.methods.served.served import PREDICT, as_exported, rules_of, ten
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.settings.suggest import there_are
 
-ABOUT: Final = "protofleet"  # the key of the metadata
+ABOUT: Final = "protofleet"  # The key of the metadata.
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a file of a device says of where it comes from."""
+    """The origin of a model that a device writes into a file."""
 
     plan: Plan
     device: str
     network: Network
     classes: tuple[str, ...]
-    scale: Scale | None = None  # of its data
+    scale: Scale | None = None  # Scale of the device's data.
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a file says. The card is that of the way `predict`."""
+    """The content of a file; the card is that of the way `predict`."""
 
     card: Card
-    ways: Mapping[str, Mapping[str, Any]]  # each with its rule and with the place of each of its tensors
+    ways: Mapping[str, Mapping[str, Any]]  # Each way has its rule and the place of each of its tensors.
     path: Path = field(default_factory=Path)
 
     def model(self, way: str = PREDICT) -> tuple[Card, dict[str, Tensor]]:
-        """CardError for a way that is not there, and where the file is damaged."""
+        """Return the card and the tensors of a way to predict.
+
+        Raise CardError if the way does not exist or the file is damaged.
+        """
         if way not in self.ways:
             raise CardError(f"there is no way {way!r} to predict; {there_are(way, self.ways)}")
         try:
@@ -61,7 +64,7 @@ class Kept:
             sha256 = sha256_of_tensors(tensors)
             if sha256 != said["sha256"]:
                 raise CardError(f"{self.path} is damaged: its tensors are not those that were written")
-            # What was measured is of its own way.
+            # The measured results belong to the way `predict`.
             card = self.card if way == PREDICT else replace(self.card, validation=None, test={})
             return replace(card, way=way, rule=said["rule"], tensors=sha256), tensors
         except (KeyError, TypeError, AttributeError, WeightsFileError) as error:
@@ -71,7 +74,7 @@ class Kept:
 def pieces_of_kept(
     half: ClientHalf, origin: Origin, number: int, validation: float | None, test: Mapping[str, float]
 ) -> Iterator[bytes]:
-    """The file, tensor by tensor."""
+    """Yield the file, tensor by tensor."""
     stored: dict[str, Tensor] = {}
     ways: dict[str, dict[str, Any]] = {}
     for way, rule in rules_of(half).items():
@@ -93,7 +96,7 @@ def pieces_of_kept(
 
 
 def _place(name: str, way: str, value: Tensor, stored: Mapping[str, Tensor]) -> str:
-    """Where it is stored: with those of `predict`, if it is one of them."""
+    """Return the name under which a tensor is stored; it is the name in `predict` if both are equal."""
     common = stored.get(name)
     if way == PREDICT or (common is not None and common.shape == value.shape and torch.equal(common, value)):
         return name
@@ -101,7 +104,7 @@ def _place(name: str, way: str, value: Tensor, stored: Mapping[str, Tensor]) -> 
 
 
 def read_kept(path: Path) -> Kept:
-    """CardError where it is none of ours, or of another version."""
+    """Read a file, or raise CardError if it is no such file or is of another version."""
     try:
         about = json.loads(said_about(path)[ABOUT])
         card, ways = read_card(about["card"].encode()), about["ways"]

@@ -1,4 +1,4 @@
-"""A model again, of a card and tensors: from a folder, or on a board."""
+"""The way back from a card and tensors to a model: from a folder, or on a board."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def described(rule: nn.Module) -> dict[str, Any]:
-    """As a card has it."""
+    """Return a rule in the form of a card."""
     return {"kind": rule.kind, **rule.settings()} if isinstance(rule, Rule) else {"kind": "custom"}
 
 
 def words_of(rule: Mapping[str, Any]) -> str:
-    """For people, of what a card has: `nearest, cosine`."""
+    """Return words for a card's rule, such as `nearest, cosine`."""
     return ", ".join(str(value) for value in rule.values() if isinstance(value, str)) + (
         ", sphere" if rule.get("sphere") else ""
     )
 
 
 def rebuild(card: Card, tensors: Mapping[str, Tensor]) -> Served:
-    """CardError where they are not of each other, or not of this version."""
+    """Return the model of a card and tensors.
+
+    Raise CardError if they do not belong together or are of another version.
+    """
     if sha256_of_tensors(tensors) != card.tensors:
         raise CardError("the tensors are not those of the card: their SHA-256 is another")
-    # The run's first weights and its public images are not needed: all tensors are here.
+    # The run's first weights and its public images are not needed, because all tensors are here.
     plan = replace(plan_of(card), init=None, public=None)
     try:
         half = plan.client_half(NoSamples(), "", card.network)
@@ -48,7 +51,7 @@ def rebuild(card: Card, tensors: Mapping[str, Tensor]) -> Served:
 
 
 def _demand_scores(model: Served, card: Card) -> None:
-    """Of one sample: tensors, input and classes are those of one model."""
+    """Raise ValueError if the scores of one sample do not have one number for each class of the card."""
     with torch.no_grad():
         found = tuple(model(card.input.drawn(1)).shape)
     if found != (1, len(card.classes)):

@@ -1,4 +1,4 @@
-"""What a model takes, as it is stored; and how that becomes what its network takes."""
+"""The input of a model as it is stored, and the scaling that makes the input of the network from it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.bounds import Within
 from protofleet.protocol.settings.input_shape import AS_IT_IS, MOST_NUMBERS, PIXEL_SCALE
 
-KINDS: Final = {1: "vector", 2: "series", 3: "image"}  # by the number of axes: [F], [C, T], [C, H, W]
+KINDS: Final = {1: "vector", 2: "series", 3: "image"}  # By number of axes: [F], [C, T], [C, H, W].
 PIXELS: Final = (0.0, 255.0)
-Scale: TypeAlias = tuple[
-    tuple[float, ...], tuple[float, ...]
-]  # (x - offset) / by, each for all or for each channel
+# (offset, by) in (x - offset) / by; each has one number for all channels, or one for each channel.
+Scale: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class Input:
-    """Of one sample, float32: from `low` to `high`, which become -1 to 1.
+    """The form of one sample in float32: numbers from `low` to `high`, which become -1 to 1.
 
-    Either is one number for all, or one for each place of the first axis.
+    `low` and `high` have one number each for the whole sample, or one number for each place of the first
+    axis.
     """
 
     shape: tuple[Annotated[int, Within(1, 65_536)], ...]
@@ -53,15 +53,18 @@ class Input:
         return f"{low} to {high}" if len(self.low) == 1 else f"({low}) to ({high})"
 
     def drawn(self, samples: int, seed: int = 0) -> Tensor:
-        """Whole numbers between low and high: the same for the same seed."""
+        """Return random whole numbers between low and high; they are the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
         low, high = (_for_samples(row, self.shape) for row in (self.low, self.high))
         return (low + (high - low) * torch.rand(samples, *self.shape, generator=generator)).round()
 
 
 def input_of(plan: Plan, scale: Scale | None = None) -> Input:
-    """Of a run. Its plan says the shape; the scale belongs to the data. None: that of pixels for images, and of the
-    rest what enters the network."""
+    """Return the input of the models of a run.
+
+    The plan states the shape, and the scale belongs to the data. If `scale` is None, images have the scale of
+    pixels, and other samples are not scaled.
+    """
     shape = plan.input_shape
     offset, by = scale or (PIXEL_SCALE if shape.rank == 3 else AS_IT_IS)
     length = max(len(offset), len(by))
@@ -75,7 +78,10 @@ def _to_length(row: tuple[float, ...], length: int) -> tuple[float, ...]:
 
 
 class Scaling(nn.Module):
-    """(2 x - (high + low)) / (high - low): of pixels, to the bit what a device's loader makes of them."""
+    """The module that computes (2 x - (high + low)) / (high - low).
+
+    For pixels it gives the same bits as the loader of a device.
+    """
 
     centre: Tensor
     width: Tensor
@@ -83,7 +89,7 @@ class Scaling(nn.Module):
     def __init__(self, of: Input) -> None:
         super().__init__()
         low, high = (_for_samples(row, of.shape) for row in (of.low, of.high))
-        # No part of the weights: they are the input's, and a template keeps them.
+        # They are no weights: they belong to the input, and a template keeps them.
         self.register_buffer("centre", (high + low).float(), persistent=False)
         self.register_buffer("width", (high - low).float(), persistent=False)
 
@@ -92,6 +98,6 @@ class Scaling(nn.Module):
 
 
 def _for_samples(row: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:
-    """One number for all, or [C, 1, ...]."""
+    """Return one number for all channels, or an array [C, 1, ...]."""
     axes = (-1, *[1] * (len(shape) - 1)) if len(row) > 1 else ()
     return torch.tensor(row, dtype=torch.float64).reshape(axes)

@@ -1,5 +1,7 @@
-"""A model with its rule: samples as they are stored in, class scores out. It is made of modules alone, so it can be
-exported, and run where no method is."""
+"""A model with its rule: it takes samples as they are stored, and returns class scores.
+
+It consists only of modules, so it can be exported, and run on a machine without the method.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from protofleet.methods.parts.rules import Classifier, Nearest, Rule
 from protofleet.methods.served.scaling import Input, Scaling
 from protofleet.protocol.settings.suggest import there_are
 
-PREDICT = "predict"  # the way of a half's `rule`; the others are named by its `other_rules`
+PREDICT = "predict"  # The way that uses a half's `rule`; the names of `other_rules` are the other ways.
 
 
 class Served(nn.Module):
-    """[B, *shape] -> [B, C]"""
+    """A module from stored samples to class scores, [B, *shape] -> [B, C]."""
 
     def __init__(self, of: Input, encoder: Encoder, rule: Rule) -> None:
         super().__init__()
@@ -31,8 +33,10 @@ class Served(nn.Module):
 
 
 class NearestAtOnce(Nearest):
-    """All rows in one step, which takes B G D numbers. An exported graph would have a step for each row instead. The
-    scores are the same to the bit."""
+    """A rule that compares all rows in one step, which takes B G D numbers.
+
+    With the parent class, an exported graph would have a step for each row. The scores have the same bits.
+    """
 
     def near(self, z: Tensor) -> Tensor:
         if self.metric == "cosine":
@@ -48,12 +52,15 @@ class NearestAtOnce(Nearest):
 
 
 def ways_of(half: ClientHalf) -> list[str]:
-    """How this half can predict now."""
+    """Return the ways in which this half can predict now."""
     return [PREDICT, *half.other_rules()]
 
 
 def served(half: ClientHalf, of: Input, way: str = PREDICT) -> Served:
-    """A copy on the CPU: what the half learns from now on is no part of it. LookupError for an unknown way."""
+    """Return a copy of the model on the CPU; later training of the half does not change it.
+
+    Raise LookupError for an unknown way.
+    """
     if way not in ways_of(half):
         raise LookupError(f"there is no way {way!r} to predict; {there_are(way, ways_of(half))}")
     rule = half.rule() if way == PREDICT else half.other_rules()[way]
@@ -62,7 +69,7 @@ def served(half: ClientHalf, of: Input, way: str = PREDICT) -> Served:
 
 
 def tensors_of(half: ClientHalf, rule: nn.Module) -> dict[str, Tensor]:
-    """Those of `served`, where they are: no copy, and nothing of the half changes."""
+    """Return the tensors of `served` without a copy; the half does not change."""
     encoder, exported = half.encoder(rule), as_exported(rule)
     return {
         **encoder.state_dict(),
@@ -71,12 +78,12 @@ def tensors_of(half: ClientHalf, rule: nn.Module) -> dict[str, Tensor]:
 
 
 def rules_of(half: ClientHalf) -> dict[str, nn.Module]:
-    """By way."""
+    """Return the rules by the name of the way."""
     return {PREDICT: half.rule(), **half.other_rules()}
 
 
 def as_exported(rule: nn.Module) -> Rule:
-    """A bare head is a classifier. TypeError for what only the method itself can read."""
+    """Return a rule that can be exported; a bare head becomes a classifier."""
     if isinstance(rule, Nearest):
         return NearestAtOnce.like(rule)
     return rule if isinstance(rule, Rule) else Classifier(rule)

@@ -1,8 +1,8 @@
-"""An ONNX file whose numbers can be exchanged without ONNX, torch's exporter or protobuf: on a board.
+"""An ONNX file whose numbers can be replaced on a board without ONNX, torch's exporter or protobuf.
 
-It was exported with the graph as it stands and every tensor under its own name, so each tensor's bytes are at one
-place and of one length. The template's card says where. A rule by nearest rows has as many rows as there is room for;
-fewer are filled up with rows that no class points to.
+It was exported with an unchanged graph and every tensor under its own name. So each tensor's bytes are at one
+place and have one length. The template's card states the places. A rule by nearest rows has as many rows as
+there is room for. If a model has fewer rows, rows that belong to no class fill the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protofleet.methods.nets.weights_file import NAMES
 from protofleet.methods.served.card import Card, CardError, Place
 
 ROWS, PLACES = "rule.rows", "rule.places"
-# Field numbers of onnx.proto: the way to a tensor's name and its numbers.
+# Field numbers of onnx.proto on the path to a tensor's name and its numbers.
 GRAPH: Final = 7
 INITIALIZER: Final = 5
 NAME: Final = 8
@@ -25,7 +25,10 @@ RAW_DATA: Final = 9
 
 
 def places_in(model: bytes, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
-    """Of those that the graph reads: a batch norm's count of batches is in none."""
+    """Return the places of the tensors that the graph reads.
+
+    A batch norm's count of batches is in no graph.
+    """
     found = {}
     for name, at, length in _initializers(model):
         if name in tensors:
@@ -37,9 +40,10 @@ def places_in(model: bytes, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
 
 
 def fill(template: bytes, card: Card, tensors: Mapping[str, Tensor]) -> bytes:
-    """model.onnx with these tensors. `card` is the template's; `tensors` are a served model's state dict.
+    """Return model.onnx with these tensors.
 
-    CardError where they are of another network or rule, or have more rows than there is room for.
+    `card` is the card of the template, and `tensors` are the state dict of a served model. Raise CardError if
+    the tensors are of another network or rule, or have more rows than there is room for.
     """
     if not card.offsets:
         raise CardError("the card is of no template: it says no offsets; export it with --template")
@@ -68,7 +72,7 @@ def _bytes_for(name: str, value: Tensor, place: Place) -> bytes:
 
 
 def with_room(tensors: Mapping[str, Tensor], rows: int, each: int) -> dict[str, Tensor]:
-    """The same rule with this many rows, and places for this many of each class."""
+    """Return the same rule with this many rows, and with this many places for each class."""
     table, places = tensors[ROWS], tensors[PLACES]
     if len(table) > rows or places.shape[1] > each:
         raise CardError(
@@ -88,7 +92,7 @@ def _with_room(offsets: Mapping[str, Place], tensors: Mapping[str, Tensor]) -> M
 
 
 def _initializers(model: bytes) -> Iterator[tuple[str, int, int]]:
-    """Name, and where its numbers begin and how many bytes they are."""
+    """Yield the name of each tensor, the place where its numbers begin, and their length in bytes."""
     for graph in _fields(model, 0, len(model), GRAPH):
         for tensor in _fields(model, *graph, INITIALIZER):
             names = [model[start:stop].decode() for start, stop in _fields(model, *tensor, NAME)]
@@ -97,7 +101,10 @@ def _initializers(model: bytes) -> Iterator[tuple[str, int, int]]:
 
 
 def _fields(data: bytes, start: int, stop: int, wanted: int) -> Iterator[tuple[int, int]]:
-    """Where the fields of this number and of a stated length are: protobuf's wire format."""
+    """Yield the start and end of the fields with this number and a stated length.
+
+    This is the wire format of protobuf.
+    """
     while start < stop:
         key, start = _varint(data, start)
         number, kind = key >> 3, key & 7
