@@ -1,4 +1,7 @@
-"""The checkout that this package runs from, where it is one: what our wheels and images are built of."""
+"""Find the checkout from which this package runs, if there is one.
+
+Wheels and images are built from it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[1]  # where it was installed, if it is no checkout
+ROOT: Final = Path(__file__).parents[1]  # If it is no checkout, this is the folder of the installation.
 PACKAGES: Final = (
     "protofleet", "protocol", "runtime", "methods", "edge_client", "coordinator", "deploy", "experiments",
 )  # fmt: skip
@@ -15,19 +18,19 @@ PROJECT_FILES: Final = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
 
 
 def is_checkout() -> bool:
-    """Not so where protofleet was installed as a wheel."""
+    """Return whether this is a checkout, and not an installed wheel."""
     return (ROOT / "pyproject.toml").exists()
 
 
 def build_folder() -> Path:
-    """For what is built once and kept: in the checkout, or in this user's cache."""
+    """Return the folder for files that are built once and kept: in the checkout, or in this user's cache."""
     return ROOT / "build" if is_checkout() else _user_cache() / "build"
 
 
 def _user_cache() -> Path:
     try:
         return Path.home() / ".cache" / "protofleet"
-    except RuntimeError:  # a user without an entry, as containers have them
+    except RuntimeError:  # The user has no entry, as in containers.
         return Path(tempfile.gettempdir()) / "protofleet"
 
 
@@ -39,7 +42,7 @@ def source_files() -> list[Path]:
 
 
 def copy_sources(folder: Path) -> None:
-    """Nothing that an earlier build has left behind gets into the copy."""
+    """Copy the sources. Files that an earlier build has left are not copied."""
     for path in source_files():
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)

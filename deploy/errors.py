@@ -1,28 +1,31 @@
-"""How a command ends when it fails."""
+"""Define the exit codes and the errors of commands."""
 
 import signal
 from typing import Final
 
 FAILED: Final = 1
-MISUSED: Final = 2  # the command or its settings cannot be used
+MISUSED: Final = 2  # The command or its settings cannot be used.
 DIVERGED: Final = 4
-BY_SIGNAL: Final = 128  # and the signal's number
+BY_SIGNAL: Final = 128  # The number of the signal is added.
 
 
 class RunError(RuntimeError):
-    """The run cannot go on. The message says why and what to do."""
+    """The error that the run cannot go on. The message says why and what to do."""
 
 
 class SignalledError(RunError):
-    """A signal has ended a coordinator or a device in good order: no failure, and no end of its run."""
+    """The error that a signal has ended a coordinator or a device after an orderly stop.
+
+    It is no failure, and the run is not over.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended in good order by {signal.Signals(number).name}")
-        self.exit_code = BY_SIGNAL + number  # as a shell has it
+        self.exit_code = BY_SIGNAL + number  # The exit code that a shell uses.
 
 
 def ended_early(reason: str) -> RunError:
-    """Of a coordinator or a device that says why."""
+    """Return the error for the reason that a coordinator or a device gives for its early end."""
     from protofleet.protocol.wire.reasons import DisconnectReason
 
     what, _, name = reason.partition(": ")
@@ -32,4 +35,4 @@ def ended_early(reason: str) -> RunError:
 
 
 class StoppedError(RunError):
-    """The user has ended the run, and so what was to follow it."""
+    """The error that the user has ended the run, and with it the work that was to follow."""

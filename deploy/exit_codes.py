@@ -1,4 +1,7 @@
-"""Which exceptions a user or operator can act on, and their exit codes. All others are bugs of ours."""
+"""Define the exceptions that a user or operator can act on, with their exit codes.
+
+All other exceptions are bugs of protofleet.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def exit_code(error: Exception) -> int | None:
 
 
 def message(error: Exception) -> str:
-    """What is said of one that has an exit code."""
+    """Return the message of an exception that has an exit code."""
     if is_locked(error):
         return (
             f"the run's database is held by another program ({error}): end it, as a shell or a backup, or let it "
@@ -72,5 +75,8 @@ def message(error: Exception) -> str:
 
 
 def _path_problem(error: OSError) -> str:
-    """What is wrong with the path that somebody has named, and the way out; "" for what is no matter of a path."""
+    """Return the problem of the path that a user has named, with the way out.
+
+    Return "" if the error is not about a path.
+    """
     return PATH_PROBLEMS.get(error.errno or 0, "") if error.filename is not None else ""

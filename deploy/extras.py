@@ -1,6 +1,7 @@
-"""The packages of each extra of pyproject.toml, by which a hint names what is missing.
+"""List the packages of each extra of pyproject.toml, so that a hint can name missing ones.
 
-`pip install 'protofleet[export]'` would need an index that has protofleet; the packages themselves are on every one.
+`pip install 'protofleet[export]'` would need an index that has protofleet. The packages themselves are on
+every index.
 """
 
 from __future__ import annotations
@@ -22,5 +23,5 @@ def missing(extra: str) -> list[str]:
 
 
 def install_hint(extra: str) -> str:
-    """Of all that it still takes: who is told once is told enough."""
+    """Return the command that installs all missing packages, so that one hint is enough."""
     return f"pip install {' '.join(missing(extra) or EXTRAS[extra])}"

@@ -1,7 +1,7 @@
-"""The wheel that an installed protofleet came from, put together again of its own files.
+"""Rebuild the wheel of an installed protofleet from its own files.
 
-Which files these are and what is in them says the distribution's RECORD: a file that is missing or was changed since
-is an error, for nobody would look for a device's trouble there.
+The RECORD of the distribution lists these files and their hashes. A file that is missing or was changed is an
+error, because it would be a hidden cause of a device's problems.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from typing import Final
 from protofleet.deploy.errors import RunError
 
 NAME: Final = "protofleet"
-# Written by whoever has installed it, and no part of the wheel.
+# Files that an installer writes, which are no part of the wheel.
 OF_INSTALLERS: Final = frozenset({"INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"})
 REINSTALL: Final = f"pip install --force-reinstall --no-deps {NAME} puts it right"
-LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)  # the same files are the same wheel
+LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)  # A fixed date, so that the same files give the same wheel.
 
 
 def installed_wheel(folder: Path) -> Path:
-    """Written into the folder; RunError where it cannot be vouched for."""
+    """Write the wheel into the folder, and return its path.
+
+    RunError is raised if its files cannot be verified.
+    """
     try:
         found = distribution(NAME)
     except PackageNotFoundError:
@@ -47,7 +50,7 @@ def installed_wheel(folder: Path) -> Path:
 
 
 def checked_files(found: Distribution) -> Iterator[tuple[str, bytes]]:
-    """Those of the wheel, as they were when it was installed."""
+    """Yield the files of the wheel, if they are the same as after the installation."""
     for file in found.files or ():
         if not is_of_the_wheel(PurePosixPath(file)):
             continue
@@ -62,7 +65,10 @@ def checked_files(found: Distribution) -> Iterator[tuple[str, bytes]]:
 
 
 def is_of_the_wheel(path: PurePosixPath) -> bool:
-    """Not so commands, which lie elsewhere, what was compiled, and what installers write."""
+    """Return whether the file is part of the wheel.
+
+    Commands, which are in another folder, compiled files and files of installers are not part of it.
+    """
     in_place = path.parts[0] == NAME or path.parts[0].endswith(".dist-info")
     return in_place and "__pycache__" not in path.parts and path.name not in OF_INSTALLERS
 
@@ -81,5 +87,5 @@ def digest(content: bytes) -> str:
 
 
 def requirements() -> list[str]:
-    """What it needs, without its extras."""
+    """Return the requirements without those of the extras."""
     return [line for line in distribution(NAME).requires or () if "extra ==" not in line]

@@ -1,4 +1,7 @@
-"""What a command lists: lines for people, one object for programs (--json), or only what is wrong (--quiet)."""
+"""Print what a command lists.
+
+It prints lines for people, one object for programs (--json), or only the problems (--quiet).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,14 @@ from typing import Final
 
 from protofleet.protocol.wire.printable import printable_lines
 
-MOST_NAMED: Final = 3  # of those that are alike; of more the first and the last
+MOST_NAMED: Final = 3  # Names that are alike; if there are more, only the first and the last one are named.
 
 
 def fitted(line: str) -> str:
-    """Wrapped at a terminal, where it would be cut in the middle of a word; whole in a file or a pipe."""
+    """Wrap a line at a terminal, which would break it inside a word.
+
+    In a file or a pipe it is not wrapped.
+    """
     if not sys.stdout.isatty():
         return line
     width = max(40, shutil.get_terminal_size().columns)
@@ -40,14 +46,17 @@ class Listing:
         return Listing(getattr(options, "json", False), getattr(options, "quiet", False))
 
     def line(self, text: str, wrong: bool = False) -> None:
-        """It goes out at once, as those of a fleet come one by one."""
+        """Print a line at once, because the lines of a fleet come one by one."""
         if self.quiet and wrong:
             print(f"protofleet: {printable_lines(text.strip())}", file=sys.stderr, flush=True)
         elif not self.quiet and not self.json:
             print(printable_lines(text), flush=True)
 
     def folded(self, named: Sequence[tuple[str, str]]) -> None:
-        """(name, words) as lines: one for all that are alike, as wide as the terminal."""
+        """Print (name, words) as lines as wide as the terminal.
+
+        Names with the same words share one line.
+        """
         alike: dict[str, list[str]] = {}
         for name, words in named:
             alike.setdefault(words, []).append(name)

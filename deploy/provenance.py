@@ -1,4 +1,4 @@
-"""What the figures of a run came from: the software that ran, and the settings that decide its result."""
+"""Record where the numbers of a run come from: the software, and the settings that decide the result."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from protofleet.deploy.checkout import ROOT, is_checkout
 
-# Folders whose code decides what a run learns and sends. Others draw reports, deploy and monitor.
+# Folders whose code decides what a run learns and sends. Other folders draw reports, deploy and monitor.
 DECIDING: Final = ("protocol", "runtime", "methods", "edge_client", "coordinator", "deploy/local")
-# Settings of an experiment that change no figure of its result, and its seed, which stands beside the digest.
+# Settings of an experiment that change no number of its result, and its seed, which is recorded next to the
+# digest.
 OTHER_SETTINGS: Final = frozenset(
     {"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures", "confusion"}
     | {
@@ -29,14 +30,18 @@ OTHER_SETTINGS: Final = frozenset(
         "experiment",
     }
 )
-FOLDERS: Final = frozenset({"root", "inbox"})  # where data are, in [data] and the tables of [domains]
+# Keys for folders of data, in [data] and the tables of [domains].
+FOLDERS: Final = frozenset({"root", "inbox"})
 DIGITS: Final = 12
 GIT_SECONDS: Final = 10.0
 
 
-@functools.cache  # files of a checkout may change while a run goes on
+@functools.cache  # Files of a checkout may change while a run goes on.
 def software() -> dict[str, str]:
-    """Name what runs: a digest of the deciding sources, and in a checkout the commit; with "+" where files differ."""
+    """Name the software that runs: a digest of the deciding sources, and in a checkout the commit.
+
+    The commit has a "+" if files differ from it.
+    """
     found = {"sources": digest_of_sources()}
     if commit := commit_of_checkout():
         found["commit"] = commit
@@ -44,7 +49,7 @@ def software() -> dict[str, str]:
 
 
 def digest_of_sources() -> str:
-    """The same for a checkout and for a wheel that was built of it."""
+    """Return the digest, which is the same for a checkout and for a wheel that was built from it."""
     whole = hashlib.sha256()
     for path in _deciding_files():
         name = path.relative_to(ROOT).as_posix()
@@ -58,7 +63,7 @@ def _deciding_files() -> Iterator[Path]:
 
 
 def commit_of_checkout() -> str:
-    """Return nothing for an installed wheel, without git, or where git does not answer."""
+    """Return the commit; "" for an installed wheel, without git, or if git does not answer."""
     git = shutil.which("git")
     if git is None or not is_checkout() or not (ROOT / ".git").exists():
         return ""
@@ -82,7 +87,10 @@ def _git(git: str, *arguments: str) -> str:
 
 
 def digest_of_experiment(table: Mapping[str, Any]) -> str:
-    """Of a resolved experiment, with all its base files and defaults. Runs with several seeds have one digest."""
+    """Return the digest of a resolved experiment, with all its base files and defaults.
+
+    Runs with several seeds have the same digest.
+    """
     deciding = {key: _without_folders(value) for key, value in table.items() if key not in OTHER_SETTINGS}
     text = json.dumps(deciding, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]

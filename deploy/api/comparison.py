@@ -1,4 +1,4 @@
-"""`protofleet.compare`: finished runs side by side, as numbers and as tables."""
+"""Implement `protofleet.compare`: compare finished runs, as numbers and as tables."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Row:
     method: str
     view: str
     seeds: tuple[int, ...]
-    accuracy: float  # after the last round, on test samples: the unweighted mean of the domains
-    deviation: float | None  # of `accuracy` between seeds; None with one seed
+    accuracy: float  # Accuracy after the last round on test samples: the unweighted mean of the domains.
+    deviation: float | None  # Deviation of `accuracy` between seeds; None with one seed.
     by_domain: Mapping[str, float]
     bytes: Bytes
 
@@ -63,11 +63,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`str` of it is what `protofleet compare` prints; a notebook shows the same tables."""
+    """A comparison of runs.
+
+    `str` of it is the text that `protofleet compare` prints. A notebook shows the same tables.
+    """
 
     groups: Sequence[Group]
     tables: Sequence[Table]
-    target: AccuracyTarget | None  # whose rounds and bytes the last table counts
+    target: AccuracyTarget | None  # The target whose rounds and bytes the last table counts.
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -86,20 +89,20 @@ class Comparison:
         return written(path, "\n".join(one.markdown() for one in [*self.tables, origin_table(self.groups)]))
 
     def to_latex(self, path: str | Path | None = None) -> str:
-        """The tables, for a paper that says \\usepackage{booktabs,graphicx}."""
+        r"""Return the tables for a paper that uses \usepackage{booktabs,graphicx}."""
         return written(path, as_latex(self.tables))
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """A line a run, with all digits."""
+        """Return one line for each run, with all digits."""
         return written(path, as_csv(self.groups, self.target))
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """A page with the tables and with curves of accuracy over rounds and over bytes."""
+        """Return a page with the tables and with curves of accuracy over rounds and over bytes."""
         return written(path, comparison_page(self.groups, self.tables))
 
 
 def written(path: str | Path | None, text: str) -> str:
-    """The text, and into a file where one is named."""
+    """Return the text, and write it to a file if one is named."""
     if path is not None:
         with public_errors():
             write(Path(path), text)
@@ -109,7 +112,10 @@ def written(path: str | Path | None, text: str) -> str:
 def compare(
     results: Iterable[Result | str | Path], *, view: str = REPORTS, baseline: str = "", share: float = 0.9
 ) -> Comparison:
-    """`results` are those of `run`, or folders of finished runs. Runs that differ only in their seed are one row."""
+    """Compare runs. `results` are those of `run`, or folders of finished runs.
+
+    Runs that differ only in their seed are one row.
+    """
     if isinstance(results, str | Path | Result):
         results = [results]
     folders = [one.folder if isinstance(one, Result) else Path(one) for one in results]

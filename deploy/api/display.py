@@ -1,6 +1,7 @@
-"""How a run shows where it is to a program: in a notebook's cell, at a terminal, to a function, or not at all.
+"""Show the progress of a run to a program: in a notebook's cell, at a terminal, to a function, or not at all.
 
-Nothing of it is written to standard output: that belongs to the program. What is said goes to the log `protofleet`.
+Nothing is written to standard output, because that belongs to the program. Messages go to the log
+`protofleet`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from protofleet.deploy.local.display.display import Display
 from protofleet.deploy.local.display.progress import Progress, RunState, event_of
 from protofleet.protocol.settings.reader import SettingsError
 
-Listener: TypeAlias = Callable[[Mapping[str, Any]], None]  # called with each round's line of rounds.jsonl
+# A function that is called with each round's line of rounds.jsonl.
+Listener: TypeAlias = Callable[[Mapping[str, Any]], None]
 ProgressChoice: TypeAlias = Literal["auto", "off"] | Listener
-REDRAW_SECONDS: Final = 0.2  # a notebook keeps each change that it is sent
+REDRAW_SECONDS: Final = 0.2  # Seconds; a notebook keeps each change that is sent to it.
 
 log = logging.getLogger("protofleet")
 
@@ -37,7 +39,10 @@ def display_for(choice: ProgressChoice, rounds: int, view: str) -> Display:
 
 
 class QuietDisplay:
-    """Knows where the run is, and tells one function of each round; what that raises ends the run."""
+    """A display that shows nothing, keeps the state of the run, and calls one function for each round.
+
+    An exception of that function ends the run.
+    """
 
     def __init__(self, rounds: int, view: str, listener: Listener | None = None) -> None:
         self.state = RunState(rounds, time.monotonic(), view)
@@ -61,7 +66,7 @@ class QuietDisplay:
         log.info("%s", text)
 
     def show_result(self, text: str) -> None:
-        """It is what `run` returns."""
+        """Show nothing, because `run` returns the result."""
 
     def handle_line(self, line: str) -> None:
         if (event := event_of(line)) is None:
@@ -73,14 +78,14 @@ class QuietDisplay:
 
 
 class TerminalDisplay(Progress):
-    """That of the command, on standard error."""
+    """The display of the `run` command, on standard error."""
 
     def show_result(self, text: str) -> None:
-        """It is what `run` returns."""
+        """Show nothing, because `run` returns the result."""
 
 
 class NotebookDisplay(QuietDisplay):
-    """One line under the cell, which changes."""
+    """One line under the cell, which is updated."""
 
     def __init__(self, rounds: int, view: str, show: Callable[[str], Callable[[str], None]]) -> None:
         super().__init__(rounds, view)
@@ -103,7 +108,10 @@ class NotebookDisplay(QuietDisplay):
 
 
 def notebook_cell() -> Callable[[str], Callable[[str], None]] | None:
-    """What shows a line under the cell that runs, and returns what changes it; None outside of a notebook."""
+    """Return a function that shows a line under the running cell; None outside of a notebook.
+
+    That function returns another one, which changes the line.
+    """
     python = sys.modules.get("IPython")
     shell = python.get_ipython() if python is not None else None
     if python is None or not hasattr(shell, "kernel"):

@@ -1,4 +1,7 @@
-"""What a caller may catch: all that a user can act on, with the command line's words."""
+"""Raise the exceptions that a caller may catch.
+
+They cover every error that a user can correct, with the messages of the command line.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from protofleet.protocol.settings.reader import SettingsError
 
 @contextlib.contextmanager
 def public_errors() -> Iterator[None]:
-    """SettingsError where the command would exit with 2, DivergedError with 4, RunError with 1; bugs as they are.
+    """Raise SettingsError if the command would exit with 2, DivergedError for 4, and RunError for 1.
 
-    An interrupt stays one: who waits in a notebook or a script has pressed it there.
+    The exceptions of bugs are not changed. An interrupt stays a KeyboardInterrupt, because the user has
+    pressed it in the notebook or at the script.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""An experiment as a program names it: a TOML file, or the same table as a mapping."""
+"""Read an experiment that a program gives as a TOML file or as the same table in a mapping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode
 
 
 def experiment_from(source: str | Path | Mapping[str, Any], seed: int | None) -> Experiment:
-    """With a seed it is called <name>-s<seed>, as `protofleet run --seeds` calls it."""
+    """Read the experiment. With a seed its name is <name>-s<seed>, as with `protofleet run --seeds`."""
     if isinstance(source, Mapping):
         experiment = experiment_of_table({str(key): plain(value) for key, value in source.items()})
     elif isinstance(source, str | Path):
@@ -28,7 +28,7 @@ def experiment_from(source: str | Path | Mapping[str, Any], seed: int | None) ->
 
 @dataclass(frozen=True)
 class Seeded:
-    """What the settings say of a seed."""
+    """The settings of an experiment that concern a seed."""
 
     seed: Seed
 
@@ -39,7 +39,10 @@ def with_seed(experiment: Experiment, seed: object) -> Experiment:
 
 
 def plain(value: object) -> Any:
-    """What TOML could have said: NumPy's numbers as Python's, paths as text. A copy, since reading changes tables."""
+    """Convert a value to one that TOML could contain: NumPy's numbers to Python's, paths to text.
+
+    The result is a copy, because reading changes tables.
+    """
     match value:
         case Mapping():
             return {str(key): plain(inner) for key, inner in value.items()}

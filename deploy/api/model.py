@@ -1,4 +1,7 @@
-"""`protofleet.load_model`: what a run has learned, an export, or what a board serves, to predict with."""
+"""Load a model to predict with, for `protofleet.load_model`.
+
+The model is what a run has learned, an export, or the model that a board serves.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.served import Served
 from protofleet.protocol.settings.reader import SettingsError
 
-BATCH: Final = 256  # samples that pass the network at once
+BATCH: Final = 256  # Samples that pass through the network at once.
 WEIGHTS: Final = FILES[SAFETENSORS]
 
 Which: TypeAlias = Literal["best", "last"]
 
 
 class Model:
-    """Takes samples as they are stored (pixels: 0 to 255), and brings them to scale itself."""
+    """A model that takes samples as they are stored (pixels from 0 to 255) and scales them itself."""
 
     def __init__(self, card: Card, module: Served) -> None:
         self.card, self.module = card, module
@@ -47,12 +50,12 @@ class Model:
         return self.card.classes
 
     def predict(self, inputs: Inputs) -> list[str]:
-        """The class of each sample, by its name."""
+        """Return the class of each sample by its name."""
         return [self.classes[label] for label in self.scores(inputs).argmax(1).tolist()]
 
     @torch.inference_mode()
     def scores(self, inputs: Inputs) -> Tensor:
-        """[N, classes]"""
+        """Return the scores [N, classes]."""
         samples = samples_of(inputs, self.card.input)
         pieces = [
             self.module(samples[start : start + BATCH].float()) for start in range(0, len(samples), BATCH)
@@ -62,7 +65,10 @@ class Model:
     def confusion(
         self, inputs: Inputs, labels: Tensor | NDArray[Any] | Sequence[int] | Sequence[str]
     ) -> Tensor:
-        """int64 [classes, classes]: a row for each class, a column for what it was taken for."""
+        """Return the confusion matrix as int64 [classes, classes].
+
+        A row is a class, and a column is the class that was predicted.
+        """
         truth = torch.as_tensor([self._label(one) for one in _listed(labels)], dtype=torch.int64)
         predicted = self.scores(inputs).argmax(1)
         if len(truth) != len(predicted):
@@ -94,10 +100,11 @@ def _listed(labels: object) -> list[Any]:
 def load_model(
     folder: str | Path, device: str | None = None, which: Which = "best", plugins: Sequence[str | Path] = ()
 ) -> Model:
-    """Of a run, an export, or what a board serves (then `device` and `which` have been chosen already).
+    """Load the model of a run, an export, or the model that a board serves.
 
-    `device` is whose own model of a run it shall be; `which` is "best", by validation, or "last". `plugins` are
-    files with the method or network of your own that the model was made with; a run has kept its.
+    For the last two, `device` and `which` have been chosen already. `device` names the device of a run whose
+    own model is loaded. `which` is "best" (by validation) or "last". `plugins` are files with the user's
+    method or network with which the model was made. A run has kept these files.
     """
     place = Path(folder)
     with public_errors():
@@ -115,7 +122,10 @@ def load_model(
 
 
 def folder_of_one(place: Path) -> Path | None:
-    """That has a card: itself, or what a board's link `current` names; None: it may be that of a run."""
+    """Return the folder that has a card: the folder itself, or the one that a board's link `current` names.
+
+    None means that the folder may be that of a run.
+    """
     for found in (place, place / "current", place / "models" / "current"):
         if (found / CARD).is_file():
             return found.resolve()

@@ -1,4 +1,4 @@
-"""What a run has come to, read from its folder when it is asked for."""
+"""Read the results of a run from its folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from protofleet.protocol.link.meter import DOWN, UP, human_bytes
 
 @dataclass(frozen=True)
 class Bytes:
-    """Of a whole run."""
+    """The bytes of a whole run."""
 
-    up: int  # of tensors, from devices
-    down: int  # of tensors, to devices
-    wire: int  # of everything that crossed, both ways
+    up: int  # Bytes of tensors from devices.
+    down: int  # Bytes of tensors to devices.
+    wire: int  # Bytes of everything that crossed, both ways.
 
     @property
     def tensors(self) -> int:
@@ -30,20 +30,23 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Point:
-    """What a run had come to after some rounds of training."""
+    """The accuracy of a run after some rounds of training."""
 
     rounds: int
-    bytes: int  # of tensors, up and down, that had crossed until then
-    accuracy: float  # on test samples, the unweighted mean of the domains
+    bytes: int  # Bytes of tensors, up and down, that had crossed until then.
+    accuracy: float  # Accuracy on test samples: the unweighted mean of the domains.
     by_domain: Mapping[str, float]
-    validation: float | None  # the same on validation samples; None where there are none
-    devices: int = 0  # that measured it
-    all_present: bool = True  # all present devices were asked for it; False: a sampled cohort
+    validation: float | None  # The same on validation samples; None if there are none.
+    devices: int = 0  # Number of devices that measured it.
+    all_present: bool = True  # True if all present devices were asked for it; False for a sampled cohort.
 
 
 class Result:
-    """A finished run: `Result("runs/demo")` reads an earlier one. Accuracy is that of the model which the method's
-    paper reports, the global one or the devices' own; `view` names it."""
+    """A finished run. `Result("runs/demo")` reads an earlier one.
+
+    Accuracy is that of the model which the method's paper reports: the global model or the devices' own
+    models. `view` names it.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).absolute()
@@ -79,17 +82,17 @@ class Result:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """summary.json."""
+        """Return the contents of summary.json."""
         return self._run.summary
 
     @property
     def rounds(self) -> list[Mapping[str, Any]]:
-        """The lines of rounds.jsonl; the last one may be an evaluation and no training."""
+        """Return the lines of rounds.jsonl. The last one may be an evaluation without training."""
         return list(self._run.rounds)
 
     @cached_property
     def points(self) -> list[Point]:
-        """Accuracy over rounds and bytes, for a curve."""
+        """Return the accuracy over rounds and bytes, for a curve."""
         return [
             Point(
                 point.rounds, point.bytes, point.accuracy["mean"],
@@ -101,7 +104,10 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """On test samples after the last round: the unweighted mean of the domains. NaN where none was measured."""
+        """Return the accuracy on test samples after the last round: the unweighted mean of the domains.
+
+        It is NaN if nothing was measured.
+        """
         return self.points[-1].accuracy if self.points else float("nan")
 
     @property
@@ -115,10 +121,10 @@ class Result:
         return Bytes(up, down, run.total_bytes("wire", UP, DOWN))
 
     def model(self, which: Which = "best", device: str | None = None) -> Model:
-        """What was learned; `device`: that device's own."""
+        """Load the learned model. With `device`, load that device's own model."""
         return load_model(self.folder, device, which)
 
     @property
     def report(self) -> Path:
-        """The page that opens in a browser."""
+        """Return the path of the page, which a browser can open."""
         return self.folder / "report.html"

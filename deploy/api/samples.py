@@ -1,4 +1,7 @@
-"""What a model is asked about: pictures by their paths, or numbers as they are stored. Else one SettingsError."""
+"""Convert the inputs of a model: pictures by their paths, or numbers as they are stored.
+
+For all other inputs, SettingsError is raised with one line.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ from protofleet.protocol.wire.printable import printable
 Array: TypeAlias = "Tensor | NDArray[Any]"
 Inputs: TypeAlias = "Array | str | Path | Sequence[str | Path] | Sequence[Array]"
 
-NUMBERS: Final = "biuf"  # kinds of NumPy's types
+NUMBERS: Final = "biuf"  # Kinds of NumPy's types.
 TEXTS: Final = "OU"
 
 
 def samples_of(inputs: Inputs, takes: Input) -> Tensor:
-    """[N, *shape], uint8 or float32."""
+    """Return the samples [N, *shape], as uint8 or float32."""
     listed = _listed(inputs)
     if listed is None:
         numbers = _numbers(inputs, takes)
@@ -42,7 +45,7 @@ def samples_of(inputs: Inputs, takes: Input) -> Tensor:
 
 
 def _listed(inputs: object) -> list[Any] | None:
-    """None: it is one array, or nothing of which there could be several."""
+    """Return the inputs as a list. Return None for a single array or a value that is not a sequence."""
     if isinstance(inputs, str | PathLike):
         return [inputs]
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in TEXTS and inputs.ndim == 1:
@@ -53,7 +56,7 @@ def _listed(inputs: object) -> list[Any] | None:
 
 
 def _pictures(paths: Sequence[Path], takes: Input) -> Tensor:
-    """In the model's size and number of channels, as a device reads its own."""
+    """Read pictures in the model's size and number of channels, as a device reads its own pictures."""
     if takes.kind != "image":
         raise SettingsError(f"the model takes a {takes.kind} and no pictures; give it an array")
     with public_errors():
@@ -61,7 +64,7 @@ def _pictures(paths: Sequence[Path], takes: Input) -> Tensor:
 
 
 def _stacked(listed: Sequence[Any], takes: Input) -> Tensor:
-    """Of samples, or of the numbers of one sample."""
+    """Stack the arrays of samples, or the numbers of one sample."""
     arrays = [_numbers(one, takes) for one in listed]
     for number, one in enumerate(arrays):
         if one.shape != arrays[0].shape:
@@ -83,12 +86,15 @@ def _numbers(one: object, takes: Input) -> Tensor:
 def _of_numpy(array: NDArray[Any]) -> Tensor:
     if array.dtype.kind not in NUMBERS:
         raise TypeError(array.dtype)
-    with np.errstate(over="ignore"):  # what float32 cannot hold is told as not finite
+    with np.errstate(over="ignore"):  # A value that float32 cannot hold is reported as not finite.
         return torch.from_numpy(array.copy() if array.dtype == np.uint8 else array.astype(np.float32))
 
 
 def _channels_first(pixels: Tensor, takes: Input) -> Tensor:
-    """uint8 as a picture and a file of arrays have them: [..., H, W, channels], or [..., H, W] of grey."""
+    """Move the channels of uint8 pixels to the front.
+
+    A picture or a file of arrays has them as [..., H, W, channels], or [..., H, W] if it is grey.
+    """
     if takes.kind != "image" or pixels.dtype != torch.uint8 or tuple(pixels.shape[-3:]) == takes.shape:
         return pixels
     channels, height, width = takes.shape
@@ -102,7 +108,7 @@ def _channels_first(pixels: Tensor, takes: Input) -> Tensor:
 def _of_shape(samples: Tensor, takes: Input) -> Tensor:
     samples = _channels_first(samples, takes)
     if tuple(samples.shape) == takes.shape:
-        samples = samples[None]  # one alone
+        samples = samples[None]  # A single sample.
     if tuple(samples.shape[1:]) != takes.shape:
         wanted = ", ".join(map(str, takes.shape))
         raise SettingsError(f"the samples are {list(samples.shape)}, the model takes [N, {wanted}]")

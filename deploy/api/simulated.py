@@ -1,8 +1,8 @@
-"""`protofleet.testing.simulate`: a method's halves face to face in this process, for its author's tests and notebook.
+"""Implement `protofleet.testing.simulate`: run a method's halves in this process, for tests and notebooks.
 
-There is no broker, no clock and no settings file. What the halves say to each other crosses as bytes all the same, an
-answer is checked against what was asked for, and devices measure what they measure in a run: the numbers are those of
-`protofleet run` with these data. What networks and crashes do to a method, `protofleet check` tries.
+There is no broker, no clock and no settings file. The messages of the halves still cross as bytes, each
+answer is checked against its ask, and devices measure the same values as in a run. The numbers are those of
+`protofleet run` with these data. `protofleet check` tests what networks and crashes do to a method.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.wire.arrays import Body, encode
 from protofleet.protocol.wire.messages import Arrays
 
-OWN: Final = "own"  # what a plan calls a method that has no name
-ANY_SAMPLES: Final = "mlp"  # in the place of a network that is an object
+OWN: Final = "own"  # The name in a plan for a method that has no name.
+ANY_SAMPLES: Final = "mlp"  # The name in a plan for a network that is an object.
 
 
 @dataclass(frozen=True)
 class OwnPlan(Plan):
-    """Of a method, or a network, that is an object of this process and in no list."""
+    """The plan of a method, or a network, that is an object of this process and not in a catalog."""
 
     own: Method | None = None
     recipe: Recipe | None = None
@@ -63,24 +63,24 @@ class SimulatedRound:
     number: int
     accuracy: Mapping[
         str, Mapping[str, float]
-    ]  # view -> device -> on its test samples, as a run's round has it
-    bytes_up: int  # of tensors, from all devices
-    bytes_down: int  # of tensors, to all devices
+    ]  # View -> device -> accuracy on its test samples, as in a round of a run.
+    bytes_up: int  # Bytes of tensors from all devices.
+    bytes_down: int  # Bytes of tensors to all devices.
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What came of it. The halves are as the last round has left them."""
+    """The result of a simulation. The halves have their state after the last round."""
 
     rounds: Sequence[SimulatedRound]
-    final: Mapping[str, Mapping[str, float]]  # view -> device -> accuracy after the last round
-    view: str  # the one that the method's paper reports
+    final: Mapping[str, Mapping[str, float]]  # View -> device -> accuracy after the last round.
+    view: str  # The view that the method's paper reports.
     server: ServerHalf
     clients: Mapping[str, ClientHalf] = field(repr=False)
 
     @property
     def accuracy(self) -> float:
-        """The unweighted mean of the devices after the last round."""
+        """Return the unweighted mean over the devices after the last round."""
         return fmean(self.final[self.view].values())
 
 
@@ -97,9 +97,10 @@ def simulate(
     """Run a method in this process on the data of some devices.
 
     `method` is an object, a name, or the path of a file; `settings` are those of [method] without its name;
-    `network` is a name or what `network(...)` gives.
-    With `reboots` each half is made anew from its `state()` before every round: the numbers must be the same.
-    RunError says what an answer, or a state, is refused for.
+    `network` is a name or a result of `network(...)`.
+
+    With `reboots` each half is made again from its `state()` before every round. The numbers must be the
+    same. RunError says why an answer or a state is refused.
     """
     with public_errors():
         require_kinds(method, data, settings or {}, network)
@@ -149,12 +150,12 @@ def plan_of(
         )
         plan.demand_fit()
         return plan
-    except ValueError as error:  # such as a network that takes no samples of that shape
+    except ValueError as error:  # For example, a network takes no samples of that shape.
         raise SettingsError(str(error)) from None
 
 
 def method_of(method: Method | str | Path) -> tuple[str, Method]:
-    """And what the plan calls it."""
+    """Return the method, with its name in the plan."""
     if isinstance(method, Method):
         return OWN, method
     if isinstance(method, Path) or method.endswith(".py"):
@@ -180,7 +181,7 @@ def input_shape(shape: tuple[int, ...]) -> InputShape:
 
 
 def device_data(name: str, data: Data) -> Shard:
-    """Checked and brought to scale as in a run with `data.file`."""
+    """Check the data of a device and scale them, as in a run with `data.file`."""
     if not isinstance(data, Data):
         raise SettingsError(
             f"the data of {name} are {type(data).__name__}, they must be Data(train, test, classes)"
@@ -273,7 +274,7 @@ class Federation:
                 raise RunError(f"{name} of the server half's state is not finite after round {number}")
 
     def _reboot(self) -> None:
-        """The bytes that a disk would keep, and nothing else."""
+        """Make each half again from the bytes that a disk would keep, and from nothing else."""
         kept = to_torch(crossed(to_numpy(self._server.state())))
         self._server = self._plan.server_half()
         self._server.restore(kept)
@@ -294,7 +295,7 @@ class Federation:
 
 
 def crossed(arrays: Arrays) -> Arrays:
-    """As they are on the other side of a wire."""
+    """Return the arrays as the receiver gets them after they were encoded and decoded."""
     body = b"".join(bytes(piece) for piece in encode(arrays))
     return dict(Body(lambda start, stop: body[start:stop], len(body)))
 

@@ -1,7 +1,7 @@
-"""A broker for local clients only: Mosquitto where it is installed, else the one that pip installs.
+"""Run a broker for local clients only: Mosquitto if it is installed, else the broker that pip installs.
 
-It listens on the loopback, accepts all clients (none without a certificate, if `mutual_tls` is given), keeps nothing
-on disk, and ends with the process that started it.
+It listens on the loopback, and accepts all clients; if `mutual_tls` is given, only clients with a
+certificate. It keeps nothing on disk, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ from protofleet.runtime import children
 
 START_SECONDS: Final = 15.0
 STOP_SECONDS: Final = 5.0
-START_ATTEMPTS: Final = 5  # another process may take a free port before the broker does
+START_ATTEMPTS: Final = 5  # Another process may take a free port before the broker does.
 KINDS: Final = ("auto", "mosquitto", "embedded")
-SBIN_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # often not on a user's PATH
+# These folders are often not on a user's PATH.
+SBIN_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
 INSTALL_HINT: Final = (
     f"install Mosquitto (apt-get install mosquitto) or the embedded one ({install_hint('broker')})"
 )
 
-# When the pipe on its standard input closes, however this process has ended, the shell ends the broker.
+# The shell ends the broker when the pipe on its standard input closes, in whatever way this process has
+# ended.
 GUARD: Final = """\
 exec 3<&0
 "$@" </dev/null 3<&- & broker=$!
@@ -53,7 +55,7 @@ kill "$watch" 2>/dev/null  # else it would later kill another process that has g
 exit "$code"
 """
 
-# Each subscription is backed by up to 4 segments of 8 MiB that are never freed; a client that is further behind
+# Each subscription keeps up to 4 segments of 8 MiB, which are never freed. A client that is further behind
 # misses the oldest frames and has to ask for them again.
 EMBEDDED_SETTINGS: Final = """\
 id = 0
@@ -81,10 +83,11 @@ dynamic_filters = true
 @dataclass(frozen=True, slots=True)
 class BrokerProgram:
     kind: str
-    command: tuple[str, ...]  # to which the path of the settings file is appended
+    command: tuple[str, ...]  # the path of the settings file is appended to it
     description: str
     settings: str
-    ready: str  # logged once it listens: proves that it is this broker that answers on the port
+    # A text that the broker logs once it listens. It proves that this broker answers on the port.
+    ready: str
 
 
 def find_broker(kind: str = "auto") -> BrokerProgram:
@@ -116,14 +119,17 @@ def _embedded() -> BrokerProgram | None:
 
 @dataclass(frozen=True, slots=True)
 class MutualTls:
-    """TLS with client certificates and access rules, from a broker's enrolled files."""
+    """The TLS files of a broker that demands client certificates and has access rules."""
 
     folder: Path
-    client: TlsFiles  # of a client that may connect, with which `address` is given
+    client: TlsFiles  # the files of a client that may connect; `address` includes them
 
 
 class LocalBroker:
-    """Runs while the `with` lasts. `extra_lines` go into its mosquitto.conf, for tests of its rules."""
+    """A broker that runs during the `with` block.
+
+    `extra_lines` go into its mosquitto.conf, for tests of its rules.
+    """
 
     def __init__(
         self,
@@ -139,7 +145,7 @@ class LocalBroker:
             wanted = f"the lines {list(extra_lines)}" if extra_lines else "certificates and access rules"
             raise BrokerError(f"only Mosquitto takes {wanted}, this is {self.describe()}")
         self._folder, self._port, self._sys_seconds = folder, port, sys_seconds
-        self.extra_lines = extra_lines  # of the next start
+        self.extra_lines = extra_lines  # the extra lines for the next start
         self._process: subprocess.Popen[bytes] | None = None
         self._log_offset = 0
 
@@ -148,13 +154,14 @@ class LocalBroker:
 
     @property
     def address(self) -> BrokerAddress:
-        """The broker's address, with the client's TLS files if `mutual_tls` is given."""
+        """Return the broker's address, with the client's TLS files if `mutual_tls` is given."""
         tls = self._mutual_tls.client if self._mutual_tls else None
-        return BrokerAddress(LOOPBACK, self._port, tls, block_bytes=LARGEST_BLOCK)  # no line is slow here
+        # No connection on this machine is slow, so blocks may be large.
+        return BrokerAddress(LOOPBACK, self._port, tls, block_bytes=LARGEST_BLOCK)
 
     @property
     def process_group(self) -> int:
-        """The id of its process group; 0 while it does not run."""
+        """Return the id of the broker's process group; 0 while it does not run."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -169,7 +176,7 @@ class LocalBroker:
         self.stop()
 
     def start(self) -> None:
-        """Returns once the broker answers MQTT. Later starts use the same port."""
+        """Start the broker, and wait until it answers MQTT. Later starts use the same port."""
         self._folder.mkdir(parents=True, exist_ok=True)
         fixed_port = self._port
         for attempt in range(1, START_ATTEMPTS + 1):
@@ -184,33 +191,34 @@ class LocalBroker:
                     raise
 
     def ended(self) -> str:
-        """How it has ended by itself, in words; "" while it runs."""
+        """Describe how the broker has ended by itself; "" while it runs."""
         code = self._process.poll() if self._process is not None else None
         if code is None:
             return ""
         return f"killed by signal {code - 128}" if code > 128 else f"exit code {code}: {self._reason()}"
 
     def restart(self) -> None:
-        """After it has ended by itself: on the same port, so that its clients come back."""
+        """Start a broker that has ended by itself again, on the same port, so that its clients come back."""
         self.kill()
         self.start()
 
     def stop(self) -> None:
         if self._process is None or self._process.stdin is None:
             return
-        self._process.stdin.close()  # on which the shell ends the broker
+        self._process.stdin.close()  # The shell then ends the broker.
         children.wait([self._process], STOP_SECONDS)
         self.kill()
 
     def kill(self) -> None:
-        """Kill it without a shutdown, as a power failure would."""
+        """Kill the broker without a shutdown, as a power failure would."""
         if (process := self._process) is None:
             return
         self._process = None
-        with process, contextlib.suppress(ProcessLookupError):  # exiting `process` waits for the shell
+        with process, contextlib.suppress(ProcessLookupError):  # The exit of `process` waits for the shell.
             os.killpg(process.pid, signal.SIGKILL)
         deadline = time.monotonic() + STOP_SECONDS
-        while _listens(self.address) and time.monotonic() < deadline:  # and this waits for the broker itself
+        # This loop waits for the broker itself.
+        while _listens(self.address) and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _launch(self) -> None:
@@ -222,12 +230,14 @@ class LocalBroker:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C must reach only this process: the broker has to end last
+                # Ctrl-C must reach only this process, because the broker has to end last.
+                start_new_session=True,
             )
 
     def _settings(self) -> Path:
-        """Write the settings file. Done at each start, as the port may have changed."""
-        # Started by root, Mosquitto would change to a user that may not read the files beside its settings.
+        """Write the settings file; this is done at each start, because the port may have changed."""
+        # If root starts it, Mosquitto would change to a user that may not read the files next to its
+        # settings.
         user = "root" if os.geteuid() == 0 else ""
         lines = "".join(f"{line}\n" for line in self.extra_lines)
         if self._mutual_tls is not None:
@@ -259,7 +269,7 @@ class LocalBroker:
             time.sleep(0.02)
 
     def _log_text(self) -> str:
-        """The log since the last start."""
+        """Return the part of the log since the last start."""
         return "\n".join(children.last_lines(self.log, self._log_offset))
 
     def _reason(self) -> str:
@@ -274,7 +284,7 @@ def _listens(address: BrokerAddress) -> bool:
 
 def _check_port_free(port: int) -> None:
     with socket.socket() as sock:
-        # A port in TIME_WAIT is free.
+        # A port in the state TIME_WAIT counts as free.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((LOOPBACK, port))

@@ -1,5 +1,8 @@
-"""Mosquitto's settings, and its access rules. The rules are generated from the table of topics in
-protocol/wire/topics.py, so they cannot differ from the protocol."""
+"""Write Mosquitto's settings and its access rules.
+
+The rules are generated from the table of topics in protocol/wire/topics.py, so they cannot differ from the
+protocol.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ CRL_FILE: Final = "crl.pem"
 PID_FILE: Final = "mosquitto.pid"
 DATA_FOLDER: Final = "data"
 
-# 20 blocks of 64 KiB in flight fill 200 Mbit/s at 50 ms. Mosquitto acknowledges messages that it drops at a full
-# queue; what was dropped is asked for again.
-# Version 2.1 accepts packets of 2 MB by default, 2.0 of any size: with the limit set, both do the same.
+# 20 blocks of 64 KiB in flight fill a line of 200 Mbit/s with a round trip of 50 ms. If a queue is full,
+# Mosquitto drops messages but acknowledges them; the receiver asks for the dropped blocks again. Version 2.1
+# accepts packets of 2 MB by default, and 2.0 packets of any size. With the limit, both do the same.
 LIMITS: Final = """\
 max_packet_size 2097152
 max_inflight_messages 20
@@ -30,21 +33,22 @@ set_tcp_nodelay true
 max_keepalive 120
 """
 
-MOST_QUEUE: Final = 512 << 20  # bytes of a session
-LEAST_QUEUE: Final = 4 << 20  # the blocks that a device asks for at a time
-LEAST_MESSAGES: Final = 256  # blocks that are under way to a coordinator
-PACKET: Final = 2 << 20  # max_packet_size
-OTHER_PACKETS: Final = 3  # of a device: its retained state, its will, and one that is being received
+MOST_QUEUE: Final = 512 << 20  # the largest queue of a session in bytes
+LEAST_QUEUE: Final = 4 << 20  # the smallest queue in bytes, for the blocks that a device asks for at a time
+LEAST_MESSAGES: Final = 256  # the number of blocks that are under way to a coordinator
+PACKET: Final = 2 << 20  # bytes; the same as max_packet_size
+# further packets of a device: its retained state, its will, and one that is being received
+OTHER_PACKETS: Final = 3
 FEWEST_DEVICES: Final = 16
-DEFAULT_DEVICES: Final = 64  # where their number is not known
+DEFAULT_DEVICES: Final = 64  # the number of devices if it is not known
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The limits of one session's queue, by which the queues of all devices fit into three quarters of the memory.
+    """The limits of a session's queue, with which all devices' queues fit into three quarters of the memory.
 
-    Mosquitto has one limit for all sessions. It counts bytes for QoS 1 and messages for QoS 0, so both are set. The
-    quarter that is left is the coordinator's.
+    Mosquitto has one limit for all sessions. It counts bytes for QoS 1 and messages for QoS 0, so both are
+    set. The last quarter of the memory is for the coordinator.
     """
 
     devices: int
@@ -53,12 +57,15 @@ class QueueLimits:
 
     @property
     def memory_needed(self) -> int:
-        """The smallest memory_limit into which all devices fit."""
+        """Return the smallest memory_limit, in bytes, into which all devices fit."""
         return (self.devices * (self.bytes + OTHER_PACKETS * PACKET) + self.bytes) * 4 // 3
 
 
 def queue_limits(memory: int, devices: int) -> QueueLimits:
-    """`devices`: those that are enrolled. The limits change only when their number doubles."""
+    """Compute the limits of a session's queue. They change only when the number of devices doubles.
+
+    `devices` is the number of enrolled devices.
+    """
     sessions = max(FEWEST_DEVICES, 1 << (devices - 1).bit_length())
     room = memory * 3 // 4 - sessions * OTHER_PACKETS * PACKET
     size = max(LEAST_QUEUE, min(MOST_QUEUE, room // (sessions + 1)))
@@ -74,7 +81,8 @@ def queues_are_full(devices: int) -> bool:
 
 UNBOUNDED: Final = LIMITS.format(messages=0, queue=MOST_QUEUE)
 
-# For local clients only: any client on the loopback, nothing on the disk.
+# These settings are for local clients only: any client on the loopback may connect, and nothing is kept on
+# the disk.
 PLAIN_SETTINGS: Final = (
     "listener {port} {host}\nallow_anonymous true\n"
     + UNBOUNDED
@@ -86,8 +94,8 @@ log_timestamp_format %Y-%m-%dT%H:%M:%S
 """
 )
 
-# use_username_as_clientid: else any device could take over another's session by using its client id.
-# memory_limit: the broker refuses new messages before the machine runs out of memory.
+# Without use_username_as_clientid, a device could take over the session of another one by using its client
+# id. With memory_limit, the broker refuses new messages before the machine runs out of memory.
 TLS_SETTINGS: Final = (
     """\
 per_listener_settings {split}
@@ -128,19 +136,20 @@ class ListenerSettings:
 
     port: int = 8883
     host: str = "0.0.0.0"
-    plain_port: int = 0  # on the loopback, without TLS and access rules; 0: none
-    user: str = ""  # to which Mosquitto changes when root starts it
+    plain_port: int = 0  # a port on the loopback without TLS and access rules; 0: none
+    user: str = ""  # the user to which Mosquitto changes when root starts it
     connections: int = 2000
     memory: int = 2 << 30
-    devices: int = DEFAULT_DEVICES  # that are enrolled: their queues share the memory
+    devices: int = DEFAULT_DEVICES  # the number of enrolled devices, whose queues share the memory
     persistence: bool = True
     sys_seconds: int = 10
 
 
 def tls_settings(folder: Path, listener: ListenerSettings, state: Path | None = None) -> str:
-    """mosquitto.conf for the enrolled files in a folder; `state`: where it may write, else there too.
+    """Return mosquitto.conf for the enrolled files in a folder.
 
-    Paths are absolute: it may be started in any folder.
+    Mosquitto may write in the folder `state`, or else in the same folder. Paths are absolute, because
+    Mosquitto may be started in any folder.
     """
     root, own = folder.absolute(), (state or folder).absolute()
     limits = queue_limits(listener.memory, listener.devices)
@@ -157,8 +166,11 @@ def tls_settings(folder: Path, listener: ListenerSettings, state: Path | None = 
 
 
 def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
-    """The ACL file. Patterns apply to every name with a certificate, so exceptions are denied by name: to the
-    coordinator the topics of a device, and all topics to a revoked name, which may still be connected."""
+    """Return the text of the ACL file.
+
+    Patterns apply to every name with a certificate, so exceptions are denied by name. The coordinator is
+    denied the topics of a device. A revoked name is denied all topics, because it may still be connected.
+    """
     topics = Topics(federation)
     lines = [f"# Made from the table of topics for federation {federation}; whatever is not here is denied."]
     denied = set(revoked)

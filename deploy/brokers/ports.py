@@ -1,4 +1,4 @@
-"""A port of this machine that nobody else will take."""
+"""Find a port of this machine that no other program will take."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 FIRST = 12_000
-USUAL_END = 30_000  # where a machine does not say which ports it gives to connections
+USUAL_END = 30_000  # used if a machine does not report which ports it gives to connections
 CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DRAWS = 1 << 30
 
 
 def free_port() -> int:
-    """Below the ports that the machine gives to connections, each in its turn.
+    """Return a free port below the ports that the machine gives to connections; take the ports in turn.
 
-    A port that was only seen free is taken, now and then, before its program listens: by a connection of
-    any process, or by another process that looks for a port. In turns, all processes of a user come to the
-    same port again after thousands of others.
+    If a port is only checked to be free, it is sometimes taken before its program listens: by a connection of
+    any process, or by another process that looks for a port too. With turns, the processes of a user come to
+    the same port again only after thousands of others.
     """
     span = _first_of_connections() - FIRST
     while True:
@@ -41,7 +41,7 @@ def _first_of_connections() -> int:
 
 
 def _turn() -> int:
-    """One more than anybody's last; where no file can be kept, a draw."""
+    """Return the next turn of all processes of this user; a random number if the file cannot be used."""
     drawn = random.SystemRandom().randrange(DRAWS)
     try:
         return _next_in(Path(tempfile.gettempdir()) / f"protofleet-ports-{os.getuid()}", drawn)
@@ -53,8 +53,8 @@ def _next_in(path: Path, first: int) -> int:
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b", buffering=0) as file:
         found = os.fstat(file.fileno())
         if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
-            return first  # another user could hold its lock for ever, and a pipe says nothing
-        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process, however that ends
+            return first  # Another user could hold the file's lock for ever, and a pipe has no text.
+        fcntl.flock(file, fcntl.LOCK_EX)  # The lock ends with the process, in whatever way the process ends.
         text = file.read(20)
         turn = int(text) + 1 if text.isdigit() else first
         file.seek(0)

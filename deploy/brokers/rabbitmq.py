@@ -1,8 +1,9 @@
-"""The settings of a RabbitMQ cluster, and its access rules, generated from the table in protocol/wire/topics.py.
+"""Write the settings of a RabbitMQ cluster and its access rules.
 
-As with Mosquitto, clients need a certificate, and its common name is the user. RabbitMQ's rules are patterns over
-routing keys, where MQTT's `/` is `.`; `{client_id}` and `{username}` stand for the client. A revoked name has no
-user: it cannot connect again, and `rabbitmqctl close_all_user_connections` closes its open connections.
+The rules are generated from the table in protocol/wire/topics.py. As with Mosquitto, clients need a
+certificate, and its common name is the user. RabbitMQ's rules are patterns of routing keys, in which `.`
+replaces MQTT's `/`; `{client_id}` and `{username}` stand for the client. A revoked name has no user, so it
+cannot connect again. `rabbitmqctl close_all_user_connections` closes its open connections.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from protofleet.protocol.wire.topics import TOPIC_RULES, TopicRule, Topics
 VHOST: Final = "/"
 EXCHANGE: Final = "amq.topic"
 DIGEST: Final = "[0-9a-f]+"
-ANY_DEVICE: Final = "[A-Za-z0-9_.-]+"  # a device's name may hold dots, which separate topics here
+ANY_DEVICE: Final = "[A-Za-z0-9_.-]+"  # A device's name may contain dots, which separate topics here.
 
-# Per user. With 1, a client could not reconnect until the broker notices that its old connection is dead.
+# Connections of one user. With 1, a client could not reconnect until the broker notices that its old
+# connection is dead.
 CONNECTIONS: Final = 4
-QUEUED_BYTES: Final = (
-    536_870_912  # per session, as for Mosquitto; beyond that the oldest messages are dropped
-)
+# Bytes in the queue of one session, as for Mosquitto. If there are more, the oldest messages are dropped.
+QUEUED_BYTES: Final = 536_870_912
 
-# Quorum queues survive the loss of a node. Retained messages stay on one node: the protocol does not need them.
+# Quorum queues survive the loss of a node. Retained messages stay on one node, because the protocol does not
+# need them.
 SETTINGS: Final = """\
 listeners.tcp = none
 mqtt.listeners.tcp = none
@@ -54,7 +56,7 @@ log.file = false
 
 
 def settings(current: Path, definitions: Path, hosts: Iterable[str], port: int) -> str:
-    """rabbitmq.conf, the same for every node."""
+    """Return rabbitmq.conf, which is the same for every node."""
     nodes = "\n".join(
         f"cluster_formation.classic_config.nodes.{i} = rabbit@{h}" for i, h in enumerate(hosts, 1)
     )
@@ -62,7 +64,7 @@ def settings(current: Path, definitions: Path, hosts: Iterable[str], port: int) 
 
 
 def definitions(federation: str, devices: Iterable[str]) -> str:
-    """Users without passwords, each with the topics of its role and limits."""
+    """Return the definitions of users without passwords; each user has the topics of its role, and limits."""
     names = [*devices]
     table: dict[str, Any] = {
         "vhosts": [{"name": VHOST}],
@@ -96,7 +98,7 @@ def _session_policy() -> dict[str, Any]:
 
 
 def _permission(name: str) -> dict[str, Any]:
-    """The user's own queues, and the exchange of the MQTT plugin."""
+    """Return a user's permission for its own queues and for the exchange of the MQTT plugin."""
     own = r"^mqtt-(subscription|will)-.*"
     both = rf"({own}|^{re.escape(EXCHANGE)}$)"
     return {"user": name, "vhost": VHOST, "configure": own, "write": both, "read": both}
@@ -122,7 +124,10 @@ def _is_allowed(row: TopicRule, access: str, role: str) -> bool:
 
 
 def _routing_keys(federation: str, row: TopicRule, name: str) -> str:
-    """A pattern of routing keys: of the device's own topics, or for the coordinator of all devices' and wildcards."""
+    """Return the pattern of the routing keys that this name may use.
+
+    A device gets its own topics. The coordinator gets the topics of all devices and wildcards.
+    """
     device = ANY_DEVICE if name == COORDINATOR else re.escape(name)
     pattern = row.pattern.replace("/", r"\.").format(
         device=rf"({device}|\*)" if name == COORDINATOR else device, digest=DIGEST

@@ -1,4 +1,4 @@
-"""Types of command-line arguments: numbers with the same bounds as in settings."""
+"""Define the types of command-line arguments: numbers with the same bounds as in settings."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from protofleet.protocol.settings.bounds import (
     Within,
 )
 
-Subparsers = Any  # argparse keeps the type of its sub-parsers private
+Subparsers = Any  # argparse keeps the type of its sub-parsers private.
 
 EXPERIMENTS: Final = "experiments"
-VAST: Final = 1 << 53  # of a bound: who writes a word for a number has not met it
-MAX_DAYS: Final = 36_500.0  # a certificate's dates end with the year 9999
+VAST: Final = 1 << 53  # A bound of this size is never what is wrong with an argument.
+MAX_DAYS: Final = 36_500.0  # Days; the dates of a certificate end with the year 9999.
 
 
 @dataclass(frozen=True)
 class BoundedNumber:
-    """An argument's type: `type=BoundedNumber(int, Within(1, 10))`."""
+    """The type of an argument, for example `type=BoundedNumber(int, Within(1, 10))`."""
 
     kind: type[int] | type[float]
     bound: Within
@@ -44,13 +44,14 @@ class BoundedNumber:
             if value in self.bound:
                 return value
         except (ValueError, OverflowError):
-            if self.bound.least <= -VAST and self.bound.most >= VAST:  # which is not what is wrong with it
+            # The bound is not what is wrong with the text.
+            if self.bound.least <= -VAST and self.bound.most >= VAST:
                 bound = ""
         raise argparse.ArgumentTypeError(f"it is {text[:99]!r}, it must be {expected}{bound}{self.hint}")
 
 
 def as_in_settings(hint: Any) -> BoundedNumber:
-    """Of a type of protofleet.protocol.settings.bounds, as `Annotated[int, Within(1, 10)]`."""
+    """Make the type from one of protofleet.protocol.settings.bounds, such as `Annotated[int, Within(1, 10)]`."""
     return BoundedNumber(*get_args(hint))
 
 
@@ -64,7 +65,8 @@ SHARE: Final = as_in_settings(PositiveShare)
 DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
 ROUND: Final = as_in_settings(Rounds)
 SEED: Final = as_in_settings(Seed)
-SEEDS: Final = replace(SEED, hint="; a file goes before --seeds")  # which takes all that follows it
+# --seeds takes all arguments that follow it.
+SEEDS: Final = replace(SEED, hint="; a file goes before --seeds")
 PUBLIC_SAMPLES: Final = as_in_settings(PublicSamples)
 PUBLIC_BATCH: Final = as_in_settings(PublicBatch)
 PORT: Final = as_in_settings(Port)
@@ -72,7 +74,11 @@ OPTIONAL_PORT: Final = as_in_settings(OptionalPort)
 
 
 def experiment_file(text: str) -> Path:
-    """`experiments/demo.toml` is ours, wherever the command is given and the user has no such file."""
+    """Return the path of an experiment's file.
+
+    `experiments/demo.toml` is the file of this package, in any working directory, if the user has no such
+    file.
+    """
     path = Path(text)
     ours = Path(*path.parts[1:])
     if path.parts[:1] == (EXPERIMENTS,) and not path.exists():
@@ -84,7 +90,7 @@ def experiment_file(text: str) -> Path:
 
 
 def broker_changes(text: str) -> tuple[str, ...]:
-    """Of HOST or HOST:PORT, as changes of settings; an IPv6 address stands in brackets."""
+    """Convert HOST or HOST:PORT to changes of settings. An IPv6 address is in brackets."""
     host, separator, port = text.rpartition(":")
     if not separator or text.endswith("]"):
         return (f"broker.host={text.strip('[]')}",)

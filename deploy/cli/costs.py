@@ -1,7 +1,7 @@
-"""What one device sends and receives in a round, counted in numbers, for the settings of which papers state costs.
+"""Count the numbers that one device sends and receives in a round, for settings with costs in papers.
 
-Every figure comes from a method's closed form and a network's shapes, made without values (on torch's meta
-device); the closed forms are checked against what is really sent by tests/methods/contract/test_cost.py.
+Every figure comes from a method's closed form and from a network's shapes, which are made without values (on
+torch's meta device). tests/methods/contract/test_cost.py checks the closed forms against what is really sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Row:
     feature_size: int | None = None
     examples: int = 0
     clients: int = 1
-    prototypes: int = 0  # of a device and of all devices, where a method has several per class
+    prototypes: int = 0  # Prototypes of a device and of all devices, if a method has several per class.
 
     def description(self) -> str:
         counts = {"samples": self.examples, "clients": self.clients if self.examples else 0}
@@ -38,7 +38,7 @@ class Setting:
     title: str
     image: tuple[int, int, int]
     classes: int
-    rows: tuple[Row, ...]  # the first is what the others are compared with
+    rows: tuple[Row, ...]  # The other rows are compared with the first one.
 
 
 SETTINGS = (
@@ -103,7 +103,7 @@ def sizes(setting: Setting, row: Row) -> Sizes:
 
 
 def table() -> str:
-    """Every setting with its rows; shares are of the setting's first row."""
+    """Return every setting with its rows. Shares are relative to the setting's first row."""
     found = [f"{'':45}{'up':>12}{'':>8}{'down':>12}"]
     for setting in SETTINGS:
         found += ["", setting.title]

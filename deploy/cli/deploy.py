@@ -1,4 +1,4 @@
-"""`protofleet deploy` and `protofleet doctor`."""
+"""Implement `protofleet deploy` and `protofleet doctor`."""
 
 from __future__ import annotations
 

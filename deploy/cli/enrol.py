@@ -1,4 +1,4 @@
-"""`protofleet enrol ...` and `protofleet keys`."""
+"""Implement `protofleet enrol ...` and `protofleet keys`."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _add_trust_options(step: argparse.ArgumentParser, whose: str) -> None:
 
 
 def _add_listener_options(step: argparse.ArgumentParser) -> None:
-    """No defaults: what a mosquitto.conf already says stays as it is."""
+    """Add the options without defaults, so that existing values of a mosquitto.conf are kept."""
     group = step.add_argument_group("a broker's mosquitto.conf")
     group.add_argument("--port", type=PORT, help="(default: 8883)")
     group.add_argument("--devices", type=DEVICES, metavar="N", help="that share its memory (default: 64)")

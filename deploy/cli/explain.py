@@ -1,4 +1,4 @@
-"""`protofleet methods NAME`: the first lines of its file, and its settings with their defaults."""
+"""Implement `protofleet methods NAME`: show the first lines of its file, and its settings with defaults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def explanation(name: str) -> str:
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """What there is to set, for programs."""
+    """Return the settings of a method, for programs."""
     method, _ = known_method(name)
     hints = get_type_hints(method.Hyper)
     settings = {
@@ -41,7 +41,10 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def known_method(name: str) -> tuple[Method, str]:
-    """And what its file begins with. Its file may be one of its user's own, or of a package."""
+    """Return a method and the text at the beginning of its file.
+
+    The file may be the user's own or that of a package.
+    """
     if name.endswith(".py"):
         return of_plugin(Path(name).stem, own_plugins([name]).hashes[0])
     if name not in names() and (packaged := installed("method").get(name)) is not None:
@@ -53,7 +56,10 @@ def known_method(name: str) -> tuple[Method, str]:
 
 
 def of_plugin(name: str, sha256: str) -> tuple[Method, str]:
-    """With the bytes that a device and a round of it cost, which docs/methods.md has of ours."""
+    """Return the method of a plug-in and its text, with the bytes that a device and a round cost.
+
+    For built-in methods, docs/methods.md has these bytes.
+    """
     method, reference = load(name, sha256), Reference()
     plan = Plan(
         name, reference.classes, 1, size=reference.size, network=reference.network, plugins={"method": sha256}
@@ -67,7 +73,7 @@ def of_plugin(name: str, sha256: str) -> tuple[Method, str]:
 
 
 def setting(field: Field[Any], hint: object) -> str:
-    """`name = default`, and what else may stand there."""
+    """Return `name = default`, and the values that are allowed."""
     default = "(left out)" if field.default in (None, MISSING) else shown(field.default)
     common = field.name in {f.name for f in fields(LocalHyper)}
     return f"  {field.name:22} = {default:14} {choices(hint)}{' (local training)' if common else ''}"

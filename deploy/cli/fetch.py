@@ -1,4 +1,4 @@
-"""`protofleet data --fetch NAME`: its licence, its files, and how an experiment names them."""
+"""Implement `protofleet data --fetch NAME`: show the licence, fetch the files, show how to name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`protofleet health`: asks the process that was started with these settings for its health."""
+"""Implement `protofleet health`: ask the process that was started with these settings for its health."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SECONDS: Final = 5.0
 
 
 def health(settings: Path) -> dict[str, str]:
-    """Each check by its name, and what is wrong; "" where nothing is."""
+    """Return the name of each check -> its problem; "" if there is none."""
     url = endpoint(settings).url("/health")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=SECONDS) as answer:
             checks = json.load(answer)
-    except urllib.error.HTTPError as error:  # 503: a check fails
+    except urllib.error.HTTPError as error:  # Code 503: a check fails.
         if error.code != 503:
             return {"process": f"something else answers on {url} (HTTP {error.code})"}
         checks = json.load(error)
@@ -34,7 +34,7 @@ def health(settings: Path) -> dict[str, str]:
 
 
 def endpoint(settings: Path) -> Endpoint:
-    """Of a settings file that may be a coordinator's or a device's."""
+    """Return the endpoint of a settings file, which may be a coordinator's or a device's."""
     table = read_toml(settings)
     port, host = table.get("metrics_port", 0), table.get("metrics_host", LOOPBACK)
     if not port:

@@ -1,4 +1,4 @@
-"""`protofleet init`: a new fleet in a folder."""
+"""Implement `protofleet init`: make a new fleet in a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`protofleet methods`, `networks`, `data`, `public-set`, `weights`: what there is to choose from, or holds."""
+"""Implement `protofleet methods`, `networks`, `data`, `public-set` and `weights`.
+
+They list what a user can choose, and what data contain.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,7 @@ def describe_method(listing: Listing, name: str) -> int:
 
 
 def list_methods(listing: Listing) -> int:
-    """One that cannot be read hurts no line but its own."""
+    """List all methods. A method that cannot be read affects only its own line."""
     from protofleet.methods.contract.catalog import names
     from protofleet.methods.contract.overview import Reference
 
@@ -129,7 +132,7 @@ def list_methods(listing: Listing) -> int:
 
 
 def overviews(names: Iterable[str]) -> tuple[list[Overview], dict[str, str]]:
-    """And what is wrong with those that cannot be read."""
+    """Return the overviews, and the errors of the methods that cannot be read."""
     from protofleet.methods.contract.catalog import BrokenMethodError
     from protofleet.methods.contract.overview import overview
 
@@ -143,7 +146,7 @@ def overviews(names: Iterable[str]) -> tuple[list[Overview], dict[str, str]]:
 
 
 def list_plugins(listing: Listing, kind: str, ours: list[str]) -> list[dict[str, str]]:
-    """What packages bring, none of it imported: a broken one hurts no list."""
+    """List the plug-ins of packages. None is imported, so that a broken one does not stop the list."""
     from protofleet.methods.plugins.packages import clashes, installed
 
     found = [one for name, one in sorted(installed(kind).items()) if name not in ours]
@@ -180,7 +183,7 @@ def networks(options: argparse.Namespace) -> int:
 
 
 def taken(network: Size, rank: int) -> str:
-    """What it takes of samples with so many axes."""
+    """Return the samples with this number of axes that the network takes, in words."""
     from protofleet.protocol.settings.input_shape import KINDS
 
     if rank == 3:
@@ -217,7 +220,10 @@ def data(options: argparse.Namespace) -> int:
 
 
 def held_by(participant: Participant) -> tuple[str, dict[str, Any]]:
-    """In a line for people, and as an object; of data that are not on this machine, the names of classes alone."""
+    """Return what a participant holds, as a line of text and as an object.
+
+    If the data are not on this machine, only the names of classes are known.
+    """
     from protofleet.edge_client.data.shard import load_shard
     from protofleet.protocol.wire.class_names import listed
 
@@ -280,7 +286,7 @@ def public_set(options: argparse.Namespace) -> int:
 
 
 def axes_in(text: str) -> list[int]:
-    """`6,128`"""
+    """Read the axes from a text such as `6,128`."""
     from protofleet.protocol.settings.reader import SettingsError
 
     try:

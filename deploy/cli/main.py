@@ -1,8 +1,8 @@
-"""The `protofleet` command. A user's mistake is one line and an exit code.
+"""Implement the `protofleet` command. A user's mistake gives one line and an exit code.
 
 Exit codes: 0 done; 1 the run failed or was stopped; 2 the command or its settings cannot be used;
-4 the run has come to nothing (it has diverged, say): there is no state to continue from;
-130, 143 a signal has ended a coordinator or a device in good order.
+4 the run has failed for good (for example, it has diverged): there is no state to continue from;
+130, 143 a signal has ended a coordinator or a device after an orderly stop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     say = print_error
-    try:  # what is imported out here would answer an interrupt with a traceback
+    try:  # An interrupt during an import outside of this block would print a traceback.
         from protofleet.protocol.settings.reader import SettingsError
         from protofleet.runtime.children import end_with_parent
         from protofleet.runtime.logs import set_up_logging
@@ -44,8 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_up_logging(sys.stderr, logging.DEBUG if options.verbose else logging.INFO, form)
         say = log_error if form == "json" else print_error
         code = perform(options)
-        if sys.stdout is not None:  # closed by whoever started us
-            sys.stdout.flush()  # what cannot be written any more is said below, and not while the interpreter ends
+        if sys.stdout is not None:  # It is None if the parent process has closed it.
+            # An error of this write is reported below, and not while the interpreter ends.
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return say("stopped", FAILED)
     except BrokenPipeError:
@@ -59,13 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         found = as_authors(problem) or problem
         if (exit_status := exit_code(found)) is None:
-            raise  # a bug of ours keeps its traceback
+            raise  # A bug of this program keeps its traceback.
         return say(message(found), exit_status)
     return code
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What its command comes to. A plug-in that says SystemExit has not done the command's work."""
+    """Run the command and return its exit code.
+
+    A plug-in that raises SystemExit has not done the command's work.
+    """
     try:
         code: int = options.command(options)
     except SystemExit as leaving:
@@ -78,16 +82,16 @@ def perform(options: argparse.Namespace) -> int:
 def exit_process(code: int) -> NoReturn:
     """End this process with this code while threads may still run.
 
-    A thread that computes while the interpreter shuts down is unwound through C++ that does not allow it: the process
-    then aborts with a core dump and code 134, though all its work was done.
+    If a thread computes while the interpreter shuts down, it is unwound through C++ code that does not allow
+    it. The process then aborts with a core dump and code 134, although all its work was done.
     """
     if not any(thread.daemon for thread in threading.enumerate()):
-        # Where an interrupt has met text that C code runs, `python -m` ends by SIGINT though it was caught, unless
-        # other text is run after it.
+        # If an interrupt came while C code ran Python source text, `python -m` ends by SIGINT although the
+        # interrupt was caught, unless other source text is run after it.
         exec("")
         sys.exit(code)
     logging.shutdown()
-    with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the stream is closed
+    with contextlib.suppress(OSError, ValueError):  # The reader has gone, or the stream is closed.
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
@@ -101,7 +105,7 @@ def print_error(problem: str, code: int) -> int:
 
 
 def log_error(problem: str, code: int) -> int:
-    """Where all that is said are objects, the last word is one too."""
+    """Log the error as an object, because all other messages are objects too."""
     from protofleet.runtime.logs import fields
 
     level = logging.ERROR if code < BY_SIGNAL else logging.INFO
@@ -110,15 +114,15 @@ def log_error(problem: str, code: int) -> int:
 
 
 def program() -> NoReturn:
-    """What a shell starts; it ends the process. `main` returns, for calls from Python."""
+    """Run the command that a shell starts, and end the process. `main` returns, for calls from Python."""
     try:
         from protofleet.runtime.logs import log_uncaught_errors
 
         log_uncaught_errors()
         code = main()
-    except KeyboardInterrupt:  # before there was anything to stop
+    except KeyboardInterrupt:  # The interrupt came before there was anything to stop.
         code = print_error("stopped", FAILED)
-    except Exception:  # noqa: BLE001 - a bug of ours: its traceback is printed, and no core dump follows
+    except Exception:  # noqa: BLE001 - the traceback of a bug is printed, and no core dump follows
         sys.excepthook(*sys.exc_info())
         code = FAILED
     exit_process(code)

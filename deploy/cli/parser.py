@@ -1,4 +1,7 @@
-"""The command line's parser. Commands import what they need when they run, so that `--help` answers at once."""
+"""Make the command line's parser.
+
+Commands import their modules only when they run, so that `--help` answers at once.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +33,24 @@ from protofleet.deploy.cli.version import installed_version
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.suggest import there_are
 
-# As argparse says it, with quotes around each choice or, in newer Pythons, without.
+# The message of argparse, with quotes around each choice or, in newer Pythons, without.
 INVALID_CHOICE: Final = re.compile(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)")
 CHOICE: Final = re.compile(r"[\w-]+")
 OPTION: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
 class Parser(argparse.ArgumentParser):
-    """A mistake is a SettingsError, one line. Parsers of sub-commands are of this class too.
+    """A parser that raises SettingsError with one line for a mistake.
 
-    An option is written whole: what is short for one today is short for two once there is another.
+    Parsers of sub-commands have this class too. An option must be written in full, because an abbreviation
+    that is unique today is ambiguous after a new option.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **{**named, "allow_abbrev": False})
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """What nobody knows is said by the sub-command that it was given to."""
+        """Let the sub-command report arguments that it does not know."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
@@ -65,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(f"{message} (see {self.prog} --help)")
 
 
-@functools.cache  # a forked process shares what its parent has made
+@functools.cache  # A forked process shares what its parent has made.
 def parser() -> Parser:
     top = Parser(prog="protofleet", description="Federated learning for fleets over MQTT.")
     top.add_argument("--version", action="version", version=f"protofleet {installed_version()}")

@@ -1,4 +1,4 @@
-"""`protofleet run`, `report`, `compare`: experiments on this machine, and their results."""
+"""Implement `protofleet run`, `report`, `compare` and `centralised`: experiments on this machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     from protofleet.deploy.local.processes import start_launcher
 
     options.track = tracked_places(options.track)
-    # Before anything that takes long to import, and before there is a second thread.
+    # The launcher starts before the slow imports and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         return run_with(launcher, options)
 
@@ -70,7 +70,7 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
         batch = Batch(options.runs, options.fresh, launcher, options.track)
         return batch.run(options.experiments, options.seeds, options.set)
     experiment = read_experiment(options.experiments[0], options.set)
-    agreed_names(experiment)  # before the folder of an earlier run is renamed
+    agreed_names(experiment)  # This check must come before the folder of an earlier run is renamed.
     require_data([experiment])
     require_public_images(experiment)
     with ready(experiment, options.runs, options.fresh, options.resume):

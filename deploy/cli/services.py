@@ -1,4 +1,7 @@
-"""`protofleet coordinator`, `device`, `fleet`, and what is done to running ones: `health`, `unban`, `go-on`."""
+"""Implement `protofleet coordinator`, `device` and `fleet`.
+
+The commands `health`, `unban` and `go-on` are for those that run or have run.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def coordinator(options: argparse.Namespace) -> int:
         from protofleet.deploy.provenance import software
         from protofleet.edge_client.host.loaded_settings import refuse_downgrade
 
-    # What is not signed is said of any kind of file.
+    # With --enrolled, the missing signature is reported for a file of any kind.
     with read_for(options.settings, "coordinator") if not options.enrolled else contextlib.nullcontext():
         loaded = load_settings(options.settings, options.enrolled, options.set)
     settings = loaded.settings
@@ -65,13 +68,16 @@ def coordinator(options: argparse.Namespace) -> int:
 
 
 def report_on(folder: Path) -> None:
-    """Of a run that has ended. What it came to stands in summary.json already: a page that fails changes nothing."""
+    """Write the report of a run that has ended.
+
+    summary.json has the result already, so that an error of the page changes nothing.
+    """
     from protofleet.deploy.report.run_page import write_report
 
     log = logging.getLogger("protofleet.coordinator")
     try:
         log.info("report: %s", write_report(folder))
-    except Exception as error:  # noqa: BLE001 - the run itself is over, and well
+    except Exception as error:  # noqa: BLE001 - the run itself has ended well
         log.warning("there is no report of %s: %s; protofleet report %s writes it", folder, error, folder)
 
 
@@ -181,7 +187,10 @@ def add_unban(commands: Subparsers) -> None:
 
 
 def unban(options: argparse.Namespace) -> int:
-    """A running coordinator looks for it once a second, any other when it starts."""
+    """End the ban of a device.
+
+    A running coordinator checks for this once a second. A stopped coordinator checks when it starts.
+    """
     from protofleet.coordinator.devices.bans import bans_in, describe_ban, lift
     from protofleet.protocol.settings.reader import SettingsError
 

@@ -1,4 +1,4 @@
-"""`protofleet sweep`: every point of a grid with every seed, and what validation chooses."""
+"""Implement `protofleet sweep`: run every point of a grid with every seed, and choose by validation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sweep(options: argparse.Namespace) -> int:
     from protofleet.deploy.local.processes import start_launcher
 
     options.track = tracked_places(options.track)
-    # Before anything that takes long to import, and before there is a second thread.
+    # The launcher starts before the slow imports and before there is a second thread.
     with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
         return sweep_with(launcher, options)
 

@@ -1,4 +1,4 @@
-"""The version of protofleet that runs, and how it was called."""
+"""Find the version of protofleet that runs, and the command that started it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 
-@functools.cache  # a forked process shares what its parent has found
+@functools.cache  # A forked process shares what its parent has found.
 def installed_version() -> str:
     try:
         return version("protofleet")
-    except PackageNotFoundError:  # a checkout that is not installed
+    except PackageNotFoundError:  # The package runs from a checkout that is not installed.
         return "0+checkout"
 
 
 def program_words() -> str:
-    """What to type for the next command: the name where the shell finds it, else the path of this one."""
+    """Return the name to type for the next command.
+
+    It is `protofleet` if the shell finds it, else the path of this program.
+    """
     return (
         "protofleet" if shutil.which("protofleet") or not sys.argv[0].endswith("protofleet") else sys.argv[0]
     )

@@ -1,4 +1,7 @@
-"""The contract of a plug-in as a list of checks: run one after the other, each with its seconds and what is wrong."""
+"""Run the contract of a plug-in as a list of checks, one after the other.
+
+Each outcome has the seconds of the check and its problem.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ Check: TypeAlias = Callable[[], object]
 class Outcome:
     name: str
     seconds: float
-    problem: str = ""  # empty: it holds
+    problem: str = ""  # Empty if the check holds.
 
     @property
     def holds(self) -> bool:
@@ -41,7 +44,7 @@ class Outcome:
 
 @dataclass
 class Bench:
-    """One subject, its unbroken run, and folders for the others."""
+    """The bench for one subject: its unbroken run, and new folders for the other runs."""
 
     subject: Subject
     folder: Path
@@ -66,7 +69,7 @@ class Bench:
 
 
 def of_method(bench: Bench) -> Mapping[str, Check]:
-    """Of a method, with one network for all."""
+    """Return the checks of a method, with one network for all devices."""
     subject, m = bench.subject, methods
     return {
         "learns": bench.of_the_run(m.learns),
@@ -150,8 +153,12 @@ def of_metrics(found: Mapping[str, Metric]) -> Mapping[str, Check]:
 
 
 def outcomes(checks: Mapping[str, Check], path: str) -> Iterator[Outcome]:
-    """`path` is the author's own file: where one of its lines raised, it is named."""
-    torch.set_num_threads(1)  # several wait for each other longer than one takes for networks of this size
+    """Run the checks and yield their outcomes.
+
+    `path` is the author's own file. If one of its lines raises an exception, the outcome names that line.
+    """
+    # With networks of this size, several threads wait for each other longer than one thread computes.
+    torch.set_num_threads(1)
     for name, check in checks.items():
         started_at = time.perf_counter()
         problem = problem_of(check, path)
@@ -165,7 +172,7 @@ def problem_of(check: Check, path: str) -> str:
         return str(error)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever the author's code raises is what has to be said
+    except BaseException as error:  # noqa: BLE001 - every exception of the author's code is reported
         return words_of(error) or f"{path}: {reason_of(error)}"
     return ""
 

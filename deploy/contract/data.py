@@ -1,4 +1,4 @@
-"""Data of one's own: the same for the same request, of the shape that was asked for, and learned from."""
+"""Check a user's data: equal for equal requests, of the requested shape, and fit to learn from."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ PARTS = 3
 
 
 def shards_of(settings: DataSettings, allowed: PlugIns) -> dict[str, Shard]:
-    """Of the devices of a small federation. What is wrong with them raises DataError, in words for the author."""
+    """Return the data of the devices of a small federation.
+
+    Wrong data raise DataError, in words for the author.
+    """
     shares = (replace(settings, part=i, parts=PARTS) for i in range(PARTS))
     return {f"device-{i}": load_shard(share, allowed) for i, share in enumerate(shares)}
 
 
 def are_the_same_again(settings: DataSettings, allowed: PlugIns) -> None:
-    """A device that was started again trains on what it had."""
+    """Require that the same request gives the same samples.
+
+    A device that was started again must train on the data that it had before.
+    """
     one, again = (load_shard(replace(settings, parts=PARTS), allowed) for _ in range(2))
     for split in ("train", "validation", "test"):
         a, b = getattr(one, split), getattr(again, split)

@@ -1,5 +1,8 @@
-"""A method's halves face to face, without a wire: what crosses is what `cost` says, replies are not kept, and a state
-that was saved is the state that goes on."""
+"""Check a method's halves directly, without a wire.
+
+The bytes that cross must be those of `cost`, replies must not be kept, and a half must continue from a saved
+state with the same bits.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ EVERY_CLASS: Final = ((0, 1, 2), (0, 1), (2,))
 
 
 class Expired(Mapping[str, Tensor]):
-    """A device's answer, which is gone once its round has ended: on a coordinator it lay on the disk."""
+    """A device's answer, which cannot be read after the end of its round.
+
+    On a coordinator the answer is on the disk and is deleted then.
+    """
 
     def __init__(self, payload: Payload) -> None:
         self.payload, self.over = payload, False
@@ -55,7 +61,7 @@ def answer_of(client: ClientHalf, ask: Ask) -> Payload:
 
 
 def bytes_by_kind(payload: Payload) -> Counter[str]:
-    """Count every array, under the first part of its name."""
+    """Count the bytes of every array, under the first part of its name."""
     found: Counter[str] = Counter()
     for name, value in payload.items():
         found[name.partition(".")[0]] += value.nbytes
@@ -63,7 +69,10 @@ def bytes_by_kind(payload: Payload) -> Counter[str]:
 
 
 def ranks_of(payload: Payload, half: ClientHalf | ServerHalf) -> dict[str, int]:
-    """Of each matrix that was sent in factors: laid flat, rank x (rows + columns + 1) numbers."""
+    """Return the rank of each matrix that was sent in factors.
+
+    Such a matrix is one row of rank x (rows + columns + 1) numbers.
+    """
     shared = getattr(half, "mutual", half.model).state_dict()
     found = {}
     for name, value in payload.items():
@@ -74,7 +83,7 @@ def ranks_of(payload: Payload, half: ClientHalf | ServerHalf) -> dict[str, int]:
 
 
 class Halves:
-    """All halves of a plan, and their rounds."""
+    """All halves of a plan. They can run rounds with each other."""
 
     def __init__(self, plan: Plan, classes: Sequence[tuple[int, ...]] = EVERY_CLASS) -> None:
         self.plan, self.held = plan, classes
@@ -100,7 +109,7 @@ class Halves:
             client.begin(number)
 
     def round(self, number: int) -> Iterator[tuple[Ask, dict[str, Payload]]]:
-        """Each question and its answers."""
+        """Run a round, and yield each ask with its answers."""
         self.begin(number)
         story, expiring = given.round_of(self.server), list[Expired]()
         ask: Ask | None = given.first_ask(self.server, story)
@@ -118,7 +127,7 @@ class Halves:
             one.over = True
 
     def sizes(self, rounds: int) -> Iterator[tuple[Sizes, Counter[str], Counter[str]]]:
-        """For each round and device: its sizes, and the bytes that went up and down by kind."""
+        """Yield, for each round and device, its sizes and the bytes that went up and down by kind."""
         for number in range(1, rounds + 1):
             down, ranks_down = Counter[str](), dict[str, int]()
             up = {n: Counter[str]() for n in self.clients}
@@ -159,7 +168,11 @@ def cost_is_what_crosses(
 
 
 def arrays_are_declared(plan: Plan, rounds: int = 3) -> None:
-    """Let rounds refuse what is not declared, then look for a declaration that nothing sends or asks for."""
+    """Require that the method declares exactly the arrays that it uses.
+
+    The rounds refuse arrays that are not declared. Then this looks for a declared array that no round sends
+    or asks for.
+    """
     halves, seen = Halves(plan), set[str]()
     for number in range(1, rounds + 1):
         for ask, _ in halves.round(number):
@@ -173,7 +186,7 @@ def arrays_are_declared(plan: Plan, rounds: int = 3) -> None:
 
 
 def replies_are_not_kept(subject: Subject) -> None:
-    """Nor is anything of them read later, which on a coordinator is gone."""
+    """Require that no Reply is read after its round, because a coordinator has deleted it then."""
     halves = Halves(subject.plan())
     for number in (1, 2):
         for _ in halves.round(number):
@@ -183,7 +196,7 @@ def replies_are_not_kept(subject: Subject) -> None:
 
 
 def state_goes_round(subject: Subject) -> None:
-    """What a new half is given is what it then has, and its next round has the same bits."""
+    """Require that a new half has the state that it was given, and that its next round has the same bits."""
     halves, again = two_rounds(subject)
     for who, half in halves.all().items():
         require_state(who, half.state(), again.all()[who].state())
@@ -195,7 +208,10 @@ def state_goes_round(subject: Subject) -> None:
 
 
 def two_rounds(subject: Subject) -> tuple[Halves, Halves]:
-    """And new halves that were given their state: after one round much of it may still be what it began as."""
+    """Return halves after two rounds, and new halves that were given their state.
+
+    After one round, much of the state may still have its initial value.
+    """
     plan = subject.plan()
     halves, again = Halves(plan), Halves(plan)
     for number in (1, 2):
@@ -216,10 +232,13 @@ def require_goes_on(subject: Subject, who: str, one: Payload, other: Payload) ->
 
 
 def left_out(subject: Subject) -> str:
-    """Words to go on with, of a method that does not come back as it was; empty where nothing is seen to be lost."""
+    """Return words that say what state() leaves out; "" if no loss can be seen.
+
+    They complete the message about a method that does not come back with the same state.
+    """
     halves, again = two_rounds(subject)
     halves.begin(3)
-    again.begin(3)  # which sets what is of a round and needs no saving
+    again.begin(3)  # This sets the values that belong to a round and need no saving.
     found = {who: lost(half, again.all()[who]) for who, half in halves.all().items()}
     words = next((f"{names} of {who}" for who, names in found.items() if names), "")
     return f"; state() leaves out {words}" if words else ""

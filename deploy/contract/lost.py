@@ -1,4 +1,4 @@
-"""What a half has no longer after restore(state()), by attribute: words for a state that lost bits."""
+"""Find the attributes that a half has lost after restore(state()), for a message about lost bits."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-MOST: Final = 3  # that are named
+MOST: Final = 3  # Attributes that are named.
 
 
 def lost(one: object, again: object) -> str:
-    """`self.velocity`, or empty: a cache may differ and lose nothing, so this is asked only where bits do."""
+    """Return the names of lost attributes, such as `self.velocity`, or "".
+
+    A cache may differ although nothing is lost. Therefore this is called only if bits differ.
+    """
     found = [name for name, value in vars(one).items() if not same(value, vars(again).get(name))]
-    telling = [name for name in found if name != "model"] or found  # what is lost shows in the model too
+    telling = [name for name in found if name != "model"] or found  # A loss shows in the model too.
     return ", ".join(f"self.{name}" for name in telling[:MOST])
 
 
 def same(one: object, other: object) -> bool:
-    """True also of what cannot be compared: functions, data sets, open files."""
+    """Return whether two values are the same.
+
+    Values that cannot be compared, such as functions, data sets and open files, count as the same.
+    """
     a, b = list(leaves(one)), list(leaves(other))
     return len(a) == len(b) and all(
         key == also and alike(value, again) for (key, value), (also, again) in zip(a, b, strict=True)
@@ -34,7 +40,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Tensors, numbers and words, wherever they lie."""
+    """Yield the tensors, numbers and texts at any depth of a value."""
     if isinstance(value, torch.Tensor | int | float | str | bytes):
         yield path, value
     elif isinstance(value, torch.Generator):

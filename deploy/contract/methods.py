@@ -1,4 +1,7 @@
-"""A method through the wire: both halves in a small federation, in virtual time, where frames and processes die."""
+"""Check a method through the wire, with both halves in a small federation in virtual time.
+
+Frames are lost and processes end during these runs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from protofleet.methods.served.kept import Kept, Origin, pieces_of_kept, read_ke
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.served import rules_of
 
-INTO_A_ROUND: Final = 0.5  # seconds, of the one that a device works
+INTO_A_ROUND: Final = 0.5  # Seconds, of the one second that a device works.
 ROUGH: Final = NetworkConditions(jitter=0.5, repeat=0.5)
 LOSSY: Final = NetworkConditions(jitter=0.3, loss=0.2)
 SHORT: Final = RunPolicy(
@@ -49,7 +52,7 @@ SPOILT: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-# What an unbroken run shows.
+# Checks of an unbroken run.
 
 
 def learns(subject: Subject, run: Simulation) -> None:
@@ -66,7 +69,10 @@ def learns(subject: Subject, run: Simulation) -> None:
 
 
 def measures_its_own_views(subject: Subject, run: Simulation) -> None:
-    """A coordinator passes over others: one device could say as many as it likes."""
+    """Require that devices measure only the views that the method names.
+
+    A coordinator ignores other views, because one device could send any number of them.
+    """
     names = names_of(run.service.run.plan.variant.views)
     for agent in run.agents.values():
         said = {name for answer in agent.state.saved.answers for name in answer.metrics}
@@ -78,7 +84,10 @@ def measures_its_own_views(subject: Subject, run: Simulation) -> None:
 
 
 def tells_all_its_networks(subject: Subject, run: Simulation) -> None:
-    """A device's limits look at every network that it holds; also those that have come."""
+    """Require that networks() returns every network of a half, also networks that were received.
+
+    A device's limits count every network that the device holds.
+    """
     for half in halves_of(run):
         told = {p for network in half.networks() for p in network.parameters()}
         held = {name: part for name, part in vars(half).items() if isinstance(part, nn.Module)}
@@ -89,7 +98,10 @@ def tells_all_its_networks(subject: Subject, run: Simulation) -> None:
 
 
 def predicts_by_its_rule(subject: Subject, run: Simulation) -> None:
-    """An exported model has the rule and the network, and not the half."""
+    """Require that predict gives the scores of rule().
+
+    An exported model has the rule and the network, but not the half.
+    """
     for half in halves_of(run):
         half.model.eval()
         x = half.data.x[:5]
@@ -107,7 +119,10 @@ def predicts_by_its_rule(subject: Subject, run: Simulation) -> None:
 
 
 def exports_each_way(subject: Subject, run: Simulation, folder: Path) -> None:
-    """As a device keeps its model, and `protofleet export` makes it again of that file alone."""
+    """Require that each exported model gives the same scores as its half.
+
+    A device keeps its model in a file, and `protofleet export` makes the model again from that file alone.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     plan = run.service.run.plan
     names = tuple(str(label) for label in range(plan.classes))
@@ -141,7 +156,7 @@ def halves_of(run: Simulation) -> list[ClientHalf]:
     return [agent.run.job.half for agent in run.agents.values() if agent.run.job]  # type: ignore[attr-defined]
 
 
-# What changes no bit.
+# Checks of changes that must not change a bit.
 
 
 def repeats_change_nothing(subject: Subject, run: Simulation, folder: Path) -> None:
@@ -174,7 +189,7 @@ def rebooted_device_changes_nothing(
     device = sorted(broken.agents)[1]
 
     def reboot() -> None:
-        if device not in broken.broker.clients:  # it is off already
+        if device not in broken.broker.clients:  # The device is off already.
             return
         broken.kill(device)
         broken.clock.call_at(broken.clock.now + 1.0, lambda: broken.boot_device(device))
@@ -194,7 +209,11 @@ def require_nothing_lost(subject: Subject, run: Simulation, broken: Simulation) 
 
 
 def in_each_later_round(run: Simulation, harm: Callable[[], None]) -> None:
-    """In the first one most of what a method learns is still what it began with, so that losing it changes no bit."""
+    """Do harm in each round after the first one.
+
+    In the first round, most of what a method learns still has its initial value, so that a loss changes no
+    bit.
+    """
 
     def reached(number: int) -> bool:
         return run.service.finished or run.service.run.machine.round >= number
@@ -204,11 +223,11 @@ def in_each_later_round(run: Simulation, harm: Callable[[], None]) -> None:
         run.clock.call_at(run.clock.now + INTO_A_ROUND, harm)
 
 
-# What stops nobody.
+# Checks of devices that must not stop the others.
 
 
 class Changed:
-    """Builds halves; the answers of device-1 are changed on their way out."""
+    """A builder of halves that changes the answers of device-1 before they are sent."""
 
     def __init__(self, change: Callable[[Payload], Payload]) -> None:
         self.change = change
@@ -244,7 +263,7 @@ def bad_device_stops_nobody(subject: Subject, folder: Path, fault: str) -> None:
 
 
 def wild_numbers_are_refused(subject: Subject, folder: Path) -> None:
-    """Labels of classes that there are not, counts below zero."""
+    """Require that labels of classes that do not exist and counts below zero are refused."""
     wild: set[str] = set()
 
     def change(answer: Payload) -> Payload:
@@ -267,7 +286,7 @@ def wild_numbers_are_refused(subject: Subject, folder: Path) -> None:
 
 
 class Refusals:
-    """Collects who was refused an answer, and why."""
+    """An observer that collects the devices whose answer was refused, and the reasons."""
 
     def __init__(self) -> None:
         self.found: set[Any] = set()
@@ -284,7 +303,7 @@ class Refusals:
         pass
 
 
-# Uneven fleets.
+# Checks of uneven fleets.
 
 
 def require_numbers(run: Simulation) -> None:
@@ -304,7 +323,7 @@ def comes_to_its_end(subject: Subject, run: Simulation) -> None:
 
 
 def class_that_nobody_holds(subject: Subject, folder: Path) -> None:
-    """And devices with one class."""
+    """Require that a run works with a class that no device holds, and with devices of one class."""
     held = [(0,), (1,), (0, 1)]
     shards = {f"device-{i}": shard(i, classes=classes) for i, classes in enumerate(held)}
     require_numbers(subject.simulation(folder, policy=SHORT, shards=shards).run())
@@ -337,7 +356,11 @@ def devices_that_sit_out_go_on(subject: Subject, folder: Path) -> None:
 
 
 def network_with_batch_norm(subject: Subject, folder: Path) -> None:
-    """An extrapolating step makes running variances negative, which is refused: it is for parameters alone."""
+    """Require that no running statistic of BatchNorm is refused or negative.
+
+    An extrapolating step makes running variances negative, which is refused. Such a step is for parameters
+    only.
+    """
     watcher, policy = Refusals(), policy_with(rounds=2)
     changed = replace(subject, network=Network("cnn_bn", feature_size=8))
     run = changed.simulation(folder, policy=policy, observers=[watcher]).run()

@@ -1,4 +1,4 @@
-"""A metric of one's own: a number of whatever samples a device has, the same for the same, and nothing is changed."""
+"""Check a user's metric: a number for any samples, equal for equal samples, and without side effects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protofleet.methods.contract.own_metrics import Metric
 
 
 def drawn(samples: int, classes: int = CLASSES) -> tuple[Tensor, Tensor]:
-    """Scores as a network gives them, and labels of the first `classes` only."""
+    """Draw scores as a network gives them, and labels of the first `classes` classes only."""
     dice = torch.Generator().manual_seed(samples)
     return torch.randn(samples, CLASSES, generator=dice), torch.arange(samples) % classes
 

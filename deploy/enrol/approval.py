@@ -1,4 +1,7 @@
-"""The operator's answer to a request: everything that its sender needs, in one statement signed by the root."""
+"""Issue and read the operator's approval of a request.
+
+It holds all that the sender needs, in one statement that the root has signed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from protofleet.protocol.wire.names import valid_name
 
 APPROVAL: Final = "approval"
 MAX_CERT: Final = 4096
-MAX_LISTS: Final = 48 * MAX_SERIALS  # an entry of an X.509 list is the longest
+MAX_LISTS: Final = 48 * MAX_SERIALS  # bytes; the entries of an X.509 list are the longest ones
 MAX_RULES: Final = 1 << 18
 MAX_ROOTS: Final = 1 << 14
 
@@ -40,7 +43,7 @@ class Approval:
     coordinator: bytes  # statement: the coordinator's record, for a device
     cert: bytes  # X.509, DER
     crl: bytes = b""  # PEM, for a broker
-    rules: str = ""  # for a broker: its access rules
+    rules: str = ""  # the access rules, for a broker
 
 
 def issue_approval(approval: Approval, roots: Sequence[Ed25519PrivateKey]) -> bytes:
@@ -55,12 +58,15 @@ def read_approval(data: bytes, roots: Sequence[bytes]) -> Approval:
 
 
 def unverified_roots(data: bytes) -> bytes:
-    """The roots statement in an approval that was not verified yet."""
+    """Return the roots statement in an approval that was not verified yet."""
     return unverified_approval(data).roots
 
 
 def unverified_approval(data: bytes) -> Approval:
-    """An approval whose signature was not checked: it can be refused for what it says, never accepted."""
+    """Return an approval whose signature was not checked.
+
+    It may be refused for its content, but it must never be accepted.
+    """
     return _read(unverified_body(APPROVAL, data))
 
 

@@ -1,4 +1,4 @@
-"""The operator's folder: the federation's offline root of trust, and all that it has issued.
+"""Manage the operator's folder: the federation's offline root of trust, and all that it has issued.
 
 roots/1/root.key    Ed25519: signs records, lists and approvals    } for offline keeping,
 roots/1/tls-ca.key  P-256: signs TLS certificates and their list   } readable by the owner alone
@@ -55,7 +55,7 @@ ROOTS_FILE: Final = "roots.statement"
 REVOKED_FILE: Final = "revoked.statement"
 PRIVATE_KEYS: Final = ("tls-ca.key", "root.key")
 DAY: Final = 86_400
-SKEW: Final = 3600  # seconds that a device's clock may be behind
+SKEW: Final = 3600  # the number of seconds that a device's clock may be behind
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +84,17 @@ class Authority:
     def __init__(self, folder: Path, durable: bool = True, clock: Callable[[], float] = time.time) -> None:
         self.folder, self.durable, self._clock, self._lock = folder, durable, clock, RegisterLock(folder)
         self.register, self._batching = load_register(folder), False
-        if self.register.listed is None:  # an earlier form: the serials in this version's lists are not known
+        # The register has an earlier form: the serial numbers in the lists of its version are not known.
+        if self.register.listed is None:
             self.register = self.register.with_revocation_lists(self.now())
         self.roots = [_load_root(folder, number) for number in self.register.roots]
         self._complete_interrupted_rotation()
 
     def _complete_interrupted_rotation(self) -> None:
-        """A rotation writes the register first; the other files are made from it again if that was interrupted."""
+        """Complete a rotation that was interrupted.
+
+        A rotation writes the register first. The other files are made from the register again.
+        """
         path = self.folder / ROOTS_FILE
         if not path.exists():
             return
@@ -102,7 +106,10 @@ class Authority:
         self.destroy_retired_keys()
 
     def destroy_retired_keys(self) -> None:
-        """Delete the private keys of retired roots; called once the new roots statement is on the disk."""
+        """Delete the private keys of retired roots.
+
+        This is called when the new roots statement is on the disk.
+        """
         for number in _stored_roots(self.folder):
             if number < self.register.roots[0]:
                 for name in PRIVATE_KEYS:
@@ -114,7 +121,7 @@ class Authority:
 
     @property
     def fingerprint(self) -> str:
-        """The newest root's fingerprint, which a device's owner compares once."""
+        """Return the newest root's fingerprint, which a device's owner compares once."""
         return fingerprint(self.roots[-1].public)
 
     @property
@@ -125,7 +132,7 @@ class Authority:
         return int(self._clock())
 
     def issue(self, request: Request, days: float, fingerprint: str, root: Root) -> IssuedCertificate:
-        """A record and a TLS certificate with one serial number."""
+        """Issue a record and a TLS certificate with the same serial number."""
         now = self.now()
         since, until = now - SKEW, int(now + days * DAY)
         if days <= 0:
@@ -135,7 +142,8 @@ class Authority:
             raise SettingsError(
                 f"{days:g} days are more than root {root.number} has left; rotate it first, or take fewer"
             )
-        serial = max(self.register.last_serial + 1, 1000 * now)  # grows even if an old backup was restored
+        # The serial number grows even if an old backup was restored.
+        serial = max(self.register.last_serial + 1, 1000 * now)
         entry = Entry(serial, request.name, request.part, root.number, since, until, fingerprint)
         csr = certificates.read_csr(request.csr, request.name)
         validity = (_utc(since), _utc(until))
@@ -147,7 +155,10 @@ class Authority:
     def issue_check_certificate(
         self, name: str, key: certificates.PublicKey, seconds: int
     ) -> tuple[int, bytes]:
-        """A short-lived client certificate under any name, for our own connections: serial number and PEM."""
+        """Issue a short-lived client certificate under any name, for our own connections.
+
+        Return its serial number and the certificate in PEM.
+        """
         now, root = self.now(), self.roots[0]
         serial = max(self.register.last_serial + 1, 1000 * now)
         entry = Entry(serial, name, CHECK, root.number, now - SKEW, now + seconds, "")
@@ -172,7 +183,10 @@ class Authority:
         self.save()
 
     def save(self, signed_by: Iterable[Root] = ()) -> None:
-        """The register first: no other file may hold a certificate that the register lacks."""
+        """Save the register and then the statements; `signed_by` are the roots that sign the roots statement.
+
+        The register is written first, because no other file may hold a certificate that the register lacks.
+        """
         if self._batching:
             return
         with self._lock.held():
@@ -182,7 +196,7 @@ class Authority:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        """Save once, at the end of the block, instead of once for each certificate."""
+        """Save once at the end of the block, and not once for each certificate."""
         with self._lock.held():
             self._batching = True
             try:
@@ -192,7 +206,7 @@ class Authority:
                 self.save()
 
     def store(self, issued: IssuedCertificate, request: bytes) -> None:
-        """Write what was issued and its request, from which approvals are issued again."""
+        """Write the issued certificate and its request; approvals are issued again from the request."""
         name = issued.entry.name
         with self._lock.held():
             self.write(f"requests/{name}.request", armoured(REQUEST, request))
@@ -234,8 +248,12 @@ class Authority:
         return issue_revocations(Revocations(self.federation, self.register.version, listed), self.keys)
 
     def crl(self) -> bytes:
-        """One list for each CA in use: Mosquitto refuses every certificate whose CA has no list."""
-        # The version may be ahead of the clock: after several in one second, or when the clock was once wrong.
+        """Return one revocation list for each CA in use.
+
+        Mosquitto refuses every certificate if its CA has no list.
+        """
+        # The version may be later than the clock: after several versions in one second, or if the clock was
+        # wrong once.
         issued_at = _utc(min(self.register.version, self.now() + SKEW // 2))
         serials = self.register.listed or ()
         return b"".join(certificates.revocation_list(root.tls_ca, serials, issued_at) for root in self.roots)
@@ -263,7 +281,7 @@ def make_root(folder: Path, federation: str, number: int, years: float, now: flo
         raise SettingsError(f"--years is {years:g}, it must be above 0 and at most 50")
     target = folder / "roots" / str(number)
     temporary = target.with_name(f"{number}.new")
-    if temporary.exists():  # left by a command that was killed
+    if temporary.exists():  # A command that was killed has left this folder.
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True, mode=0o700)
     until = _utc(int(now + years * 365.25 * DAY))
@@ -276,7 +294,10 @@ def make_root(folder: Path, federation: str, number: int, years: float, now: flo
 
 
 def _rename_unused(target: Path) -> None:
-    """Rename a root that is not in the register: of a killed command, or newer than a register from a backup."""
+    """Rename a root that is not in the register.
+
+    A command that was killed has made it, or it is newer than a register from a backup.
+    """
     if target.exists():
         names = (target.with_name(f"{target.name}.unused-{i}") for i in itertools.count(1))
         unused = next(name for name in names if not name.exists())
@@ -285,7 +306,7 @@ def _rename_unused(target: Path) -> None:
 
 
 def _stored_roots(folder: Path) -> list[int]:
-    """Numbers of the roots whose private keys are here, or one of them."""
+    """Return the numbers of the roots of which this folder has at least one private key."""
     folders = [p for p in (folder / "roots").iterdir() if p.name.isdigit()]
     return sorted(int(p.name) for p in folders if any((p / name).exists() for name in PRIVATE_KEYS))
 
@@ -309,7 +330,10 @@ def _utc(seconds: int) -> dt.datetime:
 
 
 def with_roots(register: Register, roots: tuple[int, ...], now: int) -> Register:
-    """Another set of roots. The lists change with it: each root signs them."""
-    # As serial numbers do, it grows even if an old backup was restored.
+    """Return the register with another set of roots, and with new lists.
+
+    The lists change too, because each root signs them.
+    """
+    # Like a serial number, the version grows even if an old backup was restored.
     version = max(register.roots_version + 1, now)
     return replace(register, roots=roots, roots_version=version).with_revocation_lists(now)

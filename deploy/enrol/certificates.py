@@ -1,6 +1,6 @@
-"""X.509 for the broker's TLS: an ca, certificates that carry a name, and the list of revoked ones.
+"""Make X.509 certificates for the broker's TLS: a CA, certificates with a name, and revocation lists.
 
-P-256: what every TLS library, hardware key store and Mosquitto build takes.
+The keys are on the curve P-256, which every TLS library, hardware key store and Mosquitto build accepts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 PEM: Final = serialization.Encoding.PEM
 DER: Final = serialization.Encoding.DER
-SKEW: Final = dt.timedelta(hours=1)  # how far a clock may be behind
+SKEW: Final = dt.timedelta(hours=1)  # the time that a clock may be behind
 PublicKey: TypeAlias = ec.EllipticCurvePublicKey
 
 
@@ -54,7 +54,7 @@ def issue_for_request(
     serial: int,
     validity: tuple[dt.datetime, dt.datetime],
 ) -> x509.Certificate:
-    """Only the public key is taken from the request."""
+    """Issue a certificate for a request; only the public key is taken from the request."""
     return issue_certificate(ca, _public_key(request), name, hosts, serial, validity)
 
 
@@ -66,7 +66,7 @@ def issue_certificate(
     serial: int,
     validity: tuple[dt.datetime, dt.datetime],
 ) -> x509.Certificate:
-    """A client's certificate; with hosts, a server's."""
+    """Issue a client's certificate, or a server's certificate if hosts are given."""
     builder = _builder(_name(name), ca.cert.subject, key, serial, *validity)
     use = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -86,13 +86,16 @@ def new_csr(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def read_csr(data: bytes, name: str) -> x509.CertificateSigningRequest:
-    """ValueError where it cannot be read, is for another name, or is not signed by its own key."""
+    """Read a PKCS#10 request.
+
+    ValueError is raised if it cannot be read, is for another name, or is not signed by its own key.
+    """
     try:
         request = x509.load_der_x509_csr(data)
         key, how = _public_key(request), request.signature_hash_algorithm
         if how is None:
             raise ValueError("its TLS part is not signed by its own key")
-        # `request.is_signature_valid` takes an interrupt for a wrong signature.
+        # `request.is_signature_valid` reports an interrupt as a wrong signature.
         key.verify(request.signature, request.tbs_certrequest_bytes, ec.ECDSA(how))
     except (x509.InvalidVersion, UnsupportedAlgorithm) as error:
         raise ValueError(f"its TLS part cannot be used: {error}") from None
@@ -104,9 +107,13 @@ def read_csr(data: bytes, name: str) -> x509.CertificateSigningRequest:
 
 
 def revocation_list(ca: TlsCa, serials: Iterable[int], issued_at: dt.datetime) -> bytes:
-    """PEM. OpenSSL prefers, of two lists that Mosquitto has, the one with the later date, and refuses all clients
-    while that date is in the future: so the date is earlier by as much as a clock may be behind. The list expires
-    with the CA, as Mosquitto refuses all clients once it has expired; the operator knows how new a copied list is."""
+    """Return a revocation list in PEM.
+
+    If Mosquitto has two lists, OpenSSL prefers the one with the later date, and it refuses all clients while
+    this date is in the future. So the date is earlier by as much as a clock may be behind. The list expires
+    with the CA, because Mosquitto refuses all clients once the list has expired. The operator knows how new a
+    copied list is.
+    """
     at = max(issued_at - SKEW, ca.cert.not_valid_before_utc)
     builder = x509.CertificateRevocationListBuilder().issuer_name(ca.cert.subject)
     builder = builder.last_update(at).next_update(ca.cert.not_valid_after_utc)
@@ -124,7 +131,7 @@ def alternative_name(host: str) -> x509.GeneralName:
 
 
 def host_names(cert: x509.Certificate) -> list[str]:
-    """The names and addresses in a broker's certificate."""
+    """Return the names and addresses in a broker's certificate."""
     names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]
 

@@ -1,4 +1,4 @@
-"""The sub-commands of `protofleet enrol`."""
+"""Run the sub-commands of `protofleet enrol`."""
 
 from __future__ import annotations
 
@@ -152,7 +152,10 @@ def fleet(o: Options) -> int:
 
 
 def _federation_of(o: Options) -> str:
-    """The federation of the fleet in the folder, if there is one; its broker's hosts cannot be changed."""
+    """Return the federation of the fleet in the folder, or the chosen name if there is no fleet yet.
+
+    The hosts of the fleet's broker cannot be changed.
+    """
     local = LocalFederation(o.folder)
     if not local.root.exists():
         return o.federation or "protofleet"
@@ -197,7 +200,8 @@ def renew(o: Options) -> int:
     for name in names:
         try:
             lifecycle.renew(authority, name, o.days)
-        except StatementError as error:  # a bad request of one does not stop the others
+        # A bad request must not stop the other requests.
+        except StatementError as error:
             print(f"protofleet: {name} is not renewed: {error}", file=sys.stderr)
             code = 1
         else:
@@ -292,7 +296,10 @@ def _confirmed(o: Options, seen: str, owner: str) -> bool:
 
 
 def _check_fingerprint(o: Options, data: bytes) -> None:
-    """--fingerprint is checked also where the root is known already, and no person is asked."""
+    """Raise StatementError if the known root has another fingerprint than --fingerprint.
+
+    This is checked even though the root is known already. No person is asked.
+    """
     if not o.fingerprint or not (o.folder / CURRENT).exists():
         return
     roots = load_trust(o.folder / CURRENT).with_roots(unverified_roots(data)).roots.keys

@@ -1,8 +1,9 @@
-"""Ending the connection of a revoked name at a running Mosquitto.
+"""End the connection of a revoked name at a running Mosquitto.
 
-At SIGHUP Mosquitto reads its list of revoked certificates and its access rules again, and checks the list for new
-connections only. A client that is connected stays so, with rules that deny it all topics. A second connection with
-the same client id ends the first one, and the list refuses it when it comes back. (Seen on 2.0.11.)
+At SIGHUP Mosquitto reads its list of revoked certificates and its access rules again. It checks the list for
+new connections only. A connected client stays connected, but the rules deny it all topics. A second
+connection with the same client id ends the first one. When the client connects again, the list refuses it.
+(This was seen on 2.0.11.)
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def install_broker(authority: Authority, folder: Path) -> None:
 
 
 def broker_name(authority: Authority, folder: Path) -> str:
-    """The name of the federation's broker that is enrolled in this folder."""
+    """Return the name of the federation's broker that is enrolled in this folder."""
     installed = (folder / "current" / "tls.crt").read_text() if (folder / "current").exists() else ""
     for entry in authority.register.current_entries(authority.now()):
         cert = authority.folder / "certs" / f"{entry.name}.crt"
@@ -64,20 +65,20 @@ def broker_name(authority: Authority, folder: Path) -> str:
 
 
 def disconnect(authority: Authority, name: str, address: BrokerAddress) -> None:
-    """End the connection under this name, and drop what is queued for it at the broker."""
+    """End the connection under this name, and delete what the broker has queued for it."""
     with temporary_certificate(authority, name) as (_, files):
         if problem := preflight(replace(address, tls=files)):
             raise BrokerError(f"{name} could not be disconnected: {problem}; restart the broker")
 
 
 def reload(folder: Path) -> None:
-    """SIGHUP to the Mosquitto that was started with this folder's settings."""
+    """Send SIGHUP to the Mosquitto that was started with this folder's settings."""
     path = folder / PID_FILE
     try:
         pid = int(path.read_text())
         comm = Path(f"/proc/{pid}/comm")
         if comm.parent.parent.is_dir() and "mosquitto" not in comm.read_text():
-            raise ProcessLookupError  # the process id was given to another program
+            raise ProcessLookupError  # Another program has this process id now.
         os.kill(pid, signal.SIGHUP)
     except PermissionError:
         raise BrokerError(
@@ -91,7 +92,7 @@ def reload(folder: Path) -> None:
 
 
 def broker_address(folder: Path) -> BrokerAddress:
-    """The address of the broker of this folder, for clients on this machine."""
+    """Return the address of this folder's broker, for clients on this machine."""
     path = folder / CONF_FILE
     found = re.search(r"^listener (\d+) (\S+)", path.read_text(), re.MULTILINE) if path.exists() else None
     if found is None:
@@ -103,7 +104,10 @@ def broker_address(folder: Path) -> BrokerAddress:
 
 @contextlib.contextmanager
 def temporary_certificate(authority: Authority, name: str) -> Iterator[tuple[int, TlsFiles]]:
-    """A key and a client certificate under that name, in files that are deleted at the end of the block."""
+    """Yield the serial number and the TLS files of a temporary client certificate under this name.
+
+    The files are deleted at the end of the block.
+    """
     key = new_key()
     serial, cert = authority.issue_check_certificate(name, key.public_key(), CHECK_SECONDS)
     authority.save()

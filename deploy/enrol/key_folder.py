@@ -1,4 +1,4 @@
-"""The folder of keys of a device, coordinator or broker: requests are made in it, approvals are installed in it.
+"""Make requests and install approvals in the folder of keys of a device, coordinator or broker.
 
 <folder>/pending/  private keys, which never leave this machine, and the request for them, until it is approved
 <folder>/set<N>/   the same keys with what was approved; <folder>/current is a link to the newest set
@@ -57,9 +57,9 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.names import COORDINATOR
 
 PENDING: Final = "pending"
-KEPT_SETS: Final = 2  # the previous set stays for a process that is just reading it
+KEPT_SETS: Final = 2  # The previous set stays, because a process may just be reading it.
 
-# Whether this fingerprint, of a root that is not known here yet, is the right one.
+# It returns whether this fingerprint of a root that is not known here yet is the right one.
 Confirm = Callable[[str], bool]
 
 
@@ -73,7 +73,11 @@ class Installation:
 def make_request(
     folder: Path, federation: str, name: str, hosts: tuple[str, ...], new_keys: bool, durable: bool = True
 ) -> tuple[Request, bytes]:
-    """With the keys in the folder, or new ones, which stay in `pending` beside those in use until installed."""
+    """Make a request with the keys in the folder or with new keys.
+
+    The keys and the request stay in `pending`, and the keys in use do not change until the approval is
+    installed.
+    """
     pending, current = folder / PENDING, folder / CURRENT
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -103,7 +107,10 @@ def load_keys(folder: Path) -> PrivateKeys:
 def install(
     folder: Path, data: bytes, confirm: Confirm, now: float, durable: bool = True, federation: str = ""
 ) -> Installation:
-    """Verify an approval, or raise StatementError with nothing changed; then switch to it in one step."""
+    """Verify an approval, and switch to it in one step.
+
+    If the approval is bad, StatementError is raised and nothing is changed.
+    """
     trust, approval = verified_approval(folder, data, confirm)
     if federation and approval.federation != federation:
         message = f"the approval is for federation {approval.federation}, not for {federation}"
@@ -122,14 +129,18 @@ def install(
 
 
 def verified_approval(folder: Path, data: bytes, confirm: Confirm) -> tuple[Trust, Approval]:
-    """An approval signed by a known root; the first time, a person compares the root's fingerprint."""
+    """Return the trust and an approval that a known root has signed.
+
+    The first time no root is known, so a person compares the root's fingerprint.
+    """
     claimed = unverified_roots(data)
     if (folder / CURRENT).exists():
         trust = load_trust(folder / CURRENT).with_roots(claimed)
         approval = read_approval(data, trust.roots.keys)
     else:
         trust = _confirmed_root(first_roots(claimed), confirm)
-        approval = read_approval(data, trust.roots.keys[-1:])  # signed by the very root that was compared
+        # The approval must be signed by the same root whose fingerprint was compared.
+        approval = read_approval(data, trust.roots.keys[-1:])
     return trust.with_revocations(approval.revoked), approval
 
 
@@ -142,13 +153,13 @@ def _confirmed_root(roots: Roots, confirm: Confirm) -> Trust:
 
 
 def current_serial(folder: Path) -> int:
-    """The serial number of the certificate in use; 0 where there is none."""
+    """Return the serial number of the certificate in use; 0 if there is none."""
     path = folder / CURRENT / TLS_CERT
     return x509.load_pem_x509_certificate(path.read_bytes()).serial_number if path.exists() else 0
 
 
 def _matching_keys(folder: Path, approval: Approval, trust: Trust, now: float) -> tuple[PrivateKeys, Path]:
-    """The private keys that the approval is made out to, and the folder that they are in."""
+    """Return the private keys to which the approval belongs, and the folder that they are in."""
     for source in (folder / PENDING, folder / CURRENT):
         if not (source / TLS_KEY).exists():
             continue
@@ -162,7 +173,7 @@ def _matching_keys(folder: Path, approval: Approval, trust: Trust, now: float) -
 def _matches_keys(keys: PrivateKeys, approval: Approval, trust: Trust, now: float) -> bool:
     if not certificates.has_key(x509.load_der_x509_certificate(approval.cert), keys.tls):
         return False
-    if not approval.record:  # a broker has none
+    if not approval.record:  # A broker has no record.
         return True
     record = trust.admit(approval.record, now, name=approval.name)
     own = (keys.identity.public_key().public_bytes_raw(), keys.receive.public_key().public_bytes_raw())
@@ -193,7 +204,7 @@ def _write_set(target: Path, approval: Approval, keys: PrivateKeys, trust: Trust
 
 
 def _chown_like_folder(folder: Path, target: Path) -> None:
-    """Where root installs for a service that runs as another user, the new files get the folder's owner."""
+    """Give the new files to the folder's owner, if root installs them for a service of another user."""
     owner = folder.stat()
     if os.geteuid() == 0 and owner.st_uid != 0:
         for path in (target, *target.iterdir()):
@@ -208,7 +219,7 @@ def _switch_current(folder: Path, name: str, durable: bool) -> None:
 
 
 def _remove_used(folder: Path, used: Path) -> None:
-    """Remove the pending keys, which the new set holds now, and the sets older than the last ones."""
+    """Remove the pending keys, which are in the new set now, and all sets but the two newest."""
     if used.name == PENDING:
         shutil.rmtree(used)
     for old in _all_sets(folder)[:-KEPT_SETS]:
@@ -220,7 +231,7 @@ def _all_sets(folder: Path) -> list[Path]:
 
 
 def _next_set(folder: Path) -> Path:
-    """The folder of the next set. A set newer than `current` is incomplete: it is removed."""
+    """Return the folder of the next set; remove a set newer than `current`, because it is incomplete."""
     current = folder / CURRENT
     number = int(current.readlink().name[3:]) if current.is_symlink() else 0
     for incomplete in _all_sets(folder):
@@ -234,5 +245,5 @@ def read_approval_file(path: Path) -> bytes:
 
 
 def expect_fingerprint(wanted: str) -> Confirm:
-    """Where no person has to compare: the fingerprint is known by another way."""
+    """Return a confirmation that needs no person, because the fingerprint is already known in another way."""
     return lambda seen: same_fingerprint(seen, wanted)

@@ -1,4 +1,4 @@
-"""What an operator does with the root: approve, renew and revoke certificates, and rotate the root itself."""
+"""Approve, renew and revoke certificates with the root, and rotate the root itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReviewedRequest:
-    """A request that may be approved once its fingerprint has been compared."""
+    """A request that may be approved after its fingerprint was compared."""
 
     request: Request
     data: bytes
@@ -43,7 +43,10 @@ class ReviewedRequest:
 def review_request(
     authority: Authority, data: bytes, name: str = "", part: str = "device"
 ) -> ReviewedRequest:
-    """The request, if it is for this name (empty: for any) and part: the operator chooses them, not the sender."""
+    """Return the request if it is for this name and part; raise StatementError if it is not.
+
+    The operator chooses the name and the part, not the sender. An empty name allows any name.
+    """
     request = read_request(data)
     taken = authority.register.latest(request.name)
     if taken is not None and taken.part != request.part:
@@ -72,8 +75,11 @@ def _other_part(request: Request, part: str) -> str:
 def approve(
     authority: Authority, reviewed: ReviewedRequest, days: float = DAYS, replace: bool = False
 ) -> bytes:
-    """The approval, also written to approvals/<name>.approval. An earlier record of the name stays valid until
-    it expires: the participant may be in the middle of a run. Of a name that was revoked, brokers get new rules."""
+    """Issue an approval, and write it to approvals/<name>.approval.
+
+    An earlier record of the name stays valid until it expires, because the participant may be in the middle
+    of a run. If the name was revoked before, brokers get new rules.
+    """
     request = reviewed.request
     denied = request.name in revoked_names(authority, authority.now())
     taken = authority.register.latest(request.name)
@@ -94,7 +100,10 @@ def approve(
 
 
 def same_keys(authority: Authority, reviewed: ReviewedRequest) -> bool:
-    """As in the last approved request of this name; False where that request cannot be read any more."""
+    """Return whether the keys are those of this name's last approved request.
+
+    The result is False if that request cannot be read any more.
+    """
     new = reviewed.request
     try:
         old = review_request(authority, authority.stored_request(new.name), new.name, new.part).request
@@ -104,7 +113,7 @@ def same_keys(authority: Authority, reviewed: ReviewedRequest) -> bool:
 
 
 def renew(authority: Authority, name: str, days: float = DAYS) -> bytes:
-    """A new record and certificate for the same keys."""
+    """Issue a new record and certificate for the same keys."""
     latest = authority.register.latest(name)
     if latest is None:
         raise SettingsError(f"{name} has never been enrolled here; there are {enrolled_names(authority)}")
@@ -139,7 +148,8 @@ def reissue_approvals(authority: Authority, *parts: str) -> list[str]:
             continue
         try:
             _reissue(authority, entry)
-        except StatementError as error:  # one bad request stops no other approval
+        # One bad request must not stop the other approvals.
+        except StatementError as error:
             log.warning("%s gets no new approval: %s", entry.name, error)
         else:
             reissued.append(entry.name)
@@ -147,7 +157,7 @@ def reissue_approvals(authority: Authority, *parts: str) -> list[str]:
 
 
 def _reissue(authority: Authority, entry: Entry) -> None:
-    if entry.root not in authority.register.roots:  # rotated out since
+    if entry.root not in authority.register.roots:  # This root was retired in the meantime.
         renew(authority, entry.name)
         return
     reviewed = review_request(authority, authority.stored_request(entry.name), entry.name, entry.part)
@@ -155,8 +165,11 @@ def _reissue(authority: Authority, entry: Entry) -> None:
 
 
 def issuing_root(authority: Authority, request: Request) -> Root:
-    """During a rotation devices get certificates of the new root first; the coordinator, and then the brokers, once
-    all that verify theirs know the new root."""
+    """Return the root that signs the certificate for this request.
+
+    During a rotation the new root signs certificates of devices at once. The coordinator gets one of the new
+    root when all devices know this root, and brokers get one when all devices and the coordinator know it.
+    """
     verified_by = {"device": (), "coordinator": ("device",), "broker": ("device", "coordinator")}[
         request.part
     ]
@@ -164,15 +177,16 @@ def issuing_root(authority: Authority, request: Request) -> Root:
 
 
 def not_yet_rotated(authority: Authority, *parts: str) -> list[str]:
-    """Names whose newest certificate is still signed by an older root."""
+    """Return the names whose newest certificate is still signed by an older root."""
     newest, entries = authority.roots[-1].number, authority.register.current_entries(authority.now())
     return [e.name for e in entries if e.root != newest and (not parts or e.part in parts)]
 
 
 def begin_rotation(authority: Authority, years: float) -> Authority:
-    """Add a second root. Each name gets a certificate of it with its next approval.
+    """Add a second root; each name gets a certificate of it with its next approval.
 
-    Where there are two already, only the approvals are written again, which an interrupted command may not have done.
+    If there are two roots already, only the approvals are written again, because an interrupted command may
+    not have written them.
     """
     register = authority.register
     if len(authority.roots) > 1:
@@ -189,7 +203,8 @@ def begin_rotation(authority: Authority, years: float) -> Authority:
 def finish_rotation(authority: Authority, force: bool) -> Authority:
     """Retire the old root, and destroy its private keys.
 
-    Where that is done already, only the approvals are written again, which an interrupted command may not have done.
+    If that is done already, only the approvals are written again, because an interrupted command may not have
+    written them.
     """
     if authority.register.roots == (1,):
         raise SettingsError("there is one root; `enrol rotate` begins to replace it")
@@ -249,7 +264,7 @@ def enrolled_devices(authority: Authority) -> int:
 
 
 def revoked_names(authority: Authority, now: int) -> set[str]:
-    """Names that were revoked and have not been enrolled again."""
+    """Return the names that were revoked and have not been enrolled again."""
     current = {entry.name for entry in authority.register.current_entries(now)}
     return {
         e.name

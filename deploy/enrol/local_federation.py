@@ -1,4 +1,7 @@
-"""A whole federation enrolled on one machine, for local runs, stacks and tests: all its key folders in one folder."""
+"""Enrol a whole federation on one machine, for local runs, stacks and tests.
+
+One folder contains all of its key folders.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class LocalFederation:
 
 
 def tls_files(folder: Path) -> TlsFiles:
-    """The [broker] tls settings of the device or coordinator that is enrolled in this folder."""
+    """Return the [broker] tls settings of the device or coordinator that is enrolled in this folder."""
     current = folder / CURRENT
     return TlsFiles(str(current / TLS_CA), str(current / TLS_CERT), str(current / TLS_KEY))
 
@@ -53,7 +56,10 @@ def enrol_federation(
     hosts: tuple[str, ...] = LOOPBACK,
     days: float = DAYS,
 ) -> LocalFederation:
-    """Enrol what is not enrolled yet; the coordinator before the devices, whose approvals contain its record."""
+    """Enrol all names that are not enrolled yet.
+
+    The coordinator comes before the devices, because their approvals contain its record.
+    """
     local = LocalFederation(folder)
     names = [valid_device(name) for name in devices]
     if BROKER in names:
@@ -72,7 +78,7 @@ def enrol_federation(
 
 
 def enrol(authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()) -> None:
-    """Request, approval and installation in one step: both ends are on this machine."""
+    """Make a request, approve it and install the approval in one step: both sides are on this machine."""
     if (folder / CURRENT).exists():
         return
     request, data = make_request(
@@ -84,7 +90,10 @@ def enrol(authority: Authority, folder: Path, name: str, days: float, hosts: tup
 
 
 def write_mosquitto_conf(folder: Path, listener: ListenerSettings, mounted_at: Path | None = None) -> Path:
-    """A broker's mosquitto.conf beside its enrolled files, which its container sees at `mounted_at`."""
+    """Write a broker's mosquitto.conf into the folder with its enrolled files.
+
+    `mounted_at` is the path at which the broker's container sees this folder.
+    """
     path = folder / CONF_FILE
     (folder / "data").mkdir(exist_ok=True, mode=0o700)
     write_file(path, tls_settings(mounted_at or folder, listener).encode(), durable=False)

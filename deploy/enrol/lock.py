@@ -1,4 +1,7 @@
-"""One writer at a time in an operator's folder, and none that overwrites changes that it has not read."""
+"""Let one command at a time write in an operator's folder.
+
+A command that has not read the latest changes writes nothing, so it overwrites nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ LOCK: Final = "lock"
 
 
 class RegisterLock:
-    """Optimistic: taken only to write, and refused where the register has changed since it was read."""
+    """The optimistic lock of a register.
+
+    It is taken only to write. It is refused if the register has changed since it was read.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._held = folder, False
@@ -23,7 +29,10 @@ class RegisterLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """SettingsError, before anything is written, where another command has written in the meantime."""
+        """Hold the lock during the block; raise SettingsError if another command has changed the register.
+
+        The error is raised before anything is written.
+        """
         if self._held:
             yield
             return

@@ -1,6 +1,7 @@
-"""A broker's mosquitto.conf: written once, as its operator may change it; only the files that it names are renewed.
+"""Write a broker's mosquitto.conf once, because its operator may change it afterwards.
 
-The options are checked before anything is written, so that an error leaves nothing half done.
+Later, only the files that it names are renewed. The options are checked before anything is written, so an
+error leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from protofleet.deploy.enrol.local_federation import write_mosquitto_conf
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerError
 
-MOSQUITTO: Final = "mosquitto"  # the user that Mosquitto becomes when root starts it
+MOSQUITTO: Final = "mosquitto"  # the user to which Mosquitto changes when root starts it
 ROOT: Final = "root"
 OPTIONS: Final = {
     "port": "port", "listen": "host", "plain_port": "plain_port", "user": "user", "devices": "devices"
@@ -28,7 +29,7 @@ OPTIONS: Final = {
 
 
 def given_options(o: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given, by the names of ListenerSettings' fields."""
+    """Return the options that were given, by the names of ListenerSettings' fields."""
     return {name: value for key, name in OPTIONS.items() if (value := getattr(o, key)) is not None}
 
 
@@ -37,7 +38,7 @@ def given_flags(o: argparse.Namespace) -> str:
 
 
 def listener_to_write(o: argparse.Namespace, folder: Path, enrolled: int = 0) -> ListenerSettings | None:
-    """The listener settings to write, with room for the enrolled devices; None where the file stays as it is."""
+    """Return the listener settings to write, with room for the enrolled devices; None if nothing changes."""
     given, path = given_options(o), folder / CONF_FILE
     if user := given.get("user"):
         _check_user(user)
@@ -57,7 +58,7 @@ def listener_to_write(o: argparse.Namespace, folder: Path, enrolled: int = 0) ->
 
 
 def written_listener(folder: Path) -> ListenerSettings | None:
-    """The listener settings in mosquitto.conf; None where the file was edited since we wrote it."""
+    """Return the listener settings in mosquitto.conf; None if the file was edited after we wrote it."""
     text = (folder / CONF_FILE).read_text()
     listeners = re.findall(r"^listener (\d+) (\S+)$", text, re.MULTILINE)
     user = re.match(r"user (\S+)\n", text)
@@ -95,8 +96,12 @@ def _reload(folder: Path) -> None:
 
 
 def _default_user(folder: Path) -> str:
-    """A Mosquitto that root starts changes to another user where no user is named. It stays root where that one
-    could not get at the folder: what is printed has to start as it stands."""
+    """Return the user for mosquitto.conf, if the options name none; "" if this process is not root.
+
+    Without a user in its settings, a Mosquitto that root starts would change to another user. Root is
+    returned if the user mosquitto is missing or cannot enter the folder, because the printed command must
+    work unchanged.
+    """
     if os.geteuid() != 0:
         return ""
     return MOSQUITTO if _user_exists(MOSQUITTO) and not _first_closed_folder(folder, MOSQUITTO) else ROOT
@@ -121,7 +126,10 @@ def _user_exists(user: str) -> bool:
 
 
 def _chown(folder: Path, user: str) -> None:
-    """At a reload Mosquitto reads its files as the user that it has changed to."""
+    """Give the files to the user to which Mosquitto changes.
+
+    At a reload, Mosquitto reads its files as this user.
+    """
     if user and os.geteuid() == 0:
         for path in (folder, *folder.rglob("*")):
             if not path.is_symlink():
@@ -159,7 +167,10 @@ def _reason_to_stay_root(folder: Path) -> str:
 
 
 def _first_closed_folder(folder: Path, user: str) -> Path | None:
-    """The topmost parent folder that the user may not enter; those that are still to be made let anybody in."""
+    """Return the topmost parent folder that the user may not enter, or None.
+
+    Folders that do not exist yet are left out, because all users will be able to enter them.
+    """
     account = pwd.getpwnam(user)
     groups = os.getgrouplist(user, account.pw_gid)
     for parent in reversed([parent for parent in folder.absolute().parents if parent.exists()]):

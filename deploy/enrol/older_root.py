@@ -1,6 +1,7 @@
-"""Whether this root is an older copy: hosts hold what it has signed, and accept nothing older.
+"""Find out whether this root is an older copy.
 
-A root that was put back from before a revocation would bring the revoked party back, and every plan made of it does.
+Hosts hold statements that the root has signed, and accept no older ones. If a root from before a revocation
+is put back, every plan that is made with it brings the revoked party back.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ CRL: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", r
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a host holds, as far as this root has signed it."""
+    """The lists and the version of the roots that a host holds, if this root has signed them."""
 
-    version: int = 0  # of the list of who is revoked; of a broker the least that it can be
-    serials: frozenset[int] = frozenset()  # that are revoked there
+    version: int = 0  # version of the revocation list; for a broker the smallest version that it can have
+    serials: frozenset[int] = frozenset()  # the serial numbers that are revoked on the host
     roots_version: int = 0
 
 
 def read_held(authority: Authority, revoked: bytes = b"", roots: bytes = b"", crl: bytes = b"") -> Held:
-    """Of two statements, and of a broker its X.509 lists; nothing of another federation's, or of what is damaged."""
+    """Read two statements of a host, and the X.509 lists of a broker.
+
+    Statements and lists that are damaged or belong to another federation are left out.
+    """
     known, listed, roots_version = [root.public for root in authority.roots], Revocations(""), 0
     try:
         listed = read_revocations(revoked, known) if revoked else listed
@@ -49,7 +53,10 @@ def read_held(authority: Authority, revoked: bytes = b"", roots: bytes = b"", cr
 
 
 def _read_crl(authority: Authority, text: bytes) -> tuple[int, frozenset[int]]:
-    """A list's date follows its version (`certificates.revocation_list`)."""
+    """Return the version and the serial numbers of an X.509 list.
+
+    The version is computed from the list's date (see `certificates.revocation_list`).
+    """
     try:
         crl = x509.load_pem_x509_crl(text)
         if not any(crl.is_signature_valid(root.tls_ca.key.public_key()) for root in authority.roots):
@@ -60,8 +67,10 @@ def _read_crl(authority: Authority, text: bytes) -> tuple[int, frozenset[int]]:
 
 
 def problem(authority: Authority, held: Mapping[str, Held], devices: Collection[str]) -> str:
-    """Why nothing may be made of this root, in one line, or "". `held`: by who holds it; `devices`: whom
-    `deploy revoke` knows."""
+    """Return the reason why nothing may be made of this root, in one line, or "".
+
+    `held` maps the names of hosts to what they hold. `devices` are the names that `deploy revoke` knows.
+    """
     register, lost = authority.register, _lost(authority, held)
     by_version = {who: one.version for who, one in held.items() if one.version > register.version}
     by_roots = {
@@ -87,7 +96,7 @@ def problem(authority: Authority, held: Mapping[str, Held], devices: Collection[
 
 
 def _lost(authority: Authority, held: Mapping[str, Held]) -> dict[str, list[str]]:
-    """Names of certificates that are good here and revoked there, and by whom they are held so."""
+    """Return the names whose certificates are valid here but revoked at hosts, with these hosts."""
     now = authority.now()
     good = [e for e in authority.register.entries if e.part != CHECK and e.is_valid(now)]
     return {

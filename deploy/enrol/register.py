@@ -1,4 +1,4 @@
-"""The register of what an operator has issued: an entry for each certificate, and no secret."""
+"""Keep the register of what an operator has issued: an entry for each certificate, and no secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from protofleet.protocol.security.records import MAX_SERIALS
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 
 REGISTER: Final = "register.json"
-CHECK: Final = "check"  # a short-lived certificate of our own, to see what a broker does; no participant's
+# The part of short-lived certificates with which we test a broker; no participant has one.
+CHECK: Final = "check"
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,10 @@ class Entry:
     serial: int
     name: str
     part: str  # device, coordinator, broker or check
-    root: int  # the number of the root that signed it
+    root: int  # the number of the root that signed the certificate
     not_before: int
     not_after: int
-    fingerprint: str  # of the request
+    fingerprint: str  # the fingerprint of the request
     revoked_at: int = 0
     reason: str = ""
 
@@ -39,26 +40,29 @@ class Entry:
 @dataclass(frozen=True)
 class Register:
     federation: str
-    roots: tuple[int, ...] = (1,)  # numbers of the roots in use, the newest last
-    began: tuple[int, ...] = ()  # in registers of an earlier form; not read
+    roots: tuple[int, ...] = (1,)  # the numbers of the roots in use, the newest last
+    began: tuple[int, ...] = ()  # only in registers of an earlier form; it is not read
     roots_version: int = 1
-    version: int = 0  # of the revocation lists
-    # Serials in the lists of this version; None: a register of an earlier form.
+    version: int = 0  # the version of the revocation lists
+    # Serial numbers in the lists of this version; None: the register has an earlier form.
     listed: tuple[int, ...] | None = None
     last_serial: int = 0
     entries: tuple[Entry, ...] = field(default_factory=tuple)
 
     def latest(self, name: str) -> Entry | None:
-        """The newest entry of this name, revoked and expired ones too."""
+        """Return the newest entry of this name, also if it is revoked or has expired."""
         own = (e for e in self.entries if e.name == name and e.part != CHECK)
         return max(own, key=lambda e: e.serial, default=None)
 
     def current_entries(self, now: float) -> list[Entry]:
-        """The newest entry of each name, where that is valid."""
+        """Return the newest entry of each name, if this entry is valid."""
         return [e for e in self._newest() if e.is_valid(now)]
 
     def due_entries(self, until: float) -> list[Entry]:
-        """The newest entry of each name that was not revoked, where it ends by then; what has expired comes first."""
+        """Return the newest entries that end by then and are not revoked; the earliest end comes first.
+
+        Only the newest entry of each name counts.
+        """
         due = [e for e in self._newest() if not e.revoked_at and e.not_after <= until]
         return sorted(due, key=lambda e: (e.not_after, e.name))
 
@@ -77,8 +81,11 @@ class Register:
         return replace(self, entries=tuple(marked)).with_revocation_lists(now)
 
     def with_revocation_lists(self, now: int) -> Register:
-        """Lists of a new version, which is never used twice, even if an old backup was restored. A version's lists do
-        not change, even when an entry expires: whoever has a list accepts no other one of its version."""
+        """Return the register with revocation lists of a new version.
+
+        A version is never used twice, even if an old backup was restored. The lists of a version do not
+        change, even when an entry expires: a host that has a list accepts no other list of the same version.
+        """
         listed = sorted(e.serial for e in self.entries if e.revoked_at and now <= e.not_after)
         if len(listed) > MAX_SERIALS:
             message = (
@@ -93,11 +100,14 @@ class Register:
 
 
 class NoRootError(SettingsError):
-    """The folder is no root; whether it has been one, it cannot say itself."""
+    """The error that a folder is no root. The folder itself cannot show whether it was one before."""
 
 
 def lost(what: Path, folder: Path) -> SettingsError:
-    """Of a root that was there: nobody who is enrolled believes a new one, so none is to be made in its place."""
+    """Return the error for a root that is gone.
+
+    No enrolled host accepts a new root, so no new root must be made in place of the lost one.
+    """
     return SettingsError(
         f"{what} is gone: put back your copy of {folder} (docs/day-2.md, Lose the root); no host that is enrolled "
         "believes a new root"

@@ -1,4 +1,7 @@
-"""A request to join, by a device, coordinator or broker: its public keys, with proof that it has the private ones."""
+"""Make and read the request of a device, coordinator or broker to join.
+
+It has the sender's public keys, and a proof that the sender has the private keys.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 @dataclass(frozen=True, slots=True)
 class PrivateKeys:
-    """Generated on the machine that uses them; never sent or printed."""
+    """The private keys of a participant, which are generated on its machine, and never sent or printed."""
 
     identity: Ed25519PrivateKey
     receive: X25519PrivateKey
@@ -50,7 +53,7 @@ class Request:
     federation: str
     name: str
     part: Part
-    hosts: tuple[str, ...]  # of a broker: the names and addresses that clients connect to
+    hosts: tuple[str, ...]  # of a broker: the names and addresses to which clients connect
     sign: bytes
     receive: bytes
     csr: bytes  # PKCS#10, DER: signed by the TLS key
@@ -90,7 +93,7 @@ def new_request(
 
 
 def read_request(data: bytes) -> Request:
-    """The request, if it is well-formed and its sender has the private keys of it. StatementError where not."""
+    """Return the request; raise StatementError if it is malformed or its sender lacks the private keys."""
     fields = Reader(REQUEST, unverified_body(REQUEST, data))
     federation, name, part = fields.text(), fields.text(), fields.text()
     hosts = fields.blobs(MAX_HOSTS, 253)

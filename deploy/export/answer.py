@@ -1,4 +1,4 @@
-"""A program of its own, which knows exported files alone: what each of them answers. Nothing of ours is imported."""
+"""Run exported files in a separate program, and save their answers. It imports nothing of protofleet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 warnings.simplefilter("ignore")
-sys.modules["protofleet"] = None  # type: ignore[assignment]  # whoever tries to import it fails
+sys.modules["protofleet"] = None  # type: ignore[assignment]  # an import of protofleet fails
 
 
 def scores(path: Path, name: str, samples: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Runs exported files in another process, where protofleet cannot be imported, and compares what they answer."""
+"""Run exported files in another process, where protofleet cannot be imported, and compare the answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.runtime import children
 
 SAMPLES: Final = 7
-MOST_DIFFERENCE: Final = 1e-5  # between scores, relative to the largest
+MOST_DIFFERENCE: Final = 1e-5  # Maximum difference between scores, relative to the largest score.
 SECONDS: Final = 600.0
 Scores = np.ndarray
 
@@ -38,7 +38,10 @@ def require_check(formats: Sequence[str]) -> None:
 def check_files(
     folder: Path, model: Served, card: Card, formats: Sequence[str], say: Callable[[str], None]
 ) -> Mapping[str, float]:
-    """RunError where a file answers otherwise than the model itself: it is not kept then."""
+    """Compare the answers of the files with those of the model, and return the differences.
+
+    RunError is raised if a file gives another answer than the model. The export is not kept then.
+    """
     samples = card.input.drawn(SAMPLES)
     with torch.no_grad():
         scores = model(samples).numpy()
@@ -65,7 +68,10 @@ def _check_tensors(path: Path, card: Card) -> None:
 
 
 def difference(given: Scores, wanted: Scores) -> float:
-    """Relative to the largest score. A class without a prototype has none, here and there."""
+    """Return the largest difference, relative to the largest score.
+
+    A class without a prototype has no finite score, in both.
+    """
     finite = np.isfinite(wanted)
     if given.shape != wanted.shape or not np.array_equal(finite, np.isfinite(given)):
         return float("inf")

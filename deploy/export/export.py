@@ -1,4 +1,4 @@
-"""From a run to a folder with a model: files, a card and a short program, all of them or none."""
+"""Export a model of a run to a folder: files, a card and a short program, all of them or none."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Order:
-    """What the command line says."""
+    """The options of the command line."""
 
     run: Path
     wanted: Wanted = field(default_factory=Wanted)
-    formats: tuple[str, ...] = ()  # none: those that can be written here
+    formats: tuple[str, ...] = ()  # Empty: the formats that can be written here.
     out: Path | None = None
     template: bool = False
     check: bool = False
-    software: str = ""  # the version that writes it
+    software: str = ""  # The version of protofleet that writes the export.
 
     def __post_init__(self) -> None:
         if self.template and self.formats and ONNX not in self.formats:
@@ -62,7 +62,7 @@ class Exported:
     card: Card
     checked: Mapping[
         str, float
-    ]  # by file, the largest difference between scores, relative to the largest score
+    ]  # File -> the largest difference between scores, relative to the largest score.
 
     def as_object(self) -> dict[str, Any]:
         files = [*self.card.files, CARD]
@@ -75,9 +75,9 @@ class Exported:
 
 def export_model(order: Order, say: Say) -> Exported:
     place = order.place()
-    if order.run.is_dir():  # else there is no model, which is said first
+    if order.run.is_dir():  # If there is no run, the missing model is reported first.
         require_place(place)
-    model = find_model(order.run, order.wanted)  # where there is none, nothing is said of formats
+    model = find_model(order.run, order.wanted)  # If there is no model, no message about formats is printed.
     formats = _formats(order, say)
     if order.check:
         require_check(formats)
@@ -91,7 +91,7 @@ def export_model(order: Order, say: Say) -> Exported:
 
 
 def _formats(order: Order, say: Say) -> tuple[str, ...]:
-    """Each once, safetensors first."""
+    """Return each format once, safetensors first."""
     if order.template or ONNX in order.formats:
         require_onnx()
     if order.formats:
@@ -103,7 +103,7 @@ def _formats(order: Order, say: Say) -> tuple[str, ...]:
 
 
 def _write(model: Model, formats: tuple[str, ...], template: bool, folder: Path, software: str) -> Card:
-    """The card is last: it names the others by their hashes."""
+    """Write the files. The card is the last one, because it has the hashes of the others."""
     card = replace(
         model.card, software=software, made=datetime.now(timezone.utc).isoformat(timespec="seconds")
     )

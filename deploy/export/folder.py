@@ -1,7 +1,9 @@
-"""A folder that appears whole: written beside its place, synced and renamed; what fails leaves nothing.
+"""Make a folder that appears completely or not at all.
 
-Several may be made for one place at once: whoever comes last has it. They begin, and put theirs there, in turns by a
-lock on the folder above; each holds a lock on its own, which tells it from what one that was killed has left.
+It is written next to its place, synced and renamed. A failure leaves nothing. Several exports may make a
+folder for one place at once, and the last one stays. A lock on the parent folder lets only one of them begin,
+or put its folder in place, at a time. Each export holds a lock on its own folder, so that the others do not
+delete it as the remains of a killed export.
 """
 
 from __future__ import annotations
@@ -21,14 +23,17 @@ from protofleet.protocol.storage.disk import is_full, sync
 from protofleet.protocol.storage.folder_lock import held, is_held
 
 NEW, OLD = ".new", ".old"
-MODE: Final = 0o777  # before the umask, as of any folder
+MODE: Final = 0o777  # The mode before the umask, as for any folder.
 
 
 def require_place(place: Path) -> None:
-    """Before anything that takes long. Nothing is made here: the export may yet be refused."""
+    """Raise an error if the folder cannot be used, before slow work begins.
+
+    Nothing is made here, because the export may still be refused.
+    """
     if place.is_symlink() or (place.exists() and not place.is_dir()):
         raise SettingsError(f"{place} is there and is no folder; name another one with --out")
-    # An earlier export has a card, and may be replaced.
+    # An earlier export has a card and may be replaced.
     if place.is_dir() and any(place.iterdir()) and not (place / CARD).is_file():
         raise SettingsError(f"{place} is there, and holds no earlier export; name another folder with --out")
     there = next(folder for folder in place.absolute().parents if os.path.lexists(folder))
@@ -40,9 +45,9 @@ def require_place(place: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
-    """One to fill, which takes the place of an earlier export where nothing fails."""
-    made = [folder for folder in place.parents if not folder.exists()]  # innermost first
-    lock = contextlib.ExitStack()  # let go of at the end, when its name is another or it has gone
+    """Yield a new folder to fill. It replaces an earlier export if nothing fails."""
+    made = [folder for folder in place.parents if not folder.exists()]  # The innermost folder first.
+    lock = contextlib.ExitStack()  # The lock ends when the folder has been renamed or removed.
     fresh = _fresh_beside(place, lock)
     try:
         with lock:
@@ -56,7 +61,7 @@ def new_folder(place: Path) -> Iterator[Path]:
                 sync(place.parent)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another export may have put its own there
+        with contextlib.suppress(OSError):  # Another export may have put its folder there.
             for folder in made:
                 folder.rmdir()
         raise
@@ -91,7 +96,10 @@ def _put(fresh: Path, place: Path) -> None:
 
 
 def _sweep(place: Path) -> None:
-    """What an export that was killed has left: between its two renames it had put the earlier one aside."""
+    """Remove what a killed export has left.
+
+    If it was killed between its two renames, the earlier export gets its place back.
+    """
     for old in place.parent.glob(f".{place.name}.*{OLD}"):
         if not place.exists():
             old.rename(place)

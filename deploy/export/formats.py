@@ -1,4 +1,4 @@
-"""A served model in the forms that others read, as bytes: each takes any number of samples at once."""
+"""Encode a served model in the formats of other programs. Each file takes any number of samples at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES: Final[Mapping[str, str]] = {
     SAFETENSORS: "model.safetensors", ONNX: "model.onnx", TORCHSCRIPT: "model.torchscript.pt", PT2: "model.pt2",
 }  # fmt: skip
 INPUT, OUTPUT = "samples", "scores"
-TRACED_WITH: Final = 2  # samples: one would be taken for a fixed number
+TRACED_WITH: Final = 2  # Samples; the exporter would take one sample for a fixed number.
 QUIET: Final = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch._dynamo")
 
 
@@ -44,7 +44,10 @@ def encoded(form: str, model: Served, card: Card) -> bytes:
 
 
 def onnx_bytes(model: Served, card: Card, *, optimize: bool = True) -> bytes:
-    """Without `optimize` every tensor is in it under its own name, as a template needs them."""
+    """Encode the model as ONNX.
+
+    Without `optimize`, the file has every tensor under its own name, which a template needs.
+    """
     require_onnx()
     import torch.onnx
 
@@ -65,7 +68,7 @@ def _safetensors(model: Served, card: Card) -> bytes:
 
 
 def _torchscript(model: Served, card: Card) -> bytes:
-    trace: Any = torch.jit.trace  # has no types
+    trace: Any = torch.jit.trace  # The function has no types.
     with _quiet(), torch.no_grad():
         traced = trace(model, (card.input.drawn(TRACED_WITH),), check_trace=False)
         return _saved(lambda file: torch.jit.save(traced, file))
@@ -86,7 +89,7 @@ def _saved(save: Callable[[io.BytesIO], object]) -> bytes:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters warn of their own insides, which no user can change."""
+    """Silence exporters, which warn about internals that a user cannot change."""
     loggers = {logging.getLogger(name): logging.getLogger(name).level for name in QUIET}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

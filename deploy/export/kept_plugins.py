@@ -1,4 +1,7 @@
-"""The plug-ins that a run keeps in its folder: an export runs them again, as `protofleet run --resume` does."""
+"""Find the plug-ins that a run keeps in its folder.
+
+An export runs them again, as `protofleet run --resume` does.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,11 @@ SETTINGS: Final = "coordinator.toml"
 
 
 def plugins_of_run(folder: Path, named: PlugIns) -> PlugIns:
-    """Those that its coordinator allowed, from the run's own copies: the folder may have been moved. And those that
-    are named: a coordinator that runs as a service has its settings and its plug-ins elsewhere."""
+    """Return the plug-ins that the coordinator of a run allowed, and the named ones.
+
+    The files are the run's own copies, because the folder may have been moved. A coordinator that runs as a
+    service has its settings and its plug-ins in another folder, so that the user has to name them.
+    """
     path = folder / SETTINGS
     said = read_toml(path).get("plugins") if path.exists() else None
     if not isinstance(said, dict):

@@ -1,4 +1,4 @@
-"""What a folder is that was named where a run, a model or a device's versions were meant; what to name instead."""
+"""Say what a wrongly named folder is, and which folder of a run, a model or versions to name instead."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from protofleet.methods.served.card_file import CARD
 from protofleet.protocol.settings.suggest import there_are
 
 CURRENT: Final = "current"
-SHOWN: Final = 5  # of the folders that were probably meant
+SHOWN: Final = 5  # Folders that are suggested.
 RUN: Final = "name a folder such as runs/demo"
 
 
 def is_run(folder: Path) -> bool:
-    """Or its coordinator's folder."""
+    """Return whether the folder is a run's folder or its coordinator's folder."""
     return (folder / "coordinator" / SPOOL).exists() or (folder / SPOOL).exists()
 
 
@@ -26,7 +26,7 @@ def is_device(folder: Path) -> bool:
 
 
 def no_run(folder: Path) -> str:
-    """Why there is nothing to export from."""
+    """Say why there is nothing to export from."""
     if wrong := _no_folder(folder, "a run's folder"):
         return wrong
     if (folder / CARD).is_file():
@@ -42,7 +42,7 @@ def no_run(folder: Path) -> str:
 
 
 def no_model(folder: Path) -> str:
-    """Why there is nothing to predict with."""
+    """Say why there is nothing to predict with."""
     if wrong := _no_folder(folder, "the folder of a model, such as an export's or a device's"):
         return wrong
     if is_run(folder) or is_device(folder):
@@ -54,7 +54,7 @@ def no_model(folder: Path) -> str:
 
 
 def no_versions(folder: Path) -> str:
-    """Why there are no versions to list, pin or roll back."""
+    """Say why there are no versions to list, pin or roll back."""
     if wrong := _no_folder(folder, "the folder of a device that serves its models"):
         return wrong
     if (folder / CARD).is_file():
@@ -89,7 +89,7 @@ def _served(folder: Path) -> Path | None:
 
 
 def _inside(folder: Path, fits: Callable[[Path], bool]) -> str:
-    """Folders that fit, one or two floors down: of `runs`, or of a run's `devices`."""
+    """Return matching folders, one or two levels down: those of `runs`, or of a run's `devices`."""
     upper = list(_folders(folder))
     found = [one for one in upper if fits(one)] or [one for up in upper for one in _folders(up) if fits(one)]
     return ", ".join(map(str, sorted(found)[:SHOWN])) + (" ..." if len(found) > SHOWN else "")
@@ -98,5 +98,5 @@ def _inside(folder: Path, fits: Callable[[Path], bool]) -> str:
 def _folders(folder: Path) -> Iterator[Path]:
     try:
         yield from (one for one in folder.iterdir() if one.is_dir() and one.name[0] != ".")
-    except OSError:  # it is not there, or this user may not look into it
+    except OSError:  # The folder does not exist, or this user may not read it.
         return

@@ -1,4 +1,7 @@
-"""predict.py: the shortest program that uses an exported model, for people to begin with. It needs no protofleet."""
+"""Write predict.py, the shortest program that uses an exported model.
+
+It is a starting point for the user's own program, and it does not need protofleet.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ PICTURE: Final = """\
     x = np.asarray(opened(path).convert("{mode}").resize(({width}, {height})), np.float32)
     x = x.reshape({height}, {width}, {channels}).transpose(2, 0, 1)[None]
 """
-# The rules of `read_picture`: regular files, fixed formats, and limits that are compared before anything is decoded.
-# TIFF is left out: the check of its tables is longer than the rest of the program.
+# The rules are those of `read_picture`: regular files, fixed formats, and limits that are compared before
+# anything is decoded. TIFF is left out, because the check of its tables is longer than the rest of the
+# program.
 OPENED: Final = """\
 
 
@@ -74,7 +78,7 @@ BY_TORCHSCRIPT: Final = """\
 ANSWER: Final = """\
     return json.load(open(here / "card.json"))["classes"][int(scores.argmax())]
 """
-# A mistake is one line and exit code 2, as of `protofleet predict`.
+# A mistake gives one line and exit code 2, as in `protofleet predict`.
 MAIN: Final = """\
 
 

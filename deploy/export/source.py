@@ -1,4 +1,4 @@
-"""Which model of a run is meant, and where its folder has it."""
+"""Find the chosen model of a run in the files of its folder."""
 
 from __future__ import annotations
 
@@ -35,31 +35,34 @@ OLDER: Final = "an earlier version of protofleet wrote it"
 
 @dataclass(frozen=True)
 class Wanted:
-    """A model of a run. `device`: that device's own."""
+    """The choice of a model of a run. With `device`, it is that device's own model."""
 
     chosen: Chosen = "last"
     device: str | None = None
     way: str = PREDICT
-    # Which whoever asks for it names, beside those that a run keeps.
+    # Plug-ins that the caller names, in addition to those that a run keeps.
     plugins: PlugIns = field(default_factory=PlugIns)
 
 
 @dataclass(frozen=True)
 class Model:
-    """The card lacks only what is said of files."""
+    """A model of a run. Its card lacks only the entries about files."""
 
     card: Card
     served: Served
-    assumed: str = ""  # of its input, where nobody here knows
+    assumed: str = ""  # The assumed scale of its input, in words, if the scale is not known here.
 
 
 def find_model(folder: Path, wanted: Wanted) -> Model:
-    """In the folder of a run, of a coordinator or of a device. RunError where there is none."""
+    """Find a model in the folder of a run, of a coordinator or of a device.
+
+    RunError is raised if there is none.
+    """
     try:
         if is_device(folder) and not is_run(folder):
             return _device_s_own(folder, folder, wanted, "")
         run = _saved_run(folder)
-        # Its plug-ins are loaded, for whatever is made of it.
+        # The plug-ins of the plan stay loaded for the steps that follow.
         plan = read_plan(run.plan, plugins_of_run(folder, wanted.plugins))
         if wanted.device is None:
             return _of_all(folder, run, plan, wanted)
@@ -69,14 +72,14 @@ def find_model(folder: Path, wanted: Wanted) -> Model:
 
 
 def _saved_run(folder: Path) -> SavedRun:
-    """`folder` may be the coordinator's own too."""
+    """Return the saved run. `folder` may also be the coordinator's own folder."""
     found = read_saved_run(folder / "coordinator") or read_saved_run(folder)
     if found is None:
         raise RunError(no_run(folder))
     return found
 
 
-# The model of all.
+# The common model of all devices.
 
 
 def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> Model:
@@ -94,7 +97,10 @@ def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> Model:
 
 
 def _input(folder: Path, plan: Plan) -> tuple[Input, str]:
-    """How the numbers of samples are scaled belongs to the data, and so devices know it. And what is assumed."""
+    """Return the form of the input, and words about what is assumed.
+
+    The scale of the samples belongs to the data, so that only devices know it.
+    """
     found = dict[str, Input]()
     for path in sorted((folder / "devices").glob("*")):
         with contextlib.suppress(CardError, OSError):
@@ -114,12 +120,12 @@ def _input(folder: Path, plan: Plan) -> tuple[Input, str]:
 
 
 def _state(folder: Path, run: SavedRun, rounds: int, chosen: Chosen) -> tuple[int, Body]:
-    """And the round that it is the beginning of."""
+    """Return the round that begins with the state, and the state."""
     if chosen == "last":
         over = [
             line["round"] for line in read_rounds(folder / "rounds.jsonl") if line["kind"] == "evaluation"
         ]
-        return min(run.round, *over, rounds + 1), run.newest()  # the evaluation changes nothing
+        return min(run.round, *over, rounds + 1), run.newest()  # The evaluation changes no weights.
     if (best := run.best()) is not None:
         return best
     lines = read_rounds(folder / "rounds.jsonl")
@@ -128,8 +134,10 @@ def _state(folder: Path, run: SavedRun, rounds: int, chosen: Chosen) -> tuple[in
 
 
 def _half(plan: Plan, state: Body) -> Any:
-    """A client half that has received it. First weights are in the state, unless a backbone is frozen; public images
-    are for training."""
+    """Return a client half that has received the state.
+
+    The state contains first weights, unless a backbone is frozen. Public images are only for training.
+    """
     plan = replace(plan, init=plan.init if plan.freeze else None, public=None)
     server, half = plan.server_half(), plan.client_half(NoSamples(), "")
     server.restore(to_torch(state))
@@ -158,11 +166,11 @@ def _card(
 
 
 def _numbers(classes: int) -> tuple[str, ...]:
-    """Where nobody can tell their names."""
+    """Return numbers as class names, if the names are not known here."""
     return tuple(str(label) for label in range(classes))
 
 
-# A device's own.
+# A device's own model.
 
 
 def _folder_of_device(folder: Path, device: str) -> Path:

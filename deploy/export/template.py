@@ -1,6 +1,7 @@
-"""An ONNX file that a board fills with other numbers: exported once, here, with all numbers drawn.
+"""Make an ONNX file that a board fills with other numbers.
 
-Drawn numbers are all different, so the exporter takes no two tensors for one.
+It is exported once, on this machine, with random numbers. They are all different, so that the exporter does
+not take two tensors for the same one.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from protofleet.methods.served.card import Card, CardError
 from protofleet.methods.served.served import Served
 from protofleet.methods.served.template import PLACES, ROWS, fill, places_in, with_room
 
-COUNTERS = "num_batches_tracked"  # of batch norms: no graph reads them
+COUNTERS = "num_batches_tracked"  # Counters of batch norms, which no graph reads.
 
 
 def template_of(model: Served, card: Card) -> tuple[bytes, Card]:
-    """The file, filled with this model, and the card with its offsets."""
+    """Return the file, filled with this model, and the card with its offsets."""
     probe = drawn(roomy(model))
     content = onnx_bytes(probe, card, optimize=False)
     offsets = places_in(content, probe.state_dict())
@@ -35,7 +36,11 @@ def template_of(model: Served, card: Card) -> tuple[bytes, Card]:
 
 
 def roomy(model: Served) -> Served:
-    """Where each class has one row at most, for all of them; else for twice as many as there are now."""
+    """Return a copy of the model with room for more rows.
+
+    If each class has at most one row, there is room for the rows of all classes. Otherwise there is room for
+    twice as many rows as now.
+    """
     copy = deepcopy(model)
     tensors = copy.state_dict()
     if not {ROWS, PLACES} <= tensors.keys():

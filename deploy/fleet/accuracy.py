@@ -1,4 +1,7 @@
-"""Whether a change of the fleet has cost accuracy: read from the coordinator's metrics, for no device knows it."""
+"""Check whether a change of the fleet has cost accuracy, by the coordinator's metrics.
+
+A device does not know the accuracy of the fleet.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.settings import RolloutSettings
 
-TIMES: Final = 2  # a round measures the model that it began with, so the answers of one count in the next
+# Measurements to wait for. A round measures the model that it began with, so the answers of a round show
+# their effect in the next one.
+TIMES: Final = 2
 POLL_SECONDS: Final = 0.5
 FETCH_SECONDS: Final = 10.0
 MAX_BYTES: Final = 16 << 20
@@ -24,7 +29,7 @@ Series: TypeAlias = tuple[str, str, str]  # domain, split, view
 
 @dataclass(frozen=True, slots=True)
 class MetricsReading:
-    rounds: int  # changes with each round in which all present devices have measured
+    rounds: int  # It changes with each round in which all present devices have measured.
     accuracy: dict[Series, float]
 
 
@@ -50,7 +55,7 @@ def fetch_metrics(url: str) -> MetricsReading:
 
 
 def worst_drop(before: MetricsReading, after: MetricsReading, allowed: float) -> str:
-    """The largest drop, where it is more than is allowed; "" where none is."""
+    """Return a message about the largest drop, if it is larger than allowed; else ""."""
     lost = {s: value - after.accuracy[s] for s, value in before.accuracy.items() if s in after.accuracy}
     worst = max(lost, key=lambda series: lost[series], default=None)
     if worst is None or lost[worst] <= allowed:
@@ -61,14 +66,17 @@ def worst_drop(before: MetricsReading, after: MetricsReading, allowed: float) ->
 
 
 def missing_domains(before: MetricsReading, after: MetricsReading) -> str:
-    """Domains without a measurement now. No reason to stop: a device is not in every cohort."""
+    """Return a message about the domains that are no longer measured, or "".
+
+    This is no reason to stop, because a device is not in every cohort.
+    """
     missing = sorted({domain for domain, _, _ in before.accuracy.keys() - after.accuracy.keys()})
     return f"accuracy of {', '.join(missing)} is no longer measured, and was not judged" if missing else ""
 
 
 @dataclass
 class AccuracyCheck:
-    """Compares with the accuracy before the first wave."""
+    """The comparison of the present accuracy with the accuracy before the first wave."""
 
     care: RolloutSettings
     fetch: Callable[[str], MetricsReading] = fetch_metrics
@@ -81,7 +89,10 @@ class AccuracyCheck:
             self._baseline = self.fetch(self.care.metrics)
 
     def judge(self) -> tuple[bool, str]:
-        """Tell whether the next wave may follow, and say why, once all devices have measured often enough."""
+        """Return whether the next wave may follow, and the reason.
+
+        The decision is made when all devices have measured often enough.
+        """
         if self._baseline is None:
             return True, ""
         now, ended, started_at = self.fetch(self.care.metrics), 0, self.clock()

@@ -1,4 +1,7 @@
-"""Whether a device meets the requirements: facts in, verdicts out, each with its reason and a fix."""
+"""Check whether a host meets the requirements.
+
+The checks compute verdicts from the facts of a host. Each verdict has its reason and a fix.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,22 @@ MB: Final = 1e6
 ARCHITECTURES: Final = ("x86_64", "aarch64")
 OLDEST_PYTHON: Final = (3, 10)
 NEWEST_PYTHON: Final = (3, 13)
-MIN_DISK: Final = 2 * GB  # for a release; with torch among what is fetched, see below
+# Free bytes on the disk that a release needs, without and with torch among the fetched packages.
+MIN_DISK: Final = 2 * GB
 MIN_DISK_WITH_TORCH: Final = 8 * GB
 LOW_DISK: Final = 5 * GB
 MIN_RAM: Final = 0.7 * GB
 LOW_RAM: Final = 2.5 * GB
 MIN_BROKER_DISK, MIN_BROKER_RAM = 0.5 * GB, 2.2 * GB
 OLDEST_MOSQUITTO: Final = (2, 0, 11)
-MAX_CLOCK_OFFSET_SECONDS: Final = 300.0  # certificates are valid from an hour before they are issued
-EARLIEST_TIME: Final = 1_750_000_000  # every certificate of ours is newer
+# Seconds by which a host's clock may differ from ours. Certificates are valid from one hour before they are
+# issued.
+MAX_CLOCK_OFFSET_SECONDS: Final = 300.0
+EARLIEST_TIME: Final = 1_750_000_000  # Unix time; all of our certificates are newer.
 CLOCK_FIX: Final = "set it: `timedatectl set-ntp true`; a board without a battery needs NTP at boot"
-HOT, TOO_HOT = 85.0, 97.0  # degrees: an Orin throttles from 99 and shuts down at 104.5
+HOT, TOO_HOT = 85.0, 97.0  # degrees Celsius: an Orin throttles from 99 and shuts down at 104.5
 EXPIRES_SOON_DAYS, EXPIRES_NOW_DAYS = 30.0, 2.0
-# Docker 28.0 to 28.0.2 need a kernel option that L4T lacks, and no container has a network then.
+# Docker 28.0 to 28.0.2 need a kernel option that L4T lacks. Without it no container has a network.
 BAD_DOCKER: Final = re.compile(r"28\.0\.[012]\b")
 OLDEST_DOCKER: Final = (20, 10)
 TESTED_L4T: Final = {36: "JetPack 6", 38: "JetPack 7", 39: "JetPack 7"}
@@ -46,16 +52,19 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the host is to run; the defaults are those of `protofleet doctor`, which has no fleet file."""
+    """The software that the host is to run.
 
-    kind: str = "venv"  # or container, broker
+    The defaults are for `protofleet doctor`, which has no fleet file.
+    """
+
+    kind: str = "venv"  # venv, container or broker
     fetches_torch: bool = False
-    needs_gpu: bool = False  # compute = "cuda"
+    needs_gpu: bool = False  # true if the device's setting compute is "cuda"
     python: str = "python3"
 
 
 def run_checks(facts: Facts, use: Workload, now: float) -> list[Check]:
-    """`now` is the operator's clock."""
+    """Run all checks on a host's facts. `now` is the time of the operator's clock."""
     checks = [
         *_machine(facts, use), *_system(facts, use), *_capacity(facts, use), *_clock(facts, now), *_sensors(facts),
         *_probe_results(facts, use, now),
@@ -117,7 +126,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _python(f: Facts, use: Workload) -> Iterator[Check]:
-    """Of the interpreter that software.python names; a venv is made with this one."""
+    """Check the interpreter that software.python names; it is the one that makes the venv."""
     named = f"{use.python} (software.python)"
     package = f"apt-get install {use.python}-venv" if "/" not in use.python else "install its module venv"
     version = _numbers(f.python)[:2]
@@ -218,7 +227,7 @@ def _sensors(f: Facts) -> Iterator[Check]:
 
 
 def torch_words(probe: Probe) -> str:
-    """Its version, what it was built for, what it weighs, and whether a GPU is seen here."""
+    """Describe torch: its version, its build, its size on the disk, and whether it sees a GPU here."""
     build = f"built for {'the CPU alone' if probe.torch_build == 'cpu' else probe.torch_build}"
     size = f"{probe.torch_bytes / MB:,.0f} MB on disk"
     seen = f"{'with' if probe.cuda else 'without'} CUDA{' here' if probe.torch_build else ''}"

@@ -1,4 +1,4 @@
-"""The commands of `protofleet deploy`: what each does to a fleet's devices, and what it prints."""
+"""Run the commands of `protofleet deploy`, and print what they do to the hosts of a fleet."""
 
 from __future__ import annotations
 
@@ -47,19 +47,22 @@ T = TypeVar("T")
 Connect: TypeAlias = Callable[[Fleet, dict[str, Host]], AbstractContextManager[dict[str, Ssh]]]
 OK: Final = 0
 TEXT: Final = Listing()
-LOCAL_SECONDS: Final = 240.0  # for the facts of this machine
+LOCAL_SECONDS: Final = 240.0  # Seconds that the script gets to gather the facts of this machine.
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A fleet's file, opened for one command."""
+    """The fleet's file and what one command needs of it: the rollout, and connections to the chosen hosts."""
 
     fleet: Fleet
     rollout: Rollout
     hosts: dict[str, Ssh]
 
     def run_on_each(self, job: Callable[[Ssh], T]) -> Iterator[tuple[str, T | RunError]]:
-        """The job's result on each host, in their order; one that fails does not stop the others."""
+        """Run the job on each host, and yield the results in the order of the hosts.
+
+        An error on one host becomes its result and does not stop the others.
+        """
 
         def tried(ssh: Ssh) -> T | RunError:
             try:
@@ -74,9 +77,9 @@ class Deployment:
 @dataclass(frozen=True, slots=True)
 class Command:
     run: Callable[[Deployment, Options], int]
-    changes: bool = False  # it changes devices: only one such command may run at a time
-    needs_hosts: bool = False  # no host named does not mean all hosts
-    devices_only: bool = False  # no host named means all devices
+    changes: bool = False  # It changes hosts, so only one such command may run at a time.
+    needs_hosts: bool = False  # At least one host must be named: the command does not default to all hosts.
+    devices_only: bool = False  # If no host is named, the command is for all devices.
 
 
 def run(step: str, o: Options, connect: Connect = connections) -> int:
@@ -103,7 +106,7 @@ def _open(o: Options, changes: bool, devices_only: bool, connect: Connect) -> It
         releases = Releases(fleet, Path(folder) / "releases")
         control = ControlPlane(fleet, releases, _ask_for_fingerprint(o), getattr(o, "replace", False))
         for name in {**chosen, **above}:
-            control.text(name)  # a mistake in the file is found before any host is changed
+            control.text(name)  # This finds a mistake in the file before any host is changed.
         with connect(fleet, {**above, **chosen}) as hosts:
             log, force = DeployLog(Path(fleet.log)), getattr(o, "force", False)
             rollout = Rollout(fleet, control, log, _print, force, {name: hosts[name] for name in above})
@@ -111,13 +114,16 @@ def _open(o: Options, changes: bool, devices_only: bool, connect: Connect) -> It
 
 
 def known_hosts(o: Options) -> int:
-    """Needs no root, no release and no connection."""
+    """Ask the hosts for their ssh keys, and add the confirmed ones to known_hosts.
+
+    This command needs no root, no release and no connection.
+    """
     fleet, unasked = read_fleet(o.fleet), list[str]()
     whose = "of the key that its sshd shows"
     ask = _ask_for_fingerprint(o, whose, "does the host's own screen, or its provider, say so?")
 
     def show(name: str, fingerprint: str) -> bool:
-        """Where nobody can be asked, all are shown, to be compared before --yes."""
+        """Print a fingerprint if there is no terminal; the operator compares it and then uses --yes."""
         _print(name, f"fingerprint {whose}: {fingerprint}")
         unasked.append(name)
         return False
@@ -140,7 +146,7 @@ def _demand_newest_root(d: Deployment) -> None:
 
 
 def plan(d: Deployment, o: Options) -> int:
-    """Exit code 1 where a host cannot be reached or cannot be deployed."""
+    """Print the steps for each host; return exit code 1 if a host cannot be reached or cannot be deployed."""
     _demand_newest_root(d)
     listing, found, changing, unfit = Listing.of(o), dict[str, Any](), 0, list[str]()
     for name, planned in d.run_on_each(lambda ssh: d.rollout.plan(ssh)[2]):
@@ -169,7 +175,7 @@ def plan(d: Deployment, o: Options) -> int:
 
 
 def _bytes_a_day(d: Deployment) -> str:
-    """The line about the bytes that the run makes a board move and write; empty where the file has no coordinator."""
+    """Return the line about the bytes that a board moves and writes; "" if there is no coordinator."""
     if not d.fleet.of_role(COORDINATOR):
         return ""
     from protofleet.deploy.fleet.setup.daily_bytes import describe_bytes
@@ -220,7 +226,10 @@ def status(d: Deployment, o: Options) -> int:
 
 
 def _older_root(d: Deployment, looked: Mapping[str, Facts], listing: Listing) -> str:
-    """The line that `apply` refuses with, as far as those who have been looked at know; or ""."""
+    """Return the reason for which `apply` refuses this root, or "".
+
+    Only the hosts in `looked` are taken into account.
+    """
     if problem := d.rollout.control.older_root(looked):
         listing.line(problem, wrong=True)
     return problem
@@ -260,7 +269,7 @@ def _run_step(d: Deployment, ssh: Ssh, *words: str, seconds: float = 60.0) -> Re
 def _check(d: Deployment, ssh: Ssh) -> tuple[Facts, list[Check]]:
     control = d.rollout.control
     role = control.role(ssh.name).name
-    if role == BROKER:  # it does not connect to itself
+    if role == BROKER:  # A broker does not connect to itself.
         facts = _facts(d, ssh, "deep")
     else:
         broker = (
@@ -271,7 +280,7 @@ def _check(d: Deployment, ssh: Ssh) -> tuple[Facts, list[Check]]:
 
 
 def check_this_machine(o: Options) -> int:
-    """`protofleet doctor`, which has no fleet file."""
+    """Run `protofleet doctor`, which has no fleet file."""
     host, colon, port = o.broker.rpartition(":")
     if o.broker and not (host and colon and port.isdigit() and 0 < int(port) < 65_536):
         words = "which is not of the form HOST:PORT, as broker.example:8883, with a port from 1 to 65535"
@@ -325,7 +334,7 @@ def backup(d: Deployment, o: Options) -> int:
 
 
 def restore(d: Deployment, o: Options) -> int:
-    """Deploys the coordinator where that is needed, and puts the copy in place before it starts."""
+    """Deploy the coordinator if that is needed, and put the copy in place before the service starts."""
     ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR), "restore")
     run_name = d.rollout.control.coordinator_settings().name
     copies.check(o.source, run_name)
@@ -342,7 +351,7 @@ def restore(d: Deployment, o: Options) -> int:
 
 
 def forget(d: Deployment, o: Options) -> int:
-    """Ends what ties a host to the federation that it is in, so that this file's may have it."""
+    """Remove what ties a host to its present federation, so that it can join the federation of this file."""
 
     def forgotten(ssh: Ssh) -> str:
         require_success(_run_step(d, ssh, "forget"))
@@ -353,7 +362,7 @@ def forget(d: Deployment, o: Options) -> int:
 
 
 def tune(d: Deployment, o: Options) -> int:
-    """Override some settings for some hours. With nothing to set, an earlier override ends."""
+    """Override some settings for some hours; if no setting is given, end an earlier override."""
     control = d.rollout.control
 
     def tuned(ssh: Ssh) -> str:
@@ -363,13 +372,16 @@ def tune(d: Deployment, o: Options) -> int:
         return f"for {o.hours:g} hours: {', '.join(o.set)}" if o.set else "no override any more"
 
     _demand_devices(d, "tune", "change [coordinator] or [mosquitto] in the fleet's file and deploy it")
-    for name in d.hosts:  # a mistake is found before any device is changed
+    for name in d.hosts:  # This finds a mistake before any device is changed.
         control.signed_tuning(name, o.set, o.hours)
     return _print_each(d, tuned)
 
 
 def revoke(d: Deployment, o: Options) -> int:
-    """At the federation's root first: a device that cannot be reached is revoked too."""
+    """Revoke devices at the federation's root, and then destroy the keys on the devices.
+
+    The root comes first, so that a device that cannot be reached is revoked too.
+    """
 
     def erased(ssh: Ssh) -> str:
         result = _run_step(d, ssh, "erase_keys")
@@ -390,7 +402,7 @@ def revoke(d: Deployment, o: Options) -> int:
 
 
 def _tell_who_is_revoked(d: Deployment) -> int:
-    """Broker and coordinator get the new lists, then the broker ends the connections."""
+    """Send the broker and the coordinator the new lists, then let the broker end the connections."""
     if not d.fleet.of_role(BROKER):
         return OK
     outcomes = d.rollout.tell_lists()
@@ -437,7 +449,11 @@ def _print_each(d: Deployment, job: Callable[[Ssh], str]) -> int:
 
 @contextmanager
 def _exclusive_lock(path: Path) -> Iterator[None]:
-    """Two operators who change one fleet at once would undo each other's steps. It is freed with its process."""
+    """Hold the lock of a fleet's file, or raise SettingsError if another command holds it.
+
+    Two operators who change one fleet at the same time would undo each other's steps. The lock is freed when
+    the process ends.
+    """
     with path.open("r") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -453,7 +469,10 @@ def _ask_for_fingerprint(
     whose: str = "of its request, made on the device",
     question: str = "it came over SSH from the host whose key is known; is that the device that you mean?",
 ) -> Callable[[str, str], bool]:
-    """Asks the operator whether a host's fingerprint is the right one, one host after the other."""
+    """Return a function that asks the operator whether a host's fingerprint is the right one.
+
+    It asks for one host after the other.
+    """
     prompt = threading.Lock()
 
     def confirm(name: str, fingerprint: str) -> bool:
@@ -470,9 +489,8 @@ def _ask_for_fingerprint(
 
 
 def _print(name: str, message: str) -> None:
-    sys.stdout.write(
-        f"{name:16} {printable_lines(message)}\n"
-    )  # print writes the line's end by itself, and others may come between
+    # `print` writes the line's end separately, so the output of another thread could come between.
+    sys.stdout.write(f"{name:16} {printable_lines(message)}\n")
     sys.stdout.flush()
 
 

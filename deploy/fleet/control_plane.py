@@ -1,4 +1,7 @@
-"""The operator's side of a deployment: the desired state of each device, and what the root signs for it."""
+"""Compute the desired state of each host, and sign what the root has to sign for it.
+
+This is the operator's side of a deployment.
+"""
 
 from __future__ import annotations
 
@@ -75,30 +78,39 @@ from protofleet.protocol.settings.reader import SettingsError, decode, encode, o
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.printable import printable
 
-RENEW_BEFORE_SECONDS: Final = 30 * 86_400  # that a certificate still has
+# A certificate is renewed if it is valid for fewer seconds than this.
+RENEW_BEFORE_SECONDS: Final = 30 * 86_400
 BROKER_FILES: Final = (TLS_CA, TLS_CERT, TLS_KEY, CRL_FILE, ACL_FILE, KNOWN_ROOTS)
-DIGEST_DIGITS: Final = 16  # of the digest of settings
+DIGEST_DIGITS: Final = 16  # the number of digits that are kept of the digest of settings
 
-ConfirmFingerprint = Callable[[str, str], bool]  # given a device's name and the fingerprint of its request
+# It is called with a device's name and the fingerprint of its request.
+ConfirmFingerprint = Callable[[str, str], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The desired state of one device, and the texts of its files."""
+    """The desired state of one host, and the texts of its files."""
 
     desired: Desired
     text: str
     unit: str
-    files: Mapping[str, str] = field(default_factory=dict)  # beside settings and unit
+    files: Mapping[str, str] = field(default_factory=dict)  # the files besides the settings and the unit
 
 
 class ControlPlane:
-    """Its lock lets one thread at a time sign: the register of what was issued is one file."""
+    """The operator's side of a deployment.
+
+    Its lock lets one thread at a time sign, because the register of issued certificates is one file.
+    """
 
     def __init__(
         self, fleet: Fleet, releases: Releases, confirm: ConfirmFingerprint, replace: bool = False
     ) -> None:
-        """`replace`: an enrolled name may come with new keys, as a board that was installed again does."""
+        """Open the fleet's root.
+
+        If `replace` is true, an enrolled name may come with new keys, as a board does after it was installed
+        again.
+        """
         self.fleet, self._releases, self._confirm, self._replace = fleet, releases, confirm, replace
         self.authority, self._lock = open_root(fleet), threading.RLock()
 
@@ -127,14 +139,14 @@ class ControlPlane:
         return self._releases.of(name)
 
     def settings(self, name: str) -> DeviceSettings:
-        """Of a device."""
+        """Return the settings of a device."""
         return device_settings(self.fleet, self.federation, name)
 
     def coordinator_settings(self) -> CoordinatorSettings:
         return coordinator_settings(self.fleet, self.federation)
 
     def text(self, name: str) -> str:
-        """The settings of a host of any role; SettingsError for a mistake in the fleet's file."""
+        """Return the settings of a host of any role; raise SettingsError if the fleet's file is wrong."""
         match self.role(name).name:
             case "broker":
                 return broker_conf(self.fleet, enrolled_devices(self.authority))
@@ -145,7 +157,7 @@ class ControlPlane:
         return write_toml(self._there(name, encode(settings)))
 
     def _there(self, name: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Settings with the places that shipped files have on the host."""
+        """Return the settings with the paths that shipped files have on the host."""
         plugins, template = plugin_files(self.fleet, name), template_files(self.fleet, name)
         if not (plugins or template):
             return table
@@ -177,7 +189,10 @@ class ControlPlane:
         return targets_text(self.fleet, self.federation)
 
     def files(self, name: str, text: str) -> dict[str, str]:
-        """What is put in place beside signed settings with this text. Mosquitto reads no statement of ours."""
+        """Return the files that are installed together with the signed settings that have this text.
+
+        Mosquitto cannot read our signed statements, so a broker gets its settings as a plain file too.
+        """
         return {"mosquitto.conf": text} if self.role(name).name == BROKER else {}
 
     def _lists(self, role: Role, name: str) -> str:
@@ -191,11 +206,14 @@ class ControlPlane:
         return hashlib.sha256(approval.crl + approval.rules.encode()).hexdigest()
 
     def records(self) -> list[Path]:
-        """Of all that are enrolled, as a coordinator reads them."""
+        """Return the record files of all enrolled names, as a coordinator reads them."""
         return sorted((Path(self.fleet.root) / "records").glob("*.record"))
 
     def broker_keys(self, name: str) -> dict[str, bytes]:
-        """The newest keys, certificate and lists of the broker, whose host has no program that could make them."""
+        """Return the newest keys, certificate and lists of the broker.
+
+        They are made here, because the broker's host has no program that can make them.
+        """
         folder, authority = Path(self.fleet.broker), self.authority
         with self._lock:
             if not (folder / CURRENT).exists():
@@ -212,7 +230,10 @@ class ControlPlane:
             return {file: (folder / CURRENT / file).read_bytes() for file in BROKER_FILES}
 
     def _renew_broker(self, name: str, folder: Path) -> None:
-        """Its keys stay. Devices that still know it by an earlier address go on to find that in the certificate."""
+        """Renew the broker's certificate for the same keys, if that is needed.
+
+        The earlier addresses of the broker stay in its certificate, for devices that still use one of them.
+        """
         known = self._names_in_certificate(name)
         if self._broker_address() not in known:
             hosts = (self._broker_address(), *known)[:MAX_HOSTS]
@@ -229,19 +250,22 @@ class ControlPlane:
         return host_names(x509.load_pem_x509_certificate(path.read_bytes())) if path.exists() else []
 
     def installed_settings(self, name: str, data: bytes) -> InstalledSettings:
-        """Empty unless our root has signed them, for this device."""
+        """Return the digest and the version of installed settings.
+
+        They are empty unless our root has signed the settings for this host.
+        """
         found = self._read(data)
         if found is None or found.name != name:
             return InstalledSettings()
         return InstalledSettings(sha256_of(found.text)[:DIGEST_DIGITS], found.version)
 
     def signed_settings(self, name: str, text: str, above: int) -> str:
-        """Settings with a version above all earlier ones."""
+        """Sign settings with a version that is higher than `above` and all earlier versions."""
         settings = SignedSettings(self.federation, name, max(int(time.time()), above + 1), text)
         return armoured(SETTINGS, issue_settings(settings, self.authority.keys))
 
     def release_folder(self, name: str) -> Path:
-        """Of what this host gets, with the manifest that it verifies."""
+        """Return the folder that is shipped to this host, with the manifest that the host verifies."""
         release = self.release(name)
         folder = release.folder
         with self._lock:
@@ -258,7 +282,10 @@ class ControlPlane:
         return (Path(self.fleet.root) / ROOTS_FILE).read_text()
 
     def signed_tuning(self, name: str, changes: Sequence[str], hours: float) -> str:
-        """Overrides of settings for some hours; a mistake in them is found here, not on the device."""
+        """Sign overrides of settings that are valid for some hours; raise SettingsError for a mistake.
+
+        A mistake is thus found here and not on the device.
+        """
         for change in changes:
             if "=" not in change:
                 raise SettingsError(
@@ -280,14 +307,16 @@ class ControlPlane:
         return found.text
 
     def approval(self, name: str, request: str) -> str:
-        """The answer to a device's request; a person compares the fingerprint of keys that are new to us."""
+        """Return the approval of a host's request.
+
+        If the keys in the request are new to us, a person compares the request's fingerprint.
+        """
         with self._lock:
             asked = self._review(name, request)
             if self._approved_before(name, asked):
                 if self.role(name).name == COORDINATOR and self._valid_certificates(name):
-                    reissue_approvals(
-                        self.authority, COORDINATOR
-                    )  # another record of it would concern all devices
+                    # A new record of the coordinator would have to be sent to all devices.
+                    reissue_approvals(self.authority, COORDINATOR)
                 else:
                     renew(self.authority, name)
             elif not self._confirm(name, asked.fingerprint):
@@ -299,7 +328,10 @@ class ControlPlane:
             return (Path(self.fleet.root) / "approvals" / f"{name}.approval").read_text()
 
     def _review(self, name: str, request: str) -> ReviewedRequest:
-        """A bad request fails this device's deployment alone; it may ask to be this device and nothing else."""
+        """Read a host's request; raise RunError if it is bad or asks for another name or role.
+
+        A bad request lets only the deployment of this host fail.
+        """
         try:
             data = from_armour(REQUEST, request.encode(), f"the request of {name}")
             return review_request(self.authority, data, name, self.role(name).name)
@@ -307,7 +339,10 @@ class ControlPlane:
             raise RunError(f"{name} was not approved: {printable(str(error))}") from None
 
     def readmit(self, name: str) -> str:
-        """Brokers deny a revoked name all topics, whatever its new keys. What was done about it, or ""."""
+        """Issue new rules for the brokers if the name was revoked before; return what was done, or "".
+
+        With the old rules, brokers deny all topics to the name, even if it has new keys.
+        """
         with self._lock:
             if not self.was_revoked(name):
                 return ""
@@ -324,14 +359,14 @@ class ControlPlane:
             return "it was revoked before; the broker accepts the name again"
 
     def revocation(self, name: str) -> str:
-        """When and why this name is out of the federation; "" while it is in, or is to come back."""
+        """Return when and why this name was revoked; "" if it is not revoked, or is enrolled again."""
         latest = self.authority.register.latest(name)
         if latest is None or not latest.revoked_at:
             return ""
         return f"{day(latest.revoked_at)}{f', {latest.reason}' if latest.reason else ''}"
 
     def refusal(self, name: str) -> str:
-        """Why nothing of this file is deployed there."""
+        """Return the reason why nothing in the fleet's file is deployed to this host, or ""."""
         if self._replace or not (revoked := self.revocation(name)):
             return ""
         return (
@@ -340,7 +375,11 @@ class ControlPlane:
         )
 
     def older_root(self, facts: Mapping[str, Facts]) -> str:
-        """Why nothing may be made of this root: these hosts, or our own broker's folder, hold later lists; or ""."""
+        """Return the reason why nothing may be made of this root, or "".
+
+        The reason is that one of these hosts, or the folder of our own broker, holds later lists than this
+        root.
+        """
         held = {
             name: read_held(self.authority, here.held_revoked, here.held_roots, here.held_crl)
             for name, here in ((name, one.installed) for name, one in facts.items())
@@ -353,7 +392,10 @@ class ControlPlane:
         return any(e.name == name and e.revoked_at for e in self.authority.register.entries)
 
     def _approved_before(self, name: str, asked: ReviewedRequest) -> bool:
-        """Whether these keys were approved before. Revoked keys are never approved again."""
+        """Return whether these keys were approved before; raise RunError if they were revoked.
+
+        Revoked keys are never approved again.
+        """
         latest = self.authority.register.latest(name)
         if latest is None:
             return False
@@ -364,12 +406,13 @@ class ControlPlane:
         return same
 
     def _valid_certificates(self, name: str) -> frozenset[str]:
-        """SHA-256 of this name's certificate, unless it is to be renewed."""
+        """Return the SHA-256 of this name's certificate; an empty set if the certificate must be renewed."""
         latest, now = self.authority.register.latest(name), self.authority.now()
         if latest is None or not latest.is_valid(now + RENEW_BEFORE_SECONDS) or latest.revoked_at:
             return frozenset()
         if self.role(name).name == BROKER and self._broker_address() not in self._names_in_certificate(name):
-            return frozenset()  # whoever looks for the broker where it is now would not believe it
+            # Clients that connect to the broker's present address would refuse this certificate.
+            return frozenset()
         return frozenset({_sha256(Path(self.fleet.root) / "certs" / f"{name}.crt")})
 
     def _read(self, data: bytes) -> SignedSettings | None:
@@ -380,7 +423,11 @@ class ControlPlane:
 
 
 def open_root(fleet: Fleet) -> Authority:
-    """What a deployment, an enrolled broker or `init` has left says that a root which is not there is a lost one."""
+    """Open the fleet's root; raise the error of a lost root if the root is gone.
+
+    A deployment, an enrolled broker or `init` leaves files. If they exist and the root does not, the root is
+    lost.
+    """
     root, left = Path(fleet.root), [Path(fleet.log), Path(fleet.file).parent / TARGETS_FILE]
     if fleet.broker:
         left.append(Path(fleet.broker) / CURRENT)

@@ -1,4 +1,4 @@
-"""Copies of a coordinator's runs: taken from its host, and put back there or on the one that follows it."""
+"""Back up the runs of a coordinator, and restore them on the same host or on the host that replaces it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ PACK_SECONDS: Final = 1800.0
 
 
 def take(ssh: Ssh, place: Place, folder: Path) -> str:
-    """While the coordinator is stopped: of one that writes a copy would be torn."""
+    """Copy the coordinator's runs to a folder of this machine; the coordinator is stopped during the copy.
+
+    A copy of a run that is being written would not be consistent.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     running = read_state(ssh.name, require_success(ssh.run(place.steps, "state"))).service.active == "active"
     require_success(ssh.run(place.steps, "stop", "30", seconds=150.0))
@@ -38,7 +41,10 @@ def take(ssh: Ssh, place: Place, folder: Path) -> str:
 
 
 def check(folder: Path, run: str) -> None:
-    """Before anything is stopped for it."""
+    """Raise SettingsError if the copy cannot be read or lacks this run.
+
+    This is checked before anything is stopped.
+    """
     if not (folder / COPY).is_file():
         problem = f"has no {COPY}" if folder.is_dir() else "is no folder"
         way_out = "name that of a backup with --from; `protofleet deploy backup coordinator` makes one"
@@ -59,7 +65,7 @@ def check(folder: Path, run: str) -> None:
 
 
 def put_back(folder: Path, run: str, from_round: int | None) -> Callable[[Executor], None]:
-    """What `Rollout.deploy` does before it starts the service."""
+    """Return the function that `Rollout.deploy` calls before it starts the service; it restores the copy."""
 
     def put(executor: Executor) -> None:
         place, ssh = executor.place, executor.ssh

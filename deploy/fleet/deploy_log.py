@@ -1,4 +1,7 @@
-"""Who changed what, when, on which device, and how it ended: one JSON object a line, only ever added to."""
+"""Write the deploy log: who changed what on which host, when, and with which result.
+
+Each entry is one JSON object on a line. Lines are only added.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Executes the steps of a plan on one host over SSH."""
+"""Execute the steps of a plan on one host over SSH."""
 
 from __future__ import annotations
 
@@ -52,39 +52,42 @@ from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.settings.reader import SettingsError
 
 BUILD_SECONDS: Final = 1800.0
-SWITCH_SECONDS: Final = 900.0  # a whole release is read again, perhaps from an SD card
-SETTLE_SECONDS: Final = 150.0  # the host itself waits for two minutes
+SWITCH_SECONDS: Final = 900.0  # All files of a release are read again, perhaps from an SD card.
+SETTLE_SECONDS: Final = 150.0  # The host itself waits up to two minutes for another step to end.
 POLL_SECONDS: Final = 0.5
-# For which a device stays healthy before it counts as that: who is refused has been answered too.
+# Seconds that a device must stay healthy before it counts as healthy. A refusal arrives within this time.
 STEADY_SECONDS: Final = 5.0
-GATHERING_SECONDS: Final = (
-    10.0  # for which a run has to wait for further devices, until none waits for a round of it
-)
+# Seconds that a run must be waiting for more devices before the soak stops waiting for a round.
+GATHERING_SECONDS: Final = 10.0
 REQUEST: Final = re.compile(
     r"-----BEGIN PROTOFLEET REQUEST-----.*?-----END PROTOFLEET REQUEST-----", re.DOTALL
 )
 
 
 class StepError(RunError):
-    """A step has failed on the device."""
+    """The error that a step has failed on the host."""
 
 
 class NonsenseError(RunError):
-    """A value that a host says is not of its type."""
+    """The error that a host has sent a value that is not of the expected type."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """A service and the status of its own process, or what it answers."""
+    """The state of a service, with the status of its own process or the answer that the service gives."""
 
     service: Service
     status: Status | None
     answers: str = ""
-    over: str = ""  # why the last process has ended, or this one is about to
+    # The reason why the last process has ended, or why the present process is about to end.
+    over: str = ""
 
     @property
     def healthy(self) -> bool:
-        """It is in the run, or waits for one: a process that is about to end says why in its status."""
+        """Return whether the process is in the run or waits for a run.
+
+        The status of a process that is about to end holds the reason (`over`); such a process is not healthy.
+        """
         if self.status is not None:
             status = self.status
             return status.connected and (status.heard or status.idle) and not status.over
@@ -105,7 +108,7 @@ def gather_facts(ssh: Ssh, place: Place, *how: str) -> Facts:
 
 
 class Executor:
-    """One host."""
+    """The executor of steps on one host."""
 
     def __init__(
         self, ssh: Ssh, control: ControlPlane, target: Target, report: Callable[[str], None]
@@ -114,7 +117,7 @@ class Executor:
         self.place = control.place(ssh.name)
 
     def execute(self, step: Step, facts: Facts) -> None:
-        """Raises StepError, or UnreachableError where the device can no longer be reached."""
+        """Execute a step; raise StepError if it fails, or UnreachableError if the host cannot be reached."""
         desired = self.target.desired
         match step:
             case Refuse(reasons):
@@ -159,7 +162,10 @@ class Executor:
                 self.record(release, settings, desired.unit)
 
     def configure(self, text: str, unit: str, version: int) -> None:
-        """Upload settings and unit beside those in use; the new release checks that it can read them."""
+        """Upload the settings and the unit, and let the new release check that it can read the settings.
+
+        The settings and the unit in use are not changed yet.
+        """
         desired = self.target.desired
         files = {"settings": self.control.signed_settings(desired.name, text, version), "unit": unit}
         files |= self.control.files(desired.name, text)
@@ -167,7 +173,10 @@ class Executor:
         self.run_step("check", desired.release, desired.name)
 
     def configure_kept(self, text: str, which: str, good: KnownGood, version: int) -> None:
-        """Sign the earlier settings again; the unit is the one that the device has kept, or the device refuses it."""
+        """Sign the earlier settings again, and upload them; the unit is the one that the device has kept.
+
+        The manifest lists the hash of the kept unit, so the device refuses any other unit.
+        """
         desired = self.target.desired
         settings = self.control.signed_settings(desired.name, text, version)
         files = {"settings": settings, **self.control.files(desired.name, text)}
@@ -195,7 +204,7 @@ class Executor:
         return read_state(self.ssh.name, self.run_step("state"))
 
     def last_log_line(self) -> str:
-        """Of the service, from its journal."""
+        """Return the last line of the service's log, from its journal."""
         journal = self.ssh.run(self.place.steps, "journal").out
         lines = [shown(line) for line in journal.split("\n") if line.strip()]
         ours = [line.removeprefix("protofleet: ") for line in lines if line.startswith("protofleet: ")]
@@ -207,7 +216,10 @@ class Executor:
         upload(self.ssh, self.place, {**files, MANIFEST: self.control.manifest(subject, listed)})
 
     def admit(self) -> None:
-        """The records are signed each by itself, so they go where the coordinator reads them."""
+        """Send all records to the folder from which the coordinator reads them.
+
+        Each record has its own signature, so no manifest is needed.
+        """
         folder = Path(tempfile.mkdtemp(prefix="protofleet-"))
         try:
             for path in self.control.records():
@@ -217,7 +229,11 @@ class Executor:
             shutil.rmtree(folder)
 
     def _install_broker_keys(self) -> None:
-        """Made where the root is, as that host has no program of ours; 0600 on the way and there."""
+        """Send the broker its keys, which are made on the machine with the root.
+
+        The broker's host has no program of ours that could make keys. The files have the mode 0600 on both
+        machines.
+        """
         name = self.target.desired.name
         files = self.control.broker_keys(name)
         listed = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
@@ -237,14 +253,18 @@ class Executor:
             self.report(message)
 
     def _wait_until_healthy(self, seconds: float) -> None:
-        """Healthy is this process once the coordinator has answered it, signed, and it has stayed up since; an open
-        port is not enough."""
+        """Wait until the new process is healthy and has stayed up for a while, or raise StepError.
+
+        A device is healthy when the coordinator has sent its process a signed answer. An open port is not
+        enough.
+        """
         started_at, restarts, failures = time.monotonic(), self.service_state().service.restarts, 0
         steady = STEADY_SECONDS if self.place.role == DEVICE else 0.0
-        healthy_since = (0, 0.0)  # process, time
+        healthy_since = (0, 0.0)  # process id, and since when it has been healthy
         while True:
             seen, now = self.service_state(), time.monotonic()
-            failures += seen.service.sub == "auto-restart"  # the first may be of the process before
+            # The first failure may be one of the earlier process.
+            failures += seen.service.sub == "auto-restart"
             if seen.healthy:
                 if healthy_since[0] != seen.service.pid or not healthy_since[1]:
                     healthy_since = (seen.service.pid, now)
@@ -309,7 +329,7 @@ class Executor:
 
 
 def read_state(name: str, result: Result) -> ServiceState:
-    """Read what the step `state` has printed."""
+    """Read the output of the step `state`."""
     said = Fields(result.out)
     try:
         service, answers = read_service(said), said.text("answers")
@@ -321,7 +341,10 @@ def read_state(name: str, result: Result) -> ServiceState:
 
 
 def upload(ssh: Ssh, place: Place, files: Mapping[str, str | bytes], private: bool = False) -> None:
-    """Small files, for a step of `remote.sh` to use; `private`: which root alone may read there."""
+    """Upload small files, which a step of `remote.sh` then uses.
+
+    If `private` is true, only root may read the files on the host.
+    """
     require_success(ssh.run(place.steps, "settle", seconds=SETTLE_SECONDS))
     folder = Path(tempfile.mkdtemp(prefix="protofleet-"))
     try:

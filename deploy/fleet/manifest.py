@@ -1,8 +1,11 @@
-"""The files that are copied to a device, by hash: a statement by the federation's root, verified there (`verify.py`).
+"""Sign the hashes of the files that are copied to a host.
+
+The manifest is a statement by the federation's root, and `verify.py` verifies it on the host.
 
     body := federation | subject | u64 issued | each file: "SHA-256 name"
 
-Subjects are `release NAME` and `device NAME`: wheels or an image; settings and unit.
+The subject `release NAME` is for wheels or an image, and `ROLE NAME`, such as `device NAME`, for the settings and
+the unit. `keys NAME` is for the keys of a broker.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protofleet.deploy.fleet.software import file_digest
 from protofleet.protocol.security.statements import Writer, armoured, sign_statement
 
-MANIFEST: Final = "manifest"  # the kind of statement, and the file's name in the folder that it is about
+# the kind of the statement, and the name of its file in the folder that it describes
+MANIFEST: Final = "manifest"
 
 
 def issue_manifest(
     federation: str, subject: str, files: Mapping[str, str], keys: Sequence[Ed25519PrivateKey]
 ) -> str:
-    """`files`: name to SHA-256."""
+    """Sign a manifest. `files` maps the names of files to their SHA-256."""
     lines = [f"{digest} {name}".encode() for name, digest in sorted(files.items())]
     body = Writer().text(federation).text(subject).number(int(time.time())).blobs(lines).done()
     return armoured(MANIFEST, sign_statement(MANIFEST, body, keys))

@@ -1,6 +1,7 @@
-"""Facts in, a list of steps out. Nothing here reaches a device: a plan is a value, to be printed or executed.
+"""Compare a host's facts with its desired state, and list the steps between them.
 
-After an interrupted step the facts give the same plan again, without the steps that were finished.
+This module connects to no host: a plan is a value that can be printed or executed. After an interrupted step,
+the facts give the same plan again, without the steps that are finished.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from protofleet.deploy.fleet.settings import RolloutSettings
 from protofleet.protocol.wire.names import COORDINATOR
 
 DAY: Final = 86_400
-YOUNG_SECONDS: Final = 60  # of a process that was started again after it had ended
+# A restarted process that has run for fewer seconds than this counts as one that keeps ending.
+YOUNG_SECONDS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,34 +28,35 @@ class Desired:
     name: str
     release: str
     release_description: str
-    settings: str  # digest of their text
+    settings: str  # digest of the settings' text
     unit: str  # SHA-256 of the unit file
-    unit_mark: str  # in the environment of the processes that this unit has started
-    tls: frozenset[str]  # SHA-256 of the valid certificates of this name; empty: it is not enrolled yet
+    unit_mark: str  # the id that this unit puts into the environment of its processes
+    tls: frozenset[str]  # SHA-256 of the valid certificates of this name; empty: a new one is needed
     roots: str
     coordinator: str
     care: RolloutSettings
     role: Role = DEVICE
-    lists: str = ""  # of a broker its rules and revocations, of a coordinator the records that it knows
+    # Digest of a broker's rules and revocations, or of the records that a coordinator knows.
+    lists: str = ""
     revoked: str = ""
-    targets: str = ""  # for a Prometheus on this host
+    targets: str = ""  # digest of the targets for a Prometheus on the coordinator's host
 
     @property
     def blocked_key(self) -> str:
-        """This software with these settings, which is blocked once it has failed."""
+        """Return the name under which this release with these settings is blocked after it has failed."""
         return f"{self.release}-{self.settings}"
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The host cannot be deployed, and why."""
+    """The reasons why a host cannot be deployed."""
 
     reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Users and folders of its own, and the roots whose signatures it accepts."""
+    """The step that makes users and folders, and stores the roots whose signatures the host accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,10 @@ class Ship:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """An environment from what was shipped, complete once it has imported everything and multiplied a matrix."""
+    """The step that builds an environment from the shipped files.
+
+    The environment is complete when it has imported all modules and multiplied a matrix.
+    """
 
     release: str
 
@@ -76,43 +82,43 @@ class Enrol:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The coordinator gets the records of all that are enrolled."""
+    """The step that sends the coordinator the records of all enrolled names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """A Prometheus on the host gets the addresses of all that serve metrics."""
+    """The step that gives a Prometheus on the host the addresses of all hosts that serve metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Settings, signed, and the unit: put beside those in use."""
+    """The step that uploads the signed settings and the unit, and leaves those in use unchanged."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Wait until the running process has finished its work, and stop it."""
+    """The step that waits until the running process has finished its work, and stops it."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Every later start is of this release with these settings."""
+    """The step after which every start uses this release with the new settings."""
 
     release: str
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The new process replaces the running one."""
+    """The step that replaces the running process by a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Wait until the coordinator has answered the new process."""
+    """The step that waits until the coordinator has answered the new process."""
 
     seconds: float
 
@@ -125,7 +131,7 @@ class Soak:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Note this state as known good: a later change that fails is rolled back to it."""
+    """The step that records this state as known good: a later change that fails is rolled back to it."""
 
     release: str
     settings: str
@@ -151,16 +157,16 @@ Step: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class InstalledSettings:
-    """The settings that are installed, where our root has signed them."""
+    """The installed settings; the fields are empty if our root has not signed the settings."""
 
-    settings: str = ""  # digest of their text
+    settings: str = ""  # digest of the settings' text
     version: int = 0
 
 
 def plan(
     facts: Facts, desired: Desired, checks: list[Check], present: InstalledSettings, force: bool = False
 ) -> list[Step]:
-    """The steps from the device's facts to its desired state."""
+    """Return the steps from the host's facts to its desired state."""
     installed = facts.installed
     if reasons := [f"{check.name}: {check.reason}; {check.fix}" for check in failures(checks)]:
         return [Refuse(tuple(reasons))]
@@ -204,7 +210,8 @@ def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterat
     if restart or not is_known_good(installed.good, desired) or not is_healthy(facts):
         yield Health(care.health_seconds)
         if not is_known_good(installed.good, desired):
-            if desired.role == DEVICE:  # the others serve rounds only where devices do
+            # The broker and the coordinator serve rounds only if there are devices.
+            if desired.role == DEVICE:
                 yield Soak(care.soak_rounds, care.soak_seconds)
             yield Record(desired.release, desired.settings)
 
@@ -219,7 +226,7 @@ def _known_to_a_coordinator(facts: Facts, desired: Desired) -> Iterator[Step]:
 
 
 def is_running(facts: Facts, desired: Desired, present: InstalledSettings) -> bool:
-    """Whether the running process was started from the desired state."""
+    """Return whether the running process was started from the desired state."""
     service, status = facts.installed.service, facts.installed.status
     if service.active not in ("active", "activating") or not service.enabled:
         return False
@@ -231,7 +238,7 @@ def is_running(facts: Facts, desired: Desired, present: InstalledSettings) -> bo
 
 
 def has_ended(facts: Facts) -> bool:
-    """The run of a coordinator is over."""
+    """Return whether the run of a coordinator is over."""
     service = facts.installed.service
     return (service.active, service.sub) == ("active", "exited")
 
@@ -246,7 +253,10 @@ def is_healthy(facts: Facts) -> bool:
 
 
 def keeps_ending(facts: Facts) -> bool:
-    """Tell whether systemd starts the service again and again: this process is young, and others ended before it."""
+    """Return whether systemd starts the service again and again.
+
+    This is so if the service waits for a restart, or if its process is young and earlier ones have ended.
+    """
     service, status = facts.installed.service, facts.installed.status
     if service.sub == "auto-restart":
         return True

@@ -1,4 +1,8 @@
-"""A change, device by device: plan, execute, and roll back where it fails; a fleet in waves after a canary."""
+"""Roll out a change to the hosts of a fleet.
+
+Each host gets a plan, which is executed. A host on which the new release fails is rolled back. The devices of
+a fleet are changed in waves, and the canary devices come first.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +45,25 @@ from protofleet.protocol.security.statements import StatementError
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import COORDINATOR
 
-BY_HAND: Final = "by hand"  # why a release is blocked that has not failed
-ROLLBACK_DRAIN_SECONDS: Final = 30.0  # for the work in progress of a release that has failed
+BY_HAND: Final = "by hand"  # The reason that is noted when a release is blocked but has not failed.
+ROLLBACK_DRAIN_SECONDS: Final = 30.0  # Seconds that the work in progress of a failed release gets to end.
 
-Report = Callable[[str, str], None]  # given a device's name and what happens there
+# It is called with the name of a host and a message about what happens there.
+Report = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     name: str
-    changed: int = 0  # steps that were done
+    changed: int = 0  # number of steps that were executed
     problem: str = ""
 
 
 @contextmanager
 def connections(fleet: Fleet, hosts: dict[str, Host]) -> Iterator[dict[str, Ssh]]:
-    """A connection to each, opened at its first use and then shared."""
-    folder = Path(tempfile.mkdtemp(prefix="pf-"))  # short: the path of a socket ends at 108 characters
+    """Yield an ssh connection to each host; a connection is opened at its first use and then shared."""
+    # The prefix is short because the path of a socket has at most 108 characters.
+    folder = Path(tempfile.mkdtemp(prefix="pf-"))
     connected = {name: Ssh(name, host, fleet, folder) for name, host in hosts.items()}
     try:
         yield connected
@@ -68,7 +74,10 @@ def connections(fleet: Fleet, hosts: dict[str, Host]) -> Iterator[dict[str, Ssh]
 
 
 def waves(names: list[str], canary: int, share: float) -> list[list[str]]:
-    """The canary devices, then a share of the fleet, then the rest; in a small fleet the share is left out."""
+    """Split the names into waves: the canary devices, then a share of the fleet, then the rest.
+
+    If the share has no more devices than the canary wave, as in a small fleet, its wave is left out.
+    """
     second = canary + (part if (part := round(share * len(names))) > canary else 0)
     parts = (names[:canary], names[canary:second], names[second:])
     return [wave for wave in parts if wave]
@@ -88,15 +97,25 @@ class Rollout:
         self, fleet: Fleet, control: ControlPlane, log: DeployLog, report: Report, force: bool = False,
         infrastructure: Mapping[str, Ssh] | None = None,
     ) -> None:  # fmt: skip
-        """`infrastructure`: the hosts of broker and coordinator, whoever else is to be changed."""
+        """Keep the parts of a rollout.
+
+        `infrastructure` holds the connections to the hosts of the broker and the coordinator, also when these
+        hosts are not to be changed.
+        """
         self._infrastructure, self._admitting = infrastructure or {}, threading.Lock()
         self.fleet, self.control, self.log, self.report, self.force = fleet, control, log, report, force
         self.accuracy = AccuracyCheck(fleet.care)
-        self.stopped = ""  # why no further wave follows
-        self._looked: dict[str, Facts] = {}  # at the infrastructure, before the first plan of it
+        self.stopped = ""  # The reason why no further wave is deployed; empty while there is none.
+        # Facts of the infrastructure's hosts that older_root has gathered; the first plan of a host uses
+        # them.
+        self._looked: dict[str, Facts] = {}
 
     def older_root(self) -> str:
-        """Why nothing may be made of this root, as broker or coordinator know; "" too where they cannot be asked."""
+        """Return the reason why nothing may be made of this root, or "".
+
+        The broker and the coordinator are asked for what they hold. If they cannot be reached, the result is
+        "" too.
+        """
         with ThreadPoolExecutor(max(1, len(self._infrastructure))) as pool:
             looked = pool.map(self._facts_or_none, self._infrastructure.values())
             self._looked = {
@@ -107,7 +126,7 @@ class Rollout:
     def _facts_or_none(self, ssh: Ssh) -> Facts | None:
         try:
             return gather_facts(ssh, self.control.place(ssh.name))
-        except RunError:  # said where that host itself is planned
+        except RunError:  # The error is reported when this host itself is planned.
             return None
 
     def plan(self, ssh: Ssh) -> tuple[Facts, Target, list[Step]]:
@@ -120,7 +139,10 @@ class Rollout:
         return facts, target, plan(facts, target.desired, checks, present, self.force)
 
     def run(self, hosts: dict[str, Ssh]) -> list[Outcome]:
-        """Devices that need no change are left alone. The others follow in waves, until a change has failed."""
+        """Deploy the hosts that need a change, until a change has failed; return the outcomes.
+
+        The hosts that need no change are left alone. The devices that need one are changed in waves.
+        """
         care = self.fleet.care
         with ThreadPoolExecutor(min(care.parallel, len(hosts))) as pool:
             checked = list(pool.map(self.check, hosts.values()))
@@ -128,7 +150,8 @@ class Rollout:
         waiting = [name for name, outcome in zip(hosts, checked, strict=True) if outcome is None]
         devices = [name for name in waiting if self.fleet.hosts[name].role == DEVICE.name]
         infrastructure = [name for name in waiting if name not in devices]
-        for name in infrastructure:  # whom devices ask goes before them, one after the other
+        # The broker and the coordinator are deployed before the devices, one after the other.
+        for name in infrastructure:
             outcomes.append(self.deploy(hosts[name]))
             if outcomes[-1].problem:
                 self.stopped = f"the {self.fleet.hosts[name].role} could not be deployed"
@@ -148,10 +171,14 @@ class Rollout:
         return outcomes
 
     def _check_accuracy(self, wave: list[str]) -> None:
-        """A change that every device runs well may still cost accuracy."""
+        """Stop the rollout if the accuracy has dropped after this wave.
+
+        A change can cost accuracy even if every device runs well with it.
+        """
         try:
             good, message = self.accuracy.judge()
-        except RunError as error:  # the coordinator's metrics are gone; the wave itself is still reported
+        # The coordinator's metrics cannot be read, but the outcomes of the wave are still reported.
+        except RunError as error:
             good, message = False, str(error)
         if message:
             self.report(wave[-1], message)
@@ -161,7 +188,10 @@ class Rollout:
                 self.log.append(name, "accuracy", "stopped", reason=message)
 
     def check(self, ssh: Ssh) -> Outcome | None:
-        """The outcome where nothing can or need be done; None where there are steps to execute."""
+        """Return the outcome of a host that has no step to execute; None for the other hosts.
+
+        Such a host needs no change, or it cannot be planned or deployed.
+        """
         try:
             _, _, steps = self.plan(ssh)
         except (RunError, SettingsError, StatementError) as error:
@@ -177,7 +207,11 @@ class Rollout:
         return None
 
     def deploy(self, ssh: Ssh, before_start: Callable[[Executor], None] | None = None) -> Outcome:
-        """`before_start`: what has to be done while the service is stopped, which it then is."""
+        """Plan a host and execute its steps; return the outcome.
+
+        `before_start` is called while the service is stopped, just before it is started. If it is given, the
+        service is stopped and started even when the plan alone would not start it.
+        """
         done = 0
         try:
             facts, target, steps = self.plan(ssh)
@@ -202,11 +236,14 @@ class Rollout:
         return Outcome(ssh.name, done)
 
     def tell_lists(self) -> list[Outcome]:
-        """Broker and coordinator learn who takes part now; nothing else of them is changed."""
+        """Send the broker and the coordinator the lists of who takes part; change nothing else there."""
         return [self._tell_list(ssh) for ssh in self._infrastructure.values()]
 
     def _tell_brokers(self) -> None:
-        """Their rules deny a revoked name all topics; it is back."""
+        """Send the broker new rules for a name that is enrolled again.
+
+        The broker's old rules deny all topics to this name, because it was revoked.
+        """
         for name, ssh in self._infrastructure.items():
             if self.control.role(name).name == BROKER:
                 with self._admitting:
@@ -228,7 +265,10 @@ class Rollout:
         return Outcome(ssh.name)
 
     def tell_coordinator(self) -> None:
-        """Who has just been enrolled is heard only by a coordinator that has the record."""
+        """Send the coordinator all records, after a device was enrolled.
+
+        The coordinator accepts messages of a device only if it has the record of the device.
+        """
         for name, ssh in self._infrastructure.items():
             if self.control.role(name).name == COORDINATOR:
                 with self._admitting:
@@ -237,7 +277,8 @@ class Rollout:
     def _admit(self, ssh: Ssh) -> None:
         try:
             facts = gather_facts(ssh, self.control.place(ssh.name))
-            if facts.installed.user:  # else its own deployment brings all records
+            # If the user is missing, the coordinator's own deployment sends all records.
+            if facts.installed.user:
                 target = self.control.target(ssh.name, facts)
                 Executor(ssh, self.control, target, lambda said: self.report(ssh.name, said)).admit()
         except RunError as error:
@@ -265,7 +306,7 @@ class Rollout:
         self.log.append(name, name_of(step), result, seconds=seconds, release=release, settings=settings)
 
     def _roll_back(self, executor: Executor) -> str:
-        """To the known good state; where the device has none, it is stopped."""
+        """Roll the device back to its known good state, or stop it if it has none; return what was done."""
         name, desired = executor.ssh.name, executor.target.desired
         try:
             good = gather_facts(executor.ssh, executor.place).installed.good
@@ -285,7 +326,11 @@ class Rollout:
         return f"it was rolled back to release {good.release}, which is healthy"
 
     def restore(self, executor: Executor, which: str, good: KnownGood) -> None:
-        """The state that the device has kept; its settings are signed again, as devices accept no older version."""
+        """Restore a state that the device has kept.
+
+        Its settings are signed again with a new version, because a device accepts no version that is older
+        than the installed one.
+        """
         facts = gather_facts(executor.ssh, executor.place)
         here, name = facts.installed, executor.ssh.name
         kept = here.good_settings if which == "good" else here.previous_settings
@@ -312,7 +357,10 @@ def _with_a_start(steps: list[Step], care: RolloutSettings) -> list[Step]:
 
 
 def roll_back_by_hand(rollout: Rollout, ssh: Ssh) -> str:
-    """To the good state before the present one, which then needs --force to be deployed again."""
+    """Roll a device back to the good state before the present one.
+
+    The present state is blocked: it can be deployed again only with --force.
+    """
     facts, target, _ = rollout.plan(ssh)
     here = facts.installed
     if here.good is None or here.previous is None:

@@ -1,4 +1,4 @@
-"""A fleet file: which hosts there are, what runs on them, and how a change is rolled out."""
+"""Read a fleet's file: its hosts, the software and settings on them, and how a change is rolled out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from protofleet.protocol.wire.names import COORDINATOR, valid_name
 
 ADDRESS_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}")
 USER_PATTERN: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-# What needs no quotes in an ssh configuration and in a unit.
+# Paths that need no quotes in an ssh configuration or in a systemd unit.
 PATH_PATTERN: Final = re.compile(r"[A-Za-z0-9_./@+-]+")
 OPTION_PATTERN: Final = re.compile(r"[A-Za-z0-9_./:@=,+-]+")
 KEY_FOLDER: Final = DEVICE.keys
@@ -46,7 +46,7 @@ DEVICE_DEFAULTS: Final[Mapping[str, Any]] = {
     "status": "/run/protofleet/status.json",
     "tuning": "/etc/protofleet/tuning",
     "trainer": "child",
-    "patience_seconds": float("inf"),  # a board that boots before its network waits for it
+    "patience_seconds": float("inf"),  # A board that boots before its network is up waits for the network.
 }
 COORDINATOR_DEFAULTS: Final[Mapping[str, Any]] = {
     "folder": f"{ROLES[COORDINATOR].home}/runs",
@@ -63,7 +63,7 @@ R = TypeVar("R")
 
 @contextmanager
 def naming_file(fleet: Fleet) -> Iterator[None]:
-    """A mistake in what the file says of a host is said with the file, once."""
+    """Put the path of the fleet's file in front of a SettingsError's message, unless it is there already."""
     try:
         yield
     except SettingsError as error:
@@ -83,16 +83,16 @@ def names_its_file(read: Callable[Concatenate[Fleet, P], R]) -> Callable[Concate
 
 @dataclass(frozen=True)
 class Software:
-    """What is shipped. A release is named by a digest of it."""
+    """The software that is shipped to a host. The name of a release is a digest of it."""
 
     kind: str = "venv"
-    wheels: str = ""  # folder of wheels to ship beside ours
-    python: str = "python3"  # on the device
-    # index: pip fetches them; shipped: all are in `wheels`; system: the device has them
+    wheels: str = ""  # a folder with wheels that are shipped together with ours
+    python: str = "python3"  # the interpreter on the device
+    # index: pip fetches the packages; shipped: all are in `wheels`; system: the device has them already
     dependencies: str = "index"
-    image: str = ""  # of a container: name@sha256:..., where the device can pull it
-    archive: str = ""  # of a container: what `docker save` wrote, where it cannot
-    options: tuple[str, ...] = ()  # of a container: for docker run, such as volumes and devices
+    image: str = ""  # the image of a container that the device pulls: name@sha256:...
+    archive: str = ""  # if the device cannot pull the image: a file that `docker save` wrote
+    options: tuple[str, ...] = ()  # options of `docker run` for a container, such as volumes and devices
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -120,18 +120,21 @@ class Software:
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """How a change is rolled out, and when it counts as good."""
+    """The way in which a change is rolled out, and the conditions under which it counts as good."""
 
-    canary: Annotated[int, Within(1, LARGEST_COUNT)] = 1  # devices of the first wave
-    share: Annotated[float, Within(0, 1, above=True)] = 0.1  # of the fleet, in the second wave
+    canary: Annotated[int, Within(1, LARGEST_COUNT)] = 1  # the number of devices in the first wave
+    share: Annotated[float, Within(0, 1, above=True)] = 0.1  # the share of the fleet in the second wave
     parallel: Annotated[int, Within(1, 1024)] = 8
-    drain_seconds: Seconds = 900.0  # for the work in progress to end
-    health_seconds: Seconds = 120.0  # for the coordinator to answer a hello
-    soak_rounds: Annotated[int, Within(0, LARGEST_COUNT)] = 1  # to be served before a change counts as good
-    # For them; a device that no round asks in this time passes, and that is printed.
+    drain_seconds: Seconds = 900.0  # seconds that the work in progress gets to end
+    health_seconds: Seconds = 120.0  # seconds that the coordinator gets to answer a hello
+    # Rounds that a device must serve before a change counts as good.
+    soak_rounds: Annotated[int, Within(0, LARGEST_COUNT)] = 1
+    # Seconds that a device gets to serve these rounds. If no round asks the device in this time, it passes,
+    # and a message says so.
     soak_seconds: Seconds = 1800.0
-    accuracy_drop: Share = 0.0  # of any domain, after a wave, that stops the rollout; 0: not checked
-    metrics: str = ""  # of the coordinator, for that: http://host:9100/metrics
+    # The rollout stops if the accuracy of any domain drops by more than this after a wave; 0: not checked.
+    accuracy_drop: Share = 0.0
+    metrics: str = ""  # the URL of the coordinator's metrics, for this check: http://host:9100/metrics
 
     def __post_init__(self) -> None:
         demand_within(self)
@@ -142,14 +145,15 @@ class RolloutSettings:
 
 @dataclass(frozen=True)
 class Host:
-    address: str  # a name, an address, or a name of your ~/.ssh/config
-    user: str = ""  # empty: as ssh has it
+    address: str  # a host name, an address, or a host of your ~/.ssh/config
+    user: str = ""  # the user there; empty: the one in the ssh configuration
     port: OptionalPort = 0
-    key: str = ""  # of the ssh client
-    memory_bytes: Bytes = 0  # limit of the service; 0: all but 1.5 GB
-    role: str = DEVICE.name  # or broker, coordinator
-    device: dict[str, Any] = field(default_factory=dict)  # settings in addition to the common ones
-    software: dict[str, Any] = field(default_factory=dict)  # in addition to the common one
+    key: str = ""  # path of the ssh client's private key
+    memory_bytes: Bytes = 0  # the service's memory limit in bytes; 0: all memory but 1.5 GB
+    role: str = DEVICE.name  # device, broker or coordinator
+    # settings of this device in addition to the common ones
+    device: dict[str, Any] = field(default_factory=dict)
+    software: dict[str, Any] = field(default_factory=dict)  # changes to the common software for this host
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -164,7 +168,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Mosquitto:
-    """Limits of a broker that is deployed; its port is that of device.broker."""
+    """The limits of a deployed broker. Its port is the one in device.broker."""
 
     connections: Annotated[int, Within(1, LARGEST_COUNT)] = 2000
     memory_bytes: Bytes = 2 << 30
@@ -175,18 +179,19 @@ class Mosquitto:
 
 @dataclass(frozen=True)
 class Fleet:
-    root: str  # the operator's folder, from `protofleet enrol root`
+    root: str  # the operator's folder, which `protofleet enrol root` makes
     hosts: dict[str, Host]
-    known_hosts: str = ""  # empty: as ssh has it
-    # Its folder from `protofleet enrol broker`: it runs on this machine, or its keys are made here for its host.
+    known_hosts: str = ""  # path of the file with the hosts' keys; empty: the one of ssh
+    # The broker's folder, which `protofleet enrol broker` makes. The broker runs on this machine, or its keys
+    # are made here and sent to its host.
     broker: str = ""
     log: str = "deploy.log"
     software: Software = field(default_factory=Software)
     care: RolloutSettings = field(default_factory=RolloutSettings)
-    device: dict[str, Any] = field(default_factory=dict)  # settings of every device
-    coordinator: dict[str, Any] = field(default_factory=dict)  # settings of the host that is one
-    mosquitto: Mosquitto = field(default_factory=Mosquitto)  # of the host that is the broker
-    file: str = field(default="", init=False)  # that says all this
+    device: dict[str, Any] = field(default_factory=dict)  # settings that all devices have
+    coordinator: dict[str, Any] = field(default_factory=dict)  # settings of the coordinator
+    mosquitto: Mosquitto = field(default_factory=Mosquitto)  # limits of the deployed broker
+    file: str = field(default="", init=False)  # the path of the fleet's file
 
     def __post_init__(self) -> None:
         if not self.hosts:
@@ -211,7 +216,7 @@ class Fleet:
                 raise ValueError(f"the coordinator is deployed without a container; {words}")
 
     def doubts(self) -> list[str]:
-        """What may be meant, and is a slip more often."""
+        """Return notes about settings that can be intended but are more often mistakes."""
         sought = self.device.get("broker", {}).get("host", "")
         return [
             f"devices look for the broker at {sought}, and the host with that role, {name}, is at {host.address}; if "
@@ -233,7 +238,7 @@ class Fleet:
 
     @names_its_file
     def software_of(self, name: str) -> Software:
-        """What all hosts get, and what this one has in addition."""
+        """Return the software of a host: the common software with the changes for this host."""
         own = self.hosts[name].software
         return (
             decode(Software, merge(encode(self.software), own), f"hosts.{name}.software")
@@ -243,7 +248,10 @@ class Fleet:
 
     @names_its_file
     def reads_bundled_data(self, name: str) -> bool:
-        """Whether its data lie in packages, which come with its release or have to be there."""
+        """Return whether a device reads data that lie in packages.
+
+        The packages come with the device's release, or they must be on the device already.
+        """
         host = self.hosts[name]
         data = merge(self.device, host.device).get("data", {})
         source = data.get("source", DataSettings.source) if isinstance(data, dict) else DataSettings.source
@@ -252,7 +260,10 @@ class Fleet:
         return host.role == DEVICE.name and source in source_names() and not find(source).needs_folder
 
     def selected(self, names: list[str]) -> dict[str, Host]:
-        """The named hosts, or all, as they are deployed: broker, coordinator, then devices as in the file."""
+        """Return the named hosts, or all of them, in the order in which they are deployed.
+
+        The broker comes first, then the coordinator, then the devices in the order of the file.
+        """
         if unknown := [name for name in names if name not in self.hosts]:
             raise SettingsError(f"there is no host {unknown[0]!r}; there are {', '.join(self.hosts)}")
         chosen = [name for name in self.hosts if not names or name in names]
@@ -263,7 +274,10 @@ class Fleet:
 
 
 def _check_name(name: str, role: str) -> None:
-    """The coordinator is enrolled under one name only, which nobody else may have."""
+    """Raise ValueError if the name is not allowed for this role.
+
+    The coordinator is enrolled under one name only, and no other host may have this name.
+    """
     if (name == COORDINATOR) != (role == COORDINATOR):
         raise ValueError(
             f"host {name} has the role {role}; the coordinator's host is [hosts.{COORDINATOR}], and no other"
@@ -272,7 +286,7 @@ def _check_name(name: str, role: str) -> None:
 
 
 def read_fleet(path: Path) -> Fleet:
-    """Relative paths in it are relative to the file."""
+    """Read a fleet's file. Relative paths in it are relative to the folder of the file."""
     if not path.exists():
         raise SettingsError(
             f"there is no file {path}; name the fleet's with --fleet FILE (make: HOSTS=FILE), or begin one with "
@@ -287,7 +301,7 @@ def read_fleet(path: Path) -> Fleet:
         device=_device_from(base, fleet.device), coordinator=seen_from(fleet.coordinator, base),
         software=decode(Software, _with_paths(base, encode(fleet.software))),
     )  # fmt: skip
-    object.__setattr__(found, "file", str(path))  # no setting, so no argument of the class
+    object.__setattr__(found, "file", str(path))  # `file` is no setting, so it is no argument of the class.
     return found
 
 
@@ -308,7 +322,7 @@ def _with_paths(base: Path, software: Mapping[str, Any]) -> dict[str, Any]:
 
 @names_its_file
 def plugin_files(fleet: Fleet, name: str) -> tuple[str, ...]:
-    """That are shipped to this host."""
+    """Return the plug-in files that are shipped to this host."""
     host = fleet.hosts[name]
     if host.role == COORDINATOR:
         return files_in(fleet.coordinator)
@@ -316,7 +330,7 @@ def plugin_files(fleet: Fleet, name: str) -> tuple[str, ...]:
 
 
 def template_files(fleet: Fleet, name: str) -> tuple[str, ...]:
-    """That are shipped to this host."""
+    """Return the files of the ONNX template that are shipped to this host."""
     host = fleet.hosts[name]
     return (
         shipped_template.template_files(merge(fleet.device, host.device)) if host.role == DEVICE.name else ()
@@ -325,7 +339,7 @@ def template_files(fleet: Fleet, name: str) -> tuple[str, ...]:
 
 @names_its_file
 def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
-    """The common settings, this device's own, and the paths of a deployed device."""
+    """Return the settings of a device: the common ones, its own, and the paths of a deployed device."""
     fixed = {"name": name, "federation": federation, "enrolled": str(KEY_FOLDER)}
     table = merge(merge(DEVICE_DEFAULTS, fleet.device), fleet.hosts[name].device)
     for key, value in fixed.items():
@@ -343,7 +357,10 @@ def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
 
 @names_its_file
 def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR) -> CoordinatorSettings:
-    """The file's own, the paths of a deployed coordinator, and the devices' broker where no other is named."""
+    """Return the coordinator's settings: those of the file and the paths of a deployed coordinator.
+
+    If the file names no broker for the coordinator, it uses the broker of the devices.
+    """
     role = ROLES[COORDINATOR]
     table = merge(merge(COORDINATOR_DEFAULTS, {"broker": fleet.device.get("broker", {})}), fleet.coordinator)
     for key, value in {"federation": federation, "enrolled": str(role.keys)}.items():
@@ -364,7 +381,10 @@ def coordinator_settings(fleet: Fleet, federation: str, name: str = COORDINATOR)
 
 @names_its_file
 def broker_conf(fleet: Fleet, enrolled: int = 0) -> str:
-    """mosquitto.conf of the broker that is deployed, for the devices of the fleet or for all that are enrolled."""
+    """Return mosquitto.conf of a deployed broker.
+
+    It has room for the devices of the fleet or for all that are enrolled: the larger number counts.
+    """
     role = ROLES[BROKER]
     limits = fleet.mosquitto
     listener = ListenerSettings(
@@ -380,12 +400,15 @@ def broker_port(fleet: Fleet) -> int:
 
 @names_its_file
 def broker_address(fleet: Fleet) -> BrokerAddress:
-    """Where devices look for it."""
+    """Return the address at which devices look for the broker."""
     return decode(BrokerAddress, fleet.device.get("broker", {}), "device.broker")
 
 
 def metrics_address(name: str, address: str) -> str:
-    """Where the device serves its metrics. A host's name may resolve to another address on the host itself."""
+    """Return the address at which a host serves its metrics; raise SettingsError if the file has only a name.
+
+    The name of a host may resolve to another address on the host itself.
+    """
     try:
         return str(ipaddress.ip_address(address))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What is shipped to a device: wheels, or a container's image; and a name for exactly these."""
+"""Build what is shipped to a host: wheels or a container's image, with a name for exactly these files."""
 
 from __future__ import annotations
 
@@ -28,30 +28,34 @@ from protofleet.runtime import children
 
 IMAGE: Final = "image.tar"
 LOCKS: Final = ("torch", "cuda", "device")
-DATA_LOCK: Final = "data"  # packages that carry the bundled data, installed without what they depend on
-INSTALL_FILE: Final = "how"  # beside what is shipped: the arguments of the step that installs it
-NAME_DIGITS: Final = 16  # of a release's name
+DATA_LOCK: Final = "data"  # packages with the bundled data; they are installed without their dependencies
+# The name of a file that is shipped too; it has the arguments of the step that installs the release.
+INSTALL_FILE: Final = "how"
+NAME_DIGITS: Final = 16  # the number of digits in a release's name
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    name: str  # a digest of what is in it
-    folder: Path  # with the wheels, to be shipped as it is
+    name: str  # a digest of the release's content
+    folder: Path  # the folder with the wheels, which is shipped as it is
     description: str
     python: str = ""
     dependencies: str = ""
-    image: str = ""  # that the device pulls; where it is shipped, IMAGE
-    options: str = ""  # for docker run
+    image: str = ""  # the image that the device pulls; "" if the image is shipped as IMAGE
+    options: str = ""  # options of `docker run`
     container: bool = False
 
     @property
     def install_arguments(self) -> tuple[str, str]:
-        """The arguments of the step that installs it."""
+        """Return the arguments of the step that installs the release."""
         return (self.image, self.options) if self.container else (self.python, self.dependencies)
 
 
 class Releases:
-    """What each host gets, made when it is first asked for; hosts of the same software share a release."""
+    """The releases of a fleet's hosts.
+
+    A release is made when it is first needed. Hosts with the same software share a release.
+    """
 
     def __init__(self, fleet: Fleet, folder: Path) -> None:
         self._fleet, self._folder, self._lock = fleet, folder, threading.Lock()
@@ -77,8 +81,12 @@ def make_release(
     template: tuple[str, ...] = (),
     bundled: bool = False,
 ) -> Release:
-    """`plugins` and `template` are files that lie beside what is installed; a release is named by their bytes too.
-    `bundled`: with the packages that the bundled data lie in, where packages come from an index."""
+    """Make a release of this software in the folder.
+
+    `plugins` and `template` are files that are shipped next to the software; the name of the release depends
+    on their bytes too. If `bundled` is true and packages come from an index, the packages with the bundled
+    data are included.
+    """
     shipped_template.put_beside_wheels(template, folder)
     put_beside_wheels(plugins, folder)
     digests = tuple(content_digest(folder / Path(one).name) for one in (*plugins, *template))
@@ -92,7 +100,11 @@ def make_release(
 
 
 def make_image(software: Software, folder: Path) -> Release:
-    """Named by its digest where the device pulls it, else by what is in the archive; and by how it is run."""
+    """Make a release that is a container's image.
+
+    Its name is a digest of the image and of the options for `docker run`. An image that the device pulls
+    counts by its name, which contains its digest. An archive counts by its content.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     options = " ".join(software.options)
     if software.image:
@@ -110,7 +122,10 @@ def make_image(software: Software, folder: Path) -> Release:
 
 
 def make_wheels(software: Software, folder: Path, locks: Sequence[str] = LOCKS) -> Release:
-    """The wheels that the fleet's file names; our own is built from this checkout where it is not among them."""
+    """Make a release of the wheels that the fleet's file names.
+
+    Our own wheel is built from this checkout if it is not among them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     given = sorted(Path(software.wheels).glob("*.whl")) if software.wheels else []
     if software.wheels and not given:
@@ -134,7 +149,7 @@ def make_wheels(software: Software, folder: Path, locks: Sequence[str] = LOCKS) 
 
 
 def write_locks(given: list[Path], folder: Path, locks: Sequence[str]) -> None:
-    """For pip on the device: a shipped wheel takes the place of the locked version."""
+    """Write the locks for pip on the device; a shipped wheel replaces the locked version of its package."""
     wheels = [wheel for path in given if (wheel := read_wheel(path))]
     own_torch = any(wheel.name == "torch" for wheel in wheels)
     for name in locks if own_torch else ("cpu", *locks):
@@ -143,7 +158,10 @@ def write_locks(given: list[Path], folder: Path, locks: Sequence[str]) -> None:
 
 
 def build_wheel(folder: Path) -> None:
-    """Our wheel, built once for each state of the source; without a source, that of what is installed."""
+    """Copy our wheel into the folder; it is built once for each state of the source.
+
+    Without a source, the wheel is put together from the files of the installed package.
+    """
     if not is_checkout():
         installed_wheel(folder)
         return
@@ -156,7 +174,7 @@ def build_wheel(folder: Path) -> None:
 
 
 def _build_into(cache: Path) -> None:
-    """Whole or not at all, also where several commands build it at once."""
+    """Build the wheel; `cache` appears whole or not at all, also if several commands build it at once."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache.parent, prefix=".") as name:
         copy, built = Path(name) / "source", Path(name) / "wheel"
@@ -164,7 +182,8 @@ def _build_into(cache: Path) -> None:
         _pip_wheel(str(copy), str(built))
         try:
             Disk().place(built, cache, durable=False)
-        except OSError:  # another command has built the same meanwhile
+        # Another command has built the same wheel in the meantime.
+        except OSError:
             if not cache.exists():
                 raise
 
@@ -174,7 +193,10 @@ def _digest_line(path: Path) -> bytes:
 
 
 def _pip_wheel(source: str, target: str) -> None:
-    """With the locked setuptools: left alone, pip fetches build tools by name and runs whatever it gets."""
+    """Build a wheel with the locked setuptools.
+
+    Otherwise pip would fetch build tools by their names alone, and would run them without a check.
+    """
     with tempfile.TemporaryDirectory() as tools:
         locked = ["install", "--require-hashes", "--only-binary=:all:", "--no-deps", "--target", tools]
         _pip(*locked, "-r", str(LOCKS_FOLDER / "build.txt"))
@@ -192,7 +214,10 @@ def _pip(command: str, *arguments: str, tools: str = "") -> None:
 
 
 def content_digest(path: Path) -> str:
-    """Of a file; of an archive only its members' names and content, for their dates change with each build."""
+    """Return the digest of a file; for an archive, of the names and contents of its members.
+
+    The dates of the members are left out, because they change with each build.
+    """
     if not zipfile.is_zipfile(path):
         return file_digest(path)
     total = hashlib.sha256()

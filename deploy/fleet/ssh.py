@@ -1,4 +1,4 @@
-"""OpenSSH and rsync: one shared connection a host, no prompts, and an explanation of each failure."""
+"""Run OpenSSH and rsync: one shared connection for each host, no prompts, an explanation of each failure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from protofleet.protocol.wire.printable import printable
 
 CONNECT_SECONDS: Final = 10
 CLOSE_SECONDS: Final = 10.0
-SSH_FAILED: Final = 255  # of ssh itself; any other code is the remote command's
-AS_ROOT: Final = '$([ "$(id -u)" = 0 ] || echo sudo -n)'  # evaluated by the shell there
-LONGEST_SHOWN: Final = 2000  # characters of what a host says, where it is printed
+SSH_FAILED: Final = 255  # the exit code of ssh itself; any other code is the remote command's
+AS_ROOT: Final = '$([ "$(id -u)" = 0 ] || echo sudo -n)'  # The shell on the host evaluates it.
+LONGEST_SHOWN: Final = 2000  # the largest number of a host's characters that are printed
 
-# A part of what ssh prints, and what it means for the operator. The first match counts.
+# A text that ssh prints, and its explanation for the operator. The first text that is found counts.
 EXPLANATIONS: Final = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the known one: another machine answers "
      "there, or it was installed again; `protofleet deploy known-hosts {name}` shows its fingerprint and takes it"),
@@ -40,47 +40,48 @@ EXPLANATIONS: Final = (
 
 
 class UnreachableError(RunError):
-    """A host cannot be reached. The message says why, and the way out."""
+    """The error that a host cannot be reached. The message gives the reason and a way out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a command has ended. `out` and `err` are as they came: what is printed of them goes through `shown`."""
+    """The result of a command. `out` and `err` are unchanged; use `shown` before you print a part of them."""
 
     code: int
     out: str
     err: str
-    source: str = ""  # the command, and the host that it ran on
-    hint: str = ""  # how to look for oneself
+    source: str = ""  # the command, and the host on which it ran
+    hint: str = ""  # how the operator can look at the host
 
     @property
     def last_line(self) -> str:
-        """What it said last; of what has said nothing, how it ended, and what to try."""
+        """Return the last line that the command printed; without output, its exit status and the hint."""
         if text := self.err.strip() or self.out.strip():
             return shown(text.split("\n")[-1])
         return f"{self.source or 'the command'} ended with exit status {self.code} and no words; {self.hint}"
 
 
 def shown(text: str) -> str:
-    """Make one line of a host's words that cannot steer the operator's terminal."""
+    """Make one line of a host's output, without characters that could control the operator's terminal."""
     return printable(text.strip())[-LONGEST_SHOWN:]
 
 
-Run: TypeAlias = Callable[[Sequence[str], str, float], Result]  # a command line, its stdin, seconds
+# the arguments: a command line, its stdin, and the time limit in seconds
+Run: TypeAlias = Callable[[Sequence[str], str, float], Result]
 
 
 def run_program(command: Sequence[str], stdin: str, seconds: float) -> Result:
     try:
         done = subprocess.run(
             command, input=stdin.encode(), capture_output=True, timeout=seconds, check=False
-        )  # no text mode: it would make a line's end of every "\r"
+        )  # Text mode would turn every "\r" into a line break.
     except FileNotFoundError:
         raise RunError(f"there is no {command[0]} on this machine; install it") from None
     return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
 class Ssh:
-    """One host. `folder` is private to this deployment: it holds the sockets of shared connections."""
+    """The connection to one host. `folder` holds the sockets of this deployment's shared connections."""
 
     def __init__(self, name: str, host: Host, fleet: Fleet, folder: Path, run: Run = run_program) -> None:
         self.name, self._host, self._run = name, host, run
@@ -89,15 +90,16 @@ class Ssh:
         self._ssh = ["ssh", "-F", str(self._config)]
 
     def run(self, script: str, *arguments: str, seconds: float = 60.0) -> Result:
-        """A script of ours, run by root's shell on the host; `arguments` are quoted for that shell."""
+        """Run one of our scripts in root's shell on the host; `arguments` are quoted for that shell."""
         remote = f"exec {AS_ROOT} sh -s -- {shlex.join(arguments)}"
         what = f"the step {arguments[0]!r}" if arguments else "a script"
         return self._call([*self._ssh, self._host.address, remote], script, seconds, what)
 
     def send(self, source: Path, target: str, seconds: float = 3600.0, private: bool = False) -> Result:
-        """Mirrors a folder: each file whole or not at all, and an interrupted transfer is resumed.
+        """Mirror a folder to the host; each file arrives whole or not at all.
 
-        Compared by content: two settings that were signed in the same second differ in nothing else.
+        An interrupted transfer is resumed. Files are compared by content, because two settings that were
+        signed in the same second can have the same size and time.
         """
         modes = "D0700,F0600" if private else "D0755,F0644"
         command = ["rsync", "-rtcL", f"--chmod={modes}", "--partial-dir=.rsync-partial", "--delay-updates",
@@ -110,7 +112,7 @@ class Ssh:
         )
 
     def fetch(self, source: str, target: Path, seconds: float = 3600.0) -> Result:
-        """A folder of the host into one of ours; it ends whole or is resumed."""
+        """Copy a folder of the host into one of ours; an interrupted transfer is resumed."""
         command = ["rsync", "-rt", "--chmod=D0700,F0600", "--partial-dir=.rsync-partial",
                    "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
         place = f"{in_brackets(self._host.address)}:{source}/"
@@ -140,13 +142,14 @@ class Ssh:
 
     @property
     def _by_hand(self) -> str:
-        """The command by which the operator gets there without us."""
+        """Return the ssh command with which the operator can log in to the host."""
         host = self._host
         port, key = (["-p", str(host.port)] if host.port else []), (["-i", host.key] if host.key else [])
         return shlex.join(["ssh", *port, *key, f"{host.user}@{host.address}" if host.user else host.address])
 
     def _explain(self, result: Result) -> str:
-        if self._host.key and not Path(self._host.key).exists():  # ssh goes on without it, and is refused
+        # ssh goes on without a missing key file, and the host then refuses the login.
+        if self._host.key and not Path(self._host.key).exists():
             return f"there is no file {self._host.key}, which hosts.{self.name}.key names; correct it there"
         for text, explanation in EXPLANATIONS:
             if text in result.err:
@@ -156,12 +159,15 @@ class Ssh:
 
 
 def in_brackets(address: str) -> str:
-    """As rsync takes it: in an IPv6 address the colons are its own."""
+    """Return the address as rsync needs it: an IPv6 address in brackets, because it contains colons."""
     return f"[{address}]" if ":" in address else address
 
 
 def quoted(path: str, key: str) -> str:
-    """As one word of ssh's configuration, which a line break would end, and the next line could run a command."""
+    """Quote a path as one word for ssh's configuration; raise SettingsError if it cannot be quoted.
+
+    A line break in the path would end the option, and the next line could run a command.
+    """
     if '"' in path or "\\" in path or not path.isprintable():
         raise SettingsError(
             f"{key} is {path!r}; ssh's configuration takes no quotes, backslashes and line breaks in it: "
@@ -171,7 +177,7 @@ def quoted(path: str, key: str) -> str:
 
 
 def configuration(host: Host, fleet: Fleet, folder: Path) -> str:
-    """An ssh configuration: what we require, then the user's own."""
+    """Return an ssh configuration: the options that we require, then the user's own."""
     lines = [
         f"Host {host.address}", "BatchMode yes", "StrictHostKeyChecking yes", "ForwardAgent no", "ForwardX11 no",
         f"ConnectTimeout {CONNECT_SECONDS}", "ServerAliveInterval 5", "ServerAliveCountMax 6", "RequestTTY no",

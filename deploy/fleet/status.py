@@ -1,4 +1,4 @@
-"""The state of a host in one line."""
+"""Show the state of a host in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protofleet.deploy.fleet.plan import Desired, has_ended, is_healthy, is_know
 from protofleet.protocol.security.records import day
 
 ROW_FORMAT = "{:16} {:12} {:18} {:28} {:>5} {:>8} {:>7}  {:32}  {}"
-# What a host is at, for people; docs/glossary.md says what each means.
+# The possible activities of a host in words; docs/glossary.md explains them.
 OVER, ANSWERS = "its run is over", "answers"
 ENDS = "ends again and again"
 CUT_OFF, UNHEARD = "not connected to the broker", "no coordinator has answered"
@@ -26,7 +26,7 @@ def status_title() -> str:
 
 
 def status_object(cells: tuple[str | int, ...]) -> dict[str, str | int | None]:
-    """For programs; None for what is not known."""
+    """Return the cells of a host's line by title, for programs; a value that is not known is None."""
     return {
         title.replace(" ", "_"): None if cell == "-" else cell
         for title, cell in zip(TITLES, cells, strict=True)
@@ -36,7 +36,7 @@ def status_object(cells: tuple[str | int, ...]) -> dict[str, str | int | None]:
 def status_cells(
     name: str, facts: Facts, desired: Desired, revoked: str = ""
 ) -> tuple[tuple[str | int, ...], bool]:
-    """What stands in its line, and whether the device is healthy and in its desired state."""
+    """Return the cells of a host's line, and whether the host is healthy and in its desired state."""
     here = facts.installed
     service, status = here.service, here.status
     alive = status if status is not None and status.pid == service.pid else None
@@ -64,7 +64,7 @@ def status_cells(
 
 
 def _served(models: Mapping[str, ServedVersion]) -> str:
-    """v000017 pinned, champion v000012"""
+    """Return the served versions in words, such as `v000017 pinned, champion v000012`."""
     if (current := models.get("current")) is None:
         return "-"
     same = [link for link in ("champion", "pinned") if models.get(link) == current]

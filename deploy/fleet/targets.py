@@ -1,4 +1,4 @@
-"""Where Prometheus finds the metrics of a fleet: the targets of a `file_sd_configs`, of all that serve any."""
+"""Write the addresses of all metrics of a fleet for Prometheus, as a file for its `file_sd_configs`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TARGETS_FILE: Final = "targets.json"
 
 
 def targets_text(fleet: Fleet, federation: str) -> str:
-    """Each with the labels that our dashboards and alerts ask for."""
+    """Return the hosts that serve metrics, with the labels that our dashboards and alerts use."""
     found = []
     for name in fleet.of_role(DEVICE.name):
         settings = device_settings(fleet, federation, name)
@@ -36,6 +36,9 @@ def write_targets(fleet: Fleet, federation: str, folder: Path) -> None:
 
 
 def _reached_at(host: str, address: str) -> str:
-    """Who serves at all addresses is reached at the one that the fleet's file knows."""
+    """Return the address at which Prometheus reaches metrics.
+
+    For a host that serves at all of its addresses, this is the address in the fleet's file.
+    """
     found = address if host in ("0.0.0.0", "::") else host
     return f"[{found}]" if ":" in found else found

@@ -1,4 +1,4 @@
-"""A build context with what an image is made of and nothing else, the build itself, and the sizes of layers."""
+"""Build images from a context that contains only what an image needs, and show the sizes of their layers."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ MIB: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Build:
     target: str
-    base: str = ""  # "": as the Dockerfile says
+    base: str = ""  # the image to build on; "": the one in the Dockerfile
     torch_index: str | None = None
     wheels: tuple[Path, ...] = ()
-    pins: tuple[tuple[str, str], ...] = ()  # (package, version) in place of those of constraints.txt
+    # pairs of package and version that replace those of constraints.txt
+    pins: tuple[tuple[str, str], ...] = ()
     platform: str = ""
-    name: str = ""  # of the image; "": protofleet/<target>
+    name: str = ""  # the name of the image; "": protofleet/<target>
 
     @property
     def tag(self) -> str:
@@ -75,7 +76,10 @@ def build(wanted: Build, environment: Mapping[str, str] | None = None, built: Pa
 
 @contextmanager
 def build_context(wheels: Sequence[Path] = (), pins: Sequence[tuple[str, str]] = ()) -> Iterator[Path]:
-    """A folder with our sources, the locks and the Dockerfiles: no key, run or cache gets into an image."""
+    """Yield a folder with our sources, the locks and the Dockerfiles.
+
+    No key, run or cache gets into an image.
+    """
     with tempfile.TemporaryDirectory(prefix="protofleet-images-") as name:
         context = Path(name)
         _write_ours(context / "source")
@@ -90,7 +94,10 @@ def build_context(wheels: Sequence[Path] = (), pins: Sequence[tuple[str, str]] =
 
 
 def _write_ours(folder: Path) -> None:
-    """The sources, of which the image's first stage builds the wheel; or that, where only it was installed."""
+    """Write the sources, from which the image's first stage builds the wheel.
+
+    If only the package is installed, and there are no sources, write its wheel.
+    """
     if is_checkout():
         copy_sources(folder)
     else:
@@ -99,7 +106,7 @@ def _write_ours(folder: Path) -> None:
 
 
 def _write_requirements(folder: Path, pins: Sequence[tuple[str, str]]) -> None:
-    """Which packages in which versions, and the scripts of the Dockerfiles, which read that."""
+    """Write the packages and their versions, and the scripts of the Dockerfiles that read them."""
     folder.mkdir()
     for name in SCRIPTS:
         shutil.copy(IMAGES_FOLDER / name, folder)
@@ -110,7 +117,10 @@ def _write_requirements(folder: Path, pins: Sequence[tuple[str, str]]) -> None:
 
 
 def _write_locks(folder: Path, wheels: Sequence[Path], pins: Sequence[tuple[str, str]]) -> None:
-    """Hashes of all packages but those with another version, of whose files no lock knows the hashes."""
+    """Write the hashes of all packages, except those for which another version was chosen.
+
+    No lock has the hashes of such a version's files.
+    """
     others = {
         normalized_name(name): version for name, version in pins if name not in ("torch", "torchvision")
     }
@@ -127,7 +137,10 @@ def base_image(wanted: Build) -> str:
 
 
 def unpinned_warning(images: Iterable[str]) -> str:
-    """Which images are named by a tag, that may stand for another image tomorrow; "" where all are fixed."""
+    """Return a warning about images that are named by a tag; "" if all images are fixed.
+
+    A tag may stand for another image tomorrow.
+    """
     tagged = sorted({image for image in images if not FIXED_NAME.search(image)})
     if not tagged:
         return ""
@@ -136,7 +149,7 @@ def unpinned_warning(images: Iterable[str]) -> str:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """A hard link where the file system has them: wheels are large."""
+    """Make a hard link, because wheels are large; copy the file if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:
@@ -144,7 +157,10 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def with_pins(text: str, pins: Sequence[tuple[str, str]]) -> str:
-    """constraints.txt with other versions of some packages: an older driver may need an older torch."""
+    """Return constraints.txt with other versions of some packages.
+
+    For example, an older driver may need an older torch.
+    """
     for name, version in pins:
         text, found = re.subn(rf"(?m)^{re.escape(name)}==[^;\n]*", f"{name}=={version}", text)
         if not found:
@@ -155,19 +171,22 @@ def with_pins(text: str, pins: Sequence[tuple[str, str]]) -> str:
 
 
 def packages_without_torch() -> list[str]:
-    """What we need besides torch, which an image has in a layer of its own, or from its vendor."""
+    """Return the packages that we need besides torch.
+
+    An image has torch in a layer of its own, or from its vendor.
+    """
     return [line for line in _requirements() if not re.match(r"torch(vision)?\b", line)]
 
 
 def _requirements() -> list[str]:
-    """Without extras."""
+    """Return the packages that we need, without those of extras."""
     if is_checkout():
         return list(read_toml(ROOT / "pyproject.toml")["project"]["dependencies"])
     return requirements()
 
 
 def layer_sizes(image: str) -> dict[str, int]:
-    """Bytes by origin: the base, torch, the other packages, ours, data."""
+    """Return an image's bytes by origin: the base, torch, the other packages, ours, data."""
     done = subprocess.run(
         ["docker", "history", "--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}", image],
         capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""Whether there is a Docker here that answers, before anything is asked of it."""
+"""Check that a Docker engine answers on this machine, before a command uses it."""
 
 from __future__ import annotations
 

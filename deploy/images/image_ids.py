@@ -1,4 +1,7 @@
-"""The id of each image that was built here: its name may have been given to another image since, its id not."""
+"""Keep the id of each image that was built here.
+
+The name may have been given to another image since then, but the id is always of the same image.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from protofleet.protocol.security.keyfiles import write_file
 
 IDS_FILE: Final = build_folder() / "images.json"
 ID: Final = re.compile(r"sha256:[0-9a-f]{64}")
-FIXED_NAME: Final = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")  # always the same image
+FIXED_NAME: Final = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")  # These names always mean the same image.
 
-ImageIds = Mapping[str, str]  # name of an image: its id
+ImageIds = Mapping[str, str]  # from the name of an image to its id
 
 
 def save_id(name: str, path: Path = IDS_FILE, environment: Mapping[str, str] | None = None) -> None:
@@ -43,7 +46,10 @@ def read_ids(path: Path = IDS_FILE) -> ImageIds:
 
 
 def ids_of(names: Iterable[str], built: ImageIds) -> dict[str, str]:
-    """Of the images that were built here, by name; a stack starts them by their ids."""
+    """Return the ids of the images that were built here, by name; a stack starts these images by their ids.
+
+    RunError is raised if the engine lacks such an image, or has another one under its name.
+    """
     wanted = {name: built[_without_latest(name)] for name in names if _without_latest(name) in built}
     for name, recorded in wanted.items():
         if (found := image_id(name)) == recorded:
@@ -60,7 +66,7 @@ def ids_of(names: Iterable[str], built: ImageIds) -> dict[str, str]:
 
 
 def image_id(name: str, environment: Mapping[str, str] | None = None) -> str:
-    """ "" where the engine has no image of that name."""
+    """Return the id of an image; "" if the engine has no image of that name."""
     done = subprocess.run(
         ["docker", "image", "inspect", "--format", "{{.Id}}", name],
         env={**os.environ, **(environment or {})}, capture_output=True, text=True,

@@ -1,10 +1,11 @@
-"""Run while a Jetson image is built: installs our packages beside the vendor's torch, which stays as it is.
+"""Install our packages in a Jetson image while it is built, and keep the vendor's torch.
 
     install_on_vendor_torch.py LOCKS WHEELS OURS
 
-A package that the base image has in a version that satisfies us stays: its numpy is what its torch was built against.
-Missing packages are installed without their dependencies, in the versions of constraints.txt; then what those are
-missing, and so on. So pip never replaces torch.
+If the base image has a package in a version that we can use, the package stays: for example, its torch was
+built against its numpy. Missing packages are installed without their dependencies, in the versions of
+constraints.txt. Then the missing dependencies of these packages are installed, and so on. In this way pip
+never replaces torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 
 from pip._vendor.packaging.requirements import Requirement
 
-VENDOR_PACKAGES = ("torch", "numpy", "pillow", "torchvision")  # taken in whatever version the base has
+# The base's version of these packages is used, whatever it is.
+VENDOR_PACKAGES = ("torch", "numpy", "pillow", "torchvision")
 IMPORT_CHECK = (
     "import protofleet.edge_client.main, finch; "
     "from protofleet.methods.nets.torchvision_import import import_torchvision; import_torchvision()"
@@ -38,7 +40,7 @@ def main(locks: Path, wheels: Path, ours: Path) -> str:
 
 
 def install_missing(locks: Path, wheels: Path) -> list[str]:
-    """What we need and what that needs in turn; returned are the packages that were installed."""
+    """Install the missing packages that we need, and their dependencies; return the installed packages."""
     pins = pinned_versions((locks / "constraints.txt").read_text())
     lines = (locks / "requirements.txt").read_text().splitlines()
     needed = [Requirement(line) for line in (*lines, "torchvision") if line]
@@ -61,14 +63,14 @@ def installed_torch() -> str:
 
 
 def pinned_versions(text: str) -> dict[str, str]:
-    """What constraints.txt says for this Python."""
+    """Return the versions that constraints.txt has for this Python."""
     lines = (Requirement(line) for line in text.splitlines() if line and not line.startswith("#"))
     matching = (pin for pin in lines if pin.marker is None or pin.marker.evaluate())
     return {normalized_name(pin.name): str(pin.specifier).removeprefix("==") for pin in matching}
 
 
 def is_missing(requirement: Requirement) -> bool:
-    """Whether it applies to this Python, and no version that satisfies it is installed."""
+    """Return whether the requirement applies to this Python and no installed version satisfies it."""
     if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Many runs, one after the other: every file with every seed. Finished runs are skipped."""
+"""Run many experiments in turn: every file with every seed. Runs that have finished are skipped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Batch:
     fresh: bool = False
     launcher: Launcher | None = None
     track: Sequence[Destination] = ()
-    failed: dict[str, str] = field(default_factory=dict)  # run -> reason
+    failed: dict[str, str] = field(default_factory=dict)  # Run name -> the reason why the run failed.
 
     def run(self, files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> int:
         code = self.run_all(plan_runs(files, seeds, assignments))
@@ -36,7 +36,11 @@ class Batch:
         return code
 
     def run_all(self, experiments: Sequence[Experiment]) -> int:
-        """All settings are checked before the first run starts; a run that fails does not stop the others."""
+        """Run all experiments in turn, and return 1 if a run has failed.
+
+        The settings of all of them are checked before the first run starts. A run that fails does not stop
+        the others.
+        """
         pending = [one for one in experiments if self.fresh or not is_finished(one, self.runs)]
         for experiment in pending:
             require_free(self.runs / experiment.name)
@@ -68,7 +72,7 @@ class Batch:
         if not self.fresh and is_finished(experiment, self.runs):
             result = outcome(experiment, self.runs)
             with tracking(self.track, self.runs / experiment.name):
-                pass  # what is not there yet of a run that is over
+                pass  # The tracker sends what it has not yet sent of a run that has ended.
             print(f"it has ended already: {result}")
             if result != "finished":
                 self.failed[experiment.name] = f"{result}; --fresh runs it again"
@@ -76,7 +80,7 @@ class Batch:
         try:
             with ready(experiment, self.runs, self.fresh):
                 run_experiment(experiment, self.runs, self.launcher, self.track)
-        except (StoppedError, InUseError):  # another command is at these runs: it will do the others too
+        except (StoppedError, InUseError):  # Another command uses these runs, and it does the other runs too.
             raise
         except (RunError, SettingsError, DivergedError) as error:
             self.failed[experiment.name] = str(error)

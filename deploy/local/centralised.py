@@ -1,9 +1,11 @@
-"""`protofleet centralised`: all devices' data in one process, as the upper bound beside a federation.
+"""Implement `protofleet centralised`, which trains on the data of all devices in one process.
 
-It is **not federated**: no message is sent, and nobody's data stay where they are. The run's network begins with the
-same weights, and learns from the union of the devices' training samples as a device does in FedAvg: so many epochs a
-round, with an optimiser that is new in each, and no averaging. Measured, as in FedAvg, is one model on every domain's
-test samples. Its folder is that of a run, so that reports and comparisons show it beside others.
+The result is an upper bound for a federation. It is **not federated**: no message is sent, and all data are
+in one place. The run's network begins with the same weights. It learns from the union of the devices'
+training samples in the way in which a device learns in FedAvg: it trains the same number of epochs in each
+round, takes a new optimiser in each round, and averages nothing. As in FedAvg, one model is measured on the
+test samples of every domain. The folder has the format of a run folder, so that reports and comparisons can
+show it with other runs.
 """
 
 from __future__ import annotations
@@ -52,14 +54,17 @@ VIEW: Final = "global"
 
 @dataclass(frozen=True)
 class Union:
-    """The training samples of all devices, by their names."""
+    """The training samples of all devices, in the order of the devices' names."""
 
     x: torch.Tensor
     y: torch.Tensor
 
 
 def run_centralised(experiment: Experiment, runs: Path) -> Path:
-    """The path of its report. Another run of this name is put aside; DivergedError where it comes to nothing."""
+    """Run the centralised training and return the path of its report.
+
+    An earlier run of this name is renamed first. DivergedError is raised if the training diverges.
+    """
     agreed_names(experiment)
     require_data([experiment])
     prepare_folder(experiment, runs, fresh=True)
@@ -93,7 +98,7 @@ def run_prepared(experiment: Experiment, runs: Path) -> Path:
 
 
 def finished_before(experiment: Experiment, runs: Path) -> bool:
-    """Whether this very run is there, to its end."""
+    """Return whether this run exists with the same settings and has finished."""
     folder = runs / experiment.name
     try:
         written = read_toml(folder / "experiment.toml")
@@ -107,7 +112,10 @@ def settings_table(experiment: Experiment) -> dict[str, Any]:
 
 
 def named(experiment: Experiment, seed: int | None = None) -> Experiment:
-    """Beside the federation of the same file, and as runs of several seeds are named."""
+    """Name the experiment after the federation of the same file.
+
+    With a seed, the name ends with the seed, as the names of other runs do.
+    """
     name = f"{experiment.name}-{NAME}"
     return (
         replace(experiment, name=name)
@@ -125,14 +133,18 @@ def shards_of(experiment: Experiment) -> Mapping[str, Shard]:
 
 
 def local_settings(experiment: Experiment) -> LocalHyper:
-    """Those of local training; the rest of a method's has no meaning here."""
+    """Return the settings of local training. The other settings of a method have no meaning here."""
     settings = experiment.plan.settings()
     return LocalHyper(**{field.name: getattr(settings, field.name) for field in fields(LocalHyper)})
 
 
 def rounds(experiment: Experiment, shards: Mapping[str, Shard], hyper: LocalHyper) -> Iterator[RoundRecord]:
-    """Measured before each round and after the last one, as a global model is."""
-    torch.set_num_threads(1)  # as the devices of a run: the same bits on machines of more cores
+    """Train all rounds and yield their records.
+
+    The network is measured before each round and after the last one, in the same way as a global model.
+    """
+    # One thread, as in the devices of a run: the bits are then the same on machines with more cores.
+    torch.set_num_threads(1)
     compute_deterministically(strict=False)
     x = torch.cat([shard.train.x for shard in shards.values()])
     y = torch.cat([shard.train.y for shard in shards.values()])

@@ -1,4 +1,4 @@
-"""Whether all participants have the same class names: compared from their settings, before anything starts."""
+"""Check before a start that all participants have the same class names, by their settings."""
 
 from __future__ import annotations
 
@@ -23,31 +23,37 @@ from protofleet.protocol.settings.reader import SettingsError, decode_file
 from protofleet.protocol.wire.class_names import Names, difference, listed, normalized
 from protofleet.protocol.wire.names import COORDINATOR
 
-MOST_SHOWN: Final = 8  # domains
+MOST_SHOWN: Final = 8  # Number of domains that a message lists at most.
 COORDINATOR_KEYS = CoordinatorSettings.__dataclass_fields__.keys() - Experiment.__dataclass_fields__.keys()
 
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A device or coordinator, and its class names as far as this machine knows them."""
+    """A device or a coordinator, with its class names as far as this machine knows them."""
 
     name: str
-    names: Names = ()  # (): not known here
+    names: Names = ()  # Empty if the names are not known on this machine.
     data: DataSettings | None = None
-    classes: int = 0  # the settings' number of classes; 0: not set
-    plugins: PlugIns = NO_PLUGINS  # that it may run to have its data
-    remote_location: str = ""  # of its data; "": on this machine
+    classes: int = 0  # The number of classes in the settings; 0 if it is not set.
+    plugins: PlugIns = NO_PLUGINS  # The plug-ins that the participant may run to get its data.
+    remote_location: str = ""  # The place of the data; "" if they are on this machine.
 
 
 def agreed_names(experiment: Experiment) -> Names:
-    """The class names of all devices of an experiment. SettingsError where two differ."""
+    """Return the class names of all devices of an experiment.
+
+    SettingsError is raised if two devices have different names.
+    """
     participants = list(_from_experiment(experiment))
     require_same_classes(participants)
     return next((participant.names for participant in participants if participant.names), ())
 
 
 def require_same_classes(participants: Sequence[Participant]) -> None:
-    """SettingsError for the first difference. A participant whose class names are not known is skipped."""
+    """Raise SettingsError for the first difference between class names.
+
+    A participant whose class names are not known is skipped.
+    """
     named = [participant for participant in participants if participant.names]
     for participant in named[1:]:
         if message := difference(named[0].name, named[0].names, participant.name, participant.names):
@@ -64,7 +70,10 @@ def require_same_classes(participants: Sequence[Participant]) -> None:
 
 
 def hint_at_domains(data: DataSettings | None, classes: int) -> str:
-    """Where what was taken for classes are folders of so many classes each: a domain, or a device, each."""
+    """Suggest settings if the folders that were taken for classes are domains or devices.
+
+    A folder is such a domain if it holds the given number of classes. Return "" if there is none.
+    """
     if data is None or data.source != "folder" or data.domain or not data.root:
         return ""
     root = Path(data.root).expanduser()
@@ -83,7 +92,7 @@ def hint_at_domains(data: DataSettings | None, classes: int) -> str:
 
 
 def participants_in(path: Path, assignments: list[str]) -> list[Participant]:
-    """The participants in the settings of a device, a coordinator, a fleet or an experiment."""
+    """Return the participants in the settings of a device, a coordinator, a fleet or an experiment."""
     table = seen_from(read_with_bases(path), path.parent)
     if "hosts" in table:
         return list(_from_fleet(decode_file(Fleet, path, table, assignments)))
@@ -103,8 +112,13 @@ def _from_experiment(experiment: Experiment) -> Iterator[Participant]:
 def _from_data(
     shards: Mapping[str, DataSettings], classes: int = 0, plugins: PlugIns = NO_PLUGINS
 ) -> Iterator[Participant]:  # fmt: skip
-    """Data that cannot be read has no names here: the device reports the error when it loads it."""
-    known: dict[tuple[str, str, str, Names], Names] = {}  # many devices share a folder
+    """Yield a participant for each device of this machine.
+
+    If the data cannot be read, its class names stay empty. The device reports that error when it loads the
+    data.
+    """
+    # Many devices share a folder, so that each folder is read once.
+    known: dict[tuple[str, str, str, Names], Names] = {}
     for name, data in shards.items():
         key = (data.source, data.root, data.domain, data.classes)
         if key not in known:
@@ -115,7 +129,10 @@ def _from_data(
 
 
 def _from_fleet(fleet: Fleet) -> Iterator[Participant]:
-    """The data is on the hosts: only class names in the settings are known here."""
+    """Yield a participant for each host of a fleet.
+
+    The data are on the hosts. This machine knows only the class names that are in the settings.
+    """
     federation = str(fleet.device.get("federation", "protofleet"))
     for name, host in fleet.hosts.items():
         data = device_settings(fleet, federation, name).data

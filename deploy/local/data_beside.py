@@ -1,8 +1,8 @@
-"""An experiment that says nothing of where its data are takes the folder `data` beside its file.
+"""Find the data of an experiment that does not say where they are: the folder `data` next to its file.
 
-It holds a folder for each device, `data/<device>/<class>/<picture>`, or pictures that all devices share,
-`data/<class>/<picture>`; each may be parted into `train/` and `test/`, as everywhere. Another folder that is called
-`data` is left alone.
+The folder holds either a folder for each device, `data/<device>/<class>/<picture>`, or pictures that all
+devices share, `data/<class>/<picture>`. Each of them may be divided into `train/` and `test/`, as in other
+image folders. A folder that is called `data` and has another content is not used.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from protofleet.protocol.settings.reader import SettingsError, Table, merge, ove
 from protofleet.protocol.wire.names import valid_device
 
 FOLDER: Final = "data"
-SAYS_WHERE: Final = ("source", "root", "domain", "file")  # keys of [data]
+SAYS_WHERE: Final = ("source", "root", "domain", "file")  # Keys of [data] that say where the data are.
 
 
 @dataclass(frozen=True)
 class DataBeside:
     root: Path
-    devices: tuple[str, ...]  # a folder each; none: all share what is in the root
+    # Devices that have a folder each; empty if all devices share the pictures of the root.
+    devices: tuple[str, ...]
     classes: int
 
     def __str__(self) -> str:
@@ -34,7 +35,7 @@ class DataBeside:
         return f"data: {len(self.devices)} devices, after their folders in {self.root}: {names}"
 
     def applied(self, table: Table) -> Table:
-        """What the file says, on top of what the folder says."""
+        """Return the settings of the file, merged over the settings that the folder implies."""
         devices = table.get("devices", {})
         found: Table = {"data": {"source": "folder", "root": str(self.root)}}
         if not (table.get("data") or {}).get("classes"):
@@ -45,10 +46,14 @@ class DataBeside:
 
 
 def data_beside(table: Table, path: Path, assignments: Sequence[str]) -> DataBeside | None:
-    """For a file with this table; None where it, or an assignment, says where its data are, or nothing is there."""
+    """Return the data next to a file with this table.
+
+    Return None if the table or an assignment says where the data are, or if there is no such folder.
+    """
     try:
         root, said = path.parent.absolute() / FOLDER, override(table, assignments)
-    except SettingsError:  # of an assignment: whoever decodes the table says it, with the file's name
+    # An assignment is wrong. The code that decodes the table reports it with the file's name.
+    except SettingsError:
         return None
     data, devices = said.get("data", {}), said.get("devices", {})
     tables = isinstance(data, Mapping) and isinstance(devices, Mapping)
@@ -63,7 +68,7 @@ def data_beside(table: Table, path: Path, assignments: Sequence[str]) -> DataBes
 
 
 def check_devices(found: Sequence[Path], devices: Mapping[str, Any], path: Path) -> None:
-    """SettingsError where they cannot be the devices of this file."""
+    """Raise SettingsError if the folders cannot be the devices of this file."""
     names = ", ".join(folder.name for folder in found[:8])
     if devices.get("count"):
         raise SettingsError(
@@ -86,7 +91,10 @@ def check_devices(found: Sequence[Path], devices: Mapping[str, Any], path: Path)
 
 
 def is_domain(folder: Path) -> bool:
-    """Whether its folders are classes with pictures, or halves of which each has such."""
+    """Return whether the folder holds classes with pictures.
+
+    The classes may also be in `train/` and `test/` folders.
+    """
     return any(has_pictures(kind) for kind in class_folders(folder))
 
 
@@ -106,7 +114,10 @@ def has_pictures(folder: Path) -> bool:
 
 
 def folders_in(folder: Path) -> Iterator[Path]:
-    """In the order in which they count."""
+    """Return the folders in a folder, sorted by name.
+
+    Hidden folders are left out.
+    """
     try:
         found = sorted(path for path in folder.iterdir() if path.name[0] != "." and path.is_dir())
     except OSError as error:

@@ -1,5 +1,7 @@
-"""Whether there are data at all, and enough for each device, before anything starts: a run of a hundred devices need
-not find out one by one."""
+"""Check before a start that the data exist and are enough for each device.
+
+Without this check, each of a hundred devices would find the same error by itself.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def require_data(experiments: Iterable[Experiment]) -> None:
-    """DataError with all the folders that are missing; SettingsError where some device would have too few images."""
+    """Raise DataError with all missing folders, or SettingsError if a device would have too few images."""
     missing: dict[Path, str] = {}
     wanted = list(experiments)
     for experiment in wanted:
@@ -35,7 +37,10 @@ def require_data(experiments: Iterable[Experiment]) -> None:
 
 
 def require_enough(experiments: Iterable[Experiment]) -> None:
-    """By labels alone, and once for all that divide the same images alike."""
+    """Raise SettingsError if a device would have too few images.
+
+    Only labels are read, and each division of the same images is checked once.
+    """
     shards, enough = Shards(), set[DataSettings]()
     for experiment in experiments:
         for settings in experiment.shards.values():
@@ -47,7 +52,10 @@ def require_enough(experiments: Iterable[Experiment]) -> None:
 
 
 def validation_images(experiment: Experiment) -> int | None:
-    """Of all devices; None where their data are not here any more, or a function of one's own gives them."""
+    """Return the number of validation images of all devices.
+
+    Return None if their data are no longer on this machine, or if a function of the user gives the data.
+    """
     if any(settings.is_plugin for settings in experiment.shards.values()):
         return None
     shards, sizes = Shards(), dict[DataSettings, list[ShareSize]]()
@@ -61,7 +69,7 @@ def validation_images(experiment: Experiment) -> int | None:
 
 
 def too_many(experiment: Experiment, settings: DataSettings, problem: str, shards: Shards) -> str:
-    """What is wrong, and the largest number of devices that works."""
+    """Return the error message, with the largest number of devices that works."""
     fleet, domain = experiment.devices, settings.domain or settings.source
     key = (
         f"devices.clients.{domain}"
@@ -75,7 +83,7 @@ def too_many(experiment: Experiment, settings: DataSettings, problem: str, shard
 
 
 def require_public_images(experiment: Experiment) -> None:
-    """SettingsError where they are not the ones whose hash the run has."""
+    """Raise SettingsError if the public images do not have the hash that the run has recorded."""
     chosen, own = experiment.public, experiment.data
     if chosen is None or not chosen.sha256:
         return

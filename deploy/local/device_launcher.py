@@ -1,6 +1,7 @@
-"""`python -m protofleet.deploy.local.device_launcher DATA ...` loads what devices share, and forks them.
+"""Load the data that devices share, and fork the devices.
 
-DATA is the table `data` of a device as JSON. Ten devices that report on one test set hold it in memory once.
+`python -m protofleet.deploy.local.device_launcher DATA ...` starts this program. DATA is the table `data` of
+a device as JSON. Ten devices that report on one test set then hold it in memory once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ PROGRAM: Final = "protofleet.deploy.local.device_launcher"
 def starter_of_devices(
     starter: Starter, data: Mapping[str, DataSettings], processes: int
 ) -> Iterator[Starter]:
-    """Where several processes are forked, one that has loaded what their devices share."""
+    """Yield a starter that has loaded what the devices share, if several processes are forked.
+
+    Otherwise yield the given starter.
+    """
     if processes < 2 or not isinstance(starter, Launcher):
         yield starter
         return
@@ -38,7 +42,7 @@ def starter_of_devices(
 
 def main(arguments: Sequence[str]) -> None:
     for text in arguments:
-        # Each device tries it again, and says what is wrong in its own log.
+        # Each device tries to load it again, and reports the error in its own log.
         with contextlib.suppress(Exception):
             LOADED_BEFORE_FORK.load_common(decode(DataSettings, json.loads(text)))
     share_memory()

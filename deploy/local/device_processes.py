@@ -1,4 +1,4 @@
-"""The device processes of a run: which devices share one, which have failed, and which are restarted."""
+"""Manage the device processes of a run: their devices, failures and restarts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from typing import Final
 from protofleet.deploy.local.processes import Processes
 from protofleet.runtime.children import Starter
 
-MAX_RESTARTS: Final = 3  # of a process of many devices that a signal has killed, as when memory runs out
+# Restarts of a process of many devices that a signal has killed, for example because memory ran out.
+MAX_RESTARTS: Final = 3
 
 
 @dataclass
 class DeviceProcess:
-    """A process and its devices. That of one device has the device's name and log; others are devices-1 and so on."""
+    """A process and its devices.
+
+    A process of one device has the device's name and log. Other processes are called devices-1, devices-2 and
+    so on.
+    """
 
     name: str
     devices: tuple[str, ...]
-    folder: Path  # of the run
+    folder: Path  # The folder of the run.
     restarts: int = 0
 
     @property
@@ -32,7 +37,7 @@ class DeviceProcess:
         if len(files) == 1:
             processes.start(self.name, "device", *files, starter=starter)
             return
-        self._ended_file.unlink(missing_ok=True)  # of an earlier start
+        self._ended_file.unlink(missing_ok=True)  # The file of an earlier start must not count.
         processes.start(self.name, "device", *files, "--ended", str(self._ended_file), starter=starter)
 
     def restart_if_killed(self, processes: Processes, starter: Starter) -> None:
@@ -42,9 +47,10 @@ class DeviceProcess:
             self.start(processes, starter)
 
     def failed(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Device -> reason; `reasons` are those of processes.
+        """Return device -> reason for the failed devices of this process.
 
-        A process of many that exits by itself has written the reasons of its devices.
+        `reasons` has the reasons by process name. A process of many devices that exits by itself has written
+        the reasons of its devices to a file.
         """
         whole = dict.fromkeys(self.devices, reasons[self.name]) if self.name in reasons else {}
         return whole | self._ended()
@@ -64,7 +70,8 @@ class DeviceProcesses:
     processes: Processes
     starter: Starter
     each: Sequence[DeviceProcess] = field(default_factory=list)
-    # Of processes, whose exit code said at the last look that their work was done; and devices that were told of.
+    # `_done` has the names of processes whose exit code was 0 at the last look. `_told` has the devices whose
+    # failure was already returned.
     _done: set[str] = field(default_factory=set)
     _told: set[str] = field(default_factory=set)
 
@@ -84,21 +91,25 @@ class DeviceProcesses:
             process.restart_if_killed(self.processes, self.starter)
 
     def failed(self) -> dict[str, str]:
-        """Device -> reason, while the run goes on."""
+        """Return device -> reason for the devices that have failed while the run goes on."""
         reasons, found = self.processes.failed() | self._done_too_early(), dict[str, str]()
         for process in self.each:
             found |= process.failed(reasons)
         return found
 
     def newly_failed(self, failed: Mapping[str, str]) -> dict[str, str]:
-        """Those of them that no earlier call has had."""
+        """Return the failed devices that no earlier call has returned."""
         new = {name: reason for name, reason in failed.items() if name not in self._told}
         self._told.update(new)
         return new
 
     def _done_too_early(self) -> dict[str, str]:
-        """Exit code 0, as of `os._exit(0)` in a half, is no failure once the run is over. That it is may have been
-        said and not been read yet: so this counts at the second look."""
+        """Return process name -> reason for processes that ended with exit code 0 before the run was over.
+
+        Exit code 0, for example of `os._exit(0)` in a half, is no failure once the run is over. The
+        coordinator may have reported the end in a line that is not read yet. Therefore a process counts only
+        if two looks in a row find exit code 0.
+        """
         done = {process.name for process in self.each if self.processes.exit_code(process.name) == 0}
         twice = done & self._done
         self._done.clear()
@@ -106,7 +117,7 @@ class DeviceProcesses:
         return {name: self.processes.reason(name) for name in twice}
 
     def __str__(self) -> str:
-        """For the terminal: how many devices, in how many processes."""
+        """Return the number of devices and of processes, for the terminal."""
         devices = sum(len(process.devices) for process in self.each)
         shared = f"{devices} in {len(self.each)} process" + ("es" if len(self.each) > 1 else "")
         return shared if devices > len(self.each) else f"{devices}, a process each"

@@ -1,4 +1,4 @@
-"""An experiment: a whole federation on one machine, described by one TOML file."""
+"""Read and check an experiment: a whole federation on one machine that one TOML file describes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
 from protofleet.runtime.metrics_page import LOOPBACK
 
-MAX_DEVICES = 10_000  # on one machine
-MAX_PROCESSES_A_CORE = 4  # above it devices share processes
-# Each takes some hundred megabytes of it before it computes anything; one alone leaves it idle between its steps.
+MAX_DEVICES = 10_000  # Devices on one machine.
+MAX_PROCESSES_A_CORE = 4  # With more devices than this for each core, devices share processes.
+# Each process takes some hundred megabytes of GPU memory before it computes anything. One process alone
+# leaves the GPU idle between its steps.
 MAX_PROCESSES_A_GPU = 4
 
 DEFAULT_DATA = DataSettings()
@@ -51,36 +52,47 @@ DeviceCount = Annotated[int, Within(1, MAX_DEVICES)]
 
 @dataclass(frozen=True)
 class SimulatedDevices:
-    """Which devices there are, in one of three ways; the first that is set is used."""
+    """The devices of an experiment.
 
-    clients: dict[str, DeviceCount] = field(default_factory=dict)  # domain -> how many devices share it
-    # How many devices share the data, divided by data.split.
+    There are three ways to choose them: `clients`, `count` and `per_domain`. The first one that is set is
+    used.
+    """
+
+    clients: dict[str, DeviceCount] = field(default_factory=dict)  # Domain -> how many devices share it.
+    # The number of devices that share the data, divided by data.split.
     count: Annotated[int, Within(0, MAX_DEVICES)] = 0
-    per_domain: DeviceCount = 1  # devices for each domain of the source, or of [domains]
-    networks: tuple[str, ...] = ()  # device i runs network i mod n of these, with network.feature_size
-    # Processes forked from one that has imported everything, or a fresh interpreter each.
+    per_domain: DeviceCount = 1  # The number of devices for each domain of the source, or of [domains].
+    # Device i runs network i mod n of these n networks, with network.feature_size.
+    networks: tuple[str, ...] = ()
+    # "fork": processes are forked from one that has imported everything; "spawn": each one is a new
+    # interpreter.
     start: Literal["fork", "spawn"] = "fork"
-    # "each": a process each; a number: so many share all devices; 0: a process each up to 4 a core, else one a core,
-    # and where they compute on a GPU at most 4.
+    # "each": one process for each device. A number: all devices share this number of processes. 0: one
+    # process for each device up to 4 devices a core, otherwise one process a core, and at most 4 if they
+    # compute on a GPU.
     processes: Annotated[int, Within(0, MAX_DEVICES)] | Literal["each"] = 0
     board_root: str = (
-        "/"  # file system in which all of them find the sensors of this machine, which they share
+        "/"  # The file system in which all devices find the sensors of this machine, which they share.
     )
-    durable: bool = False  # devices sync their files; else a power cut may cost them, a killed process never
-    keep_models: bool = True  # devices keep their own models for `protofleet export`
+    # True: devices sync their files. False: a power cut may lose them, but a killed process loses none.
+    durable: bool = False
+    keep_models: bool = True  # Devices keep their own models for `protofleet export`.
 
 
 @dataclass(frozen=True)
 class DomainSource:
-    """Where one domain comes from: a row of the [domains] table. Omitted keys have the values of [data]."""
+    """The source of one domain: a row of the [domains] table.
+
+    Keys that are left out have the values of [data].
+    """
 
     source: str
-    root: str = ""  # "": the source's own folder
+    root: str = ""  # "" stands for the source's own folder.
     fraction: Fraction | None = None
     samples: Samples | None = None
 
     def data(self, domain: str, common: DataSettings) -> DataSettings:
-        """The settings of a device that shares this domain with no other."""
+        """Return the settings of a device that shares this domain with no other device."""
         known = domains(self.source)
         if known and domain not in (self.source, *known):
             raise ValueError(f"{self.source} has no domain {domain!r}; it has {', '.join(known)}")
@@ -93,11 +105,14 @@ class DomainSource:
 
 @dataclass(frozen=True)
 class BrokerChoice:
-    """`auto` takes the system's Mosquitto where there is one, else the embedded broker."""
+    """The choice of a broker.
 
-    kind: str = "auto"  # auto, mosquitto, embedded, external
-    tls: Literal["auto", "on", "off"] = "auto"  # auto: on where run starts a Mosquitto
-    address: BrokerAddress = field(default_factory=BrokerAddress)  # for external
+    `auto` takes the system's Mosquitto if there is one, else the embedded broker.
+    """
+
+    kind: str = "auto"  # One of auto, mosquitto, embedded, external.
+    tls: Literal["auto", "on", "off"] = "auto"  # auto: on if run starts a Mosquitto.
+    address: BrokerAddress = field(default_factory=BrokerAddress)  # Used for a broker of kind external.
 
     def __post_init__(self) -> None:
         kinds = ("auto", "mosquitto", "embedded", "external")
@@ -110,12 +125,17 @@ class BrokerChoice:
 
 @dataclass(frozen=True)
 class LocalPolicy(Policy):
-    """No straggler rule: here chance decides which device is slow, and a repeated run must have the same cohorts. And
-    one attempt at a round: its devices would answer the same numbers again."""
+    """The policy of a run on one machine.
+
+    It has no straggler rule: on one machine, chance decides which device is slow, and a repeated run must
+    have the same cohorts. It makes one attempt at a round, because the devices would answer with the same
+    numbers again.
+    """
 
     straggler_factor: StragglerFactor = 0.0
     attempts: Attempts = 1
-    weight_cap: WeightCap = 0.0  # they are all of this machine, and papers weigh a device by its samples
+    # All devices belong to this machine, and papers weigh a device by its samples.
+    weight_cap: WeightCap = 0.0
 
 
 @dataclass(frozen=True)
@@ -124,25 +144,29 @@ class Experiment:
     rounds: Rounds
     method: dict[str, Any]
     seed: Seed = 0
-    task: str = TASK  # the only one that there is
+    task: str = TASK  # There is only this one task.
     classes: Classes = 10
     network: Network = field(default_factory=Network)
-    # For methods whose devices train a network of all beside their own; None: as `network`.
+    # The common network of methods whose devices train one more network than their own; None: the same as
+    # `network`.
     mutual: Network | None = None
-    # For methods whose devices compare what they make of images that all have; None: the drawn ones.
+    # Images that all devices have, for methods whose devices compare their outputs on them; None: drawn
+    # images.
     public: PublicSet | None = None
-    init: FirstWeights | None = None  # of every party's network; None: they are drawn
-    freeze: Freeze | None = None  # "backbone": it stays as it is
-    metrics: OwnMetrics | None = None  # measured beside accuracy and loss
+    init: FirstWeights | None = None  # First weights of every party's network; None: they are drawn.
+    freeze: Freeze | None = None  # "backbone": the backbone is not trained.
+    metrics: OwnMetrics | None = None  # Metrics that are measured in addition to accuracy and loss.
     data: DataSettings = field(default_factory=DataSettings)
-    domains: dict[str, DomainSource] = field(default_factory=dict)  # if not all are from data.source
+    # The sources of domains, if not all are from data.source.
+    domains: dict[str, DomainSource] = field(default_factory=dict)
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)
-    policy: LocalPolicy | None = None  # default: every round waits for all devices
+    policy: LocalPolicy | None = None  # Default: every round waits for all devices.
     broker: BrokerChoice = field(default_factory=BrokerChoice)
     pictures: Snapshots = field(default_factory=Snapshots)
-    security: str = "sealed"  # or "off": signed still, but the broker can read it
-    confusion: bool = True  # the report says which classes are taken for which
-    # File -> SHA-256 of the plug-ins that a run has run, which it writes; who sets it runs no others.
+    security: str = "sealed"  # Or "off": messages are still signed, but the broker can read them.
+    confusion: bool = True  # The report says which classes are mistaken for which.
+    # File -> SHA-256 of the plug-ins that a run has run. The run writes this table. If a user sets it, only
+    # plug-ins with these hashes run.
     plugins: dict[str, str] = field(default_factory=dict)
     compute: str = "auto"
     metrics_port: OptionalPort = 0
@@ -163,7 +187,7 @@ class Experiment:
             raise ValueError(
                 f"[domains] says where each domain comes from, and so does data.file of {self.data.source}"
             )
-        with torch.device("meta"):  # checks shapes, allocates nothing
+        with torch.device("meta"):  # The meta device checks shapes and allocates no memory.
             for network in set(self.networks.values()):
                 plan.device_model(network.taken(self.own_plugins.allowed()))
             if plan.load().mutual:
@@ -197,7 +221,10 @@ class Experiment:
 
     @cached_property
     def own_plugins(self) -> OwnPlugIns:
-        """Loaded, as this machine's user has named them. SettingsError where one is not what `plugins` says."""
+        """Load and return the plug-ins that the user of this machine has named.
+
+        An error is raised if one does not have the hash that `plugins` says.
+        """
         name, _ = split_method(self.method)
         networks = [self.network, *([self.mutual] if self.mutual else [])]
         metrics = self.metrics or OwnMetrics()
@@ -220,12 +247,12 @@ class Experiment:
 
     @cached_property
     def plan(self) -> Plan:
-        """What the coordinator sends to every device."""
+        """Return the plan that the coordinator sends to every device."""
         return coordinator_settings(self, BrokerAddress(), Path("runs"), "").plan()
 
     @cached_property
     def input_shape(self) -> InputShape:
-        """Of one sample of every device."""
+        """Return the shape of one sample, which must be the same for every device."""
         found = {data.input_shape: name for name, data in self.shards.items()}
         if len(found) > 1:
             (one, here), (other, there) = list(found.items())[:2]
@@ -237,7 +264,7 @@ class Experiment:
 
     @cached_property
     def shards(self) -> Mapping[str, DataSettings]:
-        """Device name -> its data."""
+        """Return device name -> the settings of its data."""
         fleet, sources = self.devices, self._sources()
         if not fleet.clients and fleet.count:
             width = len(str(fleet.count))
@@ -260,7 +287,7 @@ class Experiment:
         return found
 
     def device_groups(self, cores: int, *, on_gpu: bool = False) -> list[tuple[str, ...]]:
-        """The devices of each process."""
+        """Return the devices of each process."""
         names, number = list(self.shards), self.devices.processes
         if number == 0 and on_gpu:
             number = min(MAX_PROCESSES_A_GPU, cores)
@@ -272,7 +299,7 @@ class Experiment:
 
     @cached_property
     def devices_by_domain(self) -> Mapping[str, tuple[str, ...]]:
-        """Domain -> the devices that hold data of it: no other device may report it."""
+        """Return domain -> the devices that hold its data. No other device may report this domain."""
         found: dict[str, tuple[str, ...]] = {}
         for name, data in self.shards.items():
             domain = data.domain or data.source
@@ -281,13 +308,16 @@ class Experiment:
 
     @property
     def _named_data(self) -> DataSettings:
-        """A function's data are of a domain that is known before it is asked."""
+        """Return the data settings with a domain, if they are a function.
+
+        The domain of such data must be known before the function is called.
+        """
         data = self.data
         return replace(data, domain=data.domain or data.source) if data.is_plugin else data
 
     @cached_property
     def networks(self) -> Mapping[str, Network]:
-        """Device name -> its own network, where the fleet is mixed."""
+        """Return device name -> its own network, if the devices have different networks."""
         mixed = self.devices.networks
 
         def of(name: str) -> Network:
@@ -297,18 +327,21 @@ class Experiment:
 
     @property
     def reports(self) -> str:
-        """Whose accuracy the run is about: "global" or "personal"."""
+        """Return which accuracy the run is about: "global" or "personal"."""
         return self.plan.variant.reports
 
     @cached_property
     def effective_policy(self) -> LocalPolicy:
-        """The first round waits for all devices: else the cohort would depend on which of them started fastest."""
+        """Return the policy of the run, whose first round waits for all devices.
+
+        Otherwise the cohort would depend on which devices started fastest.
+        """
         all_devices = len(self.shards)
         policy = self.policy or LocalPolicy(quorum=all_devices, settle_seconds=0.0)
         return replace(policy, gather=policy.gather or all_devices)
 
     def _sources(self) -> dict[str, DataSettings]:
-        """Domain -> its data, where the domains are of several sources."""
+        """Return domain -> its data, if the domains come from several sources."""
         if not self.domains:
             return {}
         if self.devices.count and not self.devices.clients:
@@ -331,7 +364,7 @@ class Experiment:
 
 
 def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> dict[str, DataSettings]:
-    """Domain -> its data. ValueError names the key that is wrong."""
+    """Return domain -> its data. ValueError names the key that is wrong."""
     for key in ("source", "root", "domain"):
         if getattr(common, key) != getattr(DEFAULT_DATA, key):
             raise ValueError(
@@ -358,7 +391,7 @@ def read_experiment(path: Path, assignments: list[str], option: str = "--set") -
 
 
 def require_tables(table: Mapping[str, Any], path: Path, assignments: Sequence[str], option: str) -> None:
-    """SettingsError for a setting without the table that it belongs to."""
+    """Raise SettingsError for a setting that is given without the table to which it belongs."""
     known, method = {f.name for f in fields(Experiment)}, table.get("method")
     name = method.get("name") if isinstance(method, dict) else None
     said = {key: str(path) for key in table}
@@ -369,7 +402,10 @@ def require_tables(table: Mapping[str, Any], path: Path, assignments: Sequence[s
 
 
 def experiment_table(path: Path) -> dict[str, Any]:
-    """What a file and its bases say, each folder of data by its file and not by where the command was given."""
+    """Return the settings of a file and its bases.
+
+    Each folder of data is relative to the file that names it, not to the working directory.
+    """
     return merged(read_layers(path, to_its_folders))
 
 
@@ -383,7 +419,7 @@ def to_its_folders(table: dict[str, Any], folder: Path) -> None:
 
 
 def read_with_bases(path: Path) -> dict[str, Any]:
-    """The file's table merged over that of its `base`, which may have a base itself."""
+    """Return the file's table, merged over the table of its `base`, which may have a base itself."""
     return merged(read_layers(path))
 
 
@@ -419,7 +455,10 @@ def read_layers(
 
 
 def experiment_of_table(table: dict[str, Any]) -> Experiment:
-    """Of a program: its paths, that of its base among them, are relative to the working directory."""
+    """Make an experiment of a program's table.
+
+    Its paths, and the path of its base, are relative to the working directory.
+    """
     here = Path()
     base = table.pop("base", None)
     if base is not None and not (isinstance(base, str) and Path(base).is_file()):
@@ -469,7 +508,11 @@ def device_settings(experiment: Experiment, name: str, broker: BrokerAddress, ru
 
 
 def recorded(experiment: Experiment) -> dict[str, Any]:
-    """As its run writes it down: with the files that it keeps, seen from its folder, and their hashes."""
+    """Return the settings as a run records them.
+
+    The paths of plug-ins are those of the copies in the run's folder, relative to that folder, and their
+    hashes are included.
+    """
     found = experiment.own_plugins
     table: dict[str, Any] = encode(experiment)
     if not found.sources:

@@ -1,4 +1,7 @@
-"""A grid of settings: every combination of values is a point, and every point with a seed a trial, which is a run."""
+"""Make a grid of settings.
+
+Each combination of values is a point; a point with a seed is a trial, which is a run.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,17 @@ from protofleet.protocol.settings.reader import SettingsError, override, write_t
 from protofleet.protocol.wire.names import NAME
 
 LONGEST_NAME: Final = (
-    50  # of a point; a seed and a number of an earlier run follow, and a name has 64 at most
+    # Letters of a point's name. A seed and the number of an earlier run are added to it, and a name has at
+    # most 64.
+    50
 )
 NOT_SEARCHED: Final = {"name": "every trial has a name of its own", "seed": "seeds are what --seeds is for"}
-Values: TypeAlias = tuple[str, ...]  # one of each axis, as they were written
+Values: TypeAlias = tuple[str, ...]  # One value of each axis, as the user wrote them.
 
 
 @dataclass(frozen=True)
 class Axis:
-    key: str  # of a setting: method.lr
+    key: str  # The name of a setting, for example method.lr.
     values: Values
 
     @property
@@ -34,7 +39,7 @@ class Axis:
 
     @property
     def numbers(self) -> list[float]:
-        """Its values as numbers; none where one of them is something else."""
+        """Return its values as numbers; an empty list if one of them is no finite number."""
         try:
             found = [float(value) for value in self.values]
         except ValueError:
@@ -42,7 +47,7 @@ class Axis:
         return found if all(map(math.isfinite, found)) else []
 
     def is_end(self, value: str) -> bool:
-        """Whether nothing on one side of it was tried."""
+        """Return whether the value is the lowest or the highest one of this axis."""
         numbers = self.numbers
         return len(numbers) > 1 and float(value) in (min(numbers), max(numbers))
 
@@ -50,17 +55,17 @@ class Axis:
 @dataclass(frozen=True)
 class Point:
     values: Values
-    trials: tuple[Experiment, ...]  # one for each seed
+    trials: tuple[Experiment, ...]  # One for each seed.
 
     @property
     def name(self) -> str:
-        """Without the seed."""
+        """Return the name without the seed."""
         return self.trials[0].name.rpartition("-s")[0]
 
 
 @dataclass(frozen=True)
 class Grid:
-    name: str  # of the experiment that is varied
+    name: str  # The name of the experiment that is varied.
     axes: tuple[Axis, ...]
     points: tuple[Point, ...]
 
@@ -95,18 +100,18 @@ def checked_axis(key: str, values: Sequence[str], where: str) -> Axis:
 
 
 def meant_by(text: str) -> object:
-    """The value that TOML reads there; a word without quotes is itself."""
+    """Return the value that TOML reads in the text. A word without quotes stands for itself."""
     return override({}, [f"value={text}"])["value"]
 
 
 def in_one_form(text: str) -> str:
-    """A number has one name, however it is written, so that its trial is found again."""
+    """Write a number in one form, however the user wrote it, so that its trial is found again."""
     value = meant_by(text)
     return repr(value) if isinstance(value, float) else text
 
 
 def split_values(text: str) -> Iterator[str]:
-    """At commas, but not within lists, tables or quotes."""
+    """Split the text at commas, but not within lists, tables or quotes."""
     depth, quote, start = 0, "", 0
     for i, letter in enumerate(text):
         if quote:
@@ -124,10 +129,10 @@ def split_values(text: str) -> Iterator[str]:
 
 
 def plan_grid(file: Path, axes: Sequence[Axis], seeds: Sequence[int], assignments: Sequence[str]) -> Grid:
-    """Every trial's settings are read, and refused, before the first one starts.
+    """Plan all trials of a grid. The settings of every trial are checked before the first one starts.
 
-    The devices of a trial share one process, where the file does not say otherwise: same bits, less memory, and no
-    start of an interpreter for each.
+    The devices of a trial share one process if the file does not choose otherwise. The bits are the same,
+    less memory is used, and no interpreter has to start for each device.
     """
     if twice := [axis.key for axis in axes if [other.key for other in axes].count(axis.key) > 1]:
         raise SettingsError(f"--grid has {twice[0]} twice; name its values in one")
@@ -158,8 +163,11 @@ def require_validation(trial: Experiment, file: Path) -> None:
 
 
 def beside_others(grid: Grid, runs: Path) -> Grid:
-    """Points get names of their own where runs of these names have other settings: a sweep with another --set, or
-    over another setting of that last name, puts no finished run aside."""
+    """Give points other names if runs of these names have other settings.
+
+    A sweep with another --set, or over another setting whose key has the same last part, then renames no
+    finished run.
+    """
 
     def is_taken(trial: Experiment) -> bool:
         written = runs / trial.name / "experiment.toml"
@@ -177,7 +185,10 @@ def beside_others(grid: Grid, runs: Path) -> Grid:
 
 
 def point_name(base: str, axes: Sequence[Axis], values: Values) -> str:
-    """Of its values, not of its place in the grid: a grid that is extended goes on from the trials that there are."""
+    """Name a point by its values and not by its place in the grid.
+
+    A grid that is extended then uses the trials that exist already.
+    """
     plain = [value.strip("\"'") for value in values]
     name = "-".join([base, *(f"{axis.label}-{value}" for axis, value in zip(axes, plain, strict=True))])
     if len(name) <= LONGEST_NAME and re.fullmatch(NAME, name):

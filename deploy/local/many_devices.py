@@ -1,4 +1,4 @@
-"""`protofleet fleet`: many devices on one machine, a process each or some together, restarted when one fails."""
+"""Implement `protofleet fleet`: many devices on one machine, in processes that restart after a failure."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from protofleet.runtime.children import Child, Interpreters, Program, Starter
 from protofleet.runtime.launcher import CAN_FORK, Launcher
 from protofleet.runtime.restart_backoff import RestartBackoff
 
-SETTINGS: Final = ("settings.toml", "device.toml")  # the second in the folder of a run
+SETTINGS: Final = ("settings.toml", "device.toml")  # The second one is in the folder of a run.
 STOP_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.2
-OUTPUT, ERRORS = 1, 2  # the fleet's own
+OUTPUT, ERRORS = 1, 2  # The standard output and the standard error of the fleet process.
 
 
 @dataclass
 class DeviceProcess:
-    """The process of one device or of several, and when it is restarted."""
+    """The process of one device or of several devices, and the time of its restart."""
 
-    settings: tuple[Path, ...]  # a file for each
+    settings: tuple[Path, ...]  # One file for each device.
     starter: Starter
-    changes: tuple[str, ...] = ()  # to all of them, as for --set
+    changes: tuple[str, ...] = ()  # Changes to the settings of all devices, as --set has them.
     process: Child | None = None
     started_at: float = 0.0
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     restart_at: float = 0.0
-    finished: bool = False  # in good order: its devices were to end with their run, or were drained
+    # True if it ended with exit code 0: its devices were to end with their run, or they were drained.
+    finished: bool = False
 
     @property
     def name(self) -> str:
@@ -50,7 +51,7 @@ class DeviceProcess:
         )
 
     def poll(self, now: float) -> str:
-        """Start it if that is due; a line for the log if it has exited."""
+        """Start the process if that is due. Return a line for the log if the process has exited."""
         if self.process is None:
             if now >= self.restart_at:
                 self.process = self._start()
@@ -67,16 +68,17 @@ class DeviceProcess:
         return f"{self.name} ended with exit code {code}; restart in {pause:.1f} s"
 
     def _start(self) -> Child:
-        """Its messages are the fleet's own."""
+        """Start the process. Its messages go to the output of the fleet process."""
         changes = [word for change in self.changes for word in ("--set", change)]
         arguments = ["device", *map(str, self.settings), *changes]
         return self.starter.start(Program(self.name, "protofleet", arguments), OUTPUT, ERRORS)
 
 
 def run_devices(folder: Path, changes: Sequence[str] = (), processes: int = 0) -> None:
-    """Until all have finished, or a signal, which raises RunError, as in a device of its own.
+    """Run the devices until all have finished.
 
-    Without a number, a process each.
+    A signal stops them and raises RunError, as in the process of a single device. If `processes` is 0, each
+    device has its own process.
     """
     settings = sorted(path for name in SETTINGS for path in folder.glob(f"*/{name}"))
     if not settings:
@@ -108,13 +110,16 @@ def starter_of(settings: list[Path]) -> contextlib.AbstractContextManager[Starte
 def data_of(settings: list[Path]) -> dict[str, DataSettings]:
     found = {}
     for path in settings:
-        with contextlib.suppress(SettingsError):  # an error of that device alone
+        with contextlib.suppress(SettingsError):  # Such an error concerns only that device.
             found[str(path)] = decode(DataSettings, read_toml(path).get("data", {}))
     return found
 
 
 def compute(settings: Path) -> str:
-    """Settings that cannot be read are an error of that device alone."""
+    """Return the setting `compute` of a settings file.
+
+    Settings that cannot be read concern only that device, so that "cpu" is returned for them.
+    """
     with contextlib.suppress(SettingsError):
         return str(read_toml(settings).get("compute", "auto"))
     return "cpu"

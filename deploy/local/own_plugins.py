@@ -1,7 +1,8 @@
-"""The plug-ins of an experiment on this machine: who names a file in it may run it, and the run allows its hash.
+"""Load the plug-ins of an experiment on this machine.
 
-Each run keeps the files that it ran in `plugins/` of its folder, so that it can be resumed, reported and compared
-when the files themselves have changed.
+A user who names a file in the experiment may run it, and the run allows its hash. Each run keeps the files
+that it ran in `plugins/` of its folder, so that it can be resumed, reported and compared after the original
+files have changed.
 """
 
 from __future__ import annotations
@@ -23,47 +24,52 @@ NO_NAMES: Final[Mapping[str, Sequence[str]]] = {}
 
 @dataclass(frozen=True)
 class OwnPlugIns:
-    """Those that are loaded, by the file that the experiment names."""
+    """The loaded plug-ins, by the file that the experiment names."""
 
     sources: Mapping[str, Source]
-    packages: tuple[str, ...] = ()  # their hashes
+    packages: tuple[str, ...] = ()  # The hashes of plug-ins that packages provide.
 
     @property
     def hashes(self) -> tuple[str, ...]:
         return tuple(sorted({*(one.sha256 for one in self.sources.values()), *self.packages}))
 
     def allowed(self) -> PlugIns:
-        """For all parties of the run."""
+        """Return the plug-ins that all parties of the run may run."""
         return PlugIns(tuple(self.sources), self.hashes)
 
     def kept(self, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Settings with the files that the run in this folder keeps, in place of those that were named."""
+        """Return the settings with the copies that the run in this folder keeps, in place of the named files."""
         return placed(table, {name: str(path) for name, path in self._kept_in(folder).items()})
 
     def as_named(self, text: str, folder: Path) -> str:
-        """Words of the run in this folder, with the files of their author in the place of its copies."""
+        """Replace the paths of the run's copies in a text by the files that the user named."""
         for name, path in self._kept_in(folder).items():
             text = text.replace(str(path), name)
         return text
 
     def keep(self, folder: Path) -> None:
-        """The very bytes that were hashed."""
+        """Copy the plug-ins to the run's folder, with exactly the bytes that were hashed."""
         disk = Disk(durable=False)
         for name, path in self._kept_in(folder).items():
             disk.make(path.parent)
             disk.replace(path, self.sources[name].text)
 
     def _kept_in(self, folder: Path) -> dict[str, Path]:
-        """Named file -> where the run has it: by its hash, as two may have one name."""
+        """Return named file -> its copy in the run.
+
+        The path contains the hash, because two files may have the same name.
+        """
         return {name: folder / KEPT / one.sha256[:12] / Path(name).name for name, one in self.sources.items()}
 
 
 def own_plugins(
     files: Sequence[str], names: Mapping[str, Sequence[str]] = NO_NAMES, seen: str = ""
 ) -> OwnPlugIns:
-    """`files` are run; of `names`, kind -> names that are not ours, those are taken that a package has.
+    """Load the plug-ins of an experiment.
 
-    `seen` is what is said of a file in settings that is not there.
+    `files` are loaded from their paths. `names` has kind -> names that are not built in; those that an
+    installed package provides are taken. `seen` tells the user from which folder the path of a missing file
+    may have been completed.
     """
     sources = {path: _loaded(Path(path), seen) for path in dict.fromkeys(files) if path}
     found = [
@@ -76,6 +82,6 @@ def own_plugins(
 
 
 def _loaded(path: Path, seen: str) -> Source:
-    """Run here once it has been run to its end in a process that nobody needs."""
+    """Load a plug-in here, after a child process has loaded it to the end without exiting."""
     demand_end(file.read(path, seen))
     return file.from_file(path, allowed=None, seen=seen)[0]

@@ -1,4 +1,4 @@
-"""The processes of a run: coordinator and devices, each with a log, and what they are started by."""
+"""Manage the processes of a run: the coordinator and the devices, each with a log, and their starter."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from protofleet.runtime.children import Child, Program, Starter
 from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
 
 EXIT_SECONDS = 10.0
-# What a coordinator or a device would import, whatever it does.
+# The modules that every coordinator or device imports.
 IMPORTED: Final = (
-    "encodings.idna",  # of a host's name, for its address
+    "encodings.idna",  # Needed to find the address of a host name.
     "encodings.unicode_escape",
     "protofleet.coordinator.config",
     "protofleet.coordinator.main",
@@ -31,17 +31,20 @@ IMPORTED: Final = (
     "protofleet.edge_client.main",
     "protofleet.methods.fedavg",
     "numpy.random",
-    "torch.utils._device",  # of `with torch.device(...)`
+    "torch.utils._device",  # Needed for `with torch.device(...)`.
 )
-OF_WORK: Final = re.compile(r"\S+ \S+ (DEBUG|INFO|WARNING) ")  # a line of a log that is nobody's last word
-SIGNALS: Final = {number.value: number.name for number in signal.Signals}  # real-time ones have no name
-CUDA_DEVICES: Final = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")  # a PC's, a Jetson's, of Windows
+# A line of a log that is not the reason of an exit.
+OF_WORK: Final = re.compile(r"\S+ \S+ (DEBUG|INFO|WARNING) ")
+SIGNALS: Final = {number.value: number.name for number in signal.Signals}  # Real-time signals have no name.
+# The device files of a PC, of a Jetson, and of Windows.
+CUDA_DEVICES: Final = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
 
 
 def start_launcher() -> Launcher | None:
-    """For a program, as its first act: else it has threads, and what it has imported is imported a second time.
+    """Start the launcher. A program must call this first.
 
-    None where this process cannot be forked, as one with a thread already.
+    Later the program has threads, and what it has imported would be imported a second time. Return None if
+    this process cannot be forked, for example because it already has a thread.
     """
     with contextlib.suppress(LauncherError):
         return Launcher(IMPORTED, here="torch" not in sys.modules) if CAN_FORK else None
@@ -49,17 +52,26 @@ def start_launcher() -> Launcher | None:
 
 
 def uses_cuda(compute: str) -> bool:
-    """CUDA survives no fork. That there is a device is seen without asking CUDA."""
+    """Return whether the setting uses CUDA, which does not survive a fork.
+
+    The device files are looked for without a call of CUDA.
+    """
     return compute == "cuda" or (compute == "auto" and any(Path(name).exists() for name in CUDA_DEVICES))
 
 
 class Processes:
-    """Each runs in a session of its own, so that Ctrl-C reaches only their parent, which stops them."""
+    """The child processes of a run.
+
+    Each one runs in its own session, so that Ctrl-C reaches only the parent, which stops them.
+    """
 
     def __init__(
         self, folder: Path, starter: Starter, reworded: Callable[[str], str] = lambda text: text
     ) -> None:
-        """`reworded` is what this machine's user is told in place of a child's words."""
+        """Keep the folder and the starter.
+
+        `reworded` changes the words of a child for the user of this machine.
+        """
         self.folder, self._starter, self.reworded = folder, starter, reworded
         self._logs = folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -73,7 +85,7 @@ class Processes:
         children.stop(self._children.values(), EXIT_SECONDS)
 
     def start(self, name: str, *arguments: str, piped: bool = False, starter: Starter | None = None) -> Child:
-        """`starter` is another one than that of all."""
+        """Start a child. `starter` is used for it in place of the common one."""
         self._starters[name] = starter or self._starter
         with self._log(name).open("a") as log:
             out = subprocess.PIPE if piped else log.fileno()
@@ -82,21 +94,25 @@ class Processes:
         return child
 
     def wait(self) -> None:
-        """Wait for all to exit by themselves; leaving the block stops those that have not."""
+        """Wait for all children to exit by themselves.
+
+        The end of the `with` block stops those that have not.
+        """
         children.wait(self._children.values(), EXIT_SECONDS)
 
     def failed(self) -> dict[str, str]:
-        """Name -> reason, for children that have exited with an error."""
+        """Return name -> reason for children that have exited with an error."""
         return {n: self.reason(n) for n, c in self._children.items() if c.poll() not in (None, 0)}
 
     def exit_code(self, name: str) -> int | None:
-        """None while it runs; of one that a signal has killed it is below 0."""
+        """Return the exit code of a child: None while it runs, below 0 if a signal has killed it."""
         return self._children[name].poll()
 
     def reason(self, name: str) -> str:
-        """Why a child has exited, by the last line of its log; on a full disk the log may be empty.
+        """Return why a child has exited, by the last line of its log. On a full disk the log may be empty.
 
-        Whom a signal or `os._exit` has ended says nothing of it: what stands there last is about something else.
+        A child that was ended by a signal or by `os._exit` writes no reason, and the last line of its log is
+        about something else.
         """
         if problem := self.disk_problem() or self._starter.problem or self._starters[name].problem:
             return problem
@@ -114,7 +130,7 @@ class Processes:
 
     def _last_line(self, name: str) -> str:
         lines = children.last_lines(self._log(name))
-        # The lines of a traceback are indented, and stand behind its message.
+        # The lines of a traceback are indented, and they follow its message.
         said = [line for line in lines if not line.startswith("  ")]
         return (said or lines or [""])[-1]
 

@@ -1,4 +1,4 @@
-"""`protofleet run`: a broker, a coordinator process and device processes, watched until the run is over."""
+"""Implement `protofleet run`: start a broker, a coordinator and devices, and watch them to the end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def run_experiment(
     track: Sequence[Destination] = (),
     display: Display | None = None,
 ) -> Path:
-    """Run it until it is finished, and return the report. RunError where it fails or is stopped."""
+    """Run the experiment until it is finished, and return the path of the report.
+
+    RunError is raised if the run fails or is stopped.
+    """
     try:
         compute = compute_of(experiment)
         with starter_of(experiment, compute, launcher) as starter, tracking(track, runs / experiment.name):
@@ -76,7 +79,10 @@ def run_experiment(
 
 @contextlib.contextmanager
 def starter_of(experiment: Experiment, compute: str, launcher: Launcher | None) -> Iterator[Starter]:
-    """The launcher that is there already, if the experiment's processes can be forked; else one of its own."""
+    """Yield the given launcher if the experiment's processes can be forked.
+
+    Without a given launcher, start one. If they cannot be forked, yield a starter of new interpreters.
+    """
     if experiment.devices.start == "spawn" or uses_cuda(compute) or not CAN_FORK:
         yield Interpreters()
     elif launcher is not None:
@@ -87,12 +93,18 @@ def starter_of(experiment: Experiment, compute: str, launcher: Launcher | None) 
 
 
 def computes_on_gpu(compute: str) -> bool:
-    """As far as can be seen without CUDA, which this process leaves to its devices."""
+    """Return whether devices compute on a GPU, as far as this process can tell without a call of CUDA.
+
+    Only the devices may use CUDA.
+    """
     return uses_cuda(compute) and torch.version.cuda is not None
 
 
 def compute_of(experiment: Experiment) -> str:
-    """Return the setting `compute` of the devices: "cpu" in place of "auto" where no network is work for the GPU."""
+    """Return the setting `compute` of the devices.
+
+    It is "cpu" in place of "auto" if no network is enough work for the GPU.
+    """
     if experiment.compute != "auto" or not computes_on_gpu(experiment.compute):
         return experiment.compute
     plan, allowed = experiment.plan, experiment.own_plugins.allowed()
@@ -135,15 +147,16 @@ def run_processes(
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """A broker that accepts connections, and how reports describe it."""
+    """A broker that accepts connections, with its description for reports."""
 
     address: BrokerAddress
     description: str
-    federation: LocalFederation | None = None  # whose client certificates it requires; None: no TLS
-    own: LocalBroker | None = None  # that this run has started
+    # The federation whose client certificates it requires; None: no TLS.
+    federation: LocalFederation | None = None
+    own: LocalBroker | None = None  # The broker if this run has started it.
 
     def address_for(self, name: str) -> BrokerAddress:
-        """With the TLS files of this device or coordinator."""
+        """Return the address with the TLS files of this device or coordinator."""
         return (
             self.address if self.federation is None else replace(self.address, tls=self.federation.tls(name))
         )
@@ -171,7 +184,7 @@ def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
 
 
 def slots_of(folder: Path, processes: int) -> Slots:
-    """Of one core each; where there is a core for each process, none waits for others."""
+    """Return slots of one core each. If there is a core for each process, no process waits for another."""
     cores = available_cores()
     return Slots(str(folder / "slots"), cores) if processes > cores else Slots()
 
@@ -179,7 +192,10 @@ def slots_of(folder: Path, processes: int) -> Slots:
 def write_settings(
     experiment: Experiment, broker: RunningBroker, runs: Path, names: Names, slots: Slots, compute: str = ""
 ) -> None:
-    """Write the settings files of all processes, and the experiment's own. `compute` replaces that of the devices."""
+    """Write the settings files of all processes, and the experiment's own file.
+
+    `compute` replaces the setting of the devices.
+    """
     folder = runs / experiment.name
     coordinator = coordinator_settings(experiment, broker.address_for(COORDINATOR), runs, broker.description)
     plugins = experiment.own_plugins
@@ -197,13 +213,16 @@ def write_settings(
 
 def _write(path: Path, settings: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Atomic: a run that was killed here must not be mistaken for one with other settings.
+    # The write is atomic, because a run that was killed here must not look like one with other settings.
     Disk(durable=False).replace(path, write_toml(settings).encode())
 
 
 @dataclass
 class BrokerWatch:
-    """Starts the run's own broker again when it has ended: all that it held is said again."""
+    """The watch over the broker that the run has started. It restarts a broker that has ended.
+
+    The parties send again everything that the broker held.
+    """
 
     broker: LocalBroker | None
     say: Callable[[str], None]
@@ -240,7 +259,7 @@ def watch(
     assert coordinator.stdout is not None
 
     def on_idle() -> None:
-        if not progress.finished:  # once the run is over, devices may exit as they like
+        if not progress.finished:  # Once the run is over, devices may exit in any way.
             broker.look()
             devices.restart_killed()
             check_quorum(experiment, processes, devices, progress.print)
@@ -257,8 +276,8 @@ def watch(
 def check_quorum(
     experiment: Experiment, processes: Processes, devices: DeviceProcesses, say: Callable[[str], None]
 ) -> None:
-    """RunError as soon as too many devices have failed for a quorum, instead of at a deadline."""
-    if problem := processes.disk_problem():  # devices only pause on a full disk: they never fail
+    """Raise RunError as soon as too many devices have failed for a quorum, without waiting for a deadline."""
+    if problem := processes.disk_problem():  # Devices only pause on a full disk, so that they never fail.
         raise RunError(problem)
     failed, count = devices.failed(), len(experiment.shards)
     if count - len(failed) < experiment.effective_policy.quorum:
@@ -269,7 +288,7 @@ def check_quorum(
 
 
 def read_lines(stream: IO[str], on_idle: Callable[[], None]) -> Iterator[str]:
-    """Lines as they arrive; `on_idle` is called after each half second without output."""
+    """Yield lines as they arrive. `on_idle` is called after each half second without output."""
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         partial = ""
@@ -285,7 +304,10 @@ def read_lines(stream: IO[str], on_idle: Callable[[], None]) -> Iterator[str]:
 
 
 def require_broker(experiment: Experiment) -> None:
-    """RunError where there is none to connect to: said before the folder of an earlier run is renamed."""
+    """Raise RunError if there is no broker to connect to.
+
+    This is checked before the folder of an earlier run is renamed.
+    """
     choice = experiment.broker
     if choice.kind != "external":
         find_broker(choice.kind)
@@ -297,13 +319,11 @@ def require_broker(experiment: Experiment) -> None:
 def prepare_folder(
     experiment: Experiment, runs: Path, fresh: bool, resume: bool = False, say: Callable[[str], None] = print
 ) -> Path | None:
-    """Where the earlier run is now, if its folder was renamed.
+    """Prepare the folder of a run. Return the new path of an earlier run whose folder was renamed.
 
-    Continue an unfinished run with the same settings; rename the folder of any other earlier run of this name.
-
-    One with other settings that has ended a round is renamed with `fresh` alone: nobody loses what was learned.
-
-    With `resume` it is an error if there is none, rather than a new run.
+    An unfinished run with the same settings is continued. The folder of any other earlier run of this name is
+    renamed. A run with other settings that has ended a round is renamed only with `fresh`, so that no result
+    is lost. With `resume` it is an error if there is no run to continue.
     """
     folder = runs / experiment.name
     written = folder / "experiment.toml"
@@ -333,7 +353,10 @@ def prepare_folder(
 
 @contextlib.contextmanager
 def giving_back(earlier: Path | None, folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
-    """A start that fails before it has ended a round, and was not stopped, leaves the earlier run where it was."""
+    """Restore the folder of the earlier run if a start fails before it has ended a round.
+
+    It is not restored if the start was stopped, has diverged, or found the run in use by another process.
+    """
     try:
         yield
     except Exception as error:
@@ -344,7 +367,7 @@ def giving_back(earlier: Path | None, folder: Path, say: Callable[[str], None] =
             failed = renamed(folder)
             earlier.rename(folder)
         say(f"the earlier run is in {folder} again, and what this start has left in {failed}")
-        if isinstance(error, RunError):  # it may name a file of its folder
+        if isinstance(error, RunError):  # The message may name a file of the folder that was renamed.
             raise RunError(str(error).replace(f"{folder}/", f"{failed}/")) from error
         raise
 
@@ -353,7 +376,10 @@ def giving_back(earlier: Path | None, folder: Path, say: Callable[[str], None] =
 def ready(
     experiment: Experiment, runs: Path, fresh: bool, resume: bool = False, say: Callable[[str], None] = print
 ) -> Iterator[None]:
-    """For the block to run it: a broker and a folder are there. If it cannot start, an earlier run has that again."""
+    """Prepare the broker and the folder for the block that runs the experiment.
+
+    If the run cannot start, an earlier run gets its folder back.
+    """
     require_broker(experiment)
     earlier = prepare_folder(experiment, runs, fresh, resume, say)
     with giving_back(earlier, runs / experiment.name, say):
@@ -368,13 +394,16 @@ def make_folder(folder: Path) -> None:
 
 
 def renamed(folder: Path) -> Path:
-    """Where it is now: beside what it was, with the next free number."""
+    """Rename a folder and return its new path: the same name with the next free number."""
     free = (folder.with_name(f"{folder.name}.{i}") for i in itertools.count(1))
     return folder.rename(next(path for path in free if not path.exists()))
 
 
 def same_settings(written: Path, experiment: Experiment) -> bool:
-    """Settings that an earlier version did not have yet count as left at their defaults."""
+    """Return whether the written settings are those of the experiment.
+
+    Settings that an earlier version did not have yet count as left at their defaults.
+    """
     try:
         return recorded(decode(Experiment, experiment_table(written))) == recorded(experiment)
     except SettingsError:

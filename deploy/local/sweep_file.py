@@ -1,4 +1,7 @@
-"""What `protofleet sweep` searches: said on the command line, by a file that names an experiment, or by both."""
+"""Read what `protofleet sweep` searches.
+
+It is given on the command line, in a file that names an experiment, or in both.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,18 @@ Choose = Literal["validation", "best-validation"]
 
 @dataclass(frozen=True)
 class SweepFile:
-    """Experiments whose figure is a grid: `experiments/sweeps`."""
+    """The file of a sweep. Those of experiments whose figure is a grid are in `experiments/sweeps`."""
 
-    experiment: str  # the path of its file, relative to this one
-    grid: dict[str, list[Any]]  # setting -> its values
+    experiment: str  # The path of the experiment's file, relative to this one.
+    grid: dict[str, list[Any]]  # Setting -> its values.
     seeds: list[Seed] = field(default_factory=lambda: [1])
-    set: list[str] = field(default_factory=list)  # changes of settings of all trials, as --set has them
+    set: list[str] = field(default_factory=list)  # Changes to settings of all trials, as --set has them.
     choose: Choose = "validation"
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the command line says; None and nothing leave it to the file."""
+    """The options of the command line. None or an empty option leaves the choice to the file."""
 
     grid: Sequence[Axis] = ()
     seeds: Sequence[int] = ()
@@ -37,7 +40,10 @@ class Wish:
 
 
 def planned(path: Path, wish: Wish) -> tuple[Grid, Choose]:
-    """Of a file of either kind. An axis of the command line takes the place of the file's."""
+    """Plan the grid of an experiment's file or of a sweep's file.
+
+    An axis of the command line replaces the same axis of the file.
+    """
     table = read_toml(path)
     if "grid" not in table:
         if not wish.grid:
@@ -57,7 +63,7 @@ def planned(path: Path, wish: Wish) -> tuple[Grid, Choose]:
         checked_axis(key, [json.dumps(v) for v in values], str(path)) for key, values in found.grid.items()
     ]
     said, keys = {axis.key: axis for axis in wish.grid}, [axis.key for axis in own]
-    # In its own place: names of trials follow the order of the axes.
+    # An axis keeps its place, because the names of trials follow the order of the axes.
     axes = [said.get(axis.key, axis) for axis in own] + [axis for axis in wish.grid if axis.key not in keys]
     seeds = wish.seeds or found.seeds
     if not axes or not seeds:

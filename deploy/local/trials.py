@@ -1,7 +1,7 @@
-"""`protofleet sweep`: the trials of a grid as a table, what validation chose, and whether the grid was wide enough.
+"""Show the trials of a `protofleet sweep`: their table, the best point, and warnings about the grid.
 
-A point's figure is the mean over its seeds of what `choose` says, on validation samples of the view that the paper
-reports. Test samples choose nothing: they are shown beside it.
+The value of a point is the mean over its seeds of what `choose` says, on validation samples of the view that
+the paper reports. Test samples choose nothing; the table only shows them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from protofleet.deploy.report.noise import noise_in
 from protofleet.deploy.report.numbers import percent_points
 from protofleet.protocol.link.meter import human_bytes
 
-FOLDER: Final = "sweeps"  # under the folder of all runs
+FOLDER: Final = "sweeps"  # The folder's name, in the folder of all runs.
 
 
 def at_the_end(points: Sequence[Measured], view: str) -> Measured | None:
@@ -46,11 +46,11 @@ CHOICES: Final[Mapping[str, Choice]] = {"validation": at_the_end, "best-validati
 
 @dataclass(frozen=True)
 class Trial:
-    """A point of the grid, and what its finished runs measured."""
+    """A point of the grid, with the measurements of its finished runs."""
 
     point: Point
-    group: Group | None  # None: no run has finished
-    measured: tuple[Measured, ...]  # of each run that has validation samples
+    group: Group | None  # None if no run has finished.
+    measured: tuple[Measured, ...]  # The measurement of each run that has validation samples.
 
     @property
     def is_whole(self) -> bool:
@@ -80,12 +80,14 @@ class Trials:
     grid: Grid
     choose: str
     trials: tuple[Trial, ...]
-    validation_images: int | None = None  # of a run; None: not known here
+    validation_images: int | None = None  # Validation images of a run; None if they are not known here.
 
     @property
     def chosen(self) -> Trial | None:
-        """The highest mean, and of equal ones the first that is no end of the grid; only of points all of whose runs
-        have a result."""
+        """Return the trial with the highest mean, of those all of whose runs have a result.
+
+        Of trials with equal means, the first one that is no end of the grid is taken.
+        """
         whole = [trial for trial in self.trials if trial.is_whole]
         return max(whole, key=lambda trial: (fmean(trial.validation), not self._is_end(trial)), default=None)
 
@@ -94,7 +96,10 @@ class Trials:
 
     @property
     def near(self) -> list[Trial]:
-        """Whole trials whose mean is at most a deviation of the chosen one's seeds below it."""
+        """Return the other whole trials that are close to the chosen one.
+
+        Their mean is below the chosen mean by at most the standard deviation of the chosen trial's seeds.
+        """
         if (best := self.chosen) is None:
             return []
         limit = fmean(best.validation) - (stdev(best.validation) if len(best.validation) > 1 else 0.0)
@@ -147,7 +152,7 @@ class Trials:
         return trial.state or ("chosen" if trial is self.chosen else "near" if trial in self.near else "")
 
     def lines(self) -> list[str]:
-        """What there is to say below the table."""
+        """Return the lines that follow the table."""
         best = self.chosen
         chosen = [f"chosen: {self.grid.words(best.point)}"] if best else []
         near = [f"at most a deviation below it: {self.grid.words(trial.point)}" for trial in self.near]
@@ -174,13 +179,20 @@ class Trials:
 
 
 def one_group(groups: Sequence[Group]) -> Group:
-    """Their settings are one point's, though an earlier version that has run some of them wrote fewer."""
+    """Join groups that belong to one point.
+
+    Their settings are the same, although an earlier version that ran some of them wrote fewer settings.
+    """
     first, *others = groups
     return replace(first, runs=[*first.runs, *(run for group in others for run in group.runs)])
 
 
 def read_trials(grid: Grid, runs: Path, choose: str) -> Trials:
-    """RunError where runs have finished and none has validation samples: nothing could be chosen."""
+    """Read the finished runs of a grid.
+
+    RunError is raised if runs have finished and none has validation samples, because nothing can be chosen
+    then.
+    """
     found = []
     for point in grid.points:
         finished = [
@@ -204,7 +216,10 @@ def read_trials(grid: Grid, runs: Path, choose: str) -> Trials:
 
 
 def put_aside(folder: Path, grid: Grid) -> None:
-    """What an earlier sweep of this name wrote, if it was over other settings: a wider one takes its place."""
+    """Rename the folder of an earlier sweep of this name if it varied other settings.
+
+    A wider sweep over the same settings replaces it.
+    """
     try:
         before = list(json.loads((folder / "trials.json").read_text())["grid"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -214,7 +229,7 @@ def put_aside(folder: Path, grid: Grid) -> None:
 
 
 def write_trials(trials: Trials, runs: Path) -> Path:
-    """JSON, Markdown and a page; the page's path."""
+    """Write the trials as JSON, Markdown and a page, and return the path of the page."""
     folder = runs / FOLDER / trials.grid.name
     put_aside(folder, trials.grid)
     write(folder / "trials.json", trials.as_json())

@@ -29,14 +29,15 @@ RESOLVER: Final = "uv==0.13.9"
 SOURCE: Final = LOCKS_FOLDER.parent.parent
 CONSTRAINTS: Final = LOCKS_FOLDER.parent / "constraints.txt"
 DATA_REQUIREMENTS: Final = LOCKS_FOLDER.parent / "requirements-data.txt"
-PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")  # as pyproject.toml says
+PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")  # These are the same as in pyproject.toml.
 MACHINES: Final = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
 CHECK_SECONDS: Final = 120.0
 NOT_CHECKED: Final = 3
 TORCH_PACKAGES: Final = frozenset({"torch", "torchvision"})
-BUILD_PACKAGES: Final = frozenset({"setuptools"})  # of our own wheel, as pyproject.toml asks for
+# The build of our own wheel needs these, as pyproject.toml says.
+BUILD_PACKAGES: Final = frozenset({"setuptools"})
 CUDA_PREFIXES: Final = ("nvidia-", "cuda-", "triton")
-EXTRAS: Final = {  # in the order of their locks: a package is in the first that needs it
+EXTRAS: Final = {  # The order is that of the locks: a package is in the first lock that needs it.
     "broker": ("broker",),
     "export": ("export",),
     "dev": ("broker", "export", "tensorboard", "dev"),
@@ -83,7 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_with_tool(folder: Path) -> int:
-    """3 where there is no index to ask: what was not looked up is not called installable."""
+    """Check the locks; return 3 if no index can be reached.
+
+    The locks are not called installable if they were not looked up.
+    """
     try:
         uv = install_tool(RESOLVER, folder, "--only-binary=:all:")
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
@@ -95,7 +99,10 @@ def check_with_tool(folder: Path) -> int:
 
 
 def check(uv: Path, locks: Sequence[Path]) -> int:
-    """A line for each Python and machine: nothing is downloaded but what the index says of each package."""
+    """Print a line for each Python and machine: whether all locked packages can be installed.
+
+    Nothing is downloaded but the index's data about each package.
+    """
     code = 0
     for python, machine in itertools.product(PYTHONS, MACHINES):
         if problem := problem_on(python, machine, uv, locks):
@@ -107,7 +114,7 @@ def check(uv: Path, locks: Sequence[Path]) -> int:
 
 
 def problem_on(python: str, machine: str, uv: Path, locks: Sequence[Path]) -> str:
-    """Why the locks cannot be installed there; "" where they can."""
+    """Return the reason why the locks cannot be installed there, or ""."""
     how = ("--no-deps", "--require-hashes", "--only-binary=:all:", "--target", str(uv.parent / "nowhere"))
     command = [str(uv), "pip", "install", "--dry-run", "--quiet", *how]
     command += ["--python-version", python, "--python-platform", machine]
@@ -116,7 +123,7 @@ def problem_on(python: str, machine: str, uv: Path, locks: Sequence[Path]) -> st
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:
         return f"the index has not answered in {CHECK_SECONDS:g} s"
-    why = " ".join(done.stderr.split()) or "uv failed and said nothing"  # it breaks its lines for a terminal
+    why = " ".join(done.stderr.split()) or "uv failed and said nothing"  # uv breaks its lines for a terminal.
     return why.partition("cause: ")[2] or why if done.returncode else ""
 
 
@@ -127,7 +134,7 @@ def reason_of(error: subprocess.CalledProcessError | subprocess.TimeoutExpired) 
 
 
 def resolve(uv: Path, *more: str) -> list[LockedPackage]:
-    """All packages that the project needs, with the extras or requirements that `more` names."""
+    """Return all packages that the project needs, with the extras or requirements that `more` names."""
     output = ("--generate-hashes", "--no-header", "--no-annotate", "-q")
     command = [str(uv), "pip", "compile", "--universal", "--python-version", PYTHONS[0], *output]
     command += ["-c", str(CONSTRAINTS), *more]
@@ -136,7 +143,7 @@ def resolve(uv: Path, *more: str) -> list[LockedPackage]:
 
 
 def group_by_lock(resolve: Callable[..., list[LockedPackage]]) -> dict[str, list[LockedPackage]]:
-    """Each package is in the first lock that needs it."""
+    """Put each package into the first lock that needs it."""
     project = str(SOURCE / "pyproject.toml")
     base = resolve(project)
     locks = {
@@ -153,7 +160,10 @@ def group_by_lock(resolve: Callable[..., list[LockedPackage]]) -> dict[str, list
 
 
 def not_locked_in(packages: list[LockedPackage], known: Iterable[list[LockedPackage]]) -> list[LockedPackage]:
-    """A package that other locks have for some Pythons alone may be needed for all of them here."""
+    """Return the packages that no other lock has for the same Pythons or for all.
+
+    A package that other locks have for some Pythons only may be needed for all of them here.
+    """
     locked = {(package.name, package.marker) for lock in known for package in lock}
     return [
         package for package in packages if not {(package.name, package.marker), (package.name, "")} & locked
@@ -161,7 +171,10 @@ def not_locked_in(packages: list[LockedPackage], known: Iterable[list[LockedPack
 
 
 def cpu_builds(packages: list[LockedPackage], lock: Path, wheels: list[Wheel]) -> list[LockedPackage]:
-    """Builds of the locked versions from no public index: the given wheels, and those allowed before."""
+    """Return the builds of locked versions that are on no public index.
+
+    These are the given wheels, and the wheels that the lock allowed before.
+    """
     hashes: dict[tuple[str, str], set[str]] = {}
     for old in read_lock(lock.read_text()) if lock.exists() else []:
         hashes[old.name, old.version] = set(old.hashes)

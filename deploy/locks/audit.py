@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report_findings(code: int, out: str, err: str, service: str) -> int:
-    """Prints what pip-audit found; what it could not look up is not called clean."""
+    """Print what pip-audit found; do not call packages clean that it could not look up."""
     try:
         packages = json.loads(out)["dependencies"] if code in (0, 1) else []
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,6 @@
-"""The packages that are installed, each in one version and with hashes (`python -m protofleet.deploy.locks`).
+"""Read and write the locks: the packages that are installed, each in one version and with hashes.
+
+`python -m protofleet.deploy.locks` makes these files:
 
 torch.txt    torch and torchvision, of which vendors have builds of their own
 cpu.txt      PyTorch's builds for CPUs alone, taken where pip finds one
@@ -30,7 +32,7 @@ WHEEL: Final = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-[^-]+)?-[^-]+-[^
 class LockedPackage:
     name: str
     version: str
-    marker: str  # for which Python and machine; "": for all
+    marker: str  # the Pythons and machines that need the package; "": all
     hashes: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -46,12 +48,12 @@ class Wheel:
 
     @property
     def public_version(self) -> str:
-        """2.13.0 of 2.13.0+cpu, which also satisfies `==2.13.0`."""
+        """Return the public version: 2.13.0 for 2.13.0+cpu, which also satisfies `==2.13.0`."""
         return self.version.partition("+")[0]
 
 
 def read_lock(text: str) -> list[LockedPackage]:
-    """ValueError for a line that is no package with its hashes."""
+    """Return the packages of a lock; raise ValueError if a line is no package with its hashes."""
     found: list[LockedPackage] = []
     for block in re.split(r"\n(?=\S)", text.strip()):
         first, *rest = block.splitlines()
@@ -67,7 +69,10 @@ def read_lock(text: str) -> list[LockedPackage]:
 
 
 def pinned_versions(constraints: str) -> dict[str, set[str]]:
-    """Name to versions, of a constraints file's text: some have another one for the oldest Python."""
+    """Return the versions of each package in the text of a constraints file.
+
+    Some packages have another version for the oldest Python.
+    """
     found: dict[str, set[str]] = {}
     for line in constraints.splitlines():
         if pin := PIN.match(line):
@@ -82,7 +87,7 @@ def write_lock(packages: Iterable[LockedPackage], header: str) -> str:
 
 
 def read_wheel(path: Path) -> Wheel | None:
-    """None where its name is not one of a wheel."""
+    """Return the name, version and hash of a wheel; None if the file's name is not that of a wheel."""
     if (found := WHEEL.fullmatch(path.name)) is None:
         return None
     total = hashlib.sha256()
@@ -93,7 +98,10 @@ def read_wheel(path: Path) -> Wheel | None:
 
 
 def with_wheels(packages: Iterable[LockedPackage], wheels: Iterable[Wheel]) -> Iterator[LockedPackage]:
-    """The user's own wheels are allowed too; one of another version takes the place of the locked version."""
+    """Yield the packages of a lock, and allow the user's own wheels too.
+
+    A wheel of another version replaces the locked version.
+    """
     by_name: dict[str, list[Wheel]] = {}
     for wheel in wheels:
         by_name.setdefault(wheel.name, []).append(wheel)

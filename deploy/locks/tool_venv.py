@@ -1,4 +1,4 @@
-"""Tools in a virtual environment of their own, so that they are no dependencies of ours."""
+"""Install tools in virtual environments of their own, so that they are no dependencies of ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INSTALL_SECONDS: Final = 300.0
 
 
 def install_tool(requirement: str, folder: Path, *pip_options: str) -> Path:
-    """The program that `requirement` (name==version) names, installed once."""
+    """Install the program that `requirement` (name==version) names, once; return its path."""
     program = folder / "bin" / requirement.partition("==")[0]
     if not program.exists():
         venv.create(folder, with_pip=True, clear=True)

@@ -12,7 +12,7 @@ FOLDER: Final = Path(__file__).parent.parent / "compose" / "grafana" / "dashboar
 
 
 def generate() -> dict[str, str]:
-    """File name -> text."""
+    """Return the text of each dashboard by its file name."""
     return {f"{name}.json": json.dumps(page(), indent=2) + "\n" for name, page in DASHBOARDS.items()}
 
 

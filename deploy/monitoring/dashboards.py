@@ -1,4 +1,4 @@
-"""The four dashboards for operators of a federation. Metrics: docs/metrics.md."""
+"""List the four dashboards for operators of a federation. docs/metrics.md describes the metrics."""
 
 from __future__ import annotations
 

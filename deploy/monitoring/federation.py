@@ -1,4 +1,4 @@
-"""Progress of the run, accuracy, and what a round costs."""
+"""Define the dashboard for the progress of the run, its accuracy, and the cost of a round."""
 
 from __future__ import annotations
 

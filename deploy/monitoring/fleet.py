@@ -1,4 +1,4 @@
-"""Which devices there are, their state, and which of them are stragglers."""
+"""Define the dashboard for the devices, their state, and which of them are stragglers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Panels of a Grafana dashboard as plain dicts, and how they are laid out. Nothing here knows the metrics."""
+"""Make the panels of a Grafana dashboard as plain dicts, and lay them out.
+
+This module does not depend on the metrics.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 Panel = dict[str, Any]
-Query = tuple[str, str]  # PromQL, and the legend of its series
+Query = tuple[str, str]  # a PromQL expression, and the legend of its series
 
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
-COLUMNS: Final = 24  # Grafana's grid
-SCHEMA: Final = 39  # of Grafana 11
+COLUMNS: Final = 24  # the columns of Grafana's grid
+SCHEMA: Final = 39  # the version of the dashboards' schema in Grafana 11
 
 
 def time_series(
@@ -22,7 +25,7 @@ def time_series(
     width: int = 8,
     floor: float | None = None,
 ) -> Panel:
-    """Over time; stacked as bars where parts make a whole."""
+    """Return a panel of values over time; `stacked` draws parts of a whole as stacked bars."""
     custom = {
         "drawStyle": "bars" if stacked else "line",
         "fillOpacity": 60 if stacked else 8,
@@ -48,7 +51,10 @@ def stat(
     width: int = 4,
     bad_below: bool = False,
 ) -> Panel:
-    """The present value, red beyond `warn`."""
+    """Return a panel of the present value, which is red beyond `warn`.
+
+    With `bad_below`, it is red below `warn`.
+    """
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     if warn is not None:
         first, then = ("red", "green") if bad_below else ("green", "red")
@@ -62,7 +68,7 @@ def stat(
 
 
 def bar_gauge(title: str, unit: str, *queries: Query, description: str = "") -> Panel:
-    """The present value of each series, side by side."""
+    """Return a panel of the present values of all series, as one bar for each."""
     defaults = _field(unit) | {"min": 0}
     options = {
         "displayMode": "basic", "orientation": "horizontal", "showUnfilled": True,
@@ -80,7 +86,7 @@ def table(
     hide: Iterable[str] = (),
     largest_first: bool = True,
 ) -> Panel:
-    """A row for each series, its labels as columns."""
+    """Return a panel with a row for each series and its labels as columns."""
     options = {
         "showHeader": True,
         "cellHeight": "sm",
@@ -125,7 +131,7 @@ def data_source() -> dict[str, Any]:
 
 
 def variable(name: str, label: str, query: str) -> dict[str, Any]:
-    """Values of a label; any number of them can be chosen."""
+    """Return a variable for the values of a label; any number of them can be chosen."""
     return {
         "name": name, "label": label, "type": "query", "datasource": SOURCE, "query": query,
         "refresh": 2, "sort": 1, "multi": True, "includeAll": True, "allValue": ".*", "hide": 0,
@@ -134,7 +140,7 @@ def variable(name: str, label: str, query: str) -> dict[str, Any]:
 
 
 def lay_out(panels: Iterable[Panel]) -> Iterator[Panel]:
-    """From left to right; a panel that does not fit into its row begins the next."""
+    """Place the panels from left to right; a panel that does not fit into its row begins the next row."""
     x = y = tallest = 0
     for i, panel in enumerate(panels, 1):
         place = panel["gridPos"]

@@ -1,4 +1,4 @@
-"""What was rejected and why, what expires."""
+"""Define the dashboard for what was rejected and why, and for what expires."""
 
 from __future__ import annotations
 

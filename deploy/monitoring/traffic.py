@@ -1,4 +1,4 @@
-"""All bytes, by method, kind and direction."""
+"""Define the dashboard for all bytes, by method, kind and direction."""
 
 from __future__ import annotations
 

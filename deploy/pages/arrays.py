@@ -1,5 +1,6 @@
-"""python -m protofleet.deploy.pages.arrays: updates what docs/protocol.md says of every method's arrays, from
-what the coordinator demands of them.
+"""Write the table of arrays in docs/protocol.md: python -m protofleet.deploy.pages.arrays.
+
+The table shows every method's arrays as the coordinator requires them.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ from protofleet.methods.contract.wants import TensorSpec, table_of
 from protofleet.protocol.wire.messages import ArraySpec
 
 PAGE: Final = DOCS / "protocol.md"
-# Classes, width of the embedding, examples: no other number of the tables is one of these.
+# Number of classes, width of the embedding, number of examples. No other number of the tables equals one of
+# these.
 C, D, N = 7, 48, 35
 SYMBOLS: Final = {C: "C", D: "D", N: "N", C - 1: "C - 1", (N + C) // 2: "(N + C) / 2"}
 HEAD: Final = "| method | phase | the broadcast holds | rows of the answer |\n|---|---|---|---|\n"
 
 
-Question: TypeAlias = tuple[str, Payload, tuple[ArraySpec, ...]]  # phase, what is sent, what is to come back
+# The phase, the arrays that are sent, and the arrays that must come back.
+Question: TypeAlias = tuple[str, Payload, tuple[ArraySpec, ...]]
 
 
 def questions(method: str) -> Iterator[Question]:
-    """What a server half asks its cohort in two rounds and at the end; the answers are the least that it accepts."""
+    """Yield what a server half asks its cohort in two rounds and at the end.
+
+    The answers are the smallest ones that it accepts.
+    """
     plan = Plan(
         method, C, 2, size=32, network=Network("cnn_bn", feature_size=D), hyper=cheap_settings(method)
     )
@@ -51,7 +57,7 @@ def _round(server: ServerHalf) -> Iterator[Question]:
 
 
 def cheap_settings(method: str) -> dict[str, int]:
-    """Settings that save work and change no array."""
+    """Return settings that save work and change no array."""
     known = {field.name for field in fields(Plan(method, C, 2).load().Hyper)}
     return {name: 1 for name in ("server_epochs", "init_steps") if name in known}
 
@@ -77,7 +83,10 @@ def table() -> str:
 
 
 def _lines(method: str) -> Iterator[str]:
-    """One for each phase: what is sent may differ from round to round, what is to come back does not."""
+    """Yield one line for each phase.
+
+    The arrays that are sent may differ from round to round, but the arrays that must come back are the same.
+    """
     sent: dict[tuple[str, str], dict[str, None]] = {}
     for phase, payload, rows in questions(method):
         sent.setdefault((phase, _rows(rows)), {})[_kinds(payload)] = None

@@ -1,4 +1,4 @@
-"""python -m protofleet.deploy.pages.bounds: writes docs/bounds.md anew, from the bounds that the code enforces."""
+"""Write docs/bounds.md from the bounds that the code enforces: python -m protofleet.deploy.pages.bounds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def numbers(cls: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def nested_bounds(hint: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Within]]:
-    """Of a number, of a table's numbers, and of those inside a list, under any name, or left out."""
+    """Yield the bounds of a number, or of all numbers of a table.
+
+    Numbers inside a list, under any name, or that may be left out are included.
+    """
     if dataclasses.is_dataclass(hint):
         yield from numbers(hint, path)  # type: ignore[arg-type]
     elif get_origin(hint) is Annotated:

@@ -1,4 +1,4 @@
-"""python -m protofleet.deploy.pages.limits: writes the table of limits in docs/protocol.md anew, from the code."""
+"""Write the table of limits in docs/protocol.md: python -m protofleet.deploy.pages.limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m protofleet.deploy.pages.methods: writes docs/methods.md from the methods themselves."""
+"""Write docs/methods.md from the methods: python -m protofleet.deploy.pages.methods."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def generate() -> str:
 
 
 def what_it_is(of: Overview) -> str:
-    # Else who and where are said twice.
+    # Otherwise the row would have the authors and the place twice.
     number = of.method.paper if of.method.paper.startswith("arXiv:") or not of.source else ""
     place = ", ".join(filter(None, (of.source, number)))
     measured = "; ".join(part for part in (of.method.reports, ", ".join(of.method.other_rules)) if part)
@@ -91,7 +91,7 @@ def what_crosses(of: Overview) -> str:
 
 
 class RankOne(Mapping[str, int]):
-    """Of every matrix, the least that factors can have."""
+    """The ranks that give the least cost: 1 for every matrix."""
 
     def __getitem__(self, name: str) -> int:
         return 1
@@ -104,7 +104,11 @@ class RankOne(Mapping[str, int]):
 
 
 def cost_of_rank_one(of: Overview) -> Cost:
-    """Ranks are the data's: where fewer bytes cross if they are small, what is counted is the most."""
+    """Return the cost if every matrix has rank 1.
+
+    Ranks depend on the data. If fewer bytes cross with small ranks, the page writes "at most" before the
+    usual number.
+    """
     reference = Reference()
     plan = Plan(of.name, reference.classes, 1, size=reference.size, network=reference.network)
     given = replace(reference.sizes(plan), ranks=RankOne(), ranks_down=RankOne())

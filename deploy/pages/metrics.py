@@ -1,4 +1,4 @@
-"""python -m protofleet.deploy.pages.metrics: writes docs/metrics.md anew, from what the code tells Prometheus."""
+"""Write docs/metrics.md from the metrics in the code: python -m protofleet.deploy.pages.metrics."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ HEAD: Final = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
 
 
 class Rows(CollectorRegistry):
-    """Keeps a row of the page for each metric that is registered, in that order. Nothing has to have happened yet."""
+    """The rows of the page: one for each registered metric, in that order.
+
+    The metrics need not have any values yet.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +71,8 @@ class Rows(CollectorRegistry):
     def register(self, collector: Any) -> None:
         super().register(collector)
         for family in collector.describe():
-            # The client keeps the names of labels with the family, or with what counts, and publishes neither.
+            # The client keeps the names of labels in the family, or in the metric itself, and publishes
+            # neither.
             named = collector if isinstance(collector, MetricWrapperBase) else family
             self.rows.append(row(family.name, family.type, named._labelnames, family.documentation))
 
@@ -79,7 +83,7 @@ def row(name: str, kind: str, labels: tuple[str, ...], description: str) -> str:
 
 
 def meaning(description: str) -> str:
-    """As a cell, where docs/x.md is a link to the page beside this one."""
+    """Return the description as a cell, in which docs/x.md is a link to that page."""
     return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", description.replace("|", r"\|"))
 
 

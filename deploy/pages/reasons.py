@@ -1,4 +1,4 @@
-"""python -m protofleet.deploy.pages.reasons: updates what docs/protocol.md says of each reason, from the code."""
+"""Write the meanings of reasons in docs/protocol.md: python -m protofleet.deploy.pages.reasons."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""python -m protofleet.deploy.pages.security_limits: writes the tables of docs/security-limits.md that hold limits of
-the code anew, each number as the code has it."""
+"""Write the tables of docs/security-limits.md: python -m protofleet.deploy.pages.security_limits.
+
+These tables hold limits of the code, and each number is read from the code.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import Final, TypeAlias
 from protofleet.deploy.pages.generated_table import DOCS, replace_table
 
 PAGE: Final = DOCS / "security-limits.md"
-# What; its bound, where it is no number of the code; where it is set; beyond.
+# What is limited; its bound, if it is not a number in the code; the place where it is set; what happens
+# beyond it.
 Row: TypeAlias = tuple[str, ...]
 TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
     "sent": (
@@ -186,7 +189,10 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
 
 
 def row(what: str, bound: str, place: str, *beyond: str) -> str:
-    """The first name of the place is the number's; the bound says where in it that number stands."""
+    """Return a row. The first name of the place is that of the number.
+
+    The bound says at which position the number stands.
+    """
     if place.startswith("`protofleet.") and (not bound or "{}" in bound):
         bound = (bound or "{}").replace("{}", f"{int(pkgutil.resolve_name(place.split('`')[1])):,}")
     return f"| {' | '.join((what, bound, place, *beyond))} |\n".replace("|  |", "| |")

@@ -1,9 +1,10 @@
-"""`protofleet compare`: finished runs side by side; those that differ only in their seed are one row.
+"""Implement `protofleet compare`: show finished runs in one table.
 
-Accuracy is that of a view: of the global or of the devices' own models, and for some methods of another way to
-predict with them. The best round is chosen on validation samples, never on test samples. Bytes "to 90 %" are those
-of all tensors, up and down, that had crossed when a run's mean test accuracy first reached that share of what the
-baseline ends with. Bytes after r rounds do not include the delivery of the r-th round's result.
+Runs that differ only in their seed are one row. Accuracy is that of a view: of the global model, of the
+devices' own models, or, for some methods, of another way to predict with one of them. The best round is
+chosen on validation samples and never on test samples. Bytes "to 90 %" are those of all tensors, up and down,
+that had crossed when the mean test accuracy of a run first reached that share of the baseline's final
+accuracy. Bytes after r rounds do not include the delivery of the r-th round's result.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from protofleet.deploy.report.finished_run import Rounds, read_run, require_fini
 from protofleet.protocol.settings.reader import read_toml
 
 SEED_SUFFIX = re.compile(r"-s(eed)?-?\d+$")
-ROUNDING_ERROR = 1e-9  # of a mean: the baseline must reach its own accuracy with a share of 1
-REPORTS = "reports"  # the view that each method's paper reports
+# Rounding error of a mean: with a share of 1, the baseline must reach its own accuracy.
+ROUNDING_ERROR = 1e-9
+REPORTS = "reports"  # This name stands for the view that the paper of each method reports.
 # Settings in which two runs of one experiment may differ.
 IGNORED_SETTINGS = frozenset(
     {"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures"}
@@ -35,17 +37,17 @@ REQUIRED_KEYS = ("name", "method", "reports", "rounds", "seed", "payload", "wire
 
 @dataclass(frozen=True)
 class Point:
-    """A measurement of accuracy, and what had been spent on it."""
+    """A measurement of accuracy, with the cost until then."""
 
-    rounds: int  # of training
-    bytes: int  # of tensors, up and down
-    accuracy: Mapping[str, float]  # on test samples, by domain, and "mean"
+    rounds: int  # Training rounds until then.
+    bytes: int  # Bytes of tensors until then, up and down.
+    accuracy: Mapping[str, float]  # Accuracy on test samples, by domain, and under "mean".
     validation: Mapping[str, float]
-    in_round: bool = True  # and not by the last evaluation
-    joules: float = 0.0  # of the devices that measure them
-    devices: int = 0  # that measured the accuracy
-    present: int = 0  # devices that were there
-    by_all: bool = True  # all present devices were asked, and no sampled cohort
+    in_round: bool = True  # False if the last evaluation measured it.
+    joules: float = 0.0  # Joules of the devices that measure them.
+    devices: int = 0  # Number of devices that measured the accuracy.
+    present: int = 0  # Number of devices that were present.
+    by_all: bool = True  # True if all present devices were asked, and not only a sampled cohort.
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,18 @@ class Run:
     folder: Path
     summary: Mapping[str, Any]
     rounds: Rounds
-    settings: str  # JSON of those that all runs of one experiment have in common
+    settings: str  # JSON of the settings that all runs of one experiment have in common.
 
     @property
     def label(self) -> str:
         return name_without_seed(self.summary["name"])
 
     def points(self, view: str) -> list[Point]:
-        """A global model is measured at the beginning of a round: it is the result of the round before.
+        """Return the measurements of a view.
 
-        A domain whose devices missed a round keeps its last measurement; until all have one there is no point.
+        A global model is measured at the beginning of a round, so that the measurement is the result of the
+        round before. A domain whose devices missed a round keeps its last measurement. There is no point
+        until all domains have a measurement.
         """
         found, sent, drawn, done = [], 0, 0.0, 0
         test, validation = dict[str, float](), dict[str, float]()
@@ -84,15 +88,15 @@ class Run:
         return [point for point in found if point.accuracy.keys() == found[-1].accuracy.keys()]
 
     def points_by_all(self, view: str) -> list[Point]:
-        """The points that all present devices measured: these can be compared with each other."""
+        """Return the points that all present devices measured. Only these can be compared with each other."""
         return [point for point in self.points(view) if point.by_all]
 
     def is_complete(self, view: str) -> bool:
-        """Whether every round has measured the same domains."""
+        """Return whether every round has measured the same domains."""
         return len({frozenset(point) for point in curve(self.rounds, view, "accuracy")}) <= 1
 
     def pooled(self, view: str) -> float | None:
-        """Accuracy over all devices' test samples, where the run has recorded it."""
+        """Return the accuracy over the test samples of all devices, or None if the run has not recorded it."""
         values = [line["pooled"][view] for line in self.rounds if view in line.get("pooled", {})]
         return values[-1] if values else None
 
@@ -102,7 +106,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one experiment, with different seeds."""
+    """The runs of one experiment with different seeds."""
 
     name: str
     view: str
@@ -122,7 +126,7 @@ class Group:
 
 @dataclass(frozen=True)
 class AccuracyTarget:
-    """A share of the accuracy that the baseline ends with."""
+    """A share of the accuracy that the baseline has at its end."""
 
     accuracy: float
     share: float
@@ -134,7 +138,7 @@ class AccuracyTarget:
         return f"{self.accuracy:.1%}, which is {self.share:.0%} of what {self.baseline.name} ends with ({final:.1%})"
 
     def points_of(self, group: Group) -> list[Point]:
-        """The first point at or above it, of each run of a group that has one."""
+        """Return, for each run of a group that reaches the target, its first point at or above it."""
         first_points = [self.first_point(run, group.view) for run in group.runs]
         return [point for point in first_points if point is not None]
 
@@ -144,10 +148,10 @@ class AccuracyTarget:
 
 
 def best_by_validation(points: Sequence[Point], view: str) -> Point | None:
-    """Never by test: the first whose validation mean is highest, of those that all present devices measured.
+    """Return the first point with the highest validation mean, of those that all present devices measured.
 
-    Of devices' own models those of rounds alone, where there are some: what an evaluation measures may be another
-    model, as one after a last fit.
+    Test samples choose nothing. For the devices' own models, only points of rounds count if there are any,
+    because the last evaluation may measure another model, for example one after a last fit.
     """
     measured = [point for point in points if point.validation and point.by_all]
     if not is_global(view):
@@ -164,7 +168,7 @@ def name_without_seed(name: str) -> str:
 
 
 def read_groups(folders: Sequence[Path], view: str = REPORTS) -> list[Group]:
-    """Groups in the order in which their first folders are given."""
+    """Return groups in the order in which their first folders are given."""
     once = list({folder.resolve(): folder for folder in folders}.values())
     require_finished(once)
     runs = [read_comparable_run(folder) for folder in once]
@@ -203,7 +207,10 @@ def common_settings(folder: Path, summary: Mapping[str, Any]) -> str:
 
 
 def require_different_seeds(runs: Sequence[Run]) -> Sequence[Run]:
-    """RunError where two have the same seed: that would make the deviation between seeds look small."""
+    """Raise RunError if two runs have the same seed.
+
+    Two such runs would make the deviation between seeds look too small.
+    """
     seen: dict[int, Run] = {}
     for run in runs:
         other = seen.setdefault(run.summary["seed"], run)
@@ -216,7 +223,11 @@ def require_different_seeds(runs: Sequence[Run]) -> Sequence[Run]:
 
 
 def accuracy_target(groups: Sequence[Group], baseline: str, share: float) -> AccuracyTarget | None:
-    """None where no baseline is named and there is not exactly one group that runs FedAvg."""
+    """Return the accuracy target.
+
+    Return None if no baseline is named and not exactly one group runs FedAvg, or if the baseline has no
+    accuracy.
+    """
     if not 0 < share <= 1:
         raise RunError(f"--share is {share:g}, it must be above 0 and at most 1")
     baselines = candidates(groups, baseline)
@@ -229,7 +240,7 @@ def accuracy_target(groups: Sequence[Group], baseline: str, share: float) -> Acc
 
 
 def candidates(groups: Sequence[Group], baseline: str = "") -> list[Group]:
-    """Of the name, or those that run FedAvg."""
+    """Return the groups with the name of the baseline. Without a name, return those that run FedAvg."""
     return [
         g for g in groups if (g.name == name_without_seed(baseline) if baseline else g.method == "fedavg")
     ]

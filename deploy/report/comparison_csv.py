@@ -1,4 +1,4 @@
-"""A comparison for spreadsheets and data frames: a line a run."""
+"""Write a comparison for spreadsheets and data frames, with one line for each run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ TARGET: Final = "to_target"
 
 
 def as_csv(groups: Sequence[Group], target: AccuracyTarget | None) -> str:
-    """What the tables are made of: a line a run, with all digits. A name that a run has no number for is empty."""
+    """Return the values from which the tables are made, with all digits and one line for each run.
+
+    The cell is empty if a run has no number of that name.
+    """
     rows = [(of_a_run(group, run), numbers_of(group, run, target)) for group in groups for run in group.runs]
     names = list(dict.fromkeys(name for _, numbers in rows for name in numbers))
     text = io.StringIO()
@@ -38,7 +41,7 @@ def of_a_run(group: Group, run: Run) -> list[Any]:
 
 
 def numbers_of(group: Group, run: Run, target: AccuracyTarget | None) -> Numbers:
-    """Of the group's view, under the names that trackers have."""
+    """Return the numbers of a run for the group's view, under the names that trackers use."""
     view, points = part(group.view), run.points(group.view)
     found: Numbers = {}
     if points:

@@ -1,4 +1,4 @@
-"""A comparison as one HTML page: the tables, accuracy over rounds and over bytes, margins."""
+"""Make the HTML page of a comparison: tables, accuracy over rounds and over bytes, and margins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protofleet.deploy.report.settings_difference import settings_difference
 from protofleet.protocol.link.meter import human_bytes
 
 RUN_COLUMNS = ("seed", "rounds", "network", "seconds")
-LOG_AXIS_RATIO = 30.0  # of most to least bytes, from which the axis is logarithmic
+LOG_AXIS_RATIO = 30.0  # The axis is logarithmic if the ratio of most to least bytes is above this.
 
 
 def comparison_page(groups: Sequence[Group], tables: Sequence[Table], title: str = "") -> str:
@@ -42,7 +42,7 @@ def table_section(found: Table) -> str:
 
 
 def settings_section(groups: Sequence[Group]) -> str:
-    """Only what differs; all settings are in each run's own report."""
+    """Return the section of settings that differ. The report of each run has all its settings."""
     found = settings_difference(groups)
     if not found.rows:
         return ""
@@ -81,7 +81,10 @@ def curves_section(groups: Sequence[Group]) -> str:
 
 
 def accuracy_line(i: int, group: Group, x_of: Callable[[Point], float]) -> Line:
-    """The mean over the group's runs, at rounds that all have measured; of two points of one round the later one."""
+    """Return the line of a group: the mean over its runs at the rounds that all runs have measured.
+
+    Of two points of one round, the later one counts.
+    """
     by_round = [{point.rounds: point for point in run.points_by_all(group.view)} for run in group.runs]
     shared = sorted(set.intersection(*(set(points) for points in by_round)))
     data, band = [], []
@@ -100,7 +103,7 @@ def without_zero(line: Line) -> Line:
 
 
 def margins_section(groups: Sequence[Group]) -> str:
-    """FedLSA fig. 1 for several runs: those that have saved features and anchors or prototypes."""
+    """Return FedLSA's fig. 1 for the runs that have saved features and anchors or prototypes."""
     found = [
         (line_style(i)[0], k > 0, *named)
         for i, group in enumerate(groups)
@@ -134,7 +137,7 @@ def margins_section(groups: Sequence[Group]) -> str:
 
 
 def group_margins(group: Group) -> list[tuple[str, Margins, Margins]]:
-    """(name, shared, local) for anchors, prototypes or both: means over the group's runs."""
+    """Return (name, shared, local) for anchors, prototypes or both, as means over the group's runs."""
     saved = [(local, shared) for run in group.runs for _, local, shared in [margins_of_run(run.folder)]]
     kinds = list(dict.fromkeys(kind for _, shared in saved for kind in shared))
     local = mean_margins([gaps for gaps, _ in saved])

@@ -1,4 +1,4 @@
-"""A comparison as tables: for the terminal, for GitHub and for the page."""
+"""Make the tables of a comparison, for the terminal, for GitHub and for the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from protofleet.protocol.link.meter import DOWN, UP, human_bytes
 
 SEEDS_NOTE = "With several seeds: mean ± sample standard deviation, which is left out where all are equal."
 
-NO_SPREAD = 1e-6  # of the mean: the deviation of a few bytes among millions
+# Share of the mean under which a deviation is not shown, as that of a few bytes in millions.
+NO_SPREAD = 1e-6
 
 
 @dataclass(frozen=True)
@@ -22,17 +23,20 @@ class Table:
     note: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    best: frozenset[tuple[int, int]] = frozenset()  # rows and columns of the best of a column
+    best: frozenset[tuple[int, int]] = frozenset()  # Row and column of the best cells of each column.
 
     @property
     def legend(self) -> str:
-        """The note, and what bold means. Two views measure different models, so each view has its own best."""
+        """Return the note and what bold means.
+
+        Two views measure different models, so that each view has its own best value.
+        """
         alike = " among runs with the same view" if "view" in self.head else ""
         return f"{self.note} Bold: the best of its column{alike}.".lstrip() if self.best else self.note
 
     @property
     def words(self) -> frozenset[int]:
-        """Columns that are read from the left: names, methods, views."""
+        """Return the columns that are aligned at the left: names, methods, views."""
         return columns_of_words(self.rows)
 
     def text(self) -> str:
@@ -61,7 +65,7 @@ class Table:
 
 
 def columns_of_words(rows: Sequence[Sequence[str]]) -> frozenset[int]:
-    """The first, and those in which a cell begins with a letter."""
+    """Return the first column, and the columns in which a cell begins with a letter."""
     return frozenset({0, *(i for row in rows for i, cell in enumerate(row) if cell[:1].isalpha())})
 
 
@@ -74,7 +78,7 @@ def tables(groups: Sequence[Group], target: AccuracyTarget | None, share: float)
 
 
 def as_object(groups: Sequence[Group], shown: Sequence[Table]) -> dict[str, Any]:
-    """For programs: the tables as they are shown, and a number for each of a row's seeds."""
+    """Return the comparison for programs: the tables as shown, and a number for each seed of a row."""
     rows = [
         {
             "name": group.name, "method": group.method, "view": group.view,
@@ -94,7 +98,7 @@ def as_object(groups: Sequence[Group], shown: Sequence[Table]) -> dict[str, Any]
 
 
 def origin_table(groups: Sequence[Group]) -> Table:
-    """The software and the settings that each row came from, so that it can be repeated."""
+    """Return the table of the software and settings of each row, so that a run can be repeated."""
     rows = [
         [
             group.name,
@@ -119,7 +123,7 @@ def origin_table(groups: Sequence[Group]) -> Table:
 
 
 def alike(values: Iterable[object]) -> str:
-    """All that the seeds of a row say; runs of earlier versions say nothing."""
+    """Join the different values that the seeds of a row have. Runs of earlier versions have no value."""
     return ", ".join(sorted({str(value) if value else "not recorded" for value in values}))
 
 
@@ -185,7 +189,8 @@ def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: f
             group.name, *(mean_and_deviation(values, human_bytes) for values in sent),
             mean_and_deviation(to_target, human_bytes) + count, mean_and_deviation(numbers, plain_number) + count,
         ])  # fmt: skip
-        sizes.append([*sent, [] if count else to_target])  # of seeds that reach it no mean is the best
+        # If only some seeds reach the target, their mean cannot be the best.
+        sizes.append([*sent, [] if count else to_target])
         rounds.append([[] if count else numbers])
     head = [
         "run",
@@ -216,10 +221,12 @@ def best_cells(
     measured: Sequence[Sequence[Sequence[float]]], first: int, format_value: Callable[[float], str],
     highest: bool = True, among: Sequence[str] = (),
 ) -> frozenset[tuple[int, int]]:  # fmt: skip
-    """(row, column) of the best means, from the column `first` on; equal where they are written alike.
+    """Return (row, column) of the best means, from the column `first` on.
 
-    `among`: of each row, what it can be compared with, such as the view that was measured. A column in which nobody
-    is worse has no best. Of what shall be low, 0 is not the best: who sends nothing federates nothing.
+    Means are equal if they are written with the same text. `among` has for each row the group of rows with
+    which it can be compared, for example the measured view. A column in which no mean is worse has no best
+    cell. If the lowest value is the best, 0 does not count, because a run that sends nothing does not
+    federate.
     """
     kinds = among or [""] * len(measured)
     found: set[tuple[int, int]] = set()
@@ -248,7 +255,7 @@ def accuracies(points: Sequence[Point], name: str) -> list[float]:
 
 
 def mean_and_deviation(values: Sequence[float], format_value: Callable[[float], str]) -> str:
-    """Without a deviation where there is none, as in bytes of equal runs."""
+    """Write the mean, with the deviation if there is one. Bytes of equal runs have none."""
     if not values:
         return NONE
     mean, deviation = fmean(values), stdev(values) if len(values) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""A finished run, read from its files. Damaged lines are reported and left out."""
+"""Read a finished run from its files. Damaged lines are reported and left out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FinishedRun:
     folder: Path
     rounds: Rounds
     summary: Mapping[str, Any]
-    faults: str = ""  # what is damaged or missing in rounds.jsonl
+    faults: str = ""  # The damaged or missing lines of rounds.jsonl, in words.
 
 
 def read_run(folder: Path) -> FinishedRun:
@@ -47,7 +47,7 @@ def read_run(folder: Path) -> FinishedRun:
 
 
 def require_finished(folders: Sequence[Path]) -> None:
-    """RunError that names all that are not, and the way out."""
+    """Raise RunError if some folders hold no finished run. It names all of them and the way out."""
     unfinished = [folder for folder in folders if not (folder / SUMMARY).exists()]
     if not unfinished:
         return
@@ -66,7 +66,7 @@ def require_finished(folders: Sequence[Path]) -> None:
 
 
 def earlier_runs(folder: Path) -> list[Path]:
-    """Finished ones of this name, whose folder a later start has renamed."""
+    """Return the finished runs of this name whose folder a later start has renamed."""
     renamed = folder.parent.glob(f"{glob.escape(folder.name)}.*") if folder.name else ()
     return sorted(path for path in renamed if path.suffix[1:].isdigit() and (path / SUMMARY).exists())
 
@@ -79,7 +79,10 @@ def require_keys(folder: Path, summary: Mapping[str, Any], required: Sequence[st
 
 
 def describe_faults(path: Path, damaged: int, restored: Sequence[int], lost: Sequence[int]) -> str:
-    """A run that has continued from an older checkpoint lacks the lines of the rounds between."""
+    """Describe the damaged and missing lines.
+
+    A run that was continued from an older checkpoint lacks the lines of the rounds between.
+    """
     parts = [f"damaged lines of {path}, left out: {damaged}"] if damaged else []
     if restored:
         parts.append(f"rounds {listed(restored)} are taken from {copy_of(path).name}")

@@ -1,7 +1,8 @@
-"""A run's numbers under flat names, the same in every tracker and in `compare --csv`; docs/trackers.md lists them.
+"""Give the numbers of a run flat names, which are the same in every tracker and in `compare --csv`.
 
-A name is made of parts between slashes. What others have chosen (a domain, a figure) is one part, of letters, digits,
-`_`, `.` and `-`: every tracker takes these.
+docs/trackers.md lists the names. A name consists of parts with slashes between them. A name that a user or a
+method has chosen (a domain, a figure) is one part. A part has only letters, digits, `_`, `.` and `-`, which
+every tracker accepts.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ Numbers = dict[str, float]
 
 
 def part(text: str) -> str:
-    """Never empty and no step of a path."""
+    """Make one part of a name from a text. It is never empty and never a step of a path."""
     found = re.sub(r"[^\w.-]", "_", text)
     return found if found.strip(".") else "_" * max(1, len(found))
 
 
 def round_numbers(line: Mapping[str, Any]) -> Numbers:
-    """Of a line of rounds.jsonl; earlier versions wrote fewer keys."""
+    """Return the numbers of a line of rounds.jsonl. Earlier versions wrote fewer keys."""
     found: Numbers = {
         "late": len(line.get("late", ())), "dropped": len(line.get("dropped", ())),
         "participants": len(line.get("participants", ())),
@@ -43,7 +44,7 @@ def round_numbers(line: Mapping[str, Any]) -> Numbers:
 
 
 def summary_numbers(summary: Mapping[str, Any]) -> Numbers:
-    """Of a whole run; `final` and `best` as its summary.json has them."""
+    """Return the numbers of a whole run, with `final` and `best` as its summary.json has them."""
     found: Numbers = {"total/seconds": summary.get("seconds", 0.0)}
     for size in SIZES:
         found |= by_way_and_kind(f"total/{size}", summary.get(size, {}))
@@ -57,7 +58,7 @@ def summary_numbers(summary: Mapping[str, Any]) -> Numbers:
 
 
 def by_domain_and_mean(name: str, by_domain: Mapping[str, float]) -> Numbers:
-    """The unweighted mean beside them."""
+    """Return the values of the domains and their unweighted mean."""
     if not by_domain:
         return {}
     return {**named(name, by_domain), f"{name}/mean": sum(by_domain.values()) / len(by_domain)}
@@ -83,5 +84,5 @@ def _sums(tables: Iterable[Mapping[str, float]]) -> Numbers:
 
 
 def _of_domains(best: Mapping[str, float]) -> Mapping[str, float]:
-    """Without what says which point it is."""
+    """Return the accuracies without the keys that say which point it is."""
     return {key: value for key, value in best.items() if key not in ("point", "validation_mean")}

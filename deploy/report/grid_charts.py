@@ -1,4 +1,7 @@
-"""Runs that differ in one number as a curve over it, in two as a heat map: figures of hyper-parameters."""
+"""Draw runs that differ in one number as a curve, and runs that differ in two numbers as a heat map.
+
+These are figures of hyper-parameters.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +20,33 @@ from protofleet.deploy.report.html_page import section
 from protofleet.deploy.report.numbers import NONE, percent, percent_points
 from protofleet.deploy.report.settings_difference import differing, settings_of
 
-FEWEST: Final = 3  # points that make a curve
-LOG_RATIO: Final = 8.0  # of the largest to the smallest value, from which the axis is logarithmic
+FEWEST: Final = 3  # Minimum number of points of a curve.
+LOG_RATIO: Final = 8.0  # The axis is logarithmic from this ratio of the largest to the smallest value on.
 BLUE: Final = (
     0,
     114,
     178,
-)  # of the best cell; the worst is nearly white. Letters are black or white, as can be read
-READABLE: Final = 0.179  # luminance of a cell on which black and white letters have one contrast, 4.6:1
+)  # Colour of the best cell; the worst is nearly white. Letters are black or white, as READABLE decides.
+READABLE: Final = 0.179  # Luminance of a cell on which black and white letters have the same contrast, 4.6:1.
 CELL_HEIGHT: Final = 34.0
 
 
 @dataclass(frozen=True)
 class Varied:
-    """The settings in which groups differ, where all of these are numbers."""
+    """The settings in which groups differ, if all of them are numbers."""
 
     keys: tuple[str, ...]
-    groups: Mapping[tuple[float, ...], Group]  # by their values
+    groups: Mapping[tuple[float, ...], Group]  # The groups by their values of these settings.
 
     def values(self, axis: int) -> list[float]:
         return sorted({values[axis] for values in self.groups})
 
 
 def varied(groups: Sequence[Group]) -> Varied | None:
-    """None where groups differ in something else, or two of them in nothing that can be seen."""
+    """Return the settings that vary.
+
+    Return None if groups differ in a setting that is no number, or if two groups have the same values.
+    """
     settings = settings_of(groups)
     keys = differing(settings)
     found = [tuple(one.get(key) for key in keys) for one in settings]
@@ -55,7 +61,7 @@ def is_number(value: object) -> bool:
 
 
 def grid_section(groups: Sequence[Group]) -> str:
-    """Nothing where the groups are no grid of one or two numbers."""
+    """Return the section. It is empty if the groups are no grid of one or two numbers."""
     if len(groups) < FEWEST or (found := varied(groups)) is None or len(found.keys) > 2:
         return ""
     drawn = curve(found) if len(found.keys) == 1 else heat_map(found)
@@ -83,7 +89,7 @@ def curve(found: Varied) -> str:
 
 
 def heat_map(found: Varied) -> str:
-    """The first setting downwards, the second across; a point that has no result is left out."""
+    """Draw the first setting downwards and the second across. A point without a result is left out."""
     rows, columns = found.values(0), found.values(1)
     means = {at: fmean(values) for at, group in found.groups.items() if (values := accuracies(group))}
     title = f"accuracy over {' and '.join(found.keys)}"
@@ -136,7 +142,7 @@ def cell(x: float, y: float, width: float, mean: float, share: float) -> str:
         f'<text x="{x + width / 2:.1f}" y="{y + CELL_HEIGHT / 2 + 3:.1f}" class="middle" '
         f'style="fill:{ink}">{text}</text>'
         if width >= len(text) * LETTER_WIDTH + 4
-        else ""  # the numbers are in the table
+        else ""  # The table has the numbers.
     )
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width - 2:.1f}" height="{CELL_HEIGHT - 2:.1f}" '
@@ -145,7 +151,7 @@ def cell(x: float, y: float, width: float, mean: float, share: float) -> str:
 
 
 def luminance(*colour: int) -> float:
-    """As the contrast of two colours is defined by."""
+    """Return the relative luminance that the contrast of two colours is defined by."""
     linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

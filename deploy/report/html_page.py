@@ -1,7 +1,8 @@
-"""A self-contained HTML page: its sections, its tables, and what can be unfolded.
+"""Make a self-contained HTML page of sections, tables and parts that can be unfolded.
 
-For a keyboard and a screen reader as well: every table has a caption and says which cells are heads, and what may be
-wider than the screen is a region of its own, which takes the focus and is shaded where it goes on.
+A keyboard and a screen reader can use it too. Every table has a caption and marks its head cells. Content
+that may be wider than the screen is a region that takes the focus and has a shade at the side where it
+continues.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 HEADING: Final = re.compile(r'<h2 id="([^"]+)">(.*?)</h2>')
-FEWEST_LINKS: Final = 3  # sections that are worth a list of them
+FEWEST_LINKS: Final = 3  # Minimum number of sections for which the page has a list of links.
 
-HASH: Final = re.compile(r"\b[0-9a-f]{64}\b")  # SHA-256
+HASH: Final = re.compile(r"\b[0-9a-f]{64}\b")  # The form of a SHA-256.
 HASH_DIGITS: Final = 12
 
 
@@ -30,7 +31,7 @@ def page(title: str, content: str, width: str = "") -> str:
 
 
 def _with_links(content: str) -> str:
-    """A list of the sections stands before the first of them."""
+    """Put a list of the sections before the first section."""
     found = HEADING.findall(content)
     if len(found) < FEWEST_LINKS:
         return content
@@ -40,7 +41,7 @@ def _with_links(content: str) -> str:
 
 
 def section(title: str, *content: str, note: str = "") -> str:
-    """`note` is a paragraph under the title; `content` is HTML."""
+    """Make a section. `note` is a paragraph under the title, and `content` is HTML."""
     text = f"<p>{escape(note)}</p>" if note else ""
     return f'<section><h2 id="{slug(title)}">{escape(title)}</h2>{text}{"".join(content)}</section>'
 
@@ -53,9 +54,10 @@ def table(
     words: bool = False,
     left: Collection[int] = (),
 ) -> str:
-    """The first cell of a row is its head. `best`: rows and columns in bold. `words`: no table of numbers.
+    """Make a table. The first cell of a row is its head.
 
-    `left`: columns of words in a table of numbers.
+    `best` has the rows and columns in bold. `words` is true if the table has no numbers. `left` has the
+    columns of words in a table of numbers.
     """
     kinds = [' class="word"' if j in left else "" for j in range(len(head))]
     top = "".join(f'<th scope="col"{kind}>{escape(h)}</th>' for kind, h in zip(kinds, head, strict=True))
@@ -78,20 +80,26 @@ def _cell(text: str, column: int, best: bool, kind: str) -> str:
 
 
 def _short(found: re.Match[str]) -> str:
-    """A hash is for telling two apart: whole, it pushes all other columns out of sight."""
+    """Shorten a hash.
+
+    A reader only compares hashes, and a whole one would move all other columns out of sight.
+    """
     return f'<span title="{found[0]}">{found[0][:HASH_DIGITS]}…</span>'
 
 
 def scrolling(label: str, html: str) -> str:
-    """A region that can be scrolled sideways, by the keyboard too. No two regions of a page have one label."""
+    """Make a region that can be scrolled sideways, also by the keyboard.
+
+    Two regions of a page must not have the same label.
+    """
     return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">{html}</div>'
 
 
 def unfolded(summary: str, html: str) -> str:
-    """What is shown when it is asked for."""
+    """Make a part whose content is shown when the reader unfolds it."""
     return f"<details><summary>{escape(summary)}</summary>{html}</details>"
 
 
 def slug(text: str) -> str:
-    """For an id: the letters and digits of a text."""
+    """Make an id of the letters and digits of a text."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"

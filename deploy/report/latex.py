@@ -1,7 +1,7 @@
-"""Tables for LaTeX that any engine sets with the fonts that it has: no name is a command, and none is lost.
+"""Write tables for LaTeX. Each name is escaped, so that it contains no command and loses no letter.
 
-pdfLaTeX stops at a letter that it has no font for, and the engines that do not stop leave it out: such a letter is
-written as its accents, as mathematics, or as U+ and its number.
+pdfLaTeX stops at a letter that it has no font for, and engines that do not stop leave the letter out. Such a
+letter is written as its accents, as mathematics, or as U+ and its number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREAMBLE: Final = "% The preamble needs \\usepackage{booktabs,graphicx}."
 COMMANDS: Final = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "[": "{[}", "*": "{*}",  # as \\[ and \\* are commands
+    "|": r"\textbar{}", "[": "{[}", "*": "{*}",  # Needed because \\[ and \\* are commands.
     "`": "{}`", '"': r"\char34{}", "\u2010": "-", "\u2011": "-", "\u2013": r"\textendash{}",
     "\u2014": r"\textemdash{}", "\u2018": r"\textquoteleft{}", "\u2019": r"\textquoteright{}",
     "\u201c": r"\textquotedblleft{}", "\u201d": r"\textquotedblright{}",
@@ -27,12 +27,12 @@ COMMANDS: Final = {
     "→": r"$\to$", "∞": r"$\infty$", "ß": r"\ss{}", "æ": r"\ae{}", "Æ": r"\AE{}", "œ": r"\oe{}", "Œ": r"\OE{}",
     "ø": r"\o{}", "Ø": r"\O{}", "ł": r"\l{}", "Ł": r"\L{}", "\u0131": r"\i{}",
 }  # fmt: skip
-TWO_MARKS: Final = re.compile(r"(?<=-)(?=-)|(?<=')(?=')")  # would be set as another mark
+TWO_MARKS: Final = re.compile(r"(?<=-)(?=-)|(?<=')(?=')")  # LaTeX would set two of these as another mark.
 ACCENTS: Final = {
     "\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0304": "=", "\u0306": "u", "\u0307": ".",
     "\u0308": '"', "\u030a": "r", "\u030b": "H", "\u030c": "v", "\u0323": "d", "\u0327": "c",
 }  # fmt: skip
-# Without those that look like Latin letters: LaTeX has no command for them.
+# Greek letters that look like Latin letters are not here, because LaTeX has no command for them.
 GREEK: Final = frozenset((
     "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi",
     "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi",
@@ -45,7 +45,10 @@ def as_latex(tables: Sequence[Table]) -> str:
 
 
 def latex_table(table: Table) -> str:
-    """Made smaller where it is wider than the column that it stands in: many domains with deviations are."""
+    """Make a LaTeX table, which shrinks if it is wider than its column.
+
+    Tables with many domains and deviations are too wide.
+    """
     rows = [
         [
             rf"\textbf{{{cell}}}" if (i, j) in table.best else cell
@@ -70,7 +73,7 @@ def latex_row(cells: Sequence[str]) -> str:
 
 
 def latex_cell(text: str) -> str:
-    """A deviation stands close to its mean."""
+    """Write a cell. A deviation has only a small space before and after its sign."""
     return "--" if text == NONE else latex_text(text).replace(r" $\pm$ ", r"\,$\pm$\,")
 
 
@@ -86,7 +89,8 @@ def latex_letter(letter: str) -> str:
         return letter
     base, *accents = list(unicodedata.normalize("NFD", letter))
     if base.isascii() and base.isalpha() and len(accents) == 1 and accents[0] in ACCENTS:
-        on = rf"\{base}" if base in "ij" and accents[0] not in "\u0323\u0327" else base  # without its dot
+        # The base letter without its dot.
+        on = rf"\{base}" if base in "ij" and accents[0] not in "\u0323\u0327" else base
         return rf"\{ACCENTS[accents[0]]}{{{on}}}"
     return greek(letter) or rf"\texttt{{U+{ord(letter):04X}}}"
 

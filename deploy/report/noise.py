@@ -1,4 +1,4 @@
-"""Whether what validation has chosen could as well have been drawn by lot."""
+"""Warn if the choice by validation may be chance."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import Final
 
 from protofleet.deploy.report.numbers import percent_points
 
-FEWEST_IMAGES: Final = 50  # one more right of 50 is 2 points, which is what grids are searched for
+# One more right answer of 50 is 2 points, and grids search for differences of this size.
+FEWEST_IMAGES: Final = 50
 
 
 def noise_in(chosen: Sequence[float], equal: Sequence[str], images: int | None, classes: int) -> str:
-    """Of the accuracies of the chosen point's seeds, the points that have the same mean, and the number of validation
-    images that have decided; "" where nothing speaks for it."""
+    """Return the reasons why the choice may be noise; "" if there are none.
+
+    `chosen` has the accuracies of the chosen point's seeds, `equal` the points with the same mean, and
+    `images` the number of validation images that have decided.
+    """
     found = []
     if equal:
         found.append(f"{' and '.join(equal)} {'has' if len(equal) == 1 else 'have'} the same accuracy")

@@ -1,10 +1,10 @@
-"""Numbers as text, on pages, in tables and in the terminal."""
+"""Write numbers as text, for pages, tables and the terminal."""
 
 from __future__ import annotations
 
 from typing import Final
 
-NONE: Final = "-"  # where there is no number
+NONE: Final = "-"  # Text for a missing number.
 
 
 def percent(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""runs/<name>/report.html: a whole run on one self-contained page, and its table for the terminal."""
+"""Write runs/<name>/report.html, a whole run on one self-contained page, and its table for the terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REQUIRED_KEYS = (
 )
 
 
-# What stands on the page, from above: a section that has nothing to show is empty.
+# The sections of the page, from the top. A section that has nothing to show is empty.
 SECTIONS: Final[Sequence[Callable[[FinishedRun], str]]] = (
     accuracy_section,
     loss_section,
@@ -59,7 +59,7 @@ def write_report(folder: Path) -> Path:
     sections = "".join(section(run) for section in SECTIONS)
     title = f"{summary['name']}: {summary['method']}"
     text = page(title, f"<h1>{escape(title)}</h1>{notices}{summary_cards(summary)}{sections}")
-    write_file(target, text.encode(), PUBLIC, durable=False)  # others may read it
+    write_file(target, text.encode(), PUBLIC, durable=False)  # Other users may read it.
     return target
 
 
@@ -79,7 +79,10 @@ def small_test_notice(run: FinishedRun) -> str:
 
 
 def outcome_notice(summary: Mapping[str, Any]) -> str:
-    """In red where the run has not finished well; summaries of earlier versions do not say."""
+    """Return the outcome of a run, in red if the run has not finished well.
+
+    Summaries of earlier versions do not have the outcome.
+    """
     text = summary.get("ended", "finished")
     if text == "finished":
         return f"<p>{escape(stopped_words(summary))}</p>" if summary.get("stopped") else ""
@@ -94,7 +97,10 @@ def stopped_words(summary: Mapping[str, Any]) -> str:
 
 
 def security_notice(summary: Mapping[str, Any]) -> str:
-    """In red where a run was not sealed; a run of an earlier version was only signed."""
+    """Return the notice on security, in red if a run was not sealed.
+
+    A run of an earlier version was only signed.
+    """
     style = "" if summary["security"] == "sealed" else ' class="danger"'
     return f"<p{style}>Messages of this run were {escape(describe_security(summary))}.</p>"
 
@@ -133,13 +139,17 @@ def summary_cards(summary: Mapping[str, Any]) -> str:
 
 
 def rounds_words(summary: Mapping[str, Any]) -> str:
-    """A run that has diverged has done fewer than were planned; summaries of earlier versions do not say."""
+    """Return the number of rounds in words.
+
+    A run that has diverged has done fewer rounds than planned. Summaries of earlier versions do not have the
+    number of rounds done.
+    """
     planned, done = summary["rounds"], summary.get("rounds_done", summary["rounds"])
     return f"{planned} rounds" if done == planned else f"{done} of {planned} rounds"
 
 
 def rules_words(summary: Mapping[str, Any]) -> str:
-    """What predicts; summaries of earlier versions do not say."""
+    """Return the rule that predicts, in words. Summaries of earlier versions do not have it."""
     rules = dict(summary.get("rules", {}))
     own = rules.pop("predict", "")
     others = "; ".join(f"{way} by {words}" for way, words in rules.items())
@@ -147,7 +157,7 @@ def rules_words(summary: Mapping[str, Any]) -> str:
 
 
 def traffic(summary: Mapping[str, Any]) -> tuple[Mapping[str, int], int, int]:
-    """Bytes of a run: of its tensors by direction, on the wire, and what FedAvg would have sent."""
+    """Return the bytes of a run: of its tensors by direction, on the wire, and those FedAvg would have sent."""
     payload = {direction: sum(kinds.values()) for direction, kinds in summary["payload"].items()}
     wire = sum(sum(kinds.values()) for kinds in summary["wire"].values())
     return payload, wire, sum(summary["fedavg"].values())
@@ -158,7 +168,7 @@ def up_and_down(sizes: Mapping[str, int]) -> str:
 
 
 def final_table(folder: Path) -> str:
-    """The results in a few lines of text."""
+    """Return the results in a few lines of text."""
     run = _read(folder)
     summary = run.summary
     accuracy = summary["accuracy"]

@@ -1,4 +1,4 @@
-"""In which settings the groups of a comparison differ."""
+"""Find the settings in which the groups of a comparison differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from protofleet.deploy.report.comparison import Group
 
-UNSET: Final = "(not set)"  # its file leaves it out, or its method has no such setting
+UNSET: Final = "(not set)"  # The settings file leaves it out, or the method has no such setting.
 NOTE: Final = (
     "Settings that are not the same in all experiments. Seeds, names, ports and the machine do not count. Not set: "
     "its default, or no setting of that method."
@@ -24,7 +24,7 @@ class SettingsDifference:
 
 
 def settings_difference(groups: Sequence[Group]) -> SettingsDifference:
-    """A row for each setting, a column for each group."""
+    """Return a row for each setting and a column for each group."""
     settings = settings_of(groups)
     rows = [[key, *(shown(one.get(key, UNSET)) for one in settings)] for key in differing(settings)]
     return SettingsDifference(["setting", *(group.name for group in groups)], rows)
@@ -40,7 +40,7 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """`data.root` and the like."""
+    """Flatten a table to names such as `data.root`."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         found |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}

@@ -1,6 +1,6 @@
-"""A whole federation in one process: the real agents and coordinator, joined by a simulated network.
+"""Run a whole federation in one process: the real agents and coordinator, with a simulated network.
 
-A crash is a new coordinator or agent, made from what is on the disk.
+A crash is simulated by a new coordinator or agent, which is made from the files on the disk.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ Build = Callable[[str, Plan, Splits], ClientHalf]
 
 
 def no_clock() -> float:
-    """A measured duration would make two runs of the same seed differ."""
+    """Return 0, because a measured duration would make two runs with the same seed differ."""
     return 0.0
 
 
 def disk_without_fsync(name: str) -> Disk:
-    """A simulated crash loses nothing that was written."""
+    """Return a disk without fsync, because a simulated crash loses nothing that was written."""
     return Disk(durable=False)
 
 
@@ -65,7 +65,7 @@ def build_half(device: str, plan: Plan, data: Splits) -> ClientHalf:
 @dataclass
 class Simulation:
     plan: Plan
-    shards: Mapping[str, Splits]  # by device
+    shards: Mapping[str, Splits]  # The data by device.
     policy: Policy
     folder: Path
     conditions: NetworkConditions = field(default_factory=NetworkConditions)
@@ -74,13 +74,14 @@ class Simulation:
     build: Build = build_half
     observers: list[Observer] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
-    make_disk: Callable[[str], Disk] = disk_without_fsync  # by name, called at each boot
+    make_disk: Callable[[str], Disk] = disk_without_fsync  # Called with the name at each boot.
     class_names: tuple[str, ...] = ()
-    plugins: PlugIns = field(default_factory=PlugIns)  # that every device allows
+    plugins: PlugIns = field(default_factory=PlugIns)  # Plug-ins that every device allows.
     serves: Mapping[str, ModelSettings] = field(
         default_factory=dict
-    )  # what devices serve; the others nothing
-    turn_seconds: float = 0.0  # how long a turn of a loop takes what comes, before it is committed and said
+    )  # Settings of the devices that serve models; other devices serve none.
+    # Seconds for which a turn of a loop takes items before the turn is committed and its messages are sent.
+    turn_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -152,7 +153,7 @@ class Simulation:
         return self.serves[device].folder_in(self.folder / device)
 
     def kill(self, name: str) -> None:
-        """End the process without a disconnect; the broker publishes its will."""
+        """End the process without a disconnect, so that the broker publishes its will."""
         self._stop_worker(name)
         self.broker.lose_client(name)
 
@@ -170,11 +171,14 @@ class Simulation:
 
 @dataclass
 class VirtualLoop:
-    """Hands items to an app as its event loop would, and wakes it when it asks for it."""
+    """The event loop of an app in virtual time.
+
+    It hands items to the app and wakes it at the requested time.
+    """
 
     clock: VirtualClock
     app: Callable[[], EventLoopApp[Item]]
-    worker: Callable[[], VirtualWorker]  # which dies with its app
+    worker: Callable[[], VirtualWorker]  # The worker, which ends with its app.
     turn_seconds: float
     _in_turn: bool = False
 

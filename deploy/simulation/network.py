@@ -1,4 +1,4 @@
-"""Virtual time and a simulated network: the same seed gives the same events. Hours of deadlines pass in seconds."""
+"""Simulate time and a network: the same seed gives the same events, and hours pass in seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ MAX_PACKET = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class NetworkConditions:
-    """Seconds of delay and jitter; shares of messages that are lost or repeated."""
+    """The conditions of a network.
+
+    `delay` and `jitter` are seconds, `loss` and `repeat` are the shares of messages that are lost or
+    repeated.
+    """
 
     delay: float = 0.005
     jitter: float = 0.0
@@ -29,7 +33,7 @@ class NetworkConditions:
 
 @dataclass
 class VirtualClock:
-    """Time that passes only from one scheduled call to the next."""
+    """The clock of a simulation. Its time passes only from one scheduled call to the next."""
 
     now: float = 0.0
     _queue: list[tuple[float, int, Callback]] = field(default_factory=list)
@@ -56,7 +60,7 @@ class SimulatedTransport:
     alive: bool = True
     errors: CaughtErrors = field(default_factory=CaughtErrors)
     broker_certificate_ends: float | None = None
-    # Called before each frame is sent, as a Disk's is before each write.
+    # Called before each frame is sent, in the same way as the `before_step` of a Disk before each write.
     before_step: Callable[[str, str], None] = lambda step, topic: None
 
     def subscribe(self, topic: str) -> None:
@@ -72,7 +76,7 @@ class SimulatedTransport:
             self.broker.publish(topic, frame, retain)
 
     def reject_connection(self, why: str) -> None:
-        """Never happens: this broker has the same packet limit for all clients."""
+        """Do nothing. This is never called, because this broker has the same packet limit for all clients."""
 
     def close(self) -> None:
         self.alive = False
@@ -84,20 +88,23 @@ class SimulatedTransport:
 
 @dataclass
 class SimulatedBroker:
-    """Topics, retained messages and wills, in virtual time."""
+    """A broker with topics, retained messages and wills, in virtual time."""
 
     clock: VirtualClock
     conditions: NetworkConditions = field(default_factory=NetworkConditions)
     seed: int = 0
     retained: dict[str, bytes] = field(default_factory=dict)
     clients: dict[str, SimulatedTransport] = field(default_factory=dict)
-    bytes_received: int = 0  # of published frames, as a real broker counts them
+    bytes_received: int = 0  # Bytes of published frames, as a real broker counts them.
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
 
     def connect(self, name: str, take: Callable[[Item], None], topics: set[str]) -> SimulatedTransport:
-        """Connect under a name; a client of that name is disconnected, and its will is not published."""
+        """Connect under a name.
+
+        An earlier client of that name is disconnected, and its will is not published.
+        """
         if old := self.clients.get(name):
             old.alive = False
         client = self.clients[name] = SimulatedTransport(self, name, take, set(topics))
@@ -107,7 +114,7 @@ class SimulatedBroker:
         return client
 
     def lose_client(self, name: str) -> None:
-        """The client's process has ended: the broker publishes its will."""
+        """End a client, as if its process had ended: the broker publishes its will."""
         client = self.clients.pop(name)
         client.alive = False
         if client.will:
@@ -127,7 +134,7 @@ class SimulatedBroker:
                 self._send(client, topic, frame)
 
     def _send(self, client: SimulatedTransport, topic: str, frame: bytes) -> None:
-        """Deliver late, twice or never, by the network conditions."""
+        """Deliver late, twice or never, according to the network conditions."""
         copies = 0 if self._rng.random() < self.conditions.loss else 1
         copies += self._rng.random() < self.conditions.repeat
         for _ in range(copies):
@@ -136,14 +143,14 @@ class SimulatedBroker:
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """MQTT's `+`; the protocol uses no `#`."""
+    """Return whether a topic matches a pattern with MQTT's `+`. The protocol uses no `#`."""
     levels, names = pattern.split("/"), topic.split("/")
     return len(levels) == len(names) and all(a in ("+", b) for a, b in zip(levels, names, strict=True))
 
 
 @dataclass
 class VirtualWorker:
-    """Does long work immediately, and delivers its result after `seconds` of virtual time."""
+    """A worker that does long work immediately, and delivers its result after `seconds` of virtual time."""
 
     clock: VirtualClock
     deliver: Callable[[Item], None]
@@ -154,7 +161,7 @@ class VirtualWorker:
         result: T | Exception
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - as a ThreadWorker does: `then` raises it again
+        except Exception as error:  # noqa: BLE001 - the same as in a ThreadWorker: `then` raises it again
             result = error
         self.clock.call_at(self.clock.now + self.seconds, lambda: self._deliver(Done(lambda: then(result))))
 

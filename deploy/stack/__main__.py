@@ -82,7 +82,10 @@ def stack_from(options: argparse.Namespace) -> Stack:
 
 
 def with_devices(experiment: Experiment, number: int) -> Experiment:
-    """That many devices, spread evenly over the domains; a source without domains is shared by all."""
+    """Return the experiment with this number of devices, spread evenly over the domains.
+
+    If the source has no domains, all devices share it.
+    """
     if number < 1:
         raise SettingsError(f"devices is {number}, it must be at least 1")
     one_each = replace(experiment, devices=replace(experiment.devices, clients={}, count=0, per_domain=1))
@@ -94,7 +97,7 @@ def with_devices(experiment: Experiment, number: int) -> Experiment:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Whether `up` can be asked for this."""
+    """Check whether `up` can be used with these options."""
     stack = stack_from(options)
     check_names(stack)
     require_docker("compose")
@@ -103,7 +106,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _demand_nothing_runs(stack: Stack, fresh: bool) -> None:
-    """Other settings end what runs: that is done only where it was asked for."""
+    """Raise SettingsError if other settings would end the present run, unless `fresh` allows that."""
     run = unfinished_run(stack) if has_other_settings(stack) else None
     if run is None or not compose.is_running(stack.folder):
         return
@@ -127,7 +130,7 @@ def up(options: argparse.Namespace) -> int:
     _demand_nothing_runs(stack, options.fresh)
     earlier = earlier_run(stack, options.fresh)
     if earlier or has_other_settings(stack):
-        compose.down(stack.folder, forget=False)  # whoever runs has read the earlier settings
+        compose.down(stack.folder, forget=False)  # The running containers have read the earlier settings.
     if earlier:
         put_aside(earlier)
     prepare(stack)
@@ -146,7 +149,7 @@ def logs(options: argparse.Namespace) -> int:
 
 
 def follow(options: argparse.Namespace) -> int:
-    """Until the run is over: one line for each round, then its table and report."""
+    """Print one line for each round until the run is over, then its table and report."""
     return compose.follow(stack_from(options))
 
 

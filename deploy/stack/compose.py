@@ -1,4 +1,4 @@
-"""Runs docker compose on a stack's folder. Docker's output goes to the terminal unchanged."""
+"""Run docker compose on a stack's folder. Docker's output goes to the terminal unchanged."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def up(folder: Path) -> None:
             "loaded here, and ARGS='--with COMPOSE_PROFILES=' does without Grafana"
         )
     if was_there.strip():
-        # It reads its settings again, which an operator may have edited. From inside: whom `docker kill` signals the
-        # engine does not start again when it dies.
+        # Prometheus reads its settings again, because an operator may have edited them. The signal comes from
+        # inside the container: after a `docker kill`, the engine would not restart the container when it
+        # dies.
         _asked(folder, "exec", "-T", PROMETHEUS, "sh", "-c", "kill -HUP 1")
 
 
@@ -73,7 +74,10 @@ def logs(folder: Path) -> int:
 
 
 def follow(stack: Stack) -> int:
-    """Print each round until the run is over; the coordinator's results are in a folder of this machine."""
+    """Print each round until the run is over.
+
+    The coordinator's results are read from a folder of this machine.
+    """
     printed = 0
     while True:
         finished = (stack.run_folder / "summary.json").exists()
@@ -105,7 +109,10 @@ def round_line(record: dict[str, object], view: str) -> str:
 
 
 def coordinator_problem(folder: Path) -> str:
-    """Why the coordinator's container is not running; "" while it runs, and once it has exited with 0."""
+    """Return the reason why the coordinator's container is not running.
+
+    The result is "" while it runs, and after it has exited with 0.
+    """
     command = compose_command(folder, "ps", "--all", "--format", "json", COORDINATOR)
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -121,7 +128,7 @@ def coordinator_problem(folder: Path) -> str:
 
 
 def endpoints(stack: Stack) -> str:
-    """The addresses of the results, Prometheus and Grafana, for the terminal."""
+    """Return the addresses of the results, Prometheus and Grafana, for the terminal."""
     environment = stack.environment()
     lines = [f"results: {stack.run_folder}", f"Prometheus: http://{environment['PROMETHEUS_PORT']}"]
     if "grafana" in environment["COMPOSE_PROFILES"]:

@@ -1,4 +1,7 @@
-"""Runs that a stack's folder holds already: other settings never end, mix with or remove what is there."""
+"""Find the runs that a stack's folder holds already.
+
+A run with other settings never ends, mixes with or removes the runs that are there.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ EXPERIMENT_FILE: Final = "experiment.toml"
 
 
 def earlier_run(stack: Stack, fresh: bool) -> Path | None:
-    """The folder of a run of this name that is to be put aside before a new one begins; None where there is none.
+    """Return the folder of a run of this name that must be put aside before a new one begins, or None.
 
-    A run of another name stays where it is. One that is not finished, with other settings, is put aside only where
-    that was asked for.
+    A run of another name stays where it is. An unfinished run with other settings is put aside only if
+    `fresh` is true; otherwise SettingsError is raised.
     """
     written = written_settings(stack)
     if (
@@ -35,13 +38,13 @@ def earlier_run(stack: Stack, fresh: bool) -> Path | None:
 
 
 def has_other_settings(stack: Stack) -> bool:
-    """Whether this folder's containers, where there are some, were started with other settings."""
+    """Return whether the last containers of this folder, if any, were started with other settings."""
     last = stack.folder / EXPERIMENT_FILE
     return last.exists() and not same_settings(last, stack.experiment)
 
 
 def unfinished_run(stack: Stack) -> Path | None:
-    """The folder of the run that this stack's containers were started for last, where it has not ended."""
+    """Return the folder of the run for which this stack was started last, if this run has not ended."""
     last = stack.folder / EXPERIMENT_FILE
     run = stack.run_folder.parent / name if last.exists() and (name := _name_in(last)) else None
     return run if run and run.exists() and not (run / "summary.json").exists() else None
@@ -57,7 +60,10 @@ def require_same_run(stack: Stack) -> None:
 
 
 def written_settings(stack: Stack) -> Path | None:
-    """Of the run of this name. Earlier versions wrote those of the last run alone, beside its folder."""
+    """Return the file with the settings of the run of this name, or None.
+
+    Earlier versions kept only the settings of the last run, in the folder of the stack.
+    """
     own, last = stack.run_folder / EXPERIMENT_FILE, stack.folder / EXPERIMENT_FILE
     if own.exists():
         return own

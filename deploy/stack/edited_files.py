@@ -1,4 +1,4 @@
-"""Files that we write into a stack's folder and its operator may edit: an edited one is never written over."""
+"""Write files into a stack's folder that its operator may edit; an edited file is never overwritten."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import Final
 
 from protofleet.protocol.security.keyfiles import write_file
 
-WRITTEN: Final = ".written.json"  # the hash of each file as we last wrote it
+WRITTEN: Final = ".written.json"  # the hash of each file as we wrote it last
 NEWER: Final = ".new"
 
 
 def copy_unless_edited(source: Path, target: Path) -> list[Path]:
-    """Those of the target that were edited, and stay as they are; ours lies beside each."""
+    """Copy our files over those that were not edited; return the edited files that were kept.
+
+    An edited file stays as it is, and our version is put next to it. If our version has not changed since the
+    file was edited, the file is not returned.
+    """
     record = target / WRITTEN
     before = _read(record)
     written, edited = dict[str, str](), list[Path]()
@@ -29,7 +33,7 @@ def copy_unless_edited(source: Path, target: Path) -> list[Path]:
             write_file(place, ours, durable=False)
             beside.unlink(missing_ok=True)
         elif before.get(name) == written[name]:
-            pass  # ours is as it was when it was edited: there is nothing new to look at
+            pass  # Our file has not changed since the operator edited it, so there is nothing new to look at.
         else:
             write_file(beside, ours, durable=False)
             edited.append(place)

@@ -1,4 +1,4 @@
-"""The parts and paths of a stack: <folder>/ on this machine, /protofleet in each container."""
+"""Define the parts and paths of a stack: <folder>/ on this machine, /protofleet in each container."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from protofleet.protocol.wire.names import COORDINATOR
 
 CONTAINER_ROOT: Final = Path("/protofleet")
 METRICS_PORT: Final = 9100
-ALL_INTERFACES: Final = "0.0.0.0"  # a container's address in the stack's network is not known in advance
-FLEET_SERVICE: Final = "fleet"  # one container with all devices
-MAX_DEVICE_CONTAINERS: Final = 12  # with more devices than this, all share one container
-CONTAINER_UID: Final = 10001  # the user in the containers where root starts the stack
+# The address of a container in the stack's network is not known in advance.
+ALL_INTERFACES: Final = "0.0.0.0"
+FLEET_SERVICE: Final = "fleet"  # the service of one container with all devices
+MAX_DEVICE_CONTAINERS: Final = 12  # If there are more devices than this, they all share one container.
+CONTAINER_UID: Final = 10001  # the user in the containers if root starts the stack
 RABBITMQ_NODES: Final = ("rabbit-1", "rabbit-2", "rabbit-3")
-HEALTHCHECK_CLIENT: Final = "probe"  # whose certificate the broker's health check connects with
-# Their keys or state are where those of a device of that name would be.
+HEALTHCHECK_CLIENT: Final = "probe"  # The broker's health check connects with the certificate of this name.
+# A device cannot have these names, because its keys or state would be in the same folders.
 RESERVED_NAMES: Final = (HEALTHCHECK_CLIENT, "prometheus", "grafana", *RABBITMQ_NODES)
 HOST_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
-# Settings of compose.env that the operator may change, with their defaults. Images: a name, or name@sha256:...
+# Settings of compose.env that the operator may change, with their defaults. An image is a name, or
+# name@sha256:...
 DEFAULT_SETTINGS: Final = {
     "BROKER_IMAGE": "eclipse-mosquitto:2.0.22",
     "COORDINATOR_IMAGE": "protofleet/coordinator",
@@ -53,9 +55,9 @@ class Stack:
     folder: Path
     experiment: Experiment
     name: str = "protofleet"
-    settings: dict[str, str] = field(default_factory=dict)  # override DEFAULT_SETTINGS
-    cluster: bool = False  # three nodes of RabbitMQ as the broker
-    one_container: bool = False  # for all devices, even for few
+    settings: dict[str, str] = field(default_factory=dict)  # values that override DEFAULT_SETTINGS
+    cluster: bool = False  # true if three nodes of RabbitMQ are the broker
+    one_container: bool = False  # true if all devices share a container, even if they are few
 
     @property
     def devices(self) -> list[str]:
@@ -63,7 +65,7 @@ class Stack:
 
     @cached_property
     def services(self) -> Mapping[str, str]:
-        """Device -> compose service, where each device has a container."""
+        """Return the compose service of each device, for a stack in which each device has a container."""
         return service_names(self.devices)
 
     @property
@@ -76,13 +78,16 @@ class Stack:
 
     @cached_property
     def federation_name(self) -> str:
-        """Of the first run in this folder: keys and metrics are the federation's, and go on with other runs."""
+        """Return the name of the federation, which is the name of the first run in this folder.
+
+        Keys and metrics belong to the federation, and later runs use the same ones.
+        """
         there = self.federation
         return there.authority().federation if there.root.exists() else self.experiment.name
 
     @property
     def run_folder(self) -> Path:
-        """Where the coordinator writes the run's results."""
+        """Return the folder into which the coordinator writes the run's results."""
         return self.state_folder(COORDINATOR) / self.experiment.name
 
     def state_folder(self, name: str) -> Path:
@@ -92,7 +97,10 @@ class Stack:
         return self.folder / "settings" / f"{name}.toml"
 
     def metrics_port(self, device: str) -> int:
-        """One for all devices where each has a container; different ones inside a shared container."""
+        """Return a device's metrics port.
+
+        If each device has a container, all have the same port. In a shared container the ports differ.
+        """
         return METRICS_PORT if self.container_per_device else METRICS_PORT + 1 + self.devices.index(device)
 
     def scrape_target(self, device: str) -> str:
@@ -101,7 +109,7 @@ class Stack:
 
     @property
     def images(self) -> list[str]:
-        """The images of all containers of this stack."""
+        """Return the images of all containers of this stack."""
         environment = self.environment()
         unused = {"BROKER_IMAGE" if self.cluster else "RABBITMQ_IMAGE"}
         if "grafana" not in environment["COMPOSE_PROFILES"]:
@@ -109,13 +117,13 @@ class Stack:
         return [value for key, value in environment.items() if key.endswith("_IMAGE") and key not in unused]
 
     def with_image_ids(self, ids: Mapping[str, str]) -> Stack:
-        """The stack with the images of these names started by their ids."""
+        """Return the stack in which the images of these names are started by their ids."""
         names = {key: value for key, value in self.environment().items() if key.endswith("_IMAGE")}
         by_id = {key: ids[name] for key, name in names.items() if name in ids}
         return replace(self, settings=self.settings | by_id)
 
     def environment(self) -> dict[str, str]:
-        """The variables of the compose file, for compose.env. None is secret."""
+        """Return the variables of the compose file, for compose.env; none of them is secret."""
         own = {
             "STACK_NAME": self.name,
             "STACK_FOLDER": str(self.folder.absolute()),
@@ -128,8 +136,11 @@ class Stack:
 
 
 def service_names(devices: Iterable[str]) -> dict[str, str]:
-    """Device -> compose service, which is a host name too: no capitals, dots or underscores, at most 63 characters.
-    Where two devices would get the same one, or it is no host name, it ends with digits of the device's hash."""
+    """Return the compose service of each device.
+
+    A service is a host name too: it has no capitals, dots or underscores, and at most 63 characters. If two
+    devices would get the same name, or the name is no host name, it ends with digits of the device's hash.
+    """
     plain = {name: "device-" + name.lower().replace("_", "-").replace(".", "-") for name in devices}
     counts = Counter(plain.values())
     unique = {label for label in plain.values() if counts[label] == 1 and HOST_LABEL.fullmatch(label)}
@@ -140,12 +151,15 @@ def service_names(devices: Iterable[str]) -> dict[str, str]:
 
 
 def _with_hash(device: str, plain: str, taken: AbstractSet[str]) -> str:
-    """With 8 digits of the hash, and more where another device has that name already."""
+    """Return a name with 8 digits of the device's hash, or more if another device has that name."""
     digest = hashlib.sha256(device.encode()).hexdigest()
     names = (f"{plain[: 62 - n].rstrip('-')}-{digest[:n]}" for n in range(8, 41))
     return next(name for name in names if name not in taken)
 
 
 def container_user() -> tuple[int, int]:
-    """User and group of the containers and of the mounted files: our own, or for root an unprivileged one."""
+    """Return the user and the group of the containers and of the mounted files.
+
+    They are those of this process; for root they are unprivileged ones.
+    """
     return (CONTAINER_UID, CONTAINER_UID) if os.geteuid() == 0 else (os.geteuid(), os.getegid())

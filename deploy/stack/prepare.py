@@ -1,6 +1,7 @@
-"""All files that the containers mount: keys, settings, access rules, configuration of Prometheus and Grafana.
+"""Write all files that the containers mount.
 
-Written by `make up`, before any container starts. What is enrolled already stays as it is.
+They are keys, settings, access rules, and the configuration of Prometheus and Grafana. `make up` writes them
+before any container starts. Names that are enrolled already keep their keys.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ from protofleet.protocol.wire.names import COORDINATOR
 COMPOSE: Final = Path(__file__).parent.parent / "compose"
 BROKER_HOSTS: Final = (BROKER, "localhost", "127.0.0.1")
 BROKER_PORT: Final = 8883
-BROKER_ROOT: Final = Path("/broker")  # where its enrolled files are mounted
+BROKER_ROOT: Final = Path("/broker")  # the folder in which the broker's enrolled files are mounted
 HEALTHCHECK_DAYS: Final = 3650
-OPERATOR_FOLDER: Final = "own"  # where Prometheus looks for more rules, targets and Alertmanagers
+# the folder in which Prometheus looks for more rules, targets and Alertmanagers
+OPERATOR_FOLDER: Final = "own"
 
 
 def prepare(stack: Stack) -> None:
@@ -83,7 +85,10 @@ def check_names(stack: Stack) -> None:
 
 
 def _write_experiment(stack: Stack) -> None:
-    """In the stack's folder what is learned now; in the run's what its results are of."""
+    """Write the experiment into the stack's folder and into the run's folder.
+
+    The first file shows what is learned now, and the second one the settings of the run's results.
+    """
     for folder in (stack.folder, stack.run_folder):
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / EXPERIMENT_FILE, write_toml(encode(stack.experiment)))
@@ -93,7 +98,8 @@ def _enrol(stack: Stack) -> None:
     federation = enrol_federation(
         stack.folder / "enrolled", stack.federation_name, stack.devices, BROKER_HOSTS
     )
-    listener = ListenerSettings(BROKER_PORT, devices=len(stack.devices) + 1)  # and the health check
+    # The health check counts as one more device.
+    listener = ListenerSettings(BROKER_PORT, devices=len(stack.devices) + 1)
     write_mosquitto_conf(federation.folder_of(BROKER), listener, BROKER_ROOT)
     if stack.cluster:
         _write_rabbitmq(stack)
@@ -101,10 +107,13 @@ def _enrol(stack: Stack) -> None:
 
 
 def _enrol_healthcheck(federation: LocalFederation) -> None:
-    """The broker's container gets only the TLS files: with the other keys it could act as a device."""
+    """Enrol the broker's health check, and put its TLS files into the broker's folder.
+
+    The broker's container gets only the TLS files: with the other keys it could act as a device.
+    """
     keys = federation.folder / HEALTHCHECK_CLIENT
     enrol(federation.authority(), keys, HEALTHCHECK_CLIENT, HEALTHCHECK_DAYS)
-    # No device: a coordinator that finds a record waits for whom it names.
+    # The health check is no device, but a coordinator waits for every device whose record it finds.
     (federation.root / "records" / f"{HEALTHCHECK_CLIENT}.record").unlink(missing_ok=True)
     mounted = federation.folder_of(BROKER) / HEALTHCHECK_CLIENT
     mounted.mkdir(exist_ok=True, mode=0o700)
@@ -113,7 +122,10 @@ def _enrol_healthcheck(federation: LocalFederation) -> None:
 
 
 def _write_rabbitmq(stack: Stack) -> None:
-    """The same certificate and settings for all three nodes, and the cookie by which they authenticate each other."""
+    """Write the certificate and the settings of all three nodes, which are the same for each.
+
+    The nodes authenticate each other with a cookie, which is written too.
+    """
     folder = stack.federation.folder_of(BROKER)
     definitions = BROKER_ROOT / "definitions.json"
     settings = rabbitmq.settings(BROKER_ROOT / CURRENT, definitions, RABBITMQ_NODES, BROKER_PORT)
@@ -130,7 +142,7 @@ def _write_rabbitmq(stack: Stack) -> None:
 
 
 def _write_settings(stack: Stack) -> None:
-    """The settings of the coordinator and all devices, with paths inside their containers."""
+    """Write the settings of the coordinator and all devices, with the paths inside their containers."""
     experiment = replace(stack.experiment, metrics_port=METRICS_PORT, metrics_host=ALL_INTERFACES)
     settings: dict[str, CoordinatorSettings | DeviceSettings] = {
         name: container_device_settings(stack, experiment, name) for name in stack.devices
@@ -174,8 +186,8 @@ def _broker(enrolled: Path) -> BrokerAddress:
 
 
 def compose_devices(stack: Stack) -> dict[str, Any]:
-    """The compose file of the devices: a service for each, or one for all of a large fleet."""
-    healthy = {"condition": "service_healthy", "required": False}  # a stack has one of the two brokers
+    """Return the compose file of the devices: a service for each, or one for all of a large fleet."""
+    healthy = {"condition": "service_healthy", "required": False}  # A stack has only one of the two brokers.
     template = {
         "extends": {"file": str(COMPOSE / "common.yaml"), "service": "device"},
         "depends_on": {BROKER: healthy, RABBITMQ_NODES[0]: healthy},
@@ -212,7 +224,7 @@ def _volumes(stack: Stack, name: str, home: Path) -> list[str]:
 def _write_prometheus(stack: Stack) -> None:
     folder = stack.folder / "prometheus"
     say_what_stays(copy_unless_edited(COMPOSE / "prometheus", folder))
-    (folder / OPERATOR_FOLDER).mkdir(exist_ok=True)  # of which we write nothing
+    (folder / OPERATOR_FOLDER).mkdir(exist_ok=True)  # We write nothing into this folder.
     targets = [{"targets": [stack.scrape_target(name)], "labels": {"device": name}} for name in stack.devices]
     _write(folder / "targets" / "devices.json", json.dumps(targets, indent=2))
     stack.state_folder("prometheus").mkdir(parents=True, exist_ok=True)
@@ -227,7 +239,7 @@ def _write_grafana(stack: Stack) -> None:
 
 
 def _chown_for_containers(stack: Stack) -> None:
-    """Mounted files belong to the containers' user; the federation's root keys stay the operator's."""
+    """Give the mounted files to the containers' user; the federation's root keys stay the operator's."""
     user, group = container_user()
     if user == os.geteuid():
         return

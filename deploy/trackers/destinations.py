@@ -1,4 +1,4 @@
-"""Where a run's numbers shall go: `tensorboard[=FOLDER]`, `mlflow[=URI]`, and what packages bring."""
+"""Parse the destinations of a run's numbers: `tensorboard[=FOLDER]`, `mlflow[=URI]`, and those of packages."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.suggest import there_are
 
 QUIETLY: Final[Mapping[str, str]] = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # nobody is told of a run but whom its owner has named
-    "MLFLOW_LOGGING_LEVEL": "WARNING",  # not how it makes its tables
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout is the command's own
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # seconds, of 120: a server that says nothing is soon said
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # of seven, each after twice the time
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # Only the destinations that the owner has named get data of a run.
+    "MLFLOW_LOGGING_LEVEL": "WARNING",  # Hides messages about how MLflow makes its tables.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout belongs to the command.
+    # Seconds instead of 120, so that a server that does not answer is reported soon.
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # Instead of seven, each after twice the time.
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
     kind: str
-    place: str = ""  # "": the kind's own, in or beside the run's folder
+    place: str = ""  # "": the default place of this kind, in or next to the run's folder.
 
     def __str__(self) -> str:
-        """Without what opens it: this is written into files and said."""
+        """Return the destination without credentials, because it is written to files and printed."""
         return f"{self.kind}={without_credentials(self.place)}" if self.place else self.kind
 
     def open(self, run: Path) -> Tracker:
-        """Imports the package, which takes seconds."""
+        """Open the tracker. This imports its package, which takes seconds."""
         if self.kind in KINDS:
             return KINDS[self.kind].open(self.place, run)
         return open_packaged(installed("tracker")[self.kind], self.place, run)
@@ -46,16 +47,19 @@ class Destination:
 @dataclass(frozen=True, slots=True)
 class Kind:
     package: str
-    open: Callable[[str, Path], Tracker]  # the place, the run's folder
+    open: Callable[[str, Path], Tracker]  # Called with the place and the run's folder.
 
 
 def destinations(texts: Iterable[str]) -> list[Destination]:
-    """Each once, in order."""
+    """Return each destination once, in order."""
     return list(dict.fromkeys(map(destination, texts)))
 
 
 def destination(text: str) -> Destination:
-    """SettingsError says what there is, and how what is missing is installed."""
+    """Parse a destination.
+
+    SettingsError lists the trackers that exist, or says how to install a missing package.
+    """
     name, has_place, place = text.partition("=")
     if name not in KINDS and name not in (packaged := installed("tracker")):
         raise SettingsError(f"a tracker is {name[:99]!r}; {there_are(name, sorted({*KINDS, *packaged}))}")
@@ -80,8 +84,8 @@ def open_tensorboard(place: str, run: Path) -> Tracker:
 
 def open_mlflow(place: str, run: Path) -> Tracker:
     for name, value in QUIETLY.items():
-        os.environ.setdefault(name, value)  # read when it is imported
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # one line of ours says what came of it
+        os.environ.setdefault(name, value)  # MLflow reads them when it is imported.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # One line of the follower reports the result.
     from protofleet.deploy.trackers.mlflow import MLflow, default_address
 
     runs = run.absolute().parent
@@ -89,8 +93,11 @@ def open_mlflow(place: str, run: Path) -> Tracker:
 
 
 def open_packaged(one: Packaged, place: str, run: Path) -> Tracker:
-    """By what its entry point names: a class or a function that is called with the place and the run's folder."""
-    digest_of(one)  # raises where it is not as it was installed
+    """Open the tracker that an entry point of a package names.
+
+    It is a class or a function that is called with the place and the run's folder.
+    """
+    digest_of(one)  # This raises an error if the package has changed since it was installed.
     tracker = one.load()(place, run)
     if missing := [name for name in METHODS if not callable(getattr(tracker, name, None))]:
         raise PlugInError(
@@ -108,5 +115,5 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 
 def without_credentials(text: str) -> str:
-    """Of an address, or of words that may hold one: what stands between its // and its @."""
+    """Remove the credentials between // and @ of an address, or of a text that may contain one."""
     return CREDENTIALS.sub("://", text)

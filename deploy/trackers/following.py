@@ -1,4 +1,7 @@
-"""Each tracker follows the run's rounds.jsonl in a thread of its own: the run waits for none, and none can end it."""
+"""Let each tracker follow the run's rounds.jsonl in its own thread.
+
+The run does not wait for a tracker during its rounds, and no tracker can end the run.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ from protofleet.deploy.trackers.tracker import Start, Tracker
 from protofleet.protocol.wire.printable import printable
 
 LOOKS_SECONDS: Final = 0.5
-PATIENCE_SECONDS: Final = 30.0  # with the trackers of a run that is over
-LONGEST_WORDS: Final = 160  # of somebody else's error
+PATIENCE_SECONDS: Final = 30.0  # Seconds that the trackers get after the run is over.
+LONGEST_WORDS: Final = 160  # Letters of an error message that comes from another package.
 REPORT_SECONDS: Final = 10.0
-AT_ONCE: Final = 100  # rounds, after which it is noted how far it has got
+AT_ONCE: Final = 100  # Rounds after which the progress is written to the file.
 
 Say = Callable[[str], None]
 
@@ -33,12 +36,18 @@ def say_on_stderr(words: str) -> None:
 
 
 class Follower(threading.Thread):
-    """Brings a run's rounds to one tracker. `over` says that what the file has now is all that there will be."""
+    """The thread that sends a run's rounds to one tracker.
+
+    `over` returns whether the file has all rounds that there will be.
+    """
 
     def __init__(
         self, destination: Destination, run: Path, over: Callable[[], bool], say: Say, *, ours: bool = False
     ) -> None:
-        """`ours`: a run that is over without a result has been stopped; of others' runs nobody knows."""
+        """Prepare the thread. `ours` is true for a run of this process.
+
+        If such a run is over without a result, it was stopped. For other runs this is not known.
+        """
         super().__init__(name=f"tracker {destination.kind}", daemon=True)
         self.destination, self.failed = destination, False
         self._run, self._over, self._say, self._ours = run, over, say, ours
@@ -51,7 +60,7 @@ class Follower(threading.Thread):
 
     @property
     def result(self) -> str:
-        """In words, once it is done."""
+        """Return the result in words, after the thread has ended."""
         if self.next_round == 1:
             return f"no round has ended yet; nothing is in {self.destination}"
         rounds = "round 1" if self.next_round == 2 else f"rounds 1 to {self.next_round - 1}"
@@ -67,7 +76,7 @@ class Follower(threading.Thread):
         except TakenError:
             self.failed = True
             self._say(f"{self.destination} is left to another command, which brings {self._run} there now")
-        except BaseException as error:  # noqa: BLE001 - whatever is wrong with it, the run goes on
+        except BaseException as error:  # noqa: BLE001 - the run goes on after any error of a tracker
             self.failed = True
             words = printable(without_credentials(str(error).strip().partition("\n")[0])[:LONGEST_WORDS])
             self._say(
@@ -77,7 +86,8 @@ class Follower(threading.Thread):
 
     def _follow(self) -> None:
         with self._book.sole_use(str(self.destination)):
-            self._progress = self._book.of(str(self.destination))  # another may have written until now
+            # Another process may have written until now.
+            self._progress = self._book.of(str(self.destination))
             self._bring()
 
     def _bring(self) -> None:
@@ -91,14 +101,14 @@ class Follower(threading.Thread):
                 tracker.end(ending_of(self._run))
                 self._note(ended=is_over(self._run))
         except BaseException:
-            with contextlib.suppress(Exception):  # what was wrong first is said
+            with contextlib.suppress(Exception):  # The first error is reported.
                 tracker.close()
             raise
         tracker.close()
 
     def _begin(self, tracker: Tracker) -> None:
         known = self._progress
-        # An older copy of the folder, put back, has fewer rounds than were written.
+        # If an older copy of the folder was put back, it has fewer rounds than were written.
         first = min(known.next_round, last_round(self._run) + 1)
         begun = tracker.begin(Start(self._run, settings_of(self._run), known.known_as, first))
         self._note(known_as=begun.known_as, next_round=begun.next_round, ended=False)
@@ -106,7 +116,9 @@ class Follower(threading.Thread):
     def _write_rounds(self, tracker: Tracker) -> None:
         tail = RoundsTail(self._run / ROUNDS, self.next_round)
         while True:
-            over = self._over()  # before it is looked: what comes between is found the next time
+            # This call comes before the file is read, so that lines which arrive in between are found in the
+            # next loop.
+            over = self._over()
             while found := tail.more():
                 for some in (found[i : i + AT_ONCE] for i in range(0, len(found), AT_ONCE)):
                     tracker.write([(line["round"], round_numbers(line)) for line in some])
@@ -122,7 +134,10 @@ class Follower(threading.Thread):
 
 @contextlib.contextmanager
 def tracking(destinations: Sequence[Destination], run: Path, say: Say = say_on_stderr) -> Iterator[None]:
-    """While this process conducts the run; afterwards the trackers get some time for what is left."""
+    """Track the run while this process conducts it.
+
+    Afterwards the trackers get some time for the rounds that are left.
+    """
     ended = threading.Event()
     followers = [Follower(one, run, ended.is_set, say, ours=True) for one in destinations]
     for follower in followers:
@@ -143,7 +158,10 @@ def tracking(destinations: Sequence[Destination], run: Path, say: Say = say_on_s
 
 
 def follow(destination: Destination, run: Path, say: Say = say_on_stderr, *, to_the_end: bool) -> Follower:
-    """The rounds that are there, or all until the run is over; in a thread, so that an interrupt is heard at once."""
+    """Send the rounds that exist, or all rounds until the run is over.
+
+    A thread does this, so that an interrupt has an effect at once.
+    """
     over = WholeRun(run) if to_the_end else lambda: True
     follower = Follower(destination, run, over, say)
     follower.start()
@@ -154,7 +172,10 @@ def follow(destination: Destination, run: Path, say: Say = say_on_stderr, *, to_
 
 @dataclass
 class WholeRun:
-    """Whether a run of another process is over: its report comes a moment after its summary, if it comes."""
+    """The check whether a run of another process is over.
+
+    Its report comes a moment after its summary, or never.
+    """
 
     run: Path
     seen_at: float | None = None

@@ -1,6 +1,7 @@
-"""A run of MLflow, in a tracking server or a database: metrics by round, settings as parameters, files as artifacts.
+"""Write a run to MLflow, in a tracking server or a database.
 
-All goes through a client of its own: MLflow's global run and address belong to whoever else uses it in this process.
+Metrics are by round, settings are parameters, and files are artifacts. The tracker uses its own client,
+because MLflow's global run and address belong to other code in this process.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ EXPERIMENT: Final = "protofleet"
 DATABASE: Final = "mlflow.db"
 ARTIFACTS: Final = "mlartifacts"
 DATABASES: Final = ("sqlite:", "postgresql", "mysql", "mssql")
-MOST_METRICS: Final = 1000  # of one call
+MOST_METRICS: Final = 1000  # Metrics of one call.
 MOST_PARAMS: Final = 100
 LONGEST_VALUE: Final = 6000
-LAST_OF_A_ROUND: Final = "seconds"  # a round that has it is whole
+LAST_OF_A_ROUND: Final = "seconds"  # A round that has this metric is complete.
 STATES: Final = {"finished": "FINISHED", "diverged": "FAILED", "stopped": "KILLED"}
 
 
@@ -37,7 +38,8 @@ def default_address(runs: Path) -> str:
 class MLflow:
     def __init__(self, address: str, runs: Path) -> None:
         self._client = MlflowClient(tracking_uri=address)
-        # Beside the runs: a database of MLflow's would begin a folder `mlruns` in the working directory.
+        # Artifacts are next to the runs. Otherwise a database of MLflow would make a folder `mlruns` in the
+        # working directory.
         self._artifacts = (runs.absolute() / ARTIFACTS).as_uri() if address.startswith(DATABASES) else None
         self._run, self._last, self._settings = "", 0, frozenset[str]()
         self._of_run: Mapping[str, str] = {}
@@ -50,7 +52,8 @@ class MLflow:
                 self._client.create_run(self._experiment(), run_name=name, tags=tags).info.run_id,
                 1,
             )
-            # What fails from here on fails again with the first round, and by then it is noted which run it is.
+            # An error here occurs again with the first round. By then the identity of the MLflow run is
+            # written down.
             with contextlib.suppress(MlflowException):
                 self._log_settings(run.settings)
         else:
@@ -61,7 +64,10 @@ class MLflow:
         return Begun(self._run, first)
 
     def _next_round(self, known_as: str) -> int | None:
-        """The first that MLflow itself lacks; None where it has no such run, or has it no longer."""
+        """Return the first round that MLflow lacks.
+
+        Return None if MLflow has no such run, or has deleted it.
+        """
         if not known_as:
             return None
         try:
@@ -80,7 +86,10 @@ class MLflow:
         return str(self._client.create_experiment(EXPERIMENT, artifact_location=self._artifacts))
 
     def write(self, rounds: Sequence[tuple[int, Numbers]]) -> None:
-        """Whole rounds in a call, as many as it takes: one that is killed between two has a round or lacks it."""
+        """Write as many whole rounds in one call as MLflow takes.
+
+        If the process is killed between two calls, each round is complete or missing.
+        """
         self._log_settings(self._of_run)
         now, call = int(time.time() * 1000), list[Any]()
         for number, numbers in rounds:
@@ -104,10 +113,14 @@ class MLflow:
         self._client.set_terminated(self._run, STATES[ending.state])
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing, because nothing is held open."""
 
     def _has(self, metrics: Sequence[Any]) -> bool:
-        """A server that was killed behind them, while it took the files, say: they would stand there twice."""
+        """Return whether MLflow has these metrics already.
+
+        An earlier command may have written them before it failed, for example because the server was killed
+        while it took the files. A second write would store them twice.
+        """
         if not metrics:
             return True
         last = metrics[-1]

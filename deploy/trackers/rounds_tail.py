@@ -1,4 +1,4 @@
-"""The lines that have come to a rounds.jsonl since it was last looked at: each byte of a long run is read once."""
+"""Read the lines that were added to a rounds.jsonl since the last look. Each byte is read once."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from typing import Any, Final
 
 from protofleet.coordinator.observe.rounds_file import whole_record
 
-MOST_BYTES: Final = 1 << 22  # at a time, of a run that has been over for long
+MOST_BYTES: Final = 1 << 22  # Bytes that are read at a time, for a run that ended long ago.
 
 
 class RoundsTail:
-    """A coordinator that comes back may put another file in its place, which has the same rounds and more."""
+    """The reader of a rounds.jsonl that keeps its position.
+
+    A coordinator that starts again may replace the file with another one that has the same rounds and more.
+    """
 
     def __init__(self, path: Path, next_round: int) -> None:
         self._path, self._next, self._place = path, next_round, (0, 0)
 
     def more(self) -> list[dict[str, Any]]:
-        """In order, and none twice. Empty: there is nothing new."""
+        """Return the new lines in order, and none of them twice.
+
+        The list is empty if there is nothing new.
+        """
         while True:
             lines = self._lines()
             found = []

@@ -1,4 +1,4 @@
-"""What a run's folder says to a tracker, beside its rounds."""
+"""Read what a tracker needs from a run's folder, apart from its rounds."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from protofleet.protocol.settings.reader import SettingsError, read_toml, write_
 ROUNDS: Final = "rounds.jsonl"
 SUMMARY: Final = "summary.json"
 EXPERIMENT: Final = "experiment.toml"
-TRIALS: Final = "trials.json"  # of a sweep, in runs/sweeps/NAME
+TRIALS: Final = "trials.json"  # The file of a sweep, in runs/sweeps/NAME.
 REPORT: Final = "report.html"
 FILES: Final = (REPORT, ROUNDS, SUMMARY)
-SECRETS: Final = frozenset({"username", "password"})  # of a broker
-# What a service's run, which has no experiment.toml, says of itself when it is over.
+SECRETS: Final = frozenset({"username", "password"})  # Settings of a broker.
+# Settings in the summary of a service's run, which has no experiment.toml.
 OF_A_SUMMARY: Final = {"method": "method.name", "network": "network.name", "rounds": "rounds", "seed": "seed"}
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """Of a sweep's folder its trials, as far as they have begun; else the folder itself, whatever it is."""
+    """Return the trials of a sweep's folder that have begun.
+
+    For any other folder, return the folder itself.
+    """
     try:
         trials = json.loads((folder / TRIALS).read_bytes())["trials"]
         names = [str(name) for trial in trials for name in trial["runs"]]
@@ -57,7 +60,7 @@ def last_round(run: Path) -> int:
 
 
 def settings_of(run: Path) -> dict[str, str]:
-    """By dotted names; those of its experiment, as far as they can be read."""
+    """Return the settings of the experiment by dotted names, if they can be read."""
     return dict(dotted(experiment_of(run)))
 
 
@@ -76,7 +79,10 @@ def ending_of(run: Path) -> Ending:
 
 
 def experiment_of(run: Path) -> dict[str, Any]:
-    """Without what opens its broker: a tracker's readers are others than the run's."""
+    """Return the experiment without the credentials of its broker.
+
+    The readers of a tracker may be other people than those of the run.
+    """
     try:
         return public(read_toml(run / EXPERIMENT)) if (run / EXPERIMENT).exists() else {}
     except SettingsError:

@@ -1,7 +1,7 @@
-"""Event files for TensorBoard: a scalar a name, and the settings as a text.
+"""Write event files for TensorBoard: one scalar for each name, and the settings as a text.
 
-A run that goes on begins with a `purge_step`: what stands behind it, of a life that died before it could note that
-down, is left out by TensorBoard.
+A run that is continued begins with a `purge_step`. TensorBoard leaves out what comes after that step, which
+an earlier process wrote without noting it before it ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from protofleet.deploy.report.flat_names import Numbers
 from protofleet.deploy.trackers.tracker import Begun, Ending, Start
 
-FOLDER: Final = "tensorboard"  # in the run's own folder: `tensorboard --logdir runs` finds those of all runs
+FOLDER: Final = "tensorboard"  # In the run's own folder: `tensorboard --logdir runs` finds those of all runs.
 
 
 class TensorBoard:

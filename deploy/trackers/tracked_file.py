@@ -1,7 +1,7 @@
-"""RUN/tracked.json: how far each tracker has got, so that whoever goes on begins behind it.
+"""Keep RUN/tracked.json, the progress of each tracker, so that a later command begins after it.
 
-Two commands may follow one run into different trackers: whoever changes the file holds its folder. Into one tracker
-only one may: each number would stand there twice.
+Two commands may follow one run into different trackers. A command that changes the file holds the lock of its
+folder. Only one command may follow a run into one tracker, because each number would be there twice.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ NAME: Final = "tracked.json"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    known_as: str = ""  # by what the tracker finds the run
+    known_as: str = ""  # The identity of the run in the tracker.
     next_round: int = 1
     ended: bool = False
 
 
 class TakenError(Exception):
-    """Another process brings the run there."""
+    """The error that another process sends the run to this tracker."""
 
 
 class TrackedFile:
-    """A broken one is nothing: the trackers are then written anew."""
+    """The file with the progress of each tracker.
+
+    A damaged file counts as empty, and the trackers are then written again from the start.
+    """
 
     def __init__(self, run: Path) -> None:
         self._run, self._path = run, run / NAME
@@ -50,7 +53,10 @@ class TrackedFile:
 
     @contextlib.contextmanager
     def sole_use(self, destination: str) -> Iterator[None]:
-        """TakenError where somebody else has it. The kernel releases it when a process ends, however it ends."""
+        """Hold the lock of a destination. TakenError is raised if another process has it.
+
+        The kernel releases the lock when a process ends in any way.
+        """
         digest = hashlib.sha256(destination.encode(errors="surrogateescape")).hexdigest()[:12]
         with (self._run / f".tracked-{digest}.lock").open("a") as file:
             try:

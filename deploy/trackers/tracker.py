@@ -1,4 +1,4 @@
-"""What a tracker is told of a run."""
+"""Define what a tracker gets from a run."""
 
 from __future__ import annotations
 
@@ -14,38 +14,43 @@ State = Literal["finished", "diverged", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A run, before its first number."""
+    """The start of a run, before its first number."""
 
     folder: Path
-    settings: Mapping[str, str]  # by dotted names; without what opens a broker
-    known_as: str  # what `begin` returned when this run was first written there; "": it is new there
-    next_round: int  # the first round that is not written there yet, by our own book
+    settings: Mapping[str, str]  # The settings by dotted names, without credentials of a broker.
+    # The value that `begin` returned when this run was first written there; "" if it is new there.
+    known_as: str
+    next_round: int  # The first round that is not written there yet, according to tracked.json.
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    known_as: str  # by what the tracker finds it again
+    known_as: str  # The identity by which the tracker finds the run again.
     next_round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """`stopped`: the same command goes on later."""
+    """The end of a run. After `stopped`, the same command can continue it later."""
 
     state: State
-    settings: Mapping[str, str]  # as in Start; more is known of a service's run when it is over
+    # As in Start; the settings of a service's run are known only when it is over.
+    settings: Mapping[str, str]
     numbers: Numbers
     files: Sequence[Path]
-    texts: Mapping[str, str]  # name of a file -> what shall stand in it
+    texts: Mapping[str, str]  # Name of a file -> its text.
 
 
 class Tracker(Protocol):
-    """One run in one place. Any method may raise: then the run is told, and goes on without it."""
+    """The writer of one run in one place.
+
+    Any method may raise an exception. The run then reports it and goes on without this tracker.
+    """
 
     def begin(self, run: Start) -> Begun: ...
 
     def write(self, rounds: Sequence[tuple[int, Numbers]]) -> None:
-        """When it returns they are there, also if this process dies."""
+        """Write rounds. When this returns, they must be stored, also if this process dies."""
 
     def end(self, ending: Ending) -> None: ...
 

@@ -1,4 +1,4 @@
-"""`protofleet check FILE`: whether a method, a network, data or metrics of one's own hold what all have to hold."""
+"""Implement `protofleet check FILE`: run the contract suite on the user's method, network, data or metrics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_check(commands: Subparsers) -> None:
 
 @contextlib.contextmanager
 def unsaid() -> Iterator[None]:
-    """What small federations log of what is done to them."""
+    """Silence the log of the small federations that the checks run."""
     log = logging.getLogger("protofleet")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -104,7 +104,7 @@ def chosen(options: argparse.Namespace, names: dict[str, object]) -> list[str]:
 
 
 def demand(kind: str, name: str, sha256: str) -> None:
-    """Said once, and not by each check: what is no method cannot learn either."""
+    """Raise the error of a file with no usable object once, before each check would report it."""
     from protofleet.edge_client.data.own import loader
     from protofleet.methods.contract.catalog import load
     from protofleet.methods.contract.own_metrics import metrics_of

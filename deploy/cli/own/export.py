@@ -1,4 +1,4 @@
-"""`protofleet export`: a model of a run as files that anybody can run."""
+"""Implement `protofleet export`: write a model of a run as files that other programs can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`protofleet model`: the versions of a model that a device serves, and which of them is served."""
+"""Implement `protofleet model`: list the versions of a model that a device serves, and choose one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protofleet.deploy.listing import Listing, add_listing_options
 if TYPE_CHECKING:
     from protofleet.edge_client.serving.versions import ModelVersions, Version
 
-# Of a device's own folder, or of its models: as a user's device has it, and a deployed one.
+# Folders of a device or of its models: on a user's device and on a deployed device.
 LOOKED_IN: Final = (Path("models"), Path("state"), Path("/var/lib/protofleet/state"))
 VERSION: Final = re.compile(r"v?0*(\d{1,9})")
 
@@ -62,7 +62,7 @@ def found_versions(folder: Path | None) -> ModelVersions | None:
 
 
 def versions_in(folder: Path | None) -> ModelVersions:
-    """SettingsError where there are none."""
+    """Return the versions. SettingsError is raised if there are none."""
     from protofleet.deploy.export.mistaken import no_versions
     from protofleet.protocol.settings.reader import SettingsError
 

@@ -1,8 +1,8 @@
-"""A folder that pictures come into: which of them are new, and whole.
+"""Watch a folder for new pictures that are complete.
 
-A picture is tried once it has been the same in two looks, which is soon; but a copy may stall for longer. So
-what was read counts only if the file is still as it was then, and what cannot be read is tried again, and told once
-nothing has changed for a while.
+A picture is tried when it has been the same in two looks, which is soon. But the copy of a file may pause for
+longer. Therefore a prediction counts only if the file has not changed since. A file that cannot be read is
+tried again, and it is reported after some time without a change.
 """
 
 from __future__ import annotations
@@ -15,48 +15,58 @@ from typing import Final, TypeAlias
 
 from protofleet.edge_client.data.images.image_files import image_files_in
 
-SETTLE_SECONDS: Final = 5.0  # without a change, after which what cannot be read is no more being written
+# Seconds without a change after which an unreadable file counts as completely written.
+SETTLE_SECONDS: Final = 5.0
 
 Signature: TypeAlias = tuple[int, int]
 
 
 @dataclass
 class Seen:
-    signature: Signature  # size and time of the last change of content
-    changed: int  # ... and of owner or mode too: what could not be read may be readable now
+    signature: Signature  # Size and time of the last change of content.
+    changed: int  # Time of the last change, also of owner or mode: an unreadable file may be readable now.
     since: float
     predicted: bool = False
     told: bool = False
 
 
 class NewPictures:
-    """Those that come into a folder from now on, or change there."""
+    """The pictures that come into a folder from now on, or change there."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
         self._seen = dict[Path, Seen]()
         self._look()
-        for seen in self._seen.values():  # those of before are not new
+        for seen in self._seen.values():  # Pictures that were there before are not new.
             seen.predicted = True
 
     def arrived(self) -> list[Path]:
-        """What to try now. What comes of it is to be said, by `is_as_tried` or `is_broken`."""
+        """Return the pictures to try now.
+
+        The caller must then report the outcome with `is_as_tried` or `is_broken`.
+        """
         before = self._seen
         self._look()
         return [path for path in self.waiting() if self._seen[path] is before.get(path)]
 
     def waiting(self) -> list[Path]:
-        """Neither predicted nor told to be broken."""
+        """Return the pictures that are neither predicted nor reported as broken."""
         return [path for path, seen in self._seen.items() if not (seen.predicted or seen.told)]
 
     def is_as_tried(self, path: Path) -> bool:
-        """Whether a prediction counts, once: else the file has changed while it was read, and arrives again."""
+        """Return whether a prediction counts, and mark the picture as predicted.
+
+        Otherwise the file has changed while it was read, and it arrives again.
+        """
         seen = self._seen[path]
         seen.predicted = _is_still(path, seen)
         return seen.predicted
 
     def is_broken(self, path: Path) -> bool:
-        """Whether to tell that it cannot be read, once: else it may be being written, and arrives again."""
+        """Return whether to report that the picture cannot be read, and remember that.
+
+        Otherwise another program may still be writing the file, and it arrives again.
+        """
         seen = self._seen[path]
         seen.told = self._clock() - seen.since >= SETTLE_SECONDS and _is_still(path, seen)
         return seen.told
@@ -71,7 +81,7 @@ class NewPictures:
 
 
 def _seen(path: Path, now: float) -> Seen | None:
-    """None: it has gone in the meantime, or leads nowhere."""
+    """Return the state of a file, or None if it is gone or is a broken link."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""`protofleet predict`: what a model takes pictures for."""
+"""Implement `protofleet predict`: predict the classes of pictures with a model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from protofleet.deploy.cli.own.new_pictures import NewPictures
     from protofleet.edge_client.serving.predictor import Prediction, Predictor
 
-MOST_NAMED: Final = 3  # folders in an error, pictures at the end
-LOOK_SECONDS: Final = 0.5  # between two looks into a watched folder
+MOST_NAMED: Final = 3  # Folders in an error, and pictures in the last message.
+LOOK_SECONDS: Final = 0.5  # Seconds between two looks into a watched folder.
 
 
 def add_predict(commands: Subparsers) -> None:
@@ -63,7 +63,7 @@ def predict(options: argparse.Namespace) -> int:
             wrong if options.watch.exists() else f"there is no folder {options.watch} to watch"
         )
     with held_interrupts():
-        from protofleet.edge_client.serving import predictor  # noqa: F401 - torch, and all that takes its time
+        from protofleet.edge_client.serving import predictor  # noqa: F401 - imports torch and slow modules
     if options.plugin:
         from protofleet.deploy.local.own_plugins import own_plugins
 
@@ -73,7 +73,10 @@ def predict(options: argparse.Namespace) -> int:
 
 
 class ChosenModel:
-    """Of a folder with links the one that is `current` now: asked again, it may be another."""
+    """The chosen model. For a folder with links it is the version that `current` names now.
+
+    A later call may return another version.
+    """
 
     def __init__(self, folder: Path | None, onnx: bool) -> None:
         self._folder, self._onnx = folder, onnx
@@ -88,7 +91,7 @@ class ChosenModel:
         return self._open
 
     def _where(self) -> Path:
-        """As it is called without links: it stays the same version while it is read."""
+        """Return the folder without links, so that the version stays the same while it is read."""
         from protofleet.methods.served.card_file import CARD
         from protofleet.protocol.settings.reader import SettingsError
 

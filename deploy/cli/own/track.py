@@ -1,4 +1,4 @@
-"""`protofleet track`: a run's numbers to a tracker, while it runs elsewhere or afterwards."""
+"""Implement `protofleet track`: send a run's numbers to a tracker, while it runs elsewhere or afterwards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def add_track(commands: Subparsers) -> None:
 
 
 def tracked_places(texts: Sequence[str]) -> list[Destination]:
-    """What --track and --to name. A package's tracker with the name of one of ours is said not to be used."""
+    """Return the destinations that --track and --to name.
+
+    If a package has a tracker with the name of a built-in one, a message says that it is not used.
+    """
     from protofleet.deploy.trackers.destinations import KINDS, destinations
     from protofleet.methods.plugins.packages import clashes
 

@@ -1,4 +1,4 @@
-"""The settings that a coordinator starts with: plain TOML, or TOML that the federation's root has signed."""
+"""Load the settings of a coordinator: plain TOML, or TOML that the federation's root has signed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from protofleet.protocol.wire.names import COORDINATOR
 @dataclass(frozen=True, slots=True)
 class LoadedCoordinatorSettings:
     settings: CoordinatorSettings
-    version: int = 0  # of signed settings; 0: they are not signed
+    version: int = 0  # the version of signed settings; 0: the settings are not signed
 
 
 def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedCoordinatorSettings:
-    """SettingsError or StatementError with the way out."""
+    """Load a coordinator's settings; raise SettingsError or StatementError with a way out."""
     signed = signed_settings(path, enrolled)
     if signed is None:
         plain = seen_from(read_toml(path), path.parent)

@@ -1,4 +1,4 @@
-"""The state of a device as a value, read from what `facts.sh` prints there."""
+"""Read the state of a host from the output that `facts.sh` prints there."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.printable import printable
 
 MODEL: Final = re.compile(r"(current|champion|pinned) (v[0-9]{6,9}) ([0-9]{1,9})")
-DEGREES: Final = re.compile(r"-?[0-9]{1,9}")  # thousandths
-SHOWN: Final = 80  # characters of what cannot be read
+DEGREES: Final = re.compile(r"-?[0-9]{1,9}")  # thousandths of a degree
+SHOWN: Final = 80  # characters that are shown of an output that cannot be read
 
 
 @dataclass(frozen=True, slots=True)
 class KnownGood:
-    """A state in which this device has answered a round: a rollback goes to it."""
+    """A state of this host that was recorded as good; a rollback goes to it."""
 
     release: str
-    settings: str  # digest of their text
+    settings: str  # digest of the settings' text
     unit: str
     by: str
     at: int
@@ -35,18 +35,18 @@ class KnownGood:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    active: str = ""  # active, activating, failed, inactive; empty: there is no such unit
+    active: str = ""  # active, activating, failed or inactive; "": there is no such unit
     sub: str = ""
     enabled: bool = False
-    pid: int = 0  # as the agent sees it: in a container another than systemd's
+    pid: int = 0  # the process id as the agent sees it: in a container it differs from systemd's
     restarts: int = 0
-    running: str = ""  # release of the process
-    unit: str = ""  # mark of the unit that has started it
+    running: str = ""  # the release that the process runs
+    unit: str = ""  # the mark of the unit that has started the process
 
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """Of the model that a device serves."""
+    """One version of the model that a device serves."""
 
     version: str
     round: int
@@ -56,48 +56,52 @@ class ServedVersion:
 class Installed:
     user: bool = False
     pinned: str = ""  # SHA-256 of the roots whose signatures the device accepts
-    release: str = ""  # that `current` links to
+    release: str = ""  # the release that `current` links to
     complete: frozenset[str] = frozenset()
     blocked: frozenset[str] = frozenset()
-    rolled_back: frozenset[str] = frozenset()  # those of them that have not failed: by hand
-    settings: bytes = b""  # the signed statement
+    # blocked releases that have not failed, but were rolled back by hand
+    rolled_back: frozenset[str] = frozenset()
+    settings: bytes = b""  # the signed statement of the settings
     good_settings: bytes = b""
     previous_settings: bytes = b""
-    unit: str = ""  # SHA-256 of the unit file, and so on
+    unit: str = ""  # SHA-256 of the unit file; the next fields are SHA-256 of files too
     tls: str = ""
     roots: str = ""
     coordinator: str = ""
-    lists: str = ""  # SHA-256 of a broker's rules and revocations, or of the records that a coordinator knows
+    # SHA-256 of a broker's rules and revocations, or of the records that a coordinator knows.
+    lists: str = ""
     revoked: str = ""
-    held_revoked: bytes = b""  # the signed statements, and of a broker its lists in PEM
+    # the signed revocations and roots that the host holds, and a broker's revocation lists in PEM
+    held_revoked: bytes = b""
     held_roots: bytes = b""
     held_crl: bytes = b""
-    targets: str = ""  # of the Prometheus there
+    targets: str = ""  # SHA-256 of the targets for the Prometheus on the host
     good: KnownGood | None = None
-    previous: KnownGood | None = None  # the one before
+    previous: KnownGood | None = None  # the known good state before `good`
     service: Service = field(default_factory=Service)
     status: Status | None = None
-    answers: str = ""  # of a service that writes no status: ok, or what is wrong
-    models: Mapping[str, ServedVersion] = field(default_factory=dict)  # by link: current, champion, pinned
+    answers: str = ""  # health of a service that writes no status: ok, or what is wrong
+    # the versions by link: current, champion, pinned
+    models: Mapping[str, ServedVersion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Docker:
-    version: str = ""  # of the engine; empty: it does not answer
+    version: str = ""  # the engine's version; "": the engine does not answer
     runtimes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What only our own program on the device can find out."""
+    """The facts that only our own program on the host can find out."""
 
     torch: str = ""
     cuda: bool | None = None
-    broker: str = ""  # ok, or why not; empty: not checked
-    broker_tcp: bool | None = None  # whether its port can be reached
+    broker: str = ""  # ok, or the reason why the broker cannot be used; "": not checked
+    broker_tcp: bool | None = None  # whether the broker's port can be reached
     cert_until: int = 0
-    torch_build: str = ""  # "cpu", "cuda 13.0", "rocm 6.4"; "": an older release does not say it
-    torch_bytes: int = 0  # on the disk, with what its build for a GPU loads
+    torch_build: str = ""  # "cpu", "cuda 13.0", "rocm 6.4"; "": an older release does not report it
+    torch_bytes: int = 0  # bytes on the disk, with the packages that a build for a GPU loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +111,17 @@ class Facts:
     now: int
     os: str = ""
     model: str = ""
-    l4t: str = ""  # 36.4.3; empty: no Jetson
+    l4t: str = ""  # the version of L4T, such as 36.4.3; "": the host is no Jetson
     nvidia: bool = False  # there are device files of an NVIDIA GPU
     tools: frozenset[str] = frozenset()
     python: str = ""
     venv: bool = False
-    mosquitto: str = ""  # its version
+    mosquitto: str = ""  # the version of Mosquitto
     prometheus: bool = False
     systemd: int = 0
     systemd_state: str = ""
     clock_synced: bool | None = None  # None: unknown
-    groups: tuple[str, ...] = ()  # that may use the GPU: video, render
+    groups: tuple[str, ...] = ()  # the groups that may use the GPU: video, render
     disk_free: int = 0
     state_free: int = 0
     storage: str = ""
@@ -126,7 +130,7 @@ class Facts:
     swap: int = 0
     temperatures: tuple[tuple[str, float], ...] = ()
     nvpmodel: str = ""
-    docker: Docker | None = None  # None: it is not installed
+    docker: Docker | None = None  # None: docker is not installed
     iptables: str = ""
     iptables_works: bool | None = None
     installed: Installed = field(default_factory=Installed)
@@ -134,11 +138,11 @@ class Facts:
 
 
 class IncompleteError(SettingsError):
-    """The script of facts did not come to its end."""
+    """The error that the script of facts was interrupted before its end."""
 
 
 def read_facts(text: str) -> Facts:
-    """Read what `facts.sh` has printed. SettingsError where a value is not of its type."""
+    """Read the output of `facts.sh`; raise SettingsError if a value is not of its type."""
     said = Fields(text)
     if said.raw("end") != "yes" or not said.text("arch"):
         raise IncompleteError(
@@ -187,7 +191,10 @@ def read_service(said: Fields) -> Service:
 
 
 def _served(text: str) -> tuple[str, ServedVersion] | None:
-    """The device's own user may have written anything there."""
+    """Read a served version; return None for any other text.
+
+    The device's own user may have written any text there.
+    """
     found = MODEL.fullmatch(text)
     return (found[1], ServedVersion(found[2], int(found[3]))) if found else None
 
@@ -210,7 +217,7 @@ def _statement(text: str, kind: str = SETTINGS) -> bytes:
 
 def _bytes(text: str) -> bytes:
     try:
-        return base64.b64decode(text)  # spaces are passed over
+        return base64.b64decode(text)  # b64decode ignores spaces.
     except ValueError:
         return b""
 

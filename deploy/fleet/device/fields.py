@@ -1,7 +1,7 @@
-"""The values that our scripts print on a host: each as `key=value` and a NUL byte, which no value can hold.
+"""Read the values that our scripts print on a host: each is `key=value` and a NUL byte.
 
-So nothing that a host's user writes into a value can be read as another key. A value that is not of its type is an
-error of this host alone.
+No value can hold a NUL byte, so nothing that a host's user writes into a value can be read as another key. A
+value that is not of its type is an error of this host alone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from protofleet.protocol.wire.printable import printable
 
 T = TypeVar("T")
 NUMBER: Final = re.compile(r"[0-9]{1,15}")
-LATEST: Final = 253_402_300_799  # the end of the year 9999, the last that a date can show
-LONGEST_TEXT: Final = 4096  # characters
-LONGEST_SHOWN: Final = 80  # of a value that is refused
+# the end of the year 9999, which is the last that a date can show, in Unix time
+LATEST: Final = 253_402_300_799
+LONGEST_TEXT: Final = 4096  # the largest number of characters of a text
+LONGEST_SHOWN: Final = 80  # the largest number of characters that are shown of a refused value
 
 
 class Fields:
-    """The output of one script. Text is returned with control characters escaped: it may be printed."""
+    """The output of one script. Control characters in a text are escaped, so that the text may be printed."""
 
     def __init__(self, output: str) -> None:
         self._values: dict[str, list[str]] = defaultdict(list)
@@ -37,7 +38,7 @@ class Fields:
         return key in self._values
 
     def raw(self, key: str) -> str:
-        """Return the last value as it came: for parsers that check all of it."""
+        """Return the last value of the key unchanged, for parsers that check all of it."""
         return self._values[key][-1] if key in self else ""
 
     def text(self, key: str) -> str:
@@ -47,7 +48,7 @@ class Fields:
         return [self._text(key, value) for value in (self._values[key] if key in self else ())]
 
     def number(self, key: str, most: int = 10**15) -> int:
-        """Return a whole number, and 0 for a value that is empty or not there."""
+        """Return a whole number; 0 if the value is empty or missing."""
         return self._number(key, most) if self.raw(key).strip() else 0
 
     def required_number(self, key: str, most: int = 10**15) -> int:
@@ -72,12 +73,13 @@ class Fields:
 
 
 def read_object(cls: type[T], text: str) -> T | None:
-    """Return a dataclass from one JSON object, or None. Keys of a newer release are ignored."""
+    """Return a dataclass that is read from one JSON object, or None; keys of a newer release are ignored."""
     known = {field.name for field in fields(cls)}  # type: ignore[arg-type]  # only dataclasses are given
     try:
         table = json.loads(text, parse_int=_bounded)
         return decode(cls, {key: _safe(table[key]) for key in table.keys() & known})
-    except (ValueError, AttributeError, RecursionError):  # AttributeError: it is not an object
+    # An AttributeError means that the text is not a JSON object.
+    except (ValueError, AttributeError, RecursionError):
         return None
 
 

@@ -1,4 +1,7 @@
-"""Run on a device by its own interpreter: what only our program there can find out, as key=value lines."""
+"""Print what only our program on a host can find out, as key=value lines.
+
+The interpreter of the installed release runs it there.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def self_test() -> int:
-    """Everything imports, and a matrix is multiplied."""
+    """Import all modules and multiply a matrix; return 1 if the product is wrong."""
     import torch
 
     from protofleet import edge_client, methods, protocol, runtime
@@ -114,14 +117,18 @@ def print_torch() -> None:
 
 
 def torch_bytes(folder: Path) -> int:
-    """With the packages that its build for a GPU loads, which lie beside it."""
+    """Return the size of torch on the disk, with the packages next to it that its build for a GPU loads."""
     parts = [folder, *(folder.parent / name for name in ("nvidia", "triton"))]
     files = (Path(where) / name for part in parts for where, _, names in os.walk(part) for name in names)
     return sum(path.lstat().st_size for path in files)
 
 
 def print_enrolment(connected: bool, keys: Path, broker_of: Callable[[], BrokerAddress | None]) -> None:
-    """Does not connect where the service is connected: the broker would give its session to us."""
+    """Print when the certificate ends, and whether the broker accepts it.
+
+    If the service is connected, no connection is tried, because the broker would give the service's session
+    to us.
+    """
     from cryptography import x509
 
     from protofleet.protocol.security.enrolment import CURRENT, TLS_CERT

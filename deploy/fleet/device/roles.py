@@ -1,6 +1,6 @@
-"""What a host can be to a federation, and where its files, its user and its service are there.
+"""Define the roles that a host can have in a federation, with the paths, user and service of each.
 
-Each role of a host has folders of its own, so that one machine may bear several.
+Each role has folders of its own, so one machine can have several roles.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ BROKER: Final = "broker"
 @dataclass(frozen=True, slots=True)
 class Role:
     name: str
-    user: str  # that the service runs as
-    label: str  # of its folders below /opt, /etc, /var/lib and /run
+    user: str  # the user that the service runs as
+    label: str  # the name of its folders below /opt, /etc, /var/lib and /run
 
     @property
     def top(self) -> str:
@@ -39,12 +39,15 @@ class Role:
 
     @property
     def keys(self) -> Path:
-        """Where the service finds its keys. The broker's are not made on its host, and only root may change them."""
+        """Return the folder in which the service finds its keys.
+
+        The broker's keys are not made on its host, and only root may change them.
+        """
         return Path(self.etc if self.name == BROKER else self.home) / "keys"
 
     @property
     def runs_our_release(self) -> bool:
-        """Otherwise it runs a program of the host's packages."""
+        """Return whether the service runs our release, and not a program of the host's packages."""
         return self.name != BROKER
 
     @property
@@ -56,8 +59,11 @@ class Role:
         return f"protofleet-{self.name}.service"
 
     def script_head(self, python: str, endpoint: str, models: str) -> str:
-        """What `facts.sh` and `remote.sh` begin with. `endpoint`: where the service is asked how it is; `models`:
-        where a device keeps the versions that it serves."""
+        """Return the variables with which `facts.sh` and `remote.sh` begin.
+
+        `endpoint` is the address at which the service is asked for its health. `models` is the folder in
+        which a device keeps the versions that it serves.
+        """
         values = {
             "role": self.name, "top": self.top, "etc": self.etc, "home": self.home, "shown": self.shown,
             "keys": str(self.keys), "settings": self.settings, "user": self.user, "name": self.service,
@@ -68,6 +74,7 @@ class Role:
 
 
 DEVICE: Final = Role("device", "protofleet", "protofleet")
+# The order is that of a deployment: the hosts that are asked come before the hosts that ask them.
 ROLES: Final = {
     role.name: role
     for role in (
@@ -75,6 +82,6 @@ ROLES: Final = {
         Role(COORDINATOR, "protofleet-coordinator", "protofleet-coordinator"),
         DEVICE,
     )
-}  # in the order in which they are deployed: who is asked comes before who asks
-# The release of a host that runs none of ours.
+}
+# The name of the release on a host that runs none of our releases.
 HOST_PACKAGES: Final = "0"

@@ -1,4 +1,7 @@
-"""The two scripts that run on a host, as they are sent there: what it is like, and the steps of a deployment."""
+"""Put together the two scripts that run on a host.
+
+One gathers the facts of the host. The other has the steps of a deployment.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from protofleet.deploy.fleet.device.roles import DEVICE, Role
 SCRIPTS: Final = Path(__file__).parent
 ANSWERS_SCRIPT: Final = (SCRIPTS / "answers.sh").read_text()
 FACTS_SCRIPT: Final = (SCRIPTS / "facts.sh").read_text()
-# The program that verifies what was shipped comes with each step, so that no file on the host can replace it.
+# The program that verifies the shipped files is sent with each step, so that no file on the host can replace
+# it.
 REMOTE_SCRIPT: Final = (
     f"verifier() {{ cat <<'END_OF_VERIFIER'\n{(SCRIPTS / 'verify.py').read_text()}END_OF_VERIFIER\n}}\n"
     f"{(SCRIPTS / 'remote.sh').read_text()}"
@@ -20,16 +24,17 @@ REMOTE_SCRIPT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a host is for, and the interpreter that is used there."""
+    """The role of a host, and what the scripts need to know about it."""
 
     role: Role = DEVICE
     python: str = "python3"
-    endpoint: str = ""  # where the service is asked how it is; of a device its status file says it
-    models: str = ""  # folder of the versions that a device serves; empty: it serves none
+    # address at which the service is asked for its health; "" for a device, which has a status file
+    endpoint: str = ""
+    models: str = ""  # folder of the model versions that a device serves; "": it serves none
 
     @property
     def steps(self) -> str:
-        """The script whose functions are the steps of a deployment."""
+        """Return the script whose functions are the steps of a deployment."""
         return self._head + REMOTE_SCRIPT
 
     @property

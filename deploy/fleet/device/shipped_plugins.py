@@ -1,4 +1,7 @@
-"""Plug-ins of a fleet: files of the operator's machine, shipped beside the wheels, each allowed by its hash."""
+"""Ship the plug-ins of a fleet: files of the operator's machine, each of which is allowed by its hash.
+
+They lie next to the wheels on the host.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def files_in(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of the settings of one host, as its fleet's file names them."""
+    """Return the plug-in files that the settings of one host name."""
     own = table.get("plugins")
     files = own.get("files", []) if isinstance(own, Mapping) else []
     found = tuple(one for one in files if isinstance(one, str)) if isinstance(files, (list, tuple)) else ()
@@ -25,7 +28,10 @@ def files_in(table: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def with_hashes(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Whoever signs settings that name a file allows what is in it now."""
+    """Add the hashes of the plug-in files to the settings.
+
+    The operator who signs settings that name a file allows the present content of this file.
+    """
     files = files_in(table)
     if not files:
         return dict(table)
@@ -35,7 +41,7 @@ def with_hashes(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def at_the_host(table: Mapping[str, Any], files: Sequence[str], folder: str) -> dict[str, Any]:
-    """With the places that shipped files have there."""
+    """Return the settings with the paths that shipped files have on the host."""
     return placed(table, {one: f"{folder}/{Path(one).name}" for one in files})
 
 

@@ -1,6 +1,7 @@
-"""The ONNX template of a fleet's boards: a folder of the operator's machine, shipped beside the wheels.
+"""Ship the ONNX template of a fleet's boards, a folder of the operator's machine, next to the wheels.
 
-A folder that is not here, of which the whole path is named, lies on the boards already.
+If the settings name an absolute path and this machine has no such folder, the template is on the boards
+already.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ WAY_OUT: Final = "`protofleet export RUN --template --out DIR` writes one"
 
 
 def seen_from(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """The same settings, of a device, with the template's whole path. `base` is the folder of the fleet's file."""
+    """Return the settings of a device with the absolute path of the template.
+
+    `base` is the folder of the fleet's file.
+    """
     models = table.get("models")
     named = models.get("template") if isinstance(models, Mapping) else None
     if not isinstance(named, str) or not named:
@@ -31,7 +35,7 @@ def seen_from(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
 
 
 def template_files(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """To be shipped. SettingsError where they are no template, or not whole."""
+    """Return the files of the template that are shipped; raise SettingsError if it is not complete."""
     models = table.get("models")
     named = models.get("template") if isinstance(models, Mapping) else None
     if not isinstance(named, str) or not named or not Path(named).is_dir():
@@ -53,7 +57,7 @@ def template_files(table: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def at_the_host(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """With the place that a shipped template has there."""
+    """Return the settings with the path that a shipped template has on the host."""
     if not template_files(table):
         return dict(table)
     return {**table, "models": {**table["models"], "template": folder}}

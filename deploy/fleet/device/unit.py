@@ -1,4 +1,4 @@
-"""The systemd unit of a device: its sandbox and limits, and when it is restarted."""
+"""Write the systemd units of a fleet's services: sandbox, limits, and when a service is restarted."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from protofleet.deploy.fleet.settings import OPTION_PATTERN, Host, Software
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.settings.reader import SettingsError
 
-RESERVED_MEMORY: Final = (
-    1_500_000_000  # bytes that the service leaves to others, also to a GPU that shares them
-)
+# Bytes that the service leaves to other programs, and to a GPU that shares the memory.
+RESERVED_MEMORY: Final = 1_500_000_000
 MARK_DIGITS: Final = 16
-RESTART_STEPS_SYSTEMD: Final = 254  # the first version that can increase the delay between restarts
+# the first version of systemd that can increase the delay between restarts
+RESTART_STEPS_SYSTEMD: Final = 254
 
-# Without MemoryDenyWriteExecute: torch compiles kernels for the CPU at run time.
+# MemoryDenyWriteExecute is left out, because torch compiles kernels for the CPU at run time.
 SANDBOX: Final = """\
 NoNewPrivileges=yes
 CapabilityBoundingSet=
@@ -47,7 +47,7 @@ SystemCallFilter=~@privileged @resources
 SystemCallErrorNumber=EPERM
 UMask=0077
 """
-# torch's threads call sched_setaffinity and setpriority; they work as well without.
+# torch's threads call sched_setaffinity and setpriority; they also work if these calls fail.
 NO_GPU_SANDBOX: Final = "PrivateDevices=yes\nDevicePolicy=closed\nProtectClock=yes\n"
 
 VENV_UNIT: Final = """\
@@ -88,7 +88,7 @@ WantedBy=multi-user.target
 """
 
 
-# Docker confines the container; its client, which systemd watches, forwards signals to it.
+# Docker confines the container. systemd watches Docker's client, which forwards signals to the container.
 CONTAINER_UNIT: Final = """\
 # Written by protofleet deploy; the next deployment replaces it.
 [Unit]
@@ -119,9 +119,10 @@ WantedBy=multi-user.target
 """
 
 
-# A run that is over leaves the service active, so that a deployment does not begin it anew. What settings or a
-# diverged run end with comes again however often it is started. The service manager stops it by a signal that nobody
-# else sends: if a SIGTERM of another counted as success, the service would stay active without a process.
+# When a run is over, the service stays active, so that a deployment does not begin the run again. After exit
+# code 2 (wrong settings) or 4 (a diverged run) there is no restart, because the same error would come again.
+# systemd stops the service with SIGINT, which no other program sends: if the SIGTERM of another program
+# counted as success, the service would stay active without a process.
 COORDINATOR_UNIT: Final = """\
 # Written by protofleet deploy; the next deployment replaces it.
 [Unit]
@@ -182,7 +183,7 @@ WantedBy=multi-user.target
 
 
 def service_unit(role: Role, facts: Facts, host: Host) -> str:
-    """Of the broker or the coordinator."""
+    """Return the unit of the broker or the coordinator."""
     command = f"{role.top}/current/bin/protofleet {role.name} {role.settings} --enrolled {role.keys}"
     text = (BROKER_UNIT if role.name == BROKER else COORDINATOR_UNIT).format(
         user=role.user, home=role.home, label=role.label, etc=role.etc, command=command, mark="{mark}",
@@ -228,7 +229,10 @@ def unit_of(facts: Facts, host: Host, settings: DeviceSettings, software: Softwa
 
 
 def _models_outside(settings: DeviceSettings) -> str:
-    """The folder of what the device serves, where it lies outside of the state that the service may write anyway."""
+    """Return the folder of the models that a device serves, or "".
+
+    The result is "" too if the folder is inside the state that the service may write anyway.
+    """
     if settings.models is None or not settings.models.serves:
         return ""
     folder = settings.models.folder_in(Path(settings.folder))
@@ -257,9 +261,8 @@ def _docker_options(facts: Facts, settings: DeviceSettings, memory: int, gpu: bo
     if outside := _models_outside(settings):
         yield f"--volume {outside}:{outside}"
     template = settings.models.template if settings.models is not None else ""
-    if template and not template.startswith(
-        f"{DEVICE.top}/wheels/"
-    ):  # where it was shipped it is seen already
+    # A shipped template is visible in the container already.
+    if template and not template.startswith(f"{DEVICE.top}/wheels/"):
         yield f"--volume {_plain(template, 'models.template')}:{template}:ro"
     if gpu:
         yield "--runtime nvidia" if facts.l4t else "--gpus all"
@@ -267,7 +270,7 @@ def _docker_options(facts: Facts, settings: DeviceSettings, memory: int, gpu: bo
 
 
 def mark_of(unit: str) -> str:
-    """The id of a unit, in the environment of the processes that it has started."""
+    """Return the id of a unit, which is in the environment of the processes that the unit has started."""
     return unit.partition("PROTOFLEET_UNIT=")[2][:MARK_DIGITS]
 
 

@@ -1,12 +1,12 @@
-"""Run by root on a device, with the system's Python alone: has the federation's root signed this?
+"""Verify that the federation's root has signed a file or a folder.
 
-    verify.py roots NEW HELD               may these roots replace those that are held (or be the first)?
+    verify.py roots NEW HELD               may NEW replace the roots in HELD, or be the first roots?
     verify.py folder FOLDER ROOTS SUBJECT  does FOLDER hold what its manifest lists, and nothing else?
-    verify.py release FOLDER ROOTS SUBJECT the same, but what it does not list is removed, and stops nothing
+    verify.py release FOLDER ROOTS SUBJECT the same, but files that the manifest does not list are removed
 
-Before the first release nothing of ours is installed there, so signatures are verified here, as in RFC 8032 (5.1.7).
-The form of a statement is that of `protocol/security/statements.py`. Nothing here is secret, so nothing has to take
-constant time.
+Root runs this program on a host, with the system's Python alone. Before the first release nothing of ours is
+installed there, so this program verifies signatures itself, as in RFC 8032 (5.1.7). The form of a statement is
+that of `protocol/security/statements.py`. No value here is secret, so no operation has to take constant time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ Point = tuple[int, int, int, int]  # extended coordinates
 
 
 class RefusedError(Exception):
-    """The message says why."""
+    """The error that a file or a folder is refused. The message gives the reason."""
 
 
 def body_of(kind: str, path: str, roots: Sequence[bytes] | None) -> bytes:
-    """The body of a statement that one of these keys has signed; with None, whoever has signed it."""
+    """Return the body of a statement that one of these keys has signed; raise RefusedError if none has.
+
+    If `roots` is None, the signature is not checked.
+    """
     data = armoured(kind, path)
     start = b"PFS\x01" + bytes([len(kind)]) + kind.encode()
     try:
@@ -96,13 +99,17 @@ class Fields:
 
 
 def roots_of(body: bytes) -> tuple[str, int, list[bytes]]:
-    """Federation, version, keys."""
+    """Return the federation, the version and the keys of roots."""
     fields = Fields(body)
     return fields.blob().decode(), fields.number(), fields.blobs()
 
 
 def check_roots(new: str, held: str) -> None:
-    """The first roots are accepted, for whoever deploys has root's rights here anyway."""
+    """Raise RefusedError if the new roots may not replace those that are held.
+
+    The first roots need only their own signatures, because the person who deploys has root's rights on the
+    host anyway.
+    """
     if not Path(held).exists():
         for key in roots_of(body_of("roots", new, None))[2]:
             body_of("roots", new, [key])
@@ -120,7 +127,11 @@ def check_roots(new: str, held: str) -> None:
 
 
 def check_folder(folder: str, roots: str, subject: str, prune: bool = False) -> None:
-    """`prune`: what the manifest does not list is removed; nothing of it has been read."""
+    """Raise RefusedError if the folder differs from its signed manifest.
+
+    If `prune` is true, files that the manifest does not list are removed; their content has not been read
+    before.
+    """
     federation, _, keys = roots_of(body_of("roots", roots, None))
     fields = Fields(body_of(MANIFEST, f"{folder}/{MANIFEST}", keys))
     found = (fields.blob().decode(), fields.blob().decode())
@@ -160,7 +171,7 @@ def digest_of(path: str) -> str:
 
 
 def signed(key: bytes, signature: bytes, message: bytes) -> bool:
-    """Ed25519 without a cofactor: S B = R + h A."""
+    """Return whether an Ed25519 signature is valid. The equation has no cofactor: S B = R + h A."""
     point, commitment = decompress(key), decompress(signature[:32])
     scalar = int.from_bytes(signature[32:], "little")
     if point is None or commitment is None or scalar >= ORDER:

@@ -1,4 +1,7 @@
-"""Bytes that a run makes one board move and write in a day: the method's closed form, and the pace of the rounds."""
+"""Count the bytes that a run makes one board send, receive and write in a day.
+
+The count uses the method's closed form and the pace of the rounds.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.overview import NoSamples
 from protofleet.methods.contract.public import PublicSet
 
-WIRE: Final = 1.1  # bytes of all packets by those of the arrays
-TALK: Final = 1_500.0  # bytes each way, of messages without arrays
-# Bytes written to a board's disk by those of the files. By /proc/PID/io a round of cnn23, which has 0.25 MB, writes
-# 1.04 MB with FedAvg and 0.83 MB with FedProto.
+WIRE: Final = 1.1  # bytes of all packets, divided by the bytes of the arrays
+TALK: Final = 1_500.0  # bytes in each direction of messages that carry no arrays
+# Bytes written to a board's disk, divided by the bytes of the files. According to /proc/PID/io, a round of
+# cnn23, which has 0.25 MB, writes 1.04 MB with FedAvg and 0.83 MB with FedProto.
 FLASH: Final = 1.05
 NOTES: Final = 50_000.0  # bytes of cards and of the device's own records
 DAY_SECONDS: Final = 86_400.0
@@ -28,7 +31,7 @@ MB: Final = 1e6
 
 @dataclass(frozen=True, slots=True)
 class RoundBytes:
-    """What one board sends, receives and writes to its disk in a round that it takes part in."""
+    """The bytes that one board sends, receives and writes to its disk in a round in which it takes part."""
 
     up: float
     down: float
@@ -36,7 +39,10 @@ class RoundBytes:
 
 
 def bytes_of_round(settings: CoordinatorSettings) -> RoundBytes | None:
-    """None where the method states no cost. What depends on a board's samples is left out, such as features."""
+    """Return the bytes of one round, or None if the method states no cost.
+
+    Bytes that depend on a board's samples, such as features, are not counted.
+    """
     plan = settings.plan()
     cost_of = plan.load().cost
     if cost_of is None:
@@ -45,7 +51,8 @@ def bytes_of_round(settings: CoordinatorSettings) -> RoundBytes | None:
     cost = cost_of(Sizes(half.model, held=plan.classes, public=PublicSet().batches))
     up, down = (sum(way.values()) for way in (cost.bytes_up, cost.bytes_down))
     kept, model = bytes_in(half.state()), bytes_in(half.model.state_dict())
-    # The broadcast, the answer, what the half keeps, the device's own model, and the version that it serves.
+    # These are the broadcast, the answer, the state of the half, the device's own model, and the version that
+    # it serves.
     written = up + down + kept + 2 * model
     return RoundBytes(WIRE * up + TALK, WIRE * down + TALK, FLASH * written + NOTES)
 
@@ -55,7 +62,7 @@ def bytes_in(tensors: Mapping[str, Tensor]) -> int:
 
 
 def most_rounds_a_day(policy: Policy) -> float:
-    """Rounds that the policy lets begin in a day; infinity where only their own length limits them."""
+    """Return how many rounds the policy lets begin in a day; infinity if it sets no pause between rounds."""
     if not policy.pause_seconds:
         return math.inf
     hours = hours_of(policy.hours)
@@ -64,13 +71,16 @@ def most_rounds_a_day(policy: Policy) -> float:
 
 
 def pause_for(flash_a_day: float, a_round: RoundBytes) -> float:
-    """The shortest pause, in whole minutes, with which a board writes no more than this in a day."""
+    """Return the shortest pause with which a board writes at most this many bytes in a day.
+
+    The pause is in seconds and a whole number of minutes.
+    """
     rounds = max(1, math.floor(flash_a_day / a_round.flash))
     return 60.0 * math.ceil(DAY_SECONDS / rounds / 60.0)
 
 
 def describe_bytes(settings: CoordinatorSettings) -> str:
-    """Say it in a line, for `plan` and `doctor`."""
+    """Describe the bytes in one line, for `plan` and `doctor`."""
     a_round = bytes_of_round(settings)
     if a_round is None:
         return f"bytes of a board: not known, as the method {settings.method.get('name', '')} states no cost"

@@ -1,4 +1,7 @@
-"""The keys by which hosts prove that they are themselves: asked for once, compared by a person, then believed."""
+"""Ask hosts for their ssh keys, let a person compare the fingerprints, and keep the confirmed keys.
+
+A key that is known is not asked about again.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ from protofleet.protocol.settings.reader import SettingsError
 SECONDS: Final = 10
 KEY_TYPE: Final = "ed25519"
 
-Confirm = Callable[[str, str], bool]  # given a host's name and the fingerprint of its key
+Confirm = Callable[[str, str], bool]  # It is called with a host's name and the fingerprint of its key.
 
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    line: str  # of a known_hosts file
+    line: str  # the line for a known_hosts file
     fingerprint: str
 
 
 def believe(fleet: Fleet, hosts: dict[str, Host], confirm: Confirm) -> dict[str, str]:
-    """Adds the keys that `confirm` takes to the fleet's known_hosts. What became of each host."""
+    """Add the keys that `confirm` accepts to the fleet's known_hosts; return what was done for each host."""
     if not fleet.known_hosts:
         words = 'without it your ssh decides whom it knows; say known_hosts = "known_hosts"'
         raise SettingsError(f"the fleet's file names no known_hosts; {words}")
@@ -60,7 +63,7 @@ def _believe(path: Path, name: str, host: Host, key: HostKey, confirm: Confirm) 
 def ask_for_key(host: Host) -> HostKey:
     command = ["ssh-keyscan", "-T", str(SECONDS), "-t", KEY_TYPE]
     found = _run([*command, *(["-p", str(host.port)] if host.port else []), host.address])
-    # A line of another host, or a comment with the banner of this one, says nothing about its key.
+    # Lines of other hosts and comments with this host's banner are ignored: they do not hold its key.
     wanted = _place(host).lower()
     lines = [
         line for line in found.split("\n") if line.split(" ")[0].lower() == wanted and line.isprintable()
@@ -79,7 +82,7 @@ def _held(path: Path, host: Host) -> str:
 
 
 def _place(host: Host) -> str:
-    """As a known_hosts file has it."""
+    """Return the host in the form of a known_hosts file."""
     return f"[{host.address}]:{host.port}" if host.port not in (0, 22) else host.address
 
 

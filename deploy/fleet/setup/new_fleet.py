@@ -1,4 +1,7 @@
-"""`protofleet init`: a root, and a fleet's file whose broker, coordinator and devices fit each other."""
+"""Make a root and a fleet's file for `protofleet init`.
+
+The broker, the coordinator and the devices in the file fit each other.
+"""
 
 from __future__ import annotations
 
@@ -23,32 +26,37 @@ from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
 FLEET_FILE: Final = "fleet.toml"
 BROKER: Final = "broker"
 ROOT: Final = "root"
-# What a first round needs: bundled digits on every device, few enough for any board. No two devices have the same
-# ones: the domains come in turn, and those that share one have disjoint parts of it. As many parts as there are now
-# and some more, as all who share a domain must agree on their number and others are added later.
+# A first round needs data: bundled digits on every device, few enough for any board. No two devices have the
+# same digits: the domains are assigned in turn, and devices that share a domain have disjoint parts of it.
+# There are more parts than are needed now, because all devices of a domain must agree on the number of its
+# parts, and devices are added later.
 DATA: Final[Mapping[str, Any]] = {"source": "digits", "samples": 600, "test_samples": 200, "size": 32}
 DOMAINS: Final = find("digits").domains
 LEAST_PARTS, MOST_PARTS = 4, 40  # the smallest domain has 1,438 digits
-# Eleven days at most, with room for `restore --from-round`.
+# The run takes about eleven days; the number of rounds leaves room for `restore --from-round`.
 RUN: Final[Mapping[str, Any]] = {
     "name": "first", "rounds": 1000, "classes": 10, "size": 32, "method": {"name": "fedavg", "lr": 0.05},
     "network": {"name": "cnn23"},
 }  # fmt: skip
-# By which a board writes less than 100 MB a day to its disk, an SD card maybe: daily_bytes.py counts it.
+# Seconds between two rounds. With this pause a board writes less than 100 MB a day to its disk, which may be
+# an SD card; daily_bytes.py counts these bytes.
 PAUSE_SECONDS: Final = 960.0
-STOP_PATIENCE: Final = 20  # evaluations: of a run that learns nothing more, five hours
-# Any device may have digits of any domain, so none of them is told apart by its name.
+# Evaluations after which a run that learns nothing more ends; they take about five hours.
+STOP_PATIENCE: Final = 20
+# Any device may have digits of any domain, so the limits do not depend on a device's name.
 SHARED: Final[Mapping[str, Any]] = {"domains": {domain: ["*"] for domain in DOMAINS}}
-# From the first board on, for the others to be built and installed: torch takes a while on a small board.
+# Seconds from the first board on in which the others can be built and installed: torch takes a while on a
+# small board.
 PATIENCE_SECONDS: Final = 1800.0
-# A board is there to use what it learns.
+# A board serves its model, because the purpose of a board is to use what it learns.
 MODELS: Final[Mapping[str, Any]] = {"serve": "auto"}
 DEVICE_METRICS_PORT: Final = 9101
 IGNORE_FILE: Final = ".gitignore"
 SECRETS: Final = (
     f"# Private keys: a copy of them belongs in another place, not into a repository.\n/{ROOT}/\n/{BROKER}/\n"
 )
-# [USER@]ADDRESS[:PORT]; more colons than one are an IPv6 address, which takes brackets where a port follows.
+# The form is [USER@]ADDRESS[:PORT]. Several colons mean an IPv6 address, which needs brackets if a port
+# follows.
 PLACE: Final = re.compile(r"(?:([^@]+)@)?(?:\[([^]@]+)\]|([^@:]+))(?::(\d+))?|(?:([^@]+)@)?([^@\[\]]+)")
 HEAD: Final = (
     "# Written by protofleet init. Every setting: docs/deploy.md, docs/settings.md.\n"
@@ -65,7 +73,7 @@ RUN_WORDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Each as ssh takes it: USER@ADDRESS, with :PORT where it is not 22."""
+    """The addresses of a new fleet's hosts: USER@ADDRESS, with :PORT if the port is not 22."""
 
     broker: str
     coordinator: str
@@ -73,7 +81,11 @@ class Addresses:
 
 
 def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Mapping[str, Any]) -> Path:
-    """`common`: keys of a host that all have, such as the key for ssh. What is there already is left alone."""
+    """Write a new fleet's file, and make a root if there is none; raise SettingsError if the file exists.
+
+    `common` holds the keys that all hosts have, such as the key for ssh. Files that exist already are left
+    alone.
+    """
     path = folder / FLEET_FILE
     if path.exists():
         raise SettingsError(f"{path} exists; change it there, or take another folder")
@@ -99,7 +111,7 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
         "hosts": {name: {**host, **common.get("host", {})} for name, host in hosts.items()},
     }  # fmt: skip
     for name, host in table["hosts"].items():
-        decode(Host, host, f"hosts.{name}")  # a mistake leaves nothing behind
+        decode(Host, host, f"hosts.{name}")  # A mistake is found before anything is written.
     valid_name(federation)
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / ROOT / REGISTER).exists():
@@ -118,7 +130,7 @@ def write_fleet(folder: Path, federation: str, addresses: Addresses, common: Map
 
 
 def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, Any]) -> Path:
-    """Further hosts at the end of the file; the rest of it stays as its operator has it."""
+    """Add further hosts at the end of the fleet's file; leave the rest as its operator wrote it."""
     path = folder / FLEET_FILE
     fleet, text = read_fleet(path), path.read_text()
     number = len(fleet.of_role(DEVICE.name))
@@ -144,7 +156,10 @@ def add_devices(folder: Path, devices: Mapping[str, str], common: Mapping[str, A
 
 
 def policy_for(devices: int) -> dict[str, Any]:
-    """The run begins with all of them, and half of them are enough where one does not come."""
+    """Return the policy of a run that begins with all devices, and needs only half of them.
+
+    Half of the devices are enough if a device does not come.
+    """
     return {
         "quorum": (devices + 1) // 2, "gather": devices, "patience_seconds": PATIENCE_SECONDS,
         "pause_seconds": PAUSE_SECONDS, "stop": {"patience": STOP_PATIENCE},
@@ -152,17 +167,20 @@ def policy_for(devices: int) -> dict[str, Any]:
 
 
 def parts_for(devices: int) -> int:
-    """Into which each domain is divided."""
+    """Return the number of parts into which each domain is divided."""
     return min(MOST_PARTS, max(LEAST_PARTS, -(-devices // len(DOMAINS))))
 
 
 def own_digits(number: int, parts: int) -> dict[str, Any]:
-    """Of the device with this number, from 0: the next domain, and after all of them the next part of each."""
+    """Return the domain and the part of the device with this number, which counts from 0.
+
+    The devices get the domains in turn. After the last domain, the next part of each domain follows.
+    """
     return {"domain": DOMAINS[number % len(DOMAINS)], "part": number // len(DOMAINS) % parts}
 
 
 def _digits_beside(fleet: Fleet, number: int) -> dict[str, Any]:
-    """For a further device, where the fleet still has the digits that we have dealt out."""
+    """Return the digits of a further device; {} if the file no longer has the digits that `init` assigned."""
     data = fleet.device.get("data", {})
     dealt = data.get("source") == "digits" and "parts" in data and not {"domain", "part"} & data.keys()
     return own_digits(number, data["parts"]) if dealt else {}

@@ -1,4 +1,4 @@
-"""What a run needs of whatever shows it."""
+"""Define what a run needs from the object that displays it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class Display(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether the coordinator has said that the run is over."""
+        """Return whether the coordinator has reported that the run is over."""
         ...
 
     def fold(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Rounds that an earlier process of this run has seen the end of."""
+        """Add rounds that ended in an earlier process of this run."""
 
     def print(self, text: str) -> None: ...
 
     def handle_line(self, line: str) -> None:
-        """Of the coordinator: an event as JSON, or anything else."""
+        """Handle a line that the coordinator has printed: an event as JSON, or any other text."""
 
     def show_result(self, text: str) -> None:
-        """What the finished run came to, as a table."""
+        """Show the result of the finished run as a table."""

@@ -1,4 +1,4 @@
-"""The progress of a run: a live display that fits its terminal, or a plain line a round anywhere else."""
+"""Show the progress of a run, as a live display in a terminal or as one plain line for each round."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from protofleet.coordinator.round.pace import opening_words
 from protofleet.deploy.local.display.screen_lines import NAME_CELLS, one_line, packed
 from protofleet.protocol.link.meter import human_bytes
 
-LONG_PAUSE: Final = 60.0  # seconds; a shorter one gets no line
-FIXED_LINES: Final = 5  # the title, the bar, the traffic, the time, and the cursor's own
+LONG_PAUSE: Final = 60.0  # Seconds; a shorter pause gets no line.
+FIXED_LINES: Final = 5  # The title, the bar, the traffic, the time, and the line of the cursor.
 
 
 @dataclass
 class RunState:
-    """The state of a run, by the coordinator's events so far."""
+    """The state of a run after the coordinator's events so far."""
 
     rounds: int
     started_at: float
-    view: str = "global"  # whose accuracy to show
-    pause_seconds: float = 0.0  # between two rounds; infinite where nobody can say
-    held_until: float = 0.0  # Unix time before which the next round does not begin; 0 where it may
+    view: str = "global"  # The view whose accuracy is shown.
+    pause_seconds: float = 0.0  # Seconds between two rounds; infinite if they are not known.
+    held_until: float = 0.0  # Unix time before which the next round does not begin; 0 if it may begin.
     round: int = 0
     phase: str = "waiting for devices"
     cohort: list[str] = field(default_factory=list)
     answered: list[str] = field(default_factory=list)
     present: int = 0
     accuracy: dict[str, float] = field(default_factory=dict)
-    measured_by: str = ""  # words, where that is not all present devices
+    measured_by: str = ""  # Words that say which devices measured, if not all present devices did.
     bytes: dict[str, int] = field(default_factory=dict)
-    earlier_bytes: dict[str, int] = field(default_factory=dict)  # of rounds before this process began
-    transfers: dict[str, str] = field(default_factory=dict)  # by device, how far its answer is
+    earlier_bytes: dict[str, int] = field(default_factory=dict)  # Bytes of rounds before this process began.
+    # Device -> how much of its answer has arrived, in words.
+    transfers: dict[str, str] = field(default_factory=dict)
     round_seconds: list[float] = field(default_factory=list)
-    asked: int = 0  # questions of this process
-    finished: bool = False  # all processes may exit now
+    asked: int = 0  # Number of "asked" events in this process.
+    finished: bool = False  # True when all processes may exit.
 
     def apply(self, event: dict[str, Any]) -> None:
         match event:
@@ -74,7 +75,7 @@ class RunState:
                 self.finished = True
 
     def fold(self, record: Mapping[str, Any]) -> None:
-        """A round of an earlier life of the run, as rounds.jsonl has it."""
+        """Add a round of an earlier process of this run, as rounds.jsonl has it."""
         self.apply({"event": "round", **record})
         self.round = record["round"] + 1
         for name in ("payload", "wire"):
@@ -85,7 +86,10 @@ class RunState:
 
     @property
     def seconds_left(self) -> float | None:
-        """By the mean of the last five rounds, and the pauses that the policy prescribes."""
+        """Return the seconds that are left, or None if they are not known.
+
+        They follow from the mean of the last five rounds and the pauses that the policy prescribes.
+        """
         if not self.round_seconds or self.pause_seconds == math.inf:
             return None
         recent = self.round_seconds[-5:]
@@ -109,7 +113,7 @@ class RunState:
 
 
 def measured_by(who: Mapping[str, int] | None) -> str:
-    """Say how many devices a sampled cohort has; nothing where all present devices were asked."""
+    """Say how many devices of a sampled cohort measured; "" if all present devices were asked."""
     if not who or who["asked"] >= who["present"]:
         return ""
     return f" (by {who['devices']} of {who['present']} devices)"
@@ -124,7 +128,7 @@ def event_of(line: str) -> dict[str, Any] | None:
 
 
 class Progress:
-    """Shows the lines that the coordinator prints; a line that is no event is printed unchanged."""
+    """The display of the lines that the coordinator prints. A line that is no event is printed unchanged."""
 
     def __init__(
         self, rounds: int, console: Console | None = None, view: str = "global", pause_seconds: float = 0.0
@@ -149,15 +153,16 @@ class Progress:
         return self._state.finished
 
     def fold(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Rounds that an earlier process of this run has seen the end of."""
+        """Add rounds that ended in an earlier process of this run."""
         for record in records:
             self._state.fold(record)
 
     def print(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)  # text of devices may look like markup
+        # Text instead of str, because the text of devices may look like markup.
+        self._console.print(Text(text), soft_wrap=True)
 
     def show_result(self, text: str) -> None:
-        """What the finished run came to."""
+        """Print the result of the finished run."""
         self.print(text)
 
     def handle_line(self, line: str) -> None:
@@ -169,11 +174,11 @@ class Progress:
             self.print(text)
 
     def describe(self, event: dict[str, Any]) -> str:
-        """The line for an event where there is no terminal; "" for events that need none."""
+        """Return the line for an event if there is no terminal; "" for an event that needs no line."""
         p = self._state
         match event.get("event"):
             case "joined" if not p.asked:
-                return ""  # of a hundred devices these were a hundred lines
+                return ""  # A hundred devices would give a hundred lines.
             case "joined" | "left":
                 return f"{event['device']} has {event['event']}, {p.present} present"
             case "asked" if p.asked == 1:
@@ -226,14 +231,17 @@ class Progress:
         )
 
     def _bar(self, width: int) -> Table:
-        """In a table: rich prints no line break after a bar alone."""
+        """Return the progress bar in a table, because rich prints no line break after a bar alone."""
         table = Table.grid()
         bar = ProgressBar(self._state.rounds, len(self._state.round_seconds), width=min(60, width))
         table.add_row(bar)
         return table
 
     def _devices(self, width: int, lines: int) -> list[Text]:
-        """Where not all find room, those that are waited for come first."""
+        """Return the lines of the devices.
+
+        If there is not enough room for all, the devices that have not answered come first.
+        """
         p = self._state
         if not p.cohort:
             return [one_line(f"{p.present} devices present", width)]
@@ -252,7 +260,10 @@ class Progress:
         return cell
 
     def _domains(self, width: int, lines: int) -> list[RenderableType]:
-        """The last line counts those that find none."""
+        """Return the accuracy of the domains.
+
+        The last line counts the domains for which there is no room.
+        """
         values = sorted(self._state.accuracy.items())
         shown = values if len(values) <= lines else values[: max(0, lines - 1)]
         longest = max((Text(domain).cell_len for domain, _ in shown), default=0)

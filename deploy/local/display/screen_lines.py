@@ -1,4 +1,4 @@
-"""What fits on the lines of a terminal: long names are cut, and those that find no line are counted."""
+"""Fit text to the lines of a terminal: cut long names, and count the items that have no room."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from rich.text import Text
 
 GAP: Final = "  "
-NAME_CELLS: Final = 24  # of a name where a line holds several
+NAME_CELLS: Final = 24  # Cells of a name on a line that holds several names.
 
 
 def one_line(text: str, width: int, style: str = "") -> Text:
@@ -18,7 +18,7 @@ def one_line(text: str, width: int, style: str = "") -> Text:
 
 
 def packed(cells: Sequence[Text], width: int, lines: int) -> list[Text]:
-    """The cells side by side, line by line; the last line counts those that find no room."""
+    """Put the cells side by side on lines. The last line counts the cells that have no room."""
     filled: list[list[Text]] = [[]]
     for cell in cells:
         cell = cell.copy()

@@ -1,4 +1,4 @@
-"""What somebody may have meant: a setting without its table, or a settings file given to another command."""
+"""Find what a user meant: a setting without its table, or a settings file given to another command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from protofleet.methods.contract.catalog import load, names
 from protofleet.protocol.settings.reader import SettingsError, read_toml
 
-# Kind of a file -> what it is called, and the command that takes it.
+# The command that takes the file -> the name of its kind.
 KINDS: Final = {
     "run": "an experiment",
     "coordinator": "a coordinator's file",
@@ -20,14 +20,14 @@ KINDS: Final = {
     "sweep": "a sweep of an experiment",
     "deploy plan --fleet": "the file of a fleet",
 }
-# Keys that only such a file has.
+# Keys that only this kind of file has.
 OF_A_COORDINATOR: Final = frozenset({"folder", "federation", "enrolled", "key", "limits", "class_names"})
 OF_AN_EXPERIMENT: Final = frozenset({"base", "data", "devices", "domains"})
 OF_A_DEVICE: Final = frozenset({"folder", "federation", "enrolled", "key", "coordinator_key", "stays"})
 
 
 def kind_of(table: Mapping[str, Any]) -> str:
-    """The command that takes such a file; "" where nothing tells."""
+    """Return the command that takes such a file; "" if its keys do not show it."""
     keys = table.keys()
     if "hosts" in keys:
         return "deploy plan --fleet"
@@ -36,7 +36,8 @@ def kind_of(table: Mapping[str, Any]) -> str:
     if "method" in keys:
         if OF_A_COORDINATOR & keys or isinstance(table.get("devices"), str):
             return "coordinator"
-        return "run" if OF_AN_EXPERIMENT & keys else ""  # name, rounds and method alone may be either's
+        # A file of either kind may have only name, rounds and method.
+        return "run" if OF_AN_EXPERIMENT & keys else ""
     if "base" in keys:
         return "run"
     return "device" if OF_A_DEVICE & keys and "rounds" not in keys else ""
@@ -44,7 +45,7 @@ def kind_of(table: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def read_for(path: Path, *commands: str) -> Iterator[None]:
-    """Where such a file cannot be used, and it is one of another command, that is what is said."""
+    """Say which command takes the file, if the block raises SettingsError and the file is for another one."""
     try:
         yield
     except SettingsError as error:
@@ -59,7 +60,10 @@ def read_for(path: Path, *commands: str) -> Iterator[None]:
 
 
 def places_of(key: str, settings: type, method: object) -> list[str]:
-    """The settings of this name in the tables of a file that is decoded to such a class, its method's among them."""
+    """Return the places of a setting of this name in the tables of a settings class.
+
+    The settings of the method are included.
+    """
     found = {}
     for table, hint in typing.get_type_hints(settings).items():
         for part in (hint, *typing.get_args(hint)):

@@ -1,7 +1,7 @@
-"""One process at a time has a run's folder: another start of the same run is refused before it touches anything.
+"""Let only one process use a run's folder, and refuse another start before it changes anything.
 
-The lock is of a file beside the folder, as a folder that is put aside would take it along. The kernel releases it
-when the process that holds it ends, however it ends; children do not inherit it.
+The lock is on a file next to the folder, because a folder that is renamed would take the lock with it. The
+kernel releases the lock when its process ends in any way. Children do not inherit it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class InUseError(SettingsError):
-    """Another process runs what was to be run."""
+    """The error that another process already runs the same run."""
 
 
 class Named(Protocol):
@@ -38,7 +38,7 @@ OfARun = Callable[Concatenate[N, Path, P], R]
 
 
 def alone(function: OfARun[N, P, R]) -> OfARun[N, P, R]:
-    """What is done for (experiment, runs, ...) while no other process has the folder of that run."""
+    """Call the function, for (experiment, runs, ...), while no other process uses the folder of that run."""
 
     @functools.wraps(function)
     def call(experiment: N, runs: Path, /, *rest: P.args, **named: P.kwargs) -> R:
@@ -50,7 +50,7 @@ def alone(function: OfARun[N, P, R]) -> OfARun[N, P, R]:
 
 @contextlib.contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
-    """InUseError where another process has it."""
+    """Hold the lock of a folder during the block. InUseError is raised if another process has the lock."""
     with _opened(folder) as file:
         _take(folder, file)
         file.truncate(0)
@@ -65,14 +65,17 @@ def sole_use(folder: Path) -> Iterator[None]:
 
 
 def require_free(folder: Path) -> None:
-    """InUseError where another process has it now."""
+    """Raise InUseError if another process has the lock now."""
     if lock_of(folder).exists():
         with _opened(folder) as file:
             _take(folder, file)
 
 
 def require_writable(runs: Path) -> None:
-    """RunError where nothing can be made in the folder of all runs: none of many has to find out."""
+    """Raise RunError if no file can be made in the folder of all runs.
+
+    Otherwise each of many runs would find this error by itself.
+    """
     probe = runs / f".{os.getpid()}.probe"
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -83,7 +86,8 @@ def require_writable(runs: Path) -> None:
 
 
 def cannot_be_made(folder: Path, error: OSError) -> RunError:
-    # A file in the place of a folder is EEXIST or ENOTDIR, by how far a path leads.
+    # If a file is in the place of a folder, the error is EEXIST or ENOTDIR. It depends on whether the path
+    # goes on after that file.
     words = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
     return RunError(f"{folder} cannot be made: {words}; --runs names another folder")
 

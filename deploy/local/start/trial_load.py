@@ -1,4 +1,4 @@
-"""A plug-in that ends its process while it is loaded, found in a process that nobody needs."""
+"""Find a plug-in that ends the process which loads it, by a load in a child process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from protofleet.runtime.launcher import CAN_FORK
 
 
 def demand_end(source: Source) -> None:
-    """PlugInError where running it ends the process, as `os._exit` does and a crash in C.
+    """Raise PlugInError if loading the file ends the process, as `os._exit` or a crash in C does.
 
-    Not where this process cannot be forked, as that of a notebook. What a file raises is for the process that needs
-    it.
+    Nothing is checked if this process cannot be forked, as in a notebook. An exception that the file raises
+    is left for the process that needs the file.
     """
     if file.loaded(source.sha256) is not None or not CAN_FORK or threading.active_count() > 1:
         return
@@ -36,13 +36,14 @@ def demand_end(source: Source) -> None:
 
 
 def _load_and_tell(source: Source, writer: int) -> NoReturn:
-    """In the child, which comes back to no caller and says nothing."""
+    """Load the file in the child process, which prints nothing and never returns."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(nowhere, stream)
         if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(1)  # others that its parent had are not here
+            # The other threads of its parent do not exist in the child.
+            sys.modules["torch"].set_num_threads(1)
         file.module_of(source)
     finally:
         os.write(writer, b"\n")

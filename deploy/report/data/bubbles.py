@@ -1,7 +1,9 @@
-"""Classes x devices as bubbles: the area of each is how many training samples of the class the device has.
+"""Draw classes x devices as bubbles.
 
-A row is a device, a column a class. The picture is as wide as a phone and no wider than 460 pixels, so letters are of
-the size of the text around it on either. More devices or classes than it has room for share a row or a column.
+The area of a bubble shows how many training samples of the class the device has. A row is a device, and a
+column is a class. The picture is as wide as a phone and at most 460 pixels wide, so that its letters have the
+size of the surrounding text on both. If there are more devices or classes than there is room for, several of
+them share a row or a column.
 """
 
 from __future__ import annotations
@@ -14,31 +16,32 @@ from typing import Final
 
 from protofleet.deploy.report.data.counts import FleetCounts
 
-WIDTH: Final = 336.0  # what a page has beside its margins where it is 400 pixels wide
-WIDEST: Final = 460  # pixels on a page
-LABEL_WIDTH, TOTAL_WIDTH = 104.0, 44.0  # of devices' names at the left, of their sums at the right
+WIDTH: Final = 336.0  # Pixels without the margins on a page that is 400 pixels wide.
+WIDEST: Final = 460  # Pixels on a page.
+# Pixels of the devices' names at the left, and of their sums at the right.
+LABEL_WIDTH, TOTAL_WIDTH = 104.0, 44.0
 MOST_COLUMNS, MOST_ROWS = 16, 60
-MOST_LETTERS: Final = 15  # of a name; the whole of it is in the table and in the bubble's title
+MOST_LETTERS: Final = 15  # Letters of a name. The table and the bubble's title have the whole name.
 LETTER: Final = 7.0
 ROW, HEADING, BASE = 24.0, 20.0, 24.0
-SMALLEST: Final = 1.0  # radius, so that one sample can be seen
-FILL: Final = "#0072B2"  # over 3:1 on white and on the dark page
+SMALLEST: Final = 1.0  # Radius of the smallest bubble, so that one sample can be seen.
+FILL: Final = "#0072B2"  # Contrast above 3:1 on the white page and on the dark page.
 
 
 @dataclass(frozen=True)
 class Row:
     label: str
     domain: str
-    cells: tuple[int, ...]  # by column
+    cells: tuple[int, ...]  # Samples, by column.
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is drawn: neighbours share a row or a column where there are too many."""
+    """The contents of the picture. Neighbours share a row or a column if there are too many."""
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
-    headings: bool  # whether domains stand above their devices
+    headings: bool  # True if each domain is a heading above its devices.
 
     @property
     def largest(self) -> int:
@@ -61,13 +64,13 @@ def grid_of(fleet: FleetCounts) -> Grid:
 
 
 def neighbours(count: int, most: int) -> list[range]:
-    """Of so many in a row, at most `most` groups."""
+    """Divide `count` neighbours into at most `most` groups."""
     size = max(1, -(-count // most))
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def bubbles(fleet: FleetCounts, style: str = "") -> str:
-    """`style`: CSS for a picture that stands alone."""
+    """Draw the picture. `style` is CSS for a picture that is not on a page."""
     grid = grid_of(fleet)
     step = (WIDTH - LABEL_WIDTH - TOTAL_WIDTH) / max(1, len(grid.columns))
     upright = max(map(len, grid.columns), default=1) * LETTER > step

@@ -1,4 +1,4 @@
-"""How many training samples of each class each device has, and how much devices differ in that, as one number."""
+"""Count the training samples of each class on each device, and measure how much the devices differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ONE_DEVICE: Final = "one device: nothing to compare"
 class DeviceCounts:
     device: str
     domain: str
-    counts: tuple[int, ...]  # by class
+    counts: tuple[int, ...]  # Samples, by class.
 
     @property
     def total(self) -> int:
@@ -22,10 +22,13 @@ class DeviceCounts:
 
 @dataclass(frozen=True)
 class FleetCounts:
-    """Of the devices whose data are known, by domain and name; all have the same number of classes."""
+    """The counts of the devices whose data are known, by domain and name.
+
+    All devices have the same number of classes.
+    """
 
     devices: tuple[DeviceCounts, ...]
-    names: tuple[str, ...] = ()  # of the classes; (): unknown
+    names: tuple[str, ...] = ()  # The names of the classes; empty if they are unknown.
 
     @classmethod
     def of(cls, devices: Sequence[DeviceCounts], names: Sequence[str] = ()) -> FleetCounts:
@@ -50,8 +53,11 @@ class FleetCounts:
 
     @property
     def skew(self) -> float:
-        """Mean over devices of the total variation distance between a device's mix of classes and that of all their
-        images: half the sum of the absolute differences. 0: all devices have one mix."""
+        """Return the skew of classes. It is 0 if all devices have the same mix of classes.
+
+        The skew is the mean over devices of the total variation distance between a device's mix of classes
+        and the mix of all images. This distance is half the sum of the absolute differences.
+        """
         filled = [one for one in self.devices if one.total]
         if not filled:
             return 0.0
@@ -60,8 +66,11 @@ class FleetCounts:
 
     @property
     def most_skew(self) -> float:
-        """What no skew of so many devices is above: a device's own images are in the mix of all, so its distance is
-        at most 1 less its share of them, and shares add up to 1."""
+        """Return the highest skew that this number of devices can have.
+
+        The images of a device are part of the mix of all images. Therefore its distance is at most 1 minus
+        its share of them, and all shares add up to 1.
+        """
         filled = sum(1 for one in self.devices if one.total)
         return 1 - 1 / filled if filled else 0.0
 
@@ -72,7 +81,7 @@ def mix(counts: Sequence[int]) -> list[float]:
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Total variation."""
+    """Return the total variation distance of two mixes."""
     return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / 2
 
 

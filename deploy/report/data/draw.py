@@ -1,4 +1,4 @@
-"""`protofleet data FILE --picture`: the devices' data as a picture, and how much their classes are skewed."""
+"""Implement `protofleet data FILE --picture`: draw the devices' data, and print the skew of their classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def draw(tables: Sequence[Mapping[str, Any]], path: Path, listing: Listing) -> dict[str, object]:
-    """Of the rows that `data` prints, those with numbers."""
+    """Draw those rows of the `data` command that have numbers."""
     devices = [
         DeviceCounts(one["name"], one["domain"], tuple(one["per_class"]))
         for one in tables

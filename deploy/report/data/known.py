@@ -1,4 +1,4 @@
-"""What the devices of a run on this machine have written into their folders about their data."""
+"""Read what the devices of a run on this machine have written into their folders about their data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DataFile:
 
 
 def known_counts(folder: Path) -> tuple[FleetCounts, int]:
-    """And of how many devices in the folder nothing is known."""
+    """Return the known counts, and the number of devices in the folder without known counts."""
     found, names, unknown = list[DeviceCounts](), dict[tuple[str, ...], None](), 0
     for place in sorted(path for path in folder.glob("devices/*") if path.is_dir()):
         written = read_data_file(place / DATA_FILE)
@@ -38,7 +38,7 @@ def known_counts(folder: Path) -> tuple[FleetCounts, int]:
 
 
 def read_data_file(path: Path) -> DataFile | None:
-    """None where there is none, as an earlier version wrote none, or where it is damaged."""
+    """Read data.json. Return None if the file is damaged or missing, as after an earlier version."""
     try:
         return decode(DataFile, json.loads(path.read_bytes()))
     except (OSError, ValueError, SettingsError, RecursionError):

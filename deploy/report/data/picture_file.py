@@ -1,4 +1,7 @@
-"""`protofleet data FILE --picture`: the picture in a file of its own, a page with its table or the picture alone."""
+"""Write the picture of `protofleet data FILE --picture` to a file.
+
+The file is a page with the picture and its table, or the picture alone.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ STYLE: Final = (
 
 
 def picture_path(given: str, settings: Path) -> Path:
-    """What was given, or a page beside the settings that is called after them."""
+    """Return the given path. Without one, return a page next to the settings file with the same name."""
     if not given:
         return settings.with_name(f"{settings.stem}-data.html")
     path = Path(given)

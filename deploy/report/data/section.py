@@ -1,4 +1,4 @@
-"""The section of a report, and of a page of its own, on what devices learn from."""
+"""Make the section about the training data, for a report or for a separate page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protofleet.deploy.report.html_page import section, table, unfolded
 
 TITLE: Final = "Data"
 CAPTION: Final = "Training samples of each class on each device"
-MOST_CELLS: Final = 20_000  # of a table; a larger one has the rows and columns of the picture
+MOST_CELLS: Final = 20_000  # Cells of a table. A larger table has the rows and columns of the picture.
 UNKNOWN: Final = (
     "What the devices learn from is not known here: a device tells its coordinator no more than its method "
     "needs."
@@ -24,7 +24,7 @@ SKEW: Final = (
 
 
 def run_section(run: FinishedRun) -> str:
-    """What its devices have written into its folder, where they are on this machine."""
+    """Return the section of a run, from the files that its devices have written on this machine."""
     fleet, unknown = known_counts(run.folder)
     return data_section(fleet, unknown) if fleet.devices else section(TITLE, note=UNKNOWN)
 

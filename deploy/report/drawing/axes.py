@@ -1,4 +1,4 @@
-"""Two axes: the pixels of a value, and the numbers along them."""
+"""Draw two axes: compute the pixels of a value, and write the numbers along the axes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Format: TypeAlias = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Axes:
-    """The ranges of both axes, and the pixels of a value on them."""
+    """The ranges of both axes. They convert a value to pixels."""
 
     x_low: float
     x_high: float
     y_low: float
     y_high: float
-    right: float = WIDE.right  # pixels beside the axes, for names
+    right: float = WIDE.right  # Pixels at the right of the axes, for names.
     log_x: bool = False
     canvas: Canvas = WIDE
 
@@ -40,7 +40,7 @@ class Axes:
         return self._rows(y_format) + self._columns(x_format) + self._label(x_label)
 
     def height(self, x_label: str) -> float:
-        """Of axes and all that stands below them."""
+        """Return the height of the axes with everything below them."""
         return self.canvas.bottom + 26 + 14 * len(self.canvas.wrapped(x_label))
 
     def _rows(self, y_format: Format) -> str:
@@ -69,7 +69,11 @@ class Axes:
         )
 
     def x_ticks(self, limit: int) -> list[float]:
-        """Multiples of 1, 2 or 5; on a logarithmic axis powers of ten, and 2 and 5 times them where those are few."""
+        """Return the marks of the x axis, which are multiples of 1, 2 or 5.
+
+        On a logarithmic axis they are powers of ten. If those are few, 2 and 5 times a power of ten are marks
+        too.
+        """
         if self.log_x:
             first, last = math.floor(math.log10(self.x_low)), math.ceil(math.log10(self.x_high))
             factors = (1,) if last - first > 3 or limit < 4 else (1, 2, 5)
@@ -83,7 +87,7 @@ class Axes:
 
 
 def round_axis_end(value: float) -> float:
-    """A round number at or above a value, for the top of an axis; its quarters are round too."""
+    """Round a value up to a round number for the top of an axis. Its quarters are round too."""
     if value <= 0:
         return 1.0
     power = float(10 ** math.floor(math.log10(value)))

@@ -1,7 +1,8 @@
-"""A picture in two widths: for a page that is wide, and for one as narrow as a phone's.
+"""Draw a picture in two widths: for a wide page, and for a page as narrow as a phone.
 
-One picture that shrinks has letters of 6 pixels on a phone. The page shows the one that fits, by a media query; the
-other is hidden from everybody, screen readers included. Under it are its numbers as a table.
+A single picture would shrink on a phone until its letters have 6 pixels. The page shows the width that fits,
+by a media query. The other one is hidden from all readers, also from screen readers. The numbers follow as a
+table below the picture.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from typing import Final
 
 from protofleet.deploy.report.html_page import slug, table, unfolded
 
-LETTER_WIDTH: Final = 6.6  # pixels, on average
-WIDE_LETTER: Final = 7.4  # of fonts that are wide, for names that others stand behind
-MAX_RIGHT: Final = 300.0  # pixels, at most, for names beside a picture
-LEGEND_ROW: Final = 18.0  # pixels
-KEY_WIDTH: Final = 18.0  # pixels: a mark of a legend, and the gap behind it
-MOST_ROWS: Final = 400  # of a table of numbers
+LETTER_WIDTH: Final = 6.6  # Average pixels of a letter.
+WIDE_LETTER: Final = 7.4  # Pixels of a letter in a wide font, for a name that is followed by another name.
+MAX_RIGHT: Final = 300.0  # Maximum pixels for names at the right of a picture.
+LEGEND_ROW: Final = 18.0  # Pixels of a row of a legend.
+KEY_WIDTH: Final = 18.0  # Pixels of a mark of a legend and the gap after it.
+MOST_ROWS: Final = 400  # Rows of a table of numbers.
 
 
 @dataclass(frozen=True)
 class Canvas:
-    name: str  # a class in report.css
+    name: str  # The name of a class in report.css.
     width: int
-    left: int  # pixels beside the axes, for numbers
-    right: int  # and for names, at least
+    left: int  # Pixels at the left of the axes, for numbers.
+    right: int  # Minimum pixels at the right of the axes, for names.
     plot_height: int
-    most_beside: int  # names that find room at the right; more of them stand in rows below
-    ticks: int  # at most, along the x axis
+    most_beside: int  # Names that fit at the right; more names are in rows below the picture.
+    ticks: int  # Maximum number of marks on the x axis.
 
     @property
     def bottom(self) -> float:
-        """Of the axes."""
+        """Return the y position of the bottom of the axes."""
         return float(TOP + self.plot_height)
 
     def wrapped(self, text: str) -> list[str]:
@@ -54,7 +55,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a picture shows, as a table."""
+    """The numbers of a picture, as a table."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -70,7 +71,11 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Picture:
-    """`title` differs from those of the page's other pictures; the `description` is for who cannot see it."""
+    """A picture with its title, its description and its numbers.
+
+    The `title` differs from the titles of the page's other pictures. The `description` is for readers who
+    cannot see the picture.
+    """
 
     title: str
     description: str
@@ -94,11 +99,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a legend: a mark, and the name in ink beside it."""
+    """An entry of a legend: a mark, and the name in ink after it."""
 
     name: str
     colour: str
-    line: bool = False  # and not a box
+    line: bool = False  # True for a line, False for a box.
     dash: str = ""
     outlined: bool = False
     faint: bool = False
@@ -109,7 +114,7 @@ class Key:
         return fill_of(self.colour, self.outlined, self.faint)
 
     def at(self, x: float, y: float, room: float) -> str:
-        """`y` is the middle of its letters; `room` are the pixels that it may take."""
+        """Draw the entry. `y` is the middle of its letters, and `room` is the pixels that it may use."""
         weight = ' class="bold"' if self.bold else ""
         name = shortened(self.name, room - KEY_WIDTH)
         text = f'<text x="{x + KEY_WIDTH:.1f}" y="{y + 4:.1f}"{weight}>{escape(name)}</text>'
@@ -133,18 +138,18 @@ def shortened(text: str, room: float) -> str:
 
 
 def right_margin(names: Iterable[str], gap: float) -> float:
-    """Pixels for names at the right of the axes, `gap` pixels beside them."""
+    """Return the pixels for names at the right of the axes. `gap` is the pixels before the names."""
     return min(MAX_RIGHT, max(WIDE.right, gap + LETTER_WIDTH * max(map(len, names), default=0)))
 
 
 def keys_beside(keys: Sequence[Key], x: float, room: float) -> tuple[str, float]:
-    """One below the other; and where the last ends."""
+    """Draw the entries in a column, and return where the last one ends."""
     drawn = "".join(key.at(x, TOP + 5.5 + LEGEND_ROW * i, room) for i, key in enumerate(keys))
     return drawn, TOP + LEGEND_ROW * len(keys)
 
 
 def keys_below(keys: Sequence[Key], top: float, canvas: Canvas) -> tuple[str, float]:
-    """In rows as wide as the picture; and where the last ends."""
+    """Draw the entries in rows as wide as the picture, and return where the last one ends."""
     x, y, drawn = 0.0, top + 10, []
     for key in keys:
         width = KEY_WIDTH + WIDE_LETTER * len(key.name) + 10
@@ -156,7 +161,10 @@ def keys_below(keys: Sequence[Key], top: float, canvas: Canvas) -> tuple[str, fl
 
 
 def end_labels(ends: Sequence[tuple[float, float, Key]], canvas: Canvas) -> str:
-    """Names at the ends of their lines, moved apart where they would overlap, inside the picture where they fit."""
+    """Draw names at the ends of their lines.
+
+    They are moved apart if they would overlap, and they stay inside the picture if they fit.
+    """
     ends = sorted(ends, key=lambda end: (end[0], end[2].name))
     ys: list[float] = []
     for y, _, _ in ends:

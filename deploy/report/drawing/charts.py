@@ -1,4 +1,4 @@
-"""Charts as SVG: lines over rounds and stacked bars, with their names and their numbers beside them."""
+"""Draw charts as SVG: lines over rounds and stacked bars, with their names and their numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from protofleet.deploy.report.drawing.canvas import (
 )
 from protofleet.deploy.report.numbers import NONE
 
-MOST_DESCRIBED: Final = 12  # lines that a description tells of one by one
+MOST_DESCRIBED: Final = 12  # Lines that a description describes one by one.
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Line:
     bold: bool = False
     labelled: bool = True
     dash: str = ""
-    band: Sequence[tuple[float, float, float]] = ()  # (x, from, to): the spread of its values
-    marked: bool = False  # with a dot at each point
+    band: Sequence[tuple[float, float, float]] = ()  # (x, from, to): the spread of its values.
+    marked: bool = False  # True if each point has a dot.
 
 
 @dataclass(frozen=True)
 class Bar:
     """A stacked bar, filled or outlined."""
 
-    x: float  # its whole number is what it belongs to: a round, a class
-    parts: Sequence[tuple[str, float]]  # (name, size)
+    x: float  # Its nearest whole number is the round or the class to which it belongs.
+    parts: Sequence[tuple[str, float]]  # (name, size) of each part.
     width: float
     outlined: bool = False
 
@@ -92,7 +92,8 @@ def line_picture(
         drawn += [polyline(axes, line) for line in series]
         height = axes.height(x_label)
         if beside:
-            # Behind the longest: beside a shorter one's own end its name would lie on the others.
+            # Names are placed after the end of the longest line. At the end of a shorter line, a name would
+            # cover other lines.
             ends = [(axes.y(y), axes.x(last), key) for key, (_, y) in keyed.items()]
             return Drawing("".join(drawn) + end_labels(ends, canvas), height)
         legend, height = keys_below(list(keyed), height, canvas)
@@ -112,7 +113,10 @@ def plain(value: float) -> str:
 
 
 def numbers_of(series: Sequence[Line], y_format: Format, x_label: str, x_format: Format) -> Numbers:
-    """A row for each x, a column for each line; with the half of its band behind a value that has one."""
+    """Return a row for each x and a column for each line.
+
+    A value with a band is followed by half the width of the band.
+    """
     values = [
         {x: y_format(y) for x, y in line.points}
         | {x: f"{y_format((low + high) / 2)} ± {y_format((high - low) / 2)}" for x, low, high in line.band}
@@ -124,7 +128,10 @@ def numbers_of(series: Sequence[Line], y_format: Format, x_label: str, x_format:
 
 
 def described(series: Sequence[Line], y_format: Format, x_label: str) -> str:
-    """For who does not see it: where each line begins and ends, and between what it moves."""
+    """Describe the lines for readers who cannot see them.
+
+    The description has the first, the last, the lowest and the highest value of each line.
+    """
     drawn = [line for line in series if line.points]
     told = [line for line in drawn if line.labelled][:MOST_DESCRIBED]
     parts = []
@@ -165,7 +172,7 @@ def bar_chart(
     label: str,
     faint: Sequence[str] = (),
 ) -> str:
-    """`faint`: names whose bars are the lighter ones of two that share a colour."""
+    """Draw a bar chart. `faint` has the names whose bars are the lighter ones of two that share a colour."""
     top = max((sum(size for _, size in bar.parts) for bar in series), default=1.0)
     first = min((bar.at for bar in series), default=1)
     last = max((bar.x for bar in series), default=1.0)

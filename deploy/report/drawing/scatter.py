@@ -1,4 +1,4 @@
-"""Scatter plots as SVG: square panels side by side, large outlined marks among the dots, a legend below."""
+"""Draw scatter plots as SVG: square panels in rows, outlined marks among the dots, and a legend below."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from html import escape
 
 from protofleet.deploy.report.drawing.canvas import LETTER_WIDTH, Canvas, Drawing, Numbers, Picture, shortened
 
-Position = Sequence[float]  # x and y
-GAP, TITLE_HEIGHT, LEGEND_ROW = 14, 20, 20  # pixels: between panels, above a panel, of a row of the legend
-NARROWEST = 200  # pixels: no panel is narrower
-SPARSE = 200  # up to so many points in a panel are drawn larger
+Position = Sequence[float]  # The x and the y of a point.
+# Pixels between panels, above a panel, and of a row of the legend.
+GAP, TITLE_HEIGHT, LEGEND_ROW = 14, 20, 20
+NARROWEST = 200  # Minimum width of a panel in pixels.
+SPARSE = 200  # A panel with at most this number of points draws them larger.
 
-# Corners around (0, 0) at size 1; a circle has none.
+# Corners around (0, 0) at size 1. A circle has no corners.
 SHAPES: Mapping[str, Sequence[tuple[float, float]]] = {
     "circle": (),
     "triangle": ((0, -1.35), (1.2, 0.8), (-1.2, 0.8)),
@@ -32,7 +33,7 @@ SHAPES: Mapping[str, Sequence[tuple[float, float]]] = {
         for i, r in enumerate([1.5, 0.65] * 5)
     ),
 }  # fmt: skip
-DOT_SHAPES = tuple(name for name in SHAPES if name != "star")  # stars are for what the server sent
+DOT_SHAPES = tuple(name for name in SHAPES if name != "star")  # Stars are for what the server sent.
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ class Dots:
 
 @dataclass(frozen=True)
 class Mark:
-    """A large outlined point; its `tag` stands beside it, at the upper right."""
+    """A large outlined point. Its `tag` is at its upper right."""
 
     position: Position
     colour: str
     shape: str
     name: str
-    size: float = 6.0  # half its width, in pixels
+    size: float = 6.0  # Half its width, in pixels.
     tag: str = ""
 
 
@@ -63,7 +64,7 @@ class Panel:
     title: str
     dots: Sequence[Dots]
     marks: Sequence[Mark] = ()
-    tags: Sequence[tuple[Position, str]] = ()  # without a mark
+    tags: Sequence[tuple[Position, str]] = ()  # Tags without a mark.
 
     def positions(self) -> list[Position]:
         return [p for d in self.dots for p in d.positions] + [m.position for m in self.marks]
@@ -71,7 +72,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """An entry of the legend; without a shape it is a heading of the entries after it."""
+    """An entry of the legend. Without a shape it is a heading of the entries after it."""
 
     name: str
     colour: str = ""
@@ -82,7 +83,7 @@ class LegendEntry:
 def scatter_plot(
     panels: Sequence[Panel], legend_entries: Sequence[LegendEntry], label: str, columns: int = 0
 ) -> str:
-    """`columns`: of panels, on a wide page."""
+    """Draw the panels. `columns` is the number of panels in a row on a wide page."""
     columns = columns or (2 if len(panels) in (2, 4) else min(3, max(1, len(panels))))
 
     def draw(canvas: Canvas) -> Drawing:
@@ -102,7 +103,10 @@ def scatter_plot(
 
 
 def numbers_of(panels: Sequence[Panel]) -> Numbers:
-    """How many points of what each panel has; the places of a t-SNE are no numbers to read."""
+    """Count the points of each name in each panel.
+
+    The positions of a t-SNE have no meaning as numbers.
+    """
     found = [
         Counter({dots.name: len(dots.positions) for dots in panel.dots})
         + Counter(f"{mark.name} (large)" for mark in panel.marks)
@@ -128,7 +132,7 @@ def panel_svg(panel: Panel, side: float) -> str:
 
 
 def tag(text: str, at: tuple[float, float], distance: float, side: float) -> str:
-    """At the upper right of a mark, or at its left where the panel ends."""
+    """Draw a tag at the upper right of a mark, or at its left near the end of the panel."""
     width = len(text) * LETTER_WIDTH
     x, y = (at[0] + distance + 1, at[1] - distance + 3) if distance else (at[0] - width / 2, at[1] + 4)
     if x + width > side - 3:
@@ -138,7 +142,7 @@ def tag(text: str, at: tuple[float, float], distance: float, side: float) -> str
 
 @dataclass(frozen=True)
 class PanelScale:
-    """From data to pixels of a panel, with the same scale on both axes."""
+    """The scale from data to the pixels of a panel, which is the same on both axes."""
 
     middle: tuple[float, float]
     scale: float
@@ -178,7 +182,10 @@ def outline(shape: str, x: float, y: float, size: float) -> str:
 
 
 def legend(entries: Iterable[LegendEntry], top: float, width: float) -> tuple[str, float]:
-    """The entries in rows as wide as the picture, each heading on a new row; and the height of the picture."""
+    """Draw the entries in rows as wide as the picture, and return the height of the picture too.
+
+    Each heading begins a new row.
+    """
     elements: list[str] = []
     x, y = 0.0, top + 14
     for entry in entries:

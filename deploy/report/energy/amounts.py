@@ -1,4 +1,4 @@
-"""Joules as text, and what the lines of a run say of them."""
+"""Write joules as text, and read them from the lines of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 UNITS: Final = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"))
-PHASES: Final = ("train", "send")  # work on answers; all else: sending, waiting
+PHASES: Final = ("train", "send")  # "train" is work on answers; "send" is everything else: sending, waiting.
 
 
 def human_joules(joules: float) -> str:
@@ -17,13 +17,13 @@ def human_joules(joules: float) -> str:
 
 
 def by_device(line: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
-    """Device -> phase -> joules, of a line of rounds.jsonl; none in those of an earlier version."""
+    """Return device -> phase -> joules of a line of rounds.jsonl. Lines of an earlier version have none."""
     found: Mapping[str, Mapping[str, float]] = line.get("energy", {})
     return found
 
 
 def sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The same over several lines."""
+    """Return device -> phase -> joules, added over several lines."""
     found: dict[str, dict[str, float]] = {}
     for line in lines:
         for device, phases in by_device(line).items():
@@ -34,5 +34,5 @@ def sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def joules_of(line: Mapping[str, Any]) -> float:
-    """All devices together."""
+    """Return the joules of all devices together."""
     return sum(sum(phases.values()) for phases in sums([line]).values())

@@ -1,4 +1,4 @@
-"""Accuracy against joules, beside accuracy against bytes, of the runs whose boards could measure them."""
+"""Compare accuracy against joules, for the runs whose boards could measure them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protofleet.deploy.report.drawing.charts import Line, line_chart
 from protofleet.deploy.report.energy.amounts import PHASES, human_joules, sums
 from protofleet.deploy.report.numbers import NONE, percent
 
-LOG_AXIS_RATIO: Final = 30.0  # of most to least joules, from which the axis is logarithmic
+LOG_AXIS_RATIO: Final = 30.0  # The axis is logarithmic if the ratio of most to least joules is above this.
 
 
 def measured_devices(run: Run) -> int:
@@ -20,18 +20,21 @@ def measured_devices(run: Run) -> int:
 
 
 def is_measured(group: Group) -> bool:
-    """In all its runs, on some devices at least."""
+    """Return whether at least one device has measured joules in each run of the group."""
     return all(measured_devices(run) for run in group.runs)
 
 
 def coverage(group: Group) -> str:
-    """How many of its devices could tell: runs are compared fairly where these are all."""
+    """Write how many devices of the runs have measured joules.
+
+    A comparison of runs is fair if all devices have measured them.
+    """
     counts = {(measured_devices(run), len(run.summary.get("devices", {}))) for run in group.runs}
     return ", ".join(f"{known} of {count}" for known, count in sorted(counts))
 
 
 def joules_picture(groups: Sequence[Group], lines: Sequence[Line]) -> str:
-    """`lines` are those of the groups that are measured."""
+    """Draw accuracy over joules. `lines` are those of the groups that are measured."""
     if not lines:
         return ""
     sizes = [x for line in lines for x, _ in line.points if x > 0]
@@ -52,7 +55,7 @@ def joules_picture(groups: Sequence[Group], lines: Sequence[Line]) -> str:
 
 
 def energy_tables(groups: Sequence[Group], target: AccuracyTarget | None, share: float) -> list[Table]:
-    """One, or none where no run has measured anything."""
+    """Return one table, or no table if no run has measured joules."""
     if not any(map(is_measured, groups)):
         return []
     rows = []

@@ -1,4 +1,4 @@
-"""The section of a run's report on what its devices have drawn, and which of them cannot tell."""
+"""Make the section about the energy of a run, and name the devices that cannot measure it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ TEXT: Final = (
 
 
 def energy_section(run: FinishedRun) -> str:
-    """Nothing of a run of an earlier version, or of one that has no devices."""
+    """Return the section.
+
+    It is empty for a run of an earlier version and for a centralised run, which has no devices.
+    """
     rounds, summary = run.rounds, run.summary
     if not any("energy" in line for line in rounds) or summary["security"] == "centralised":
         return ""
@@ -55,7 +58,10 @@ def picture(rounds: Rounds) -> str:
 
 
 def devices_table(found: Mapping[str, Mapping[str, float]], devices: list[str], rounds: Rounds) -> str:
-    """Those that drew most, where there are many. A device that cannot tell has no number."""
+    """Return the table of devices. If there are many, only those with the most joules are shown.
+
+    A device that cannot measure has no number.
+    """
     names = sorted({*found, *devices}, key=lambda name: (-sum(found.get(name, {}).values()), name))
     rows = []
     for name in names[:MOST_ROWS]:

@@ -1,4 +1,4 @@
-"""The report's sections about what was measured: accuracy and loss by domain, over rounds and at the end."""
+"""Make the report's sections about accuracy and loss by domain, over rounds and at the end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def loss_section(run: FinishedRun) -> str:
 
 
 def domain_lines(run: FinishedRun, measure: str) -> list[Line]:
-    """A line for each domain and a bold one for their mean, measured by all present devices; and sampled means."""
+    """Return a line for each domain and a bold line for their mean, as all present devices measured it.
+
+    If there are sampled cohorts, their means are one more line.
+    """
     points = [p for p in measurements(run.rounds, run.summary["reports"]) if p.of(measure)]
     by_all, sampled = [p for p in points if p.by_all], [p for p in points if not p.by_all]
     if not by_all:
@@ -71,7 +74,10 @@ def means_of(points: Sequence[Measurement], measure: str) -> list[tuple[float, f
 
 
 def measured_by_table(points: Sequence[Measurement]) -> str:
-    """Say of each point who measured it; points in a row that the same number of devices measured share a row."""
+    """Say which devices measured each point.
+
+    Points in a row that the same number of devices measured share a row.
+    """
     rows = []
     for words, group in groupby(points, key=measured_by):
         numbers = [point.rounds for point in group]
@@ -101,7 +107,7 @@ def accuracy_table(summary: Mapping[str, Any]) -> str:
 
 
 def views_table(summary: Mapping[str, Any]) -> str:
-    """Where more views were measured than the one that the paper reports."""
+    """Return a table if other views were measured too, and not only the one that the paper reports."""
     views = summary.get("views", {})
     if len(views) < 2:
         return ""

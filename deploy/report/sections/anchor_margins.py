@@ -1,4 +1,4 @@
-"""The report's section about margins between anchors over rounds, where the method reports these."""
+"""Make the section about margins between anchors over rounds, if the method reports these."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protofleet.deploy.report.html_page import section
 
 PREFIX: Final = "margin."
 MEAN: Final = "margin.mean"
-MOST_NAMED: Final = 12  # classes: more names than that are no help
+MOST_NAMED: Final = 12  # Classes; more names than this do not help the reader.
 NOTE: Final = (
     "Distance from each class's anchor to its nearest other anchor: the thick line is their mean, the others are "
     "classes."
@@ -39,7 +39,10 @@ def anchor_margins_section(run: FinishedRun) -> str:
 
 
 def labels_in(figures: Iterable[Mapping[str, float]]) -> list[str]:
-    """Of classes, in their order. Of a plug-in's method what stands there may be no number."""
+    """Return the labels of classes, in their order.
+
+    A label of a plug-in's method may be no number.
+    """
     found = {name.removeprefix(PREFIX) for one in figures for name in one if name.startswith(PREFIX)}
     numbers = sorted((label for label in found if label.isdecimal()), key=int)
     return [*numbers, *sorted(found - {*numbers, MEAN.removeprefix(PREFIX)})]

@@ -1,4 +1,4 @@
-"""The report's section about bytes: by direction, kind and round, beside what FedAvg would have sent."""
+"""Make the report's section about bytes by direction, kind and round, with those FedAvg would have sent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def bytes_chart(run: FinishedRun, direction: str) -> str:
 
 
 def colours_of(kinds: Collection[str]) -> dict[str, str]:
-    """Give the usual kinds their usual colours, and a method's own kinds those that are left, by their names."""
+    """Give the usual kinds their usual colours.
+
+    The other kinds of a method get the colours that are left, in the order of their names.
+    """
     usual = {kind: colour for kind, colour in KIND_COLOURS.items() if kind in kinds}
     left = [colour for colour in COLOURS if colour not in usual.values()] or list(COLOURS)
     own = {kind: left[i % len(left)] for i, kind in enumerate(sorted(set(kinds) - KIND_COLOURS.keys()))}

@@ -1,4 +1,4 @@
-"""The report's section about which classes are taken for which, by domain, as devices counted it at the end."""
+"""Make the section about confused classes by domain, as devices counted them at the end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from protofleet.deploy.report.html_page import scrolling, section, table, unfold
 from protofleet.deploy.report.numbers import NONE
 from protofleet.deploy.report.sections.accuracy import VIEWS
 
-Matrix: TypeAlias = Sequence[Sequence[int]]  # class -> predicted -> how often
+Matrix: TypeAlias = Sequence[Sequence[int]]  # Class -> predicted class -> number of samples.
 
-MOST_CLASSES: Final = 30  # of a matrix that is shown; of more the pairs alone
+# Classes of a matrix that is shown; with more classes, only the table of pairs is shown.
+MOST_CLASSES: Final = 30
 MOST_DOMAINS: Final = 20
 MOST_PAIRS: Final = 10
 ALL: Final = "all domains"
@@ -43,7 +44,7 @@ def name_of(label: int, names: Sequence[str]) -> str:
 
 
 def pairs_table(by_domain: Mapping[str, Matrix], names: Sequence[str]) -> str:
-    """The mistakes that are made most, by their share of the class's samples in the domain."""
+    """Return the most frequent mistakes, by their share of the class's samples in the domain."""
     found = [
         (wrong / sum(row), wrong, sum(row), domain, i, j)
         for domain, matrix in by_domain.items()

@@ -1,4 +1,4 @@
-"""The report's sections about where a run ran, with which versions, and under which settings."""
+"""Make the sections about the machines, the versions and the settings of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protofleet.deploy.report.numbers import NONE
 
 HEAD: Final = ("party", "software", "machine")
 NOTE: Final = "As each party says it of itself; devices of earlier versions do not say it."
-MOST_NAMED: Final = 12  # devices of one software and machine that are named
+MOST_NAMED: Final = 12  # Devices with the same software and machine that are named.
 
 
 def environment_section(run: FinishedRun) -> str:
@@ -36,10 +36,10 @@ def coordinator_words(versions: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def device_rows(devices: Mapping[str, Any]) -> list[list[str]]:
-    """Devices of one kind are one row."""
+    """Return one row for each kind of device."""
     alike: dict[tuple[str, str], list[str]] = {}
     for device, said in sorted(devices.items()):
-        about = said if isinstance(said, Mapping) else {}  # a summary without a seal may say anything
+        about = said if isinstance(said, Mapping) else {}  # A summary without a seal may have any value here.
         kind = str(about.get("software") or NONE), str(about.get("machine") or NONE)
         alike.setdefault(kind, []).append(device)
     return [[named(names), *kind] for kind, names in alike.items()]

@@ -1,7 +1,7 @@
-"""The report's sections about the feature space: margins, features over rounds, the prototypes of one class.
+"""Make the sections about the feature space: margins, features over rounds, the prototypes of one class.
 
-They are FedLSA's figs. 1 and 4, FedPall's fig. 4 and the upper row of FedPLCC's fig. 2, drawn from what a run
-has saved. A section is empty where the run has not saved the data for it.
+They are FedLSA's figs. 1 and 4, FedPall's fig. 4 and the upper row of FedPLCC's fig. 2, drawn from the files
+that a run has saved. A section is empty if the run has not saved its data.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from protofleet.deploy.report.sections.snapshots import (
     sent_points,
 )
 
-MAX_PANELS = 6  # for features over rounds
-PANEL_POINTS = 600  # at most, in each of them
+MAX_PANELS = 6  # Panels of features over rounds.
+PANEL_POINTS = 600  # Maximum number of points in each panel.
 
 
 def feature_sections(folder: Path, rounds: int) -> str:
@@ -50,7 +50,7 @@ def round_name(number: int, rounds: int) -> str:
 
 
 def margins_section(folder: Path, rounds: int) -> str:
-    """FedLSA fig. 1."""
+    """Draw FedLSA's fig. 1."""
     number, local, shared = margins_of_run(folder)
     if not shared:
         return ""
@@ -71,7 +71,7 @@ def margins_section(folder: Path, rounds: int) -> str:
 
 
 def margin_bars(by_name: Mapping[str, Margins]) -> list[Bar]:
-    """Bars side by side in each class; the baseline is outlined."""
+    """Return bars next to each other in each class. The baseline is outlined."""
     width = 0.8 / len(by_name)
     return [
         Bar(
@@ -91,7 +91,7 @@ def ratio_text(gaps: Margins, local: Margins) -> str:
 
 
 def features_section(folder: Path, rounds: int) -> str:
-    """FedLSA fig. 4 and FedPall fig. 4."""
+    """Draw FedLSA's fig. 4 and FedPall's fig. 4."""
     saved = saved_rounds(folder)
     snapshots = {number: read_snapshots(saved[number]) for number in evenly_spaced(list(saved), MAX_PANELS)}
     style = PlotStyle.of([snapshot for of_round in snapshots.values() for snapshot in of_round])
@@ -151,9 +151,10 @@ def feature_pictures(layouts: Mapping[str, Layout], style: PlotStyle) -> str:
 
 
 def class_section(folder: Path, rounds: int) -> str:
-    """FedPLCC fig. 2, upper row; drawn where a class has more than one prototype.
+    """Draw the upper row of FedPLCC's fig. 2, if a class has more than one prototype.
 
-    The global prototypes made of those that devices sent in round r are received in the task of round r + 1.
+    Devices receive the global prototypes that were made of their prototypes of round r in the task of round r
+    + 1.
     """
     saved = saved_rounds(folder)
     for number, paths in reversed(saved.items()):
@@ -200,7 +201,10 @@ def class_figure(
 
 
 def class_to_show(class_points: Sequence[ClassPoints]) -> int | None:
-    """Class 0, as in the paper, if a device or the server has several points of it; else the class with most."""
+    """Return class 0, as in the paper, if a device or the server has several points of it.
+
+    Otherwise return the class with the most points, of those with several points.
+    """
     several = {c for points in class_points for c, n in Counter(points.labels.tolist()).items() if n > 1}
     if not several:
         return None

@@ -1,4 +1,7 @@
-"""Margins between classes, as in FedLSA's fig. 1: of what the server sent, and of the devices' own class means."""
+"""Compute margins between classes, as in FedLSA's fig. 1.
+
+They are computed for the points that the server sent and for the devices' own class means.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,15 @@ from protofleet.deploy.report.sections.snapshots import (
     unit_length,
 )  # fmt: skip
 
-Margins = dict[int, float]  # class -> distance to the nearest prototype of another class
-BASELINE = "largest local"  # in pictures: the margins of the devices' own class means
+Margins = dict[int, float]  # Class -> distance to the nearest prototype of another class.
+BASELINE = "largest local"  # In pictures: the margins of the devices' own class means.
 
 
 def class_margins(points: Array, labels: Array) -> Margins:
-    """The least distance from a class's rows to those of another class; empty where there is only one class."""
+    """Return the least distance from a class's rows to those of another class.
+
+    The result is empty if there is only one class.
+    """
     found: Margins = {}
     for point, label in zip(points, labels.tolist(), strict=True):
         others = points[labels != label]
@@ -33,7 +39,7 @@ def class_margins(points: Array, labels: Array) -> Margins:
 
 
 def class_means(features: Array, labels: Array) -> tuple[Array, Array]:
-    """Of unit vectors the means are mean directions."""
+    """Return the mean of each class. The means of unit vectors are mean directions."""
     classes = np.unique(labels)
     if not len(classes):
         return np.zeros((0, 0)), classes
@@ -42,7 +48,10 @@ def class_means(features: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def local_margins(snapshots: Iterable[Snapshot]) -> Margins:
-    """The baseline of FedLSA's fig. 1: for each class the largest margin that any device's class means have."""
+    """Return the baseline of FedLSA's fig. 1.
+
+    This is, for each class, the largest margin that the class means of any device have.
+    """
     found: Margins = {}
     for snapshot in snapshots:
         for label, gap in class_margins(*class_means(snapshot.features, snapshot.labels)).items():
@@ -51,7 +60,10 @@ def local_margins(snapshots: Iterable[Snapshot]) -> Margins:
 
 
 def margins_of_run(folder: Path) -> tuple[int, Margins, dict[str, Margins]]:
-    """(round, local margins, shared margins by kind) of the last saved round in which class points were received."""
+    """Return (round, local margins, shared margins by kind).
+
+    They are those of the last saved round in which class points were received.
+    """
     for number, paths in reversed(saved_rounds(folder).items()):
         snapshots = read_snapshots(paths)
         shared = {m.kind: class_margins(m.points, m.labels) for m in received_points(snapshots)}
@@ -61,7 +73,10 @@ def margins_of_run(folder: Path) -> tuple[int, Margins, dict[str, Margins]]:
 
 
 def ratio(gaps: Margins, local: Margins) -> float | None:
-    """The ratio of their means over the classes of both. It compares methods; distances alone do not."""
+    """Return the ratio of the means over the classes that both have, or None.
+
+    The ratio can be compared between methods; distances alone cannot.
+    """
     both = gaps.keys() & local.keys()
     base = sum(local[c] for c in both)
     return sum(gaps[c] for c in both) / base if base > 0 else None

@@ -1,4 +1,4 @@
-"""The report's section on what a run of one's own metrics has measured: each over rounds, by domain and as a mean."""
+"""Make the section about a run's own metrics: each metric over rounds, by domain and as a mean."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from protofleet.deploy.report.html_page import section, table
 from protofleet.deploy.report.numbers import NONE, three_places
 from protofleet.deploy.report.sections.accuracy import ROUNDS_NOTE, VIEWS
 
-# A metric of one's own, the model that was measured with the rule that it predicted by, and the domain. Other figures
-# are a method's, and have no mean.
+# The metric's name, the measured model with the rule by which it predicts, and the domain. Other figures
+# belong to a method and have no mean.
 FIGURE: Final = re.compile(r"([a-z][a-z0-9_]*)\.((?:global|personal)(?:-[^.]+)?)\.(.+)")
 
-Points = dict[str, list[tuple[float, float]]]  # domain, or the mean -> by rounds of training
+Points = dict[str, list[tuple[float, float]]]  # A domain or the mean -> (rounds of training, value).
 
 
 def own_metrics_section(run: FinishedRun) -> str:
@@ -33,7 +33,7 @@ def own_metrics_section(run: FinishedRun) -> str:
 
 
 def measured(run: FinishedRun) -> dict[str, dict[str, Points]]:
-    """Metric -> view -> its points."""
+    """Return metric -> view -> its points."""
     found: dict[str, dict[str, Points]] = {}
     done = rounds_done(run.rounds)
     for line in run.rounds:
@@ -48,7 +48,11 @@ def measured(run: FinishedRun) -> dict[str, dict[str, Points]]:
 
 
 def round_of(line: Mapping[str, float], view: str, done: int) -> float:
-    """A global model is measured at the beginning of a round, a device's own at its end. `done`: rounds in all."""
+    """Return the rounds of training until a measurement.
+
+    A global model is measured at the beginning of a round, a device's own model at its end. `done` is the
+    number of all rounds.
+    """
     return line["round"] - 1 if is_global(view) else min(line["round"], done)
 
 
@@ -64,7 +68,7 @@ def picture(name: str, points: Points) -> str:
 
 
 def metrics_table(found: Mapping[str, Mapping[str, Points]], reported: str) -> str:
-    """The mean over domains, of every view."""
+    """Return the table of the means over domains, for every view."""
     rows = []
     for name, views in found.items():
         for view, points in sorted(views.items()):

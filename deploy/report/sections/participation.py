@@ -1,4 +1,4 @@
-"""The report's section about who took part in which round: a strip for each device, and tables of both."""
+"""Make the section about the devices in each round: a strip for each device, and tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ASIDE: Final = "put aside"
 REFUSED: Final = "refused"
 LATE: Final = "late"
 SILENT: Final = "no answer"
-# A device may be several of these in one round: the first counts.
+# A device may have several of these states in one round; the first one counts.
 STATES: Final = (ASIDE, ANSWERED, REFUSED, LATE, SILENT)
 KEYS: Final = {
     ANSWERED: Key(ANSWERED, COLOURS[0]),
@@ -38,10 +38,10 @@ KEYS: Final = {
     LATE: Key(LATE, COLOURS[4], faint=True),
     SILENT: Key(SILENT, COLOURS[6], outlined=True),
 }
-MOST_STRIPS: Final = 60  # devices that are drawn
-STRIP: Final = 18.0  # pixels, of a device
-APART: Final = 6.0  # pixels of a round, from which each has a piece of its own
-MOST_NAME: Final = 150.0  # pixels for its name, on a wide page
+MOST_STRIPS: Final = 60  # Devices that are drawn.
+STRIP: Final = 18.0  # Pixels of a device.
+APART: Final = 6.0  # Pixels of a round, from which on each round has its own piece.
+MOST_NAME: Final = 150.0  # Pixels for a device's name on a wide page.
 NOTE: Final = (
     "A strip is a device, from the first round to the last evaluation; where it is empty, it was not asked."
 )
@@ -49,7 +49,7 @@ NOTE: Final = (
 
 @dataclass(frozen=True)
 class Attendance:
-    """Of one device: the rounds in which it was asked, and what came of each."""
+    """The rounds in which one device was asked, and the outcome of each round."""
 
     device: str
     states: Mapping[int, str]
@@ -116,7 +116,7 @@ def strips(rounds: Rounds) -> str:
 
 @dataclass(frozen=True)
 class StripFrame:
-    """Where a round of a device is."""
+    """The positions of rounds and devices in the picture."""
 
     canvas: Canvas
     left: float
@@ -135,7 +135,11 @@ class StripFrame:
         return self.left + self.step * (number - self.rounds[0])
 
     def strip(self, one: Attendance, i: int) -> str:
-        """Where rounds are narrow, equal neighbours are one piece: thousands of rounds are no thousands of pieces."""
+        """Draw the strip of a device.
+
+        If rounds are narrow, neighbours with the same state are one piece, so that thousands of rounds do not
+        need thousands of pieces.
+        """
         y = TOP + STRIP * i
         name = escape(shortened(one.device, self.left - 6))
         drawn = [f'<text x="{self.left - 6:.1f}" y="{y + 12:.0f}" class="end">{name}</text>']
@@ -176,7 +180,7 @@ def devices_table(rounds: Rounds) -> str:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Neighbours as a span: 1-4, 7."""
+    """Write neighbours as a span: 1-4, 7."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and spans[-1][1] == number - 1:

@@ -1,4 +1,4 @@
-"""Colours and shapes of classes, devices, anchors and prototypes: the same in every picture of a run."""
+"""Choose the colours and shapes of classes, devices, anchors and prototypes, which all pictures share."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from protofleet.deploy.report.drawing.scatter import DOT_SHAPES, Dots, LegendEnt
 from protofleet.deploy.report.sections.projection import Layout
 from protofleet.deploy.report.sections.snapshots import ANCHOR, LOCAL, Snapshot
 
-CROWDED = 15  # with more marks than this in one panel they are smaller
-MAX_SIZE_TAGS = 12  # with more marks than this their sizes are not written beside them
+CROWDED = 15  # With more marks than this in one panel, they are smaller.
+MAX_SIZE_TAGS = 12  # With more marks than this, their sizes are not written next to them.
 NO_FILL, WHITE = "none", "var(--paper)"
-SHAPES = {ANCHOR: "diamond", LOCAL: "circle"}  # else a star
-MIN_MARK_SIZE, MAX_MARK_SIZE = 4.0, 13.0  # half its width, in pixels
+SHAPES = {ANCHOR: "diamond", LOCAL: "circle"}  # Other kinds are stars.
+MIN_MARK_SIZE, MAX_MARK_SIZE = 4.0, 13.0  # Half the width of a mark, in pixels.
 
 
 @dataclass(frozen=True)
 class PlotStyle:
-    classes: Sequence[int]  # those that are drawn; the index of a class gives its colour
-    class_count: int  # including those that are not drawn
-    groups: Sequence[str]  # devices, or domains where there are more devices than shapes
-    group_kind: str  # "device" or "domain"
+    classes: Sequence[int]  # Classes that are drawn; the index of a class gives its colour.
+    class_count: int  # Number of classes, with those that are not drawn.
+    groups: Sequence[str]  # Devices, or domains if there are more devices than shapes.
+    group_kind: str  # "device" or "domain".
 
     @classmethod
     def of(cls, snapshots: Sequence[Snapshot]) -> PlotStyle:
@@ -65,7 +65,10 @@ class PlotStyle:
         return dots
 
     def class_marks(self, layout: Layout, filled: bool = True) -> list[Mark]:
-        """Anchors and global prototypes; one mark of each class has its number beside it."""
+        """Return the marks of anchors and global prototypes.
+
+        One mark of each class has the number of the class next to it.
+        """
         marks, numbered = [], set()
         size = 4.4 if sum(len(points.labels) for points in layout.class_points) > CROWDED else 6.0
         for points, positions in zip(layout.class_points, layout.class_positions, strict=True):
@@ -77,7 +80,10 @@ class PlotStyle:
         return marks
 
     def class_tags(self, layout: Layout) -> list[tuple[Position, str]]:
-        """Where there are no class marks: the number of each class that forms a cluster, at the cluster's median."""
+        """Return tags for classes if there are no class marks.
+
+        Each class that forms a cluster has its number at the median of the cluster.
+        """
         if layout.class_points:
             return []
         labels = np.concatenate([snapshot.labels for snapshot in layout.snapshots])
@@ -90,7 +96,7 @@ class PlotStyle:
         ]
 
     def sized_marks(self, layout: Layout, kind: str, snapshots: Sequence[Snapshot]) -> list[Mark]:
-        """Marks whose area is proportional to the samples that they represent, or to their share of them."""
+        """Return marks whose area is proportional to their samples, or to their share of the samples."""
         groups = {snapshot.device: self.group(snapshot) for snapshot in snapshots}
         pairs = zip(layout.class_points, layout.class_positions, strict=True)
         chosen = [(points, positions) for points, positions in pairs if points.kind == kind]

@@ -1,4 +1,4 @@
-"""A two-dimensional projection, by t-SNE, of features of several devices with anchors and prototypes."""
+"""Project features of several devices, with anchors and prototypes, to two dimensions by t-SNE."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from protofleet.deploy.report.sections.snapshots import Array, ClassPoints, Snapshot
 
-MAX_POINTS = 1500  # in one picture
-TSNE_STEPS = 500  # twice as many look the same
-MIN_TSNE_POINTS = 8  # with fewer t-SNE is not worth its time
+MAX_POINTS = 1500  # Points in one picture.
+TSNE_STEPS = 500  # Twice as many steps look the same.
+MIN_TSNE_POINTS = 8  # With fewer points, t-SNE is not worth its time.
 
 
 def evenly_spaced(rounds: Sequence[int], limit: int) -> list[int]:
-    """At most `limit` of them, with the first and the last."""
+    """Return at most `limit` of the rounds, with the first and the last one."""
     if len(rounds) <= limit:
         return list(rounds)
     return [rounds[i] for i in np.linspace(0, len(rounds) - 1, limit).round().astype(int)]
@@ -26,15 +26,18 @@ class Layout:
     """Features of several devices, and class points, as positions [n, 2] of one projection."""
 
     snapshots: Sequence[Snapshot]
-    sample_positions: Sequence[Array]  # of the features of each snapshot
+    sample_positions: Sequence[Array]  # Positions of the features of each snapshot.
     class_points: Sequence[ClassPoints]
-    class_positions: Sequence[Array]  # of the rows of each of the class points
+    class_positions: Sequence[Array]  # Positions of the rows of each of the class points.
 
 
 def project_snapshots(
     snapshots: Sequence[Snapshot], class_points: Sequence[ClassPoints], limit: int = MAX_POINTS
 ) -> Layout | None:
-    """At most `limit` features, the same share of each device's; only of the most common feature size."""
+    """Project at most `limit` features, the same share of each device's features.
+
+    Only features of the most common feature size are used.
+    """
     sizes = [snapshot.features.shape[1] for snapshot in snapshots if len(snapshot.features)]
     if not sizes:
         return None
@@ -49,7 +52,7 @@ def project_snapshots(
 
 
 def subsample(snapshot: Snapshot, limit: int) -> Snapshot:
-    """At most `limit` samples, deterministic and stratified by class."""
+    """Return at most `limit` samples, chosen deterministically and stratified by class."""
     order = np.argsort(snapshot.labels, kind="stable")
     if len(order) > limit:
         order = order[np.linspace(0, len(order) - 1, limit).round().astype(int)]
@@ -67,8 +70,12 @@ def points_of_classes(points: ClassPoints, classes: Sequence[int]) -> ClassPoint
 
 
 def project(points: Array) -> Array:
-    """[n, D] -> [n, 2] by t-SNE, deterministic; by principal components where the points are too few for it."""
-    points = points - points[:1]  # not from the mean: equal rows must be exactly zero, or t-SNE crashes
+    """Project [n, D] to [n, 2] by t-SNE, deterministically.
+
+    If there are too few points for t-SNE, principal components are used.
+    """
+    # The mean is not subtracted: equal rows must be exactly zero, or t-SNE crashes.
+    points = points - points[:1]
     largest = np.abs(points).max(initial=0.0)
     if not largest:
         return np.zeros((len(points), 2))
@@ -77,12 +84,12 @@ def project(points: Array) -> Array:
         u, s, _ = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
         axes: Array = np.pad(u * s, ((0, 0), (0, 2)))[:, :2]
         return axes
-    from sklearn.manifold import TSNE  # slow to import
+    from sklearn.manifold import TSNE  # The import is slow.
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     perplexity = min(30.0, (len(points) - 1) / 3)
     method = TSNE(2, perplexity=perplexity, init="pca", random_state=0, max_iter=TSNE_STEPS)
-    with threadpool_limits(1):  # several are slower than one where the cores are busy
+    with threadpool_limits(1):  # Several threads are slower than one if the cores are busy.
         projected = method.fit_transform(points.astype(np.float32))
     positions: Array = np.asarray(projected, np.float64)
     return positions

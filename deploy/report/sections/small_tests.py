@@ -1,4 +1,4 @@
-"""Whether a run was tested on so few images that its accuracy says little."""
+"""Warn if a run was tested on so few images that its accuracy says little."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any, Final
 from protofleet.deploy.report.finished_run import FinishedRun
 from protofleet.protocol.settings.reader import SettingsError, read_toml
 
-FEWEST: Final = 20  # one image of 20 is 5 points
+FEWEST: Final = 20  # One image of 20 is 5 points.
 
 
 def few_test_images(run: FinishedRun) -> str:
-    """The domains with fewer; "" where there are none, or nobody has counted."""
+    """Return the domains with fewer images, in words.
+
+    Return "" if there are none, or if no device has counted its images.
+    """
     found = [line["confusion"] for line in run.rounds if line.get("confusion")]
     if not found:
         return ""
@@ -27,7 +30,10 @@ def few_test_images(run: FinishedRun) -> str:
 
 
 def _devices_of_one_test(run: FinishedRun) -> Mapping[str, int]:
-    """Domain -> how many devices are tested on the same images, each of which has counted them."""
+    """Return domain -> the number of devices that are tested on the same images.
+
+    Each of these devices has counted the images.
+    """
     try:
         data: Mapping[str, Any] = read_toml(run.folder / "experiment.toml").get("data", {})
     except SettingsError:

@@ -1,9 +1,10 @@
-"""What devices save for pictures: features, prototypes and anchors of a round.
+"""Read what devices save for pictures: features, prototypes and anchors of a round.
 
-devices/<device>/pictures/round-0003.npz holds `features` [n, D] and `labels` [n] of training samples as the
-device's model saw them after round 3, its `domain`, and what crossed in that round: `received.anchors` [C, L],
-`received.prototypes` [G, D] with `received.labels` and `received.shares` [G], `sent.prototypes` [J, D] with
-`sent.labels` and `sent.counts` [J]. Any of them may be missing. The last evaluation counts as a round.
+devices/<device>/pictures/round-0003.npz holds `features` [n, D] and `labels` [n] of training samples,
+computed by the device's model after round 3, and its `domain`. It also holds the arrays that crossed in that
+round: `received.anchors` [C, L], `received.prototypes` [G, D] with `received.labels` and `received.shares`
+[G], `sent.prototypes` [J, D] with `sent.labels` and `sent.counts` [J]. Each of them may be missing. The last
+evaluation counts as a round.
 """
 
 from __future__ import annotations
@@ -21,35 +22,35 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 FILE_NAME = re.compile(r"round-(\d+)\.npz")
 ANCHOR, GLOBAL, LOCAL = "anchor", "global prototype", "local prototype"
-KINDS = {"anchors": ANCHOR, "prototypes": GLOBAL}  # what a server sends
+KINDS = {"anchors": ANCHOR, "prototypes": GLOBAL}  # The arrays that a server sends.
 
 
 @dataclass(frozen=True)
 class ClassPoints:
-    """Rows that stand for a class: anchors, or prototypes with their shares or counts."""
+    """Rows that represent classes: anchors, or prototypes with their shares or counts."""
 
     kind: str
-    points: Array  # [G, D]
-    labels: Array  # [G]
-    sizes: Array  # [G], in any unit; all 1 where the file has none
-    device: str = ""  # that computed them; "": the server
+    points: Array  # Shape [G, D].
+    labels: Array  # Shape [G].
+    sizes: Array  # Shape [G], in any unit; all 1 if the file has none.
+    device: str = ""  # The device that computed them; "" for the server.
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One device after one round."""
+    """The saved arrays of one device after one round."""
 
     device: str
     round: int
     domain: str
-    features: Array  # [n, D]
-    labels: Array  # [n]
+    features: Array  # Shape [n, D].
+    labels: Array  # Shape [n].
     received: Mapping[str, Array] = field(default_factory=dict)
     sent: Mapping[str, Array] = field(default_factory=dict)
 
 
 def saved_rounds(folder: Path) -> dict[int, list[Path]]:
-    """The picture files of a run, by round, devices in order."""
+    """Return the picture files of a run, by round, with the devices in order."""
     found: dict[int, list[Path]] = {}
     for path in sorted(folder.glob("devices/*/pictures/round-*.npz")):
         if match := FILE_NAME.fullmatch(path.name):
@@ -58,9 +59,10 @@ def saved_rounds(folder: Path) -> dict[int, list[Path]]:
 
 
 def read_snapshots(paths: Iterable[Path]) -> list[Snapshot]:
-    """A file that cannot be read, as after a crash, is skipped.
+    """Read the snapshots. A file that cannot be read, for example after a crash, is skipped.
 
-    Where anchors are unit vectors, all vectors are scaled to unit length: such methods compare directions.
+    If anchors are unit vectors, all vectors are scaled to unit length, because such methods compare
+    directions.
     """
     snapshots = [snapshot for path in paths if (snapshot := read_snapshot(path)) is not None]
     anchors = [snapshot.received["anchors"] for snapshot in snapshots if "anchors" in snapshot.received]
@@ -114,7 +116,10 @@ def without_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]
 
 
 def finite_rows(points: Array | None, labels: Array | None) -> tuple[Array, Array]:
-    """Rows without infinities and NaN; none where points and labels do not have one length."""
+    """Return the rows without infinities and NaN.
+
+    Return no rows if points and labels do not have the same length.
+    """
     if points is None or labels is None or points.ndim != 2 or labels.shape != points.shape[:1]:
         return np.zeros((0, 0)), np.zeros(0, np.int64)
     good = np.isfinite(points).all(axis=1)
@@ -122,7 +127,7 @@ def finite_rows(points: Array | None, labels: Array | None) -> tuple[Array, Arra
 
 
 def read_class_points(arrays: Mapping[str, Array], name: str, kind: str, sizes: str) -> ClassPoints | None:
-    """Anchors, and arrays without labels, have one row per class, in order."""
+    """Read class points. Anchors, and arrays without labels, have one row for each class, in order."""
     rows = arrays.get(name)
     if rows is None or rows.ndim != 2:
         return None
@@ -138,7 +143,10 @@ def read_class_points(arrays: Mapping[str, Array], name: str, kind: str, sizes: 
 
 
 def received_points(snapshots: Iterable[Snapshot]) -> list[ClassPoints]:
-    """What the server sent: the same to all devices, so it is read from the first snapshot that has it."""
+    """Return the class points that the server sent.
+
+    They are the same for all devices, so that they are read from the first snapshot that has them.
+    """
     found: dict[str, ClassPoints] = {}
     for snapshot in snapshots:
         for name, kind in KINDS.items():
