@@ -1,4 +1,4 @@
-"""Real brokers on the loopback. A test without its broker is skipped at home and fails in CI."""
+"""Real brokers on the loopback; a test without its broker is skipped, and fails under CI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import hypothesis  # here, else its plugin imports it last of all, while threads of the tests still run
+import hypothesis  # Otherwise its plugin imports it at the very end, while threads of the tests still run.
 import pytest
 
 import protofleet.protocol
@@ -30,7 +30,7 @@ if Path(protofleet.protocol.__file__).parent.parent != ROOT:
         "run these tests by its own environment (make .venv/.dev, then .venv/bin/python -m pytest)"
     )
 
-# What a loaded machine takes for one example says nothing about our code, in whichever room it is tried.
+# The time that a loaded machine needs for one example says nothing about our code, in every room.
 hypothesis.settings.register_profile(
     "unhurried",
     hypothesis.settings.default,
@@ -42,12 +42,12 @@ hypothesis.settings.load_profile("unhurried")
 # A shell without job control starts background jobs with SIGINT ignored, and our children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SLOW_ROOMS = ("hostile",)  # of tests/: real processes in every test, and waiting for their time-outs
-QUICK_SECONDS = 10.0  # of a test in `make test`, on a machine with other work as well
-OPEN_FILES = (
-    256  # of a test process: paho's own loop, by which raw devices live, uses select(): 1,024 at most
-)
-PATIENCE = 20.0  # seconds; how long a loaded machine may take for what takes milliseconds
+# Rooms of tests/ in which every test starts real processes and waits for their time-outs.
+SLOW_ROOMS = ("hostile",)
+QUICK_SECONDS = 10.0  # Most seconds of a test in `make test`, on a machine that also does other work.
+# Most open files of a test process. Raw devices run paho's own loop, which uses select(): 1,024 files at most.
+OPEN_FILES = 256
+PATIENCE = 20.0  # Seconds that a loaded machine may take for something that usually takes milliseconds.
 Kind = TypeVar("Kind", Arrived, Connected, Denied, Disconnected)
 
 
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Stopwatch:
-    """Names the tests that make `make test` long."""
+    """A pytest plug-in that prints the tests that take more than QUICK_SECONDS in `make test`."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -81,7 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Peer:
-    """An `Mqtt` and its inbox. Waiting is for an item, never for a time."""
+    """An `Mqtt` and its inbox; a test waits for an item, and never for a fixed time."""
 
     def __init__(self, name: str, address: BrokerAddress, **options: Any) -> None:
         self.name, self.inbox = name, queue.SimpleQueue[Item]()
@@ -91,7 +91,7 @@ class Peer:
         self.mqtt.connect(will, returns)
 
     def next(self, kind: type[Kind], check: Callable[[Kind], bool] = lambda item: True) -> Kind:
-        """The next item of this kind that passes the check; those before it are gone."""
+        """Return the next item of this kind that passes the check; drop the items before it."""
         deadline = time.monotonic() + PATIENCE
         seen: list[Item] = []
         while (left := deadline - time.monotonic()) > 0:
@@ -108,7 +108,11 @@ class Peer:
         return self.next(Arrived, lambda item: item.topic == topic).frame
 
     def ready(self) -> Peer:
-        """Connected, and its subscriptions stand: it hears itself, and brokers work in order."""
+        """Wait until the peer is connected and its subscriptions are active, and return the peer.
+
+        The peer waits for its own message on a new topic. Brokers work in order, so earlier subscriptions are then
+        active too.
+        """
         self.next(Connected)
         echo = f"echo/{uuid.uuid4().hex}"
         self.mqtt.subscribe(echo)
@@ -126,7 +130,7 @@ def missing(error: BrokerError) -> NoReturn:
 
 @pytest.fixture(autouse=True)
 def umask_of_its_own() -> Iterator[None]:
-    """Our commands set the umask of their process; run inside a test, they would set it for all tests after it."""
+    """Restore the umask: our commands set it when they run inside a test, and later tests would inherit it."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -134,17 +138,20 @@ def umask_of_its_own() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def few_open_files() -> Iterator[None]:
-    """Else raw devices in a later test are never answered, and no message says why."""
+    """Fail when a test leaves too many files open.
+
+    With too many open files, raw devices in a later test never get an answer, and no message says why.
+    """
     yield
     if len(open_files()) > OPEN_FILES:
-        gc.collect()  # what is reachable in circles alone closes its files there
+        gc.collect()  # Objects in reference cycles close their files here.
         left = open_files()
         assert len(left) <= OPEN_FILES, f"{len(left)} files are open: {' '.join(sorted(left)[-20:])}"
 
 
 @pytest.fixture(scope="session")
 def start_mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LocalBroker]]:
-    """More Mosquittos, with rules of their own. They end with the session at the latest."""
+    """Return a function that starts a further Mosquitto with its own settings; the session stops them all."""
     started: list[LocalBroker] = []
 
     def start(*more: str, **options: Any) -> LocalBroker:
@@ -185,13 +192,13 @@ def any_broker(request: pytest.FixtureRequest) -> LocalBroker:
 
 @pytest.fixture
 def federation() -> str:
-    """A name that no other test uses, so that tests share a broker at the same time."""
+    """Return a federation name that no other test uses, so that tests can share a broker at the same time."""
     return f"f{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
 def peer(federation: str) -> Iterator[Callable[..., Peer]]:
-    """Makes peers with client ids of this test; closes what the test left open."""
+    """Return a function that makes peers with client ids of this test; close them after the test."""
     peers: list[Peer] = []
 
     def make(name: str, address: BrokerAddress, **options: Any) -> Peer:
@@ -205,7 +212,7 @@ def peer(federation: str) -> Iterator[Callable[..., Peer]]:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    """A container engine with base images; the tests that need one are skipped where none can run."""
+    """Return a container engine with base images; skip the tests that need one where none can run."""
     try:
         with running_engine() as found:
             yield found

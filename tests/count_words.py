@@ -1,8 +1,9 @@
-"""python -m tests.count_words: how much there is to read in docs/, page by page; what is generated is counted apart.
+"""`python -m tests.count_words` prints the number of words of each page in docs/, generated text separately.
 
-Counted are the pages that there were when the limit was set; OTHERS, asked for beside them, are shown only. Words are
-what `wc -w` counts. Apart: what stands between <!-- generated ... --> and <!-- end of generated -->, the tables of
-MEASURED pages, and the bytes of ```hex blocks, each of which a test compares with its vector.
+The total has the pages that existed when the limit was set. The pages in OTHERS, which were requested in addition,
+are only shown. A word is what `wc -w` counts. Generated text is: the text between <!-- generated ... --> and
+<!-- end of generated -->, the tables of MEASURED pages, and the bytes of ```hex blocks, which a test compares with
+their vectors.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ OTHERS: Final = {
 GENERATED: Final = re.compile(
     r"^<!-- generated.*?^<!-- end of generated -->$|^```hex\n.*?^```$", re.MULTILINE | re.DOTALL
 )
-MEASURED: Final = {"metrics.md", "benchmarks.md"}  # whose tables are written by programs
+MEASURED: Final = {"metrics.md", "benchmarks.md"}  # Programs write the tables of these pages.
 
 
 def counts(page: Path) -> tuple[int, int]:
-    """Words to read, and generated ones."""
+    """Return the number of words to read and the number of generated words of a page."""
     text = page.read_text(encoding="utf-8")
     own = GENERATED.sub("", text)
     if page.name in MEASURED:

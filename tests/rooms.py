@@ -1,7 +1,7 @@
-"""`python -m tests.rooms [TREE]`: a checkout's rooms, their modules and lines, who imports whom, circles of files.
+"""`python -m tests.rooms [TREE]` prints the rooms of a checkout: modules, lines, imports and import cycles.
 
-It reads the sources and imports nothing, so that a tree from before everything was protofleet.* can be told of too.
-tests/test_architecture.py holds this checkout to the rules.
+It reads the sources and imports none of them, so it also works on an older tree, in which the names of the packages
+did not yet begin with `protofleet.`. tests/test_architecture.py applies the rules to this checkout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PACKAGES = ("protofleet", "protocol", "runtime", "methods", "edge_client", "coor
 
 
 class Tree:
-    """Every module of ours by the name that it is imported by: `protofleet.protocol.wire.codec`."""
+    """All modules of a checkout, by the name that imports them, such as `protofleet.protocol.wire.codec`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.files = root, dict[str, Path]()
@@ -34,7 +34,7 @@ class Tree:
         return [name for name in self.files if self.room_of(name) == room and name not in self.rooms]
 
     def imported(self, name: str) -> Iterator[str]:
-        """Files of ours, wherever in this one it says so; and the packages that are imported on the way to them."""
+        """Yield the modules of ours that this file imports on any line, and the packages that contain them."""
         for node in ast.walk(ast.parse(self.files[name].read_text())):
             named: list[str] = []
             if isinstance(node, ast.Import):
@@ -50,7 +50,7 @@ class Tree:
                     full = full.rpartition(".")[0]
 
     def known(self, name: str) -> str:
-        """In older trees `protocol.link` is what is protofleet.protocol.link today."""
+        """Return today's name of a module: `protocol.link` of an older tree is now `protofleet.protocol.link`."""
         return f"protofleet.{name}" if name.split(".")[0] in PACKAGES[1:] else name
 
     @cached_property
@@ -58,14 +58,14 @@ class Tree:
         return {name: set(self.imported(name)) for name in self.files}
 
     def arrows(self, room: str) -> set[str]:
-        """The rooms that its modules import from."""
+        """Return the other rooms from which the modules of this room import."""
         found = {
             self.room_of(o) for name in self.modules(room) for o in self.graph[name] if o not in self.rooms
         }
         return found - {room, "protofleet", ""}
 
     def circles(self) -> list[list[str]]:
-        """Sets of files that import one another; not for types either, and not by way of a package."""
+        """Return the sets of files that import each other, also through a package or only for types."""
         reach = {name: self.reached(name) for name in self.files}
         rings = {
             tuple(sorted(o for o in reach[name] if name in reach[o])) for name in reach if name in reach[name]

@@ -1,4 +1,7 @@
-"""Who may import whom: each room says it in its __init__. Change that, not the imports, and say why."""
+"""Tests that each room imports only from the rooms that its `__init__.py` names.
+
+If a test fails, change that text and not the imports, and give the reason.
+"""
 
 import ast
 import re
@@ -8,7 +11,7 @@ import pytest
 
 from tests.rooms import PACKAGES, ROOT, Tree
 
-DOORS = 15  # modules of a room that one can still look over
+DOORS = 15  # Most modules of a room that a reader can still overlook at once.
 FORBIDDEN = {
     "protocol": {"torch", "torchvision"},
     "runtime": {"torch", "torchvision", "paho"},
@@ -16,8 +19,9 @@ FORBIDDEN = {
     "coordinator": {"paho", "socket"},
     "edge_client": {"paho"},
 }
-EXEMPT = {("methods/nets/base.py", "threading")}  # a lock around torch's one generator, and nothing else
-# What was written before is compared as it was written; names and whole numbers are always some.
+EXEMPT = {("methods/nets/base.py", "threading")}  # Only a lock around torch's one generator.
+# These calls may use plain JSON. The checksums in rounds_file.py and index.py need the same text as when the row was
+# written; spool.py writes only names and whole numbers, which are never NaN or Infinity.
 PLAIN = {
     ("rounds_file.py", "json.dumps(table)"),
     ("index.py", "json.dumps([table, *plain])"),
@@ -48,13 +52,13 @@ FILES, ROOMS, room_of = TREE.files, TREE.rooms, TREE.room_of
 
 
 def may_import(room):
-    """What the room's own text says."""
+    """Return the rooms that the text of this room allows it to import."""
     words = " ".join(ast.get_docstring(ast.parse(FILES[room].read_text())).split())
     return re.search(r"May import: (.+)\.$", words)[1].split(", ")
 
 
 def fits(room, said):
-    """`x.*` is x and every room below it."""
+    """Return whether a room matches an entry of "May import"; `x.*` matches x and every room below it."""
     room, name = room.removeprefix("protofleet."), said.removesuffix(".*")
     return said == "everything" or room == name or said.endswith(".*") and room.startswith(f"{name}.")
 
@@ -77,14 +81,14 @@ def test_a_room_says_what_it_is_for_and_imports_no_more_than_it_says(room):
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_can_be_looked_over(room):
     doors = TREE.modules(room)
-    if room == "protofleet.methods":  # a list: files of one form, each under the name of its paper
+    if room == "protofleet.methods":  # A list of files of the same form, each with the name of its paper.
         assert all("\nMETHOD = Method(" in FILES[name].read_text() for name in doors)
         return
     assert len(doors) <= DOORS, f"{room} has {len(doors)} modules; make rooms of it"
 
 
 def test_no_file_is_imported_by_what_it_imports():
-    """Not for its types either, and not by way of a package."""
+    """It also holds for imports that are only for types, and for imports through a package."""
     assert TREE.circles() == []
 
 
@@ -149,7 +153,7 @@ TOPS = "benchmarks|coordinator|deploy|docs|edge_client|experiments|methods|proto
 
 
 def drawn():
-    """Rooms as docs/architecture.md draws them, each with the number of its layer, from the top."""
+    """Return the rooms in the picture of docs/architecture.md, each with the number of its layer, from the top."""
     layer, found = 0, {}
     for line in PICTURE.splitlines():
         layer += "───" in line
@@ -176,7 +180,7 @@ def test_a_room_imports_none_that_is_drawn_above_it():
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_what_the_documents_name_is_there(page):
-    """Files by their paths in the repository or in tests/, modules and what is in them by their full names."""
+    """Pages name files by paths in the repository or in tests/, and modules and their contents by full names."""
     text = page.read_text()
     paths = re.findall(rf"`((?:{TOPS})/[\w./-]+\.(?:py|sh|md|toml|txt|yml|json|npz|conf))\b", text)
     assert [name for name in paths if not any((at / name).exists() for at in (ROOT, ROOT / "tests"))] == []
@@ -185,7 +189,7 @@ def test_what_the_documents_name_is_there(page):
 
 
 def is_there(name):
-    """A module, a room, or what stands in a module."""
+    """Return whether a name is a module, a room, or a name that occurs in a module."""
     module, inner = name, []
     while module not in FILES and module:
         module, _, last = module.rpartition(".")
@@ -205,7 +209,7 @@ def test_the_documents_name_no_make_target_that_is_not_there():
 
 
 def test_one_file_opens_pictures_and_the_program_of_an_export_names_its_formats():
-    """Four did, and each guessed the format: PostScript that was called a PNG ran Ghostscript."""
+    """Earlier four files opened pictures, and each guessed the format: PostScript named as a PNG ran Ghostscript."""
     opens = {
         str(path.relative_to(ROOT)): path.read_text()
         for package in PACKAGES

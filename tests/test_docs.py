@@ -1,4 +1,4 @@
-"""What the documents show works: settings decode, commands run, names exist."""
+"""Tests that the examples in the documents work: settings decode, commands run, names exist."""
 
 import os
 import re
@@ -49,7 +49,7 @@ def test_settings_in_the_documents_can_be_used(tag, text):
 @pytest.mark.slow
 @pytest.mark.parametrize(("tag", "text"), list(blocks("sh")))
 def test_commands_in_the_documents_run(tag, text, tmp_path):
-    if tag in ("long", "board"):  # make demo and its like, and a board's commands, have tests of their own
+    if tag in ("long", "board"):  # Other tests run long commands such as `make demo`, and a board's commands.
         return
     for line in text.strip().splitlines():
         assert line.startswith("protofleet "), line
@@ -74,7 +74,7 @@ def linked_pages():
 
 
 def sections(page):
-    """The names by which the sections of a page are linked to."""
+    """Return the names by which links refer to the sections of a page."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     heads = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head in heads}

@@ -1,4 +1,4 @@
-"""What a test may take a forked program for: a process of its own, that has all imports behind it."""
+"""Tests that a forked program behaves as a separate process that has already done all imports."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from tests.support.forked_program import forked_program
 
 @pytest.fixture
 def waiting(tmp_path):
-    """It opens its settings, which nobody writes."""
+    """Start a program that waits for ever, because its settings file is a FIFO that no process writes."""
     os.mkfifo(tmp_path / "settings.toml")
     made = forked_program(["device", str(tmp_path / "settings.toml")], tmp_path / "log")
     yield made
@@ -33,7 +33,7 @@ def test_its_log_can_be_read_from_the_start(waiting, tmp_path):
 
 
 def test_it_runs_in_a_session_of_its_own_with_torch_in_its_memory(waiting):
-    while os.getsid(waiting.pid) != waiting.pid:  # what it does first
+    while os.getsid(waiting.pid) != waiting.pid:  # A forked program starts a new session first.
         assert waiting.poll() is None
         time.sleep(0.01)
     assert "libtorch" in Path(f"/proc/{waiting.pid}/maps").read_text()

@@ -1,4 +1,4 @@
-"""Nothing that we read can run: no pickle in any dress, no eval, no shell that is given a made-up string."""
+"""Tests that no data that we read can run as code: no pickle in any form, no eval, no shell with a built string."""
 
 import ast
 from pathlib import Path
@@ -25,26 +25,26 @@ CALLS = {"eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exe
          "pandas.read_pickle", "runpy.run_path", "runpy.run_module", "logging.config.listen",
          "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"}  # fmt: skip
 ONLY_HERE = {
-    # CIFAR's own files are pickles: its reader makes nothing but arrays, lists, dicts, numbers and strings of them.
+    # CIFAR's own files are pickles. Its reader makes only arrays, lists, dicts, numbers and strings from them.
     "edge_client/data/sources/cifar.py": {"imports pickle"},
-    "edge_client/data/errors.py": {"imports pickle"},  # for the name of its error
-    "tests/edge_client/data/test_on_disk_formats.py": {"imports pickle"},  # writes such files
-    "tests/edge_client/data/test_readers.py": {"imports pickle"},  # likewise, and those that would act
-    "tests/chaos/seclusion.py": {"os.execvp"},  # starts itself again, in namespaces of its own
-    "tests/coordinator/round/test_mutants.py": {"exec", "compile"},  # breaks our own machine, on purpose
-    "tests/simulator/planted.py": {"exec", "compile"},  # the same, for machine, link and spool
-    "runtime/launcher_process.py": {"runpy.run_module"},  # a module that the process names that has forked it
-    # A plug-in, of bytes whose hash its party's owner allows: what is run is what was hashed.
+    "edge_client/data/errors.py": {"imports pickle"},  # Only for the name of the error class.
+    "tests/edge_client/data/test_on_disk_formats.py": {"imports pickle"},  # Writes such files.
+    "tests/edge_client/data/test_readers.py": {"imports pickle"},  # Writes them too.
+    "tests/chaos/seclusion.py": {"os.execvp"},  # Starts itself again, in new namespaces.
+    "tests/coordinator/round/test_mutants.py": {"exec", "compile"},  # Breaks our round machine on purpose.
+    "tests/simulator/planted.py": {"exec", "compile"},  # Plants mistakes in machine, link and spool.
+    "runtime/launcher_process.py": {"runpy.run_module"},  # Runs a module that the parent process names.
+    # Runs a plug-in whose hash the owner of this party allows; it runs exactly the bytes that were hashed.
     "methods/plugins/file.py": {"exec", "compile"},
-    "deploy/cli/main.py": {"exec"},  # no text at all, for what Python keeps in mind of the last one
-    "tests/deploy/export/test_predict_program.py": {"runpy.run_path"},  # a program that the test has exported
-    "tests/support/source.py": {"exec"},  # a program that stands in the test that starts it
-    "tests/support/forks.py": {"exec"},  # likewise
+    "deploy/cli/main.py": {"exec"},  # Runs an empty text, because Python keeps data of the last one.
+    "tests/deploy/export/test_predict_program.py": {"runpy.run_path"},  # Runs an exported program.
+    "tests/support/source.py": {"exec"},  # Runs a program that is written in the test that starts it.
+    "tests/support/forks.py": {"exec"},  # Runs a program that is written in the test that starts it.
 }
 
 
 def faults(text):
-    """What a source file does that could run what it reads."""
+    """Yield the names of what a source file does that could run the data that it reads."""
     tree = ast.parse(text)
     names = dict(aliases(tree))
     for node in ast.walk(tree):
@@ -54,7 +54,7 @@ def faults(text):
 
 
 def aliases(tree):
-    """local name -> what it is the name of, so that `import os as o` and `from os import system` hide nothing."""
+    """Yield (local name, full name), so that `import os as o` and `from os import system` hide nothing."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((a.asname or a.name.split(".")[0], a.name if a.asname else a.name.split(".")[0])
@@ -94,7 +94,7 @@ def called(call, name):
 
 
 def commanded(command):
-    """A command is a list, and what follows `-c` in it is written here and not put together."""
+    """Yield the faults of a command: it must be a list, and the script after `-c` must be a constant or a name."""
     if isinstance(command, (ast.JoinedStr, ast.BinOp)) or is_text(command):
         yield "a command that is a string"
     for part in ast.walk(command):
@@ -120,7 +120,7 @@ def test_nothing_that_is_read_can_run(package):
         assert not found, f"{name}: {', '.join(sorted(found))}"
 
 
-# Of whoever names a file on the machine that runs it: an experiment's, or a command's argument.
+# In these files the user of this machine names the file to run, in an experiment or as an argument of a command.
 NAMED_BY_THEIR_USER = {"deploy/api/simulated.py", "deploy/local/own_plugins.py"}
 
 

@@ -1,4 +1,4 @@
-"""What is installed: one name, all files, and nothing of the folder in which it is used."""
+"""Tests of what is installed: one package name, all files, and no effect of files in the working directory."""
 
 import ast
 import re
@@ -21,12 +21,12 @@ from tests.support.installed import installed_in, own_environment, wheel_in
 ROOT = Path(__file__).parent.parent
 PROJECT = read_toml(ROOT / "pyproject.toml")["tool"]["setuptools"]
 FOLDERS = tuple(PROJECT["package-dir"].values())
-# Our own processes are started by `command`; these start other programs, or another interpreter than this one.
+# `command` starts our own processes. These files start other programs, or another interpreter than this one.
 OTHERS = {
     "runtime/children.py": 3,
-    "deploy/datasets/carriers.py": 1,  # tells uv for which interpreter to fetch
-    "deploy/fleet/commands.py": 1,  # tells a shell script which interpreter has our program
-    "deploy/images/install_on_vendor_torch.py": 3,  # stands alone in an image that is being built
+    "deploy/datasets/carriers.py": 1,  # Tells uv for which interpreter to fetch.
+    "deploy/fleet/commands.py": 1,  # Tells a shell script which interpreter has our program.
+    "deploy/images/install_on_vendor_torch.py": 3,  # Runs without our package in an image during its build.
 }
 HOSTILE = {
     "random.py": "raise SystemExit('random.py of this folder was imported')",
@@ -77,7 +77,7 @@ def test_processes_of_ours_are_started_in_one_place(folder):
 
 
 def test_no_module_is_loaded_under_two_names():
-    """Also not where the working directory is the checkout, in which the folders lie under their short names."""
+    """It also holds when the working directory is the checkout, where the folders have their short names."""
     named = (
         "protofleet.deploy.local.run", "protofleet.deploy.cli.parser", "protofleet.deploy.pages.arrays",
         "protofleet.coordinator.main", "protofleet.edge_client.main", "protofleet.protocol.transport.mqtt",
@@ -91,7 +91,7 @@ def test_no_module_is_loaded_under_two_names():
 
 
 def test_programs_in_the_tests_say_protofleet_too():
-    """From the checkout's folder the short names would be found, and be a second copy of everything."""
+    """In the folder of the checkout Python would find the short names and load a second copy of every module."""
     short = "|".join(set(FOLDERS) - {"protofleet"})
     wrong = re.compile(rf"(?m)(?:^|;)\s*(?:from (?:{short})\b[\w.]* import\b|import (?:{short})\b)")
     for path in (*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
@@ -152,7 +152,7 @@ def ran(words, place, *options):
 def test_an_installed_wheel_runs_an_experiment_beside_whatever_files_the_user_has(
     installed, tmp_path, broker, start
 ):
-    """Broker, launcher, coordinator and devices: none of these processes sees the folder."""
+    """Broker, launcher, coordinator and devices: none of these processes imports files of the folder."""
     place = furnished(tmp_path)
     hostile(place)
     ran(
@@ -210,7 +210,7 @@ def test_an_installed_protofleet_makes_its_wheel_again_for_devices_and_for_image
 
 
 def content_of(wheel):
-    """But for the order of the list of its files."""
+    """Return the files of a wheel; the order of the list in RECORD is ignored."""
     with zipfile.ZipFile(wheel) as opened:
         found = {name: opened.read(name) for name in opened.namelist()}
     (record,) = [name for name in found if name.endswith("/RECORD")]
@@ -218,7 +218,7 @@ def content_of(wheel):
 
 
 def readme_commands():
-    """Those of `Your own run`, each with the words that make it short."""
+    """Return the experiment file and the commands of the README section `Your own run`."""
     section = (ROOT / "README.md").read_text().split("## Your own run")[1].split("\n## ")[0]
     toml, lines = re.search(r"```toml experiment\n(.*?)```", section, re.DOTALL)[1], []
     for block in re.findall(r"```sh[^\n]*\n(.*?)```", section, re.DOTALL):
@@ -253,7 +253,8 @@ def test_a_script_beside_them_can_import_protofleet_and_say_dash_m(installed, tm
     words = [str(installed / "python"), "-m", "protofleet", "methods"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=own_environment())
     assert done.returncode == 0 and "fedprox" in done.stdout, done.stderr
-    for name in ("random.py", "torch.py"):  # a script of the user's sees these instead of what they hide
+    # A script of the user imports these files instead of the modules that they hide.
+    for name in ("random.py", "torch.py"):
         (tmp_path / name).unlink()
     (tmp_path / "script.py").write_text(
         "from protofleet.methods.contract.catalog import names\nprint(*names())\n"
@@ -267,7 +268,7 @@ def test_a_script_beside_them_can_import_protofleet_and_say_dash_m(installed, tm
 def test_an_editable_install_runs_an_experiment_beside_whatever_files_the_user_has(tmp_path):
     place = furnished(tmp_path)
     hostile(place)
-    # An editable install is looked for last, after an empty folder of its name.
+    # Python looks for an editable install last, after an empty folder of the same name.
     shutil.rmtree(place / "protofleet")
     ran(command("protofleet"), place)
 

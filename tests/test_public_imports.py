@@ -1,4 +1,4 @@
-"""What the documents import is what docs/python.md calls public."""
+"""Tests that the documents import only names that docs/python.md calls public."""
 
 import json
 import re
@@ -11,11 +11,11 @@ import protofleet
 DOCS = Path(__file__).parents[1] / "docs"
 PYTHON = (DOCS / "python.md").read_text()
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
-METHOD = re.compile(r"protofleet\.methods\.[a-z]+")  # of each method of ours
+METHOD = re.compile(r"protofleet\.methods\.[a-z]+")  # The module of each method of ours.
 
 
 def public_by_path():
-    """(module, name) of the table of modules."""
+    """Return the (module, name) pairs in the table of modules."""
     found = set()
     for modules, names in re.findall(r"^\| (`protofleet\.[^|]+) \| ([^|]+) \|$", PYTHON, re.MULTILINE):
         first, *others = re.findall(r"`([\w.]+)`", modules)
@@ -42,7 +42,7 @@ IMPORT = re.compile(
 
 
 def imported(text):
-    """(module, name) of what an example, which may be part of a file, takes of ours."""
+    """Yield (module, name) of what an example imports from protofleet; the example may be part of a file."""
     for module, names, whole in IMPORT.findall(text):
         if whole:
             yield whole, ""

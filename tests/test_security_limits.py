@@ -1,4 +1,4 @@
-"""docs/security-limits.md says what the code does."""
+"""Tests that docs/security-limits.md describes what the code does."""
 
 import pkgutil
 import re

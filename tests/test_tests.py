@@ -1,4 +1,4 @@
-"""What tests may do: ask what is public, wait for what happens, and fail."""
+"""Rules for the tests: they use only public names, wait for events instead of sleeping, and can fail."""
 
 import ast
 import functools
@@ -17,12 +17,12 @@ INSIDE = {
 }
 ANY_MISTAKE = {"Exception", "BaseException", "ValueError", "TypeError", "RuntimeError", "OSError", "LookupError",
                "KeyError", "AttributeError", "AssertionError"}  # fmt: skip
-OTHERS = {"_exit", "_Pickler", "_replace", "_make"}  # Python's own, and public for all their underscore
-OTHERS |= {"_to_copy", "_make_wrapper_subclass", "_C"}  # torch's, for tensors of another kind
+OTHERS = {"_exit", "_Pickler", "_replace", "_make"}  # Python's own names, which are public.
+OTHERS |= {"_to_copy", "_make_wrapper_subclass", "_C"}  # Names of torch, for other kinds of tensors.
 
 
 def private(tree: ast.AST) -> Iterator[str]:
-    """Members of others that begin with an underscore: named, imported, or given to setattr as a string."""
+    """Yield the uses of private members of other objects: named, imported, or given to setattr as a string."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(ast.Name("self" | "cls") | ast.Call(ast.Name("super")), _):
@@ -41,7 +41,7 @@ def hidden(name: str) -> bool:
 
 
 def sleeps(text: str) -> Iterator[str]:
-    """Those that are no turn of a loop, and say no reason on their line."""
+    """Yield the sleeps that are outside of while loops and have no comment with a reason on their line."""
     tree, lines = ast.parse(text), text.splitlines()
     turns = {id(inner) for loop in ast.walk(tree) if isinstance(loop, ast.While) for inner in ast.walk(loop)}
     calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and id(one) not in turns]
@@ -58,7 +58,7 @@ def name_of(node: ast.AST) -> str:
 
 
 def calls(function: ast.AST) -> frozenset[str]:
-    """What it calls, by name; and "assert" where it asserts or raises by itself."""
+    """Return the names of what a function calls, and "assert" if it asserts or raises."""
     names = {
         "assert" if isinstance(node, ast.Assert | ast.Raise) else name_of(node) for node in ast.walk(function)
     }
@@ -67,7 +67,7 @@ def calls(function: ast.AST) -> frozenset[str]:
 
 @functools.cache
 def asserting() -> frozenset[str]:
-    """Names of all functions here that assert something, or call one that does; the shipped checks are among them."""
+    """Return the names of all functions of tests and shipped checks that assert, or call a function that does."""
     trees = [ast.parse(path.read_text()) for path in [*FILES, *CHECKS]]
     functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     called = [(one.name, calls(one)) for one in functions]
@@ -85,7 +85,7 @@ def without_assertion(tree: ast.Module, helpers: frozenset[str]) -> list[str]:
 
 
 def unspecific(tree: ast.AST) -> Iterator[str]:
-    """Errors that any mistake of ours raises too, and whose words nobody looks at."""
+    """Yield each `pytest.raises` of a very common error whose message the test does not check."""
     for item in (item for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items):
         match item.context_expr:
             case ast.Call(ast.Attribute(ast.Name("pytest"), "raises"), [ast.Name(name)], []) as call:

@@ -1,4 +1,4 @@
-"""What `python -m tests.walk` counts."""
+"""Tests of the counts that `python -m tests.walk` prints."""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""docs/write-a-client.md shows what docs/examples/device.py does, and that says the bytes of the golden vectors."""
+"""Tests of docs/write-a-client.md and docs/examples/device.py.
+
+The page shows the code of the example, and the example sends the bytes of the golden vectors.
+"""
 
 import importlib.util
 import re
@@ -34,7 +37,7 @@ device = loaded()
 
 
 def keys_of(name, peer):
-    """What the vectors are signed and sealed with, as the example keeps it."""
+    """Return the keys that sign and seal the vectors, in the form that the example uses."""
     secret = {who: bytes.fromhex(key["private"]) for who, key in load()["keys"].items()}
     sign, receive = (kind.from_private_bytes(secret[name]) for kind in (Ed25519PrivateKey, X25519PrivateKey))
     others = (
@@ -105,7 +108,7 @@ def test_the_coordinator_opens_what_it_seals():
 
 
 class KnownSeal:
-    """HPKE as the example uses it, with an ephemeral key that is given and not drawn."""
+    """HPKE with the interface that the example uses, and with a given ephemeral key instead of a random one."""
 
     def __init__(self, ephemeral):
         self.ephemeral = X25519PrivateKey.from_private_bytes(ephemeral)
@@ -163,7 +166,7 @@ RENEWED = [b"another", *HOLDERS[1:]]
 
 @pytest.fixture
 def memory_at(tmp_path, monkeypatch):
-    """What a start finds whose clock says so; it writes it down again, as each start does."""
+    """Return a function that opens the memory at a given clock time and writes it again, as each start does."""
 
     def start(now=NOW, holders=HOLDERS, since=NOW - 100 * DAY, **then):
         monkeypatch.setattr(device.time, "time", lambda: now)

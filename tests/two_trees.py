@@ -1,7 +1,8 @@
-"""`python -m tests.two_trees BEFORE AFTER [method ...]`: two checkouts of this project, both ways, in one federation.
+"""`python -m tests.two_trees BEFORE AFTER [method ...]` mixes two checkouts of this project in one federation.
 
-Real processes and a secured Mosquitto. Who is of which tree changes from run to run; what is learned must not: the
-hashes of all answers that are kept, of broadcasts and of states, and what was measured.
+It uses real processes and a secured Mosquitto. From run to run, the coordinator and the devices come from different
+checkouts, but the results must stay the same: the hashes of all kept answers, of broadcasts and of states, and the
+measured values.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.hostile.federation import Federation
 DEVICES = ("one", "three", "two")
 TOGETHER = Policy(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
 SETTINGS = {"fedpall": {"server_epochs": 1}, "fedhp": {"init_steps": 20}}
-WORLDS = {  # of which tree coordinator and devices are; the first is what the others are compared with
+WORLDS = {  # The tree of the coordinator and of each device. All results must equal those of the first world.
     "all before": ("before", "before", "before", "before"),
     "all after": ("after", "after", "after", "after"),
     "coordinator before, devices after": ("before", "after", "after", "after"),
@@ -49,7 +50,7 @@ def main(before: str, after: str, *chosen: str) -> int:
 
 
 def learned(method: str, trees: list[str]) -> tuple[str, list[str]]:
-    """A digest of all that a run has come to, and what anybody rejected."""
+    """Run a federation and return a digest of its results, and complaints: bad ends and rejected messages."""
     with tempfile.TemporaryDirectory() as folder, Federation(
         Path(folder), *DEVICES, policy=TOGETHER, rounds=2, network=Network("mlp", feature_size=256),
         method={"name": method, **SETTINGS.get(method, {})},
@@ -67,7 +68,10 @@ def learned(method: str, trees: list[str]) -> tuple[str, list[str]]:
 
 
 def of(tree: Path, places: Path) -> list[str]:
-    """What starts a process of that tree: it is imported from a place where its parts have their names."""
+    """Return the command line prefix that starts a process of that tree.
+
+    The process imports the tree from a folder in which links give all of its packages the names `protofleet.*`.
+    """
     place = places / hashlib.sha256(bytes(tree)).hexdigest()[:8]
     if not place.exists():
         (made := place / "protofleet").mkdir(parents=True)
@@ -77,7 +81,7 @@ def of(tree: Path, places: Path) -> list[str]:
                 *(path.parent for path in tree.glob("*/__init__.py") if path.parent != own),
             ):
                 (made / part.name).symlink_to(part)
-        else:  # from before all had one name
+        else:  # An older tree, in which the packages had no common name.
             (made / "__main__.py").write_text(
                 "import runpy\n\nrunpy.run_module('deploy.cli', run_name='__main__')\n"
             )

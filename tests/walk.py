@@ -1,15 +1,16 @@
-"""`python -m tests.walk [METHOD]`: a tensor's way through the files, from a device's training to the server half.
+"""`python -m tests.walk [METHOD]` prints the path of a tensor through the files, from training to the server half.
 
-One coordinator and one device in one process, on simulated time and over a simulated broker. In round 2 calls are
-counted, by sys.setprofile: from the device's half entering `run` (the training of an answer) until the server half's
-`round` is resumed with that answer.
+One coordinator and one device run in one process, on simulated time and over a simulated broker. In round 2
+sys.setprofile counts the calls, from the moment when the device's half enters `run` (the training of an answer) until
+the server half's `round` is resumed with that answer.
 
-- A file is entered when a function of it is called, a generator resumed, or a module's body run. Files of ours count;
-  those of the simulated network (deploy/simulation), which stand where paho and a broker are, and libraries do not.
-- A hop is a call whose caller lies in another file of ours. A call by way of a library (a callback) is a hop from the
-  file that called the library; what the simulated network calls is a hop too.
-- Training hops between a method, its network and the optimizer once a batch (six batches here). The number of
-  different hops, each pair of files once, has none of that in it.
+- A file is entered when one of its functions is called, a generator is resumed, or the body of the module runs. Only
+  files of ours count. Libraries do not count, and neither do the files of the simulated network (deploy/simulation),
+  which replace paho and a broker.
+- A hop is a call whose caller is in another file of ours. A call through a library (a callback) is a hop from the
+  file that called the library; a call from the simulated network is a hop too.
+- Training hops between a method, its network and the optimizer once for each batch (six batches here). The number of
+  different hops counts each pair of files once, so it does not depend on the number of batches.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from tests.rooms import PACKAGES, ROOT
 from tests.support.small_federation import POLICY, NetworkConditions, Simulation, plan, shard
 
 NETWORK = {str(Path(inspect.getfile(one)).relative_to(ROOT)) for one in (Simulation, NetworkConditions)}
-ROUND = 2  # in the first one, modules are still imported
+ROUND = 2  # In round 1, modules are still being imported.
 
 
 @dataclass
 class Walk:
-    """A profiler; what it saw stands in `entered` and `hops`."""
+    """A profile function for sys.setprofile that counts calls in `entered` and `hops`."""
 
     method: str
     entered: Counter[str] = field(default_factory=Counter)
@@ -60,7 +61,7 @@ class Walk:
 
 
 def caller(frame: FrameType) -> str:
-    """The file of ours that a call came from."""
+    """Return the file of ours from which a call came, or "the network"."""
     back = frame.f_back
     while back is not None and not ours(back):
         back = back.f_back
@@ -69,7 +70,7 @@ def caller(frame: FrameType) -> str:
 
 
 def ours(frame: FrameType) -> str:
-    """Its file, from the top of the repository; or nothing."""
+    """Return the path of the frame's file in the repository, or "" if the file is not in our packages."""
     name = frame.f_code.co_filename
     short = name.removeprefix(f"{ROOT}/")
     return short if short != name and short.split("/")[0] in PACKAGES else ""

@@ -1,4 +1,4 @@
-"""What is kept of a measure, and what is said of it beside what has landed."""
+"""Tests of the figures that are kept of a measure, and of their comparison with the committed figures."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_counts_of_another_machine_are_compared_with_nothing():
 
 
 class Noted:
-    """A measure that notes which tree it was taken with."""
+    """A measure that records the tree with which each value was taken."""
 
     name, what, figures = "noted", "nothing", {"number": Figure("")}
 

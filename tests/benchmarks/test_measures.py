@@ -1,4 +1,4 @@
-"""The measures run, and where their run goes wrong they say so and give no figure."""
+"""Tests that the measures run, and that a failed run gives an error and no figure."""
 
 import subprocess
 import sys
@@ -138,7 +138,7 @@ def test_robots_come_back_after_a_broker_has_started_again(tree):
 @pytest.mark.slow
 @pytest.mark.broker
 def test_a_coordinator_that_ends_early_gives_no_figure(tree):
-    """It is of a tree whose settings are other ones."""
+    """The coordinator is from a tree with different settings."""
     strange = replace(tree, path=(tree.path[0].parent / "nothing",))
     with pytest.raises(MeasureError, match="before round 1 a process ended"):
         once(Answers(2, rounds=2), strange)
@@ -174,7 +174,7 @@ def test_a_lost_segment_holds_back_what_is_behind_it_and_no_more():
 
 
 def test_processes_that_a_program_starts_run_the_measured_code_too(tree, tmp_path, monkeypatch):
-    """A checkout's own folder is no place to start them in: its `protofleet` would be found there, and be another."""
+    """A process that starts in the folder of a checkout would import the `protofleet` there, which is another one."""
     monkeypatch.chdir(ROOT)
     child = "import protofleet.protocol as p; print(p.__path__[0])"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
@@ -197,6 +197,6 @@ def test_busy_processes_want_a_core_only_while_they_run():
                 time.sleep(0.01)
         assert used >= 0.2
         used = busy.cpu_seconds()
-        time.sleep(0.3)  # in which two that run use more
+        time.sleep(0.3)  # Two running processes would use more in this time.
         assert busy.cpu_seconds() == used
     assert busy.cpu_seconds() == 0

@@ -1,4 +1,4 @@
-"""Ratios of pairs: their median, their interval, and what may be said of them."""
+"""Tests of ratios of pairs: their median, their interval, and the verdict on them."""
 
 import itertools
 import random
@@ -25,7 +25,7 @@ def test_the_interval_holds_the_true_median_about_as_often_as_it_says(n):
 
 @pytest.mark.parametrize("n", range(1, 12))
 def test_the_interval_is_no_wider_than_it_has_to_be(n):
-    """The next narrower one would hold the median less often than it should: counted over all throws of n coins."""
+    """The next narrower interval would contain the median too rarely: counted over all throws of n coins."""
     found = of(range(n))
     narrower = [sum(side) for side in itertools.product((0, 1), repeat=n)]
     skipped = int(found.low) + 1

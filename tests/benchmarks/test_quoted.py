@@ -1,4 +1,4 @@
-"""Every benchmark that a page quotes starts, with the smallest size, and names the version of a peer."""
+"""Tests that each benchmark that a page quotes starts with the smallest size, and names the version of a peer."""
 
 import fnmatch
 import re
@@ -31,7 +31,7 @@ INSTALLED = (
     (Flower, "flower-venv", WANTED),
     (FlowerSimulation, "flower-simulation-venv", SIMULATION_WANTED),
 )
-# What the programs are told in place of their sizes.
+# The arguments of the programs, in place of their usual sizes.
 SMALLEST = {
     "bare": {"devices": 1, "examples": 64, "rounds": 2},
     "beside": {},
@@ -47,7 +47,7 @@ SMALLEST = {
 
 
 def quoted_in(text):
-    """Find the names of measures behind a command, and alone between backticks where no other thing is called so."""
+    """Return the names of measures after a command, or alone between backticks if they contain a hyphen."""
     commands = re.findall(r"python -m benchmarks ([^`\n]+)", text)
     words = {word for command in commands for word in command.split()} | set(
         re.findall(r"`(\w+-[\w.-]+)`", text)
@@ -86,7 +86,7 @@ def smallest(measure):
 
 
 def measured(figure, given):
-    """Whether a program that is told this still takes the figure: of a method, or a cohort."""
+    """Return whether a program with these arguments still takes a figure of a method or of a cohort."""
     part = figure.partition(": ")
     return part[0] in given.get("methods", [part[0]]) and (
         not part[2].startswith("cohort_") or int(part[2].removeprefix("cohort_")) in given.get("cohorts", [])
@@ -94,7 +94,7 @@ def measured(figure, given):
 
 
 def started():
-    """One of each that start alike."""
+    """Return one measure of each group that starts in the same way."""
     found = {}
     for name in QUOTED:
         one = smallest(ALL[name])

@@ -1,4 +1,4 @@
-"""The page of growth curves says what the history says, and no more."""
+"""Tests that the page of growth curves shows exactly what the history contains."""
 
 from dataclasses import replace
 from xml.etree import ElementTree as ET

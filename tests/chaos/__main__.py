@@ -15,7 +15,7 @@ from tests.chaos.seclusion import seclude, secluded
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     if not options.no_namespaces:
-        seclude("tests.chaos", arguments)  # comes back only where that is not allowed, or done
+        seclude("tests.chaos", arguments)  # It returns only if it is done or not allowed.
     seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
     folder = options.folder or Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-"))
     print(f"seed {seed}, {options.minutes:g} minutes; {ways()}; in {folder}", flush=True)

@@ -1,8 +1,8 @@
-"""Was every accepted answer counted once, and made by its device? What the files of a run say, against each other.
+"""An audit that compares the files of a run: each accepted answer was made by its device and counted once.
 
-The coordinator's spool names the answers that made up each phase, its events what the server half was given, in all
-its lives; each device's log names what it said; and all of it is computed once more here, without a network, from the
-plan, the data and who took part.
+The coordinator's spool names the answers that made up each phase. Its events name what the server half was
+given, in all its lives. The log of each device names the answers of that device. The audit also computes the
+whole run once more, without a network, from the plan, the data and the participants.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ from tests.chaos.world import World
 from tests.support.events import events_in
 
 SAID = re.compile(r"INFO round (\d+) (\S+): answer ([0-9a-f]{64})")
-Said = tuple[int, str, str]  # round, phase, name of the answer
+Said = tuple[int, str, str]  # Round, phase and name of the answer.
 
 
 @dataclass
 class Evidence:
-    rounds: int  # that were planned; one more evaluates
-    closed: list[ClosedPhase]  # as the spool had them, in its order
-    given: list[ClosedPhase]  # to the server half, as the events have it; a replay gives it once more
-    said: Mapping[str, set[Said]]  # by each device, as its log has it
-    lines: list[dict[str, Any]]  # of rounds.jsonl
-    copies: list[dict[str, Any]]  # of its copy
+    rounds: int  # The number of planned rounds; one more round evaluates.
+    closed: list[ClosedPhase]  # The phases in the spool, in its order.
+    given: list[ClosedPhase]  # The answers that the server half got, by the events; a replay repeats them.
+    said: Mapping[str, set[Said]]  # The answers of each device, by its log.
+    lines: list[dict[str, Any]]  # The lines of rounds.jsonl.
+    copies: list[dict[str, Any]]  # The lines of the copy of rounds.jsonl.
     logs: Mapping[str, str] = field(default_factory=dict)
-    weights: int = 0  # bytes of one answer's weights, where every answer has as many
+    weights: int = 0  # Bytes of the weights in one answer; 0 if the answers differ in size.
 
     @property
     def final(self) -> list[ClosedPhase]:
-        """What each phase has counted in the end: a round that began again has counted only what came last."""
+        """Return what each phase has counted in the end.
+
+        A round that began again has counted only what came last.
+        """
         last = {(c.round, c.phase): c for c in self.closed}
         return [c for c in last.values() if not c.reopened]
 
@@ -67,7 +70,7 @@ def rounds_in_order(e: Evidence) -> Iterable[str]:
 
 
 def counted_once(e: Evidence) -> Iterable[str]:
-    """A closed phase stays as it is; a line of rounds.jsonl has everybody who was counted, and nobody else."""
+    """Find a closed phase that changed, and a line of rounds.jsonl with other devices than were counted."""
     latest: dict[tuple[int, str], ClosedPhase] = {}
     for c in e.closed:
         if c.reopened:
@@ -83,7 +86,10 @@ def counted_once(e: Evidence) -> Iterable[str]:
 
 
 def given_as_closed(e: Evidence) -> Iterable[str]:
-    """Before a kill and after it; and every phase at least once."""
+    """Find answers that the server half got from no closed phase, and closed phases that it never got.
+
+    This covers the time before a kill and after it.
+    """
     known = [(c.round, c.phase, c.answers) for c in e.closed if not c.reopened]
     for c in e.given:
         if (c.round, c.phase, c.answers) not in known:
@@ -101,7 +107,7 @@ def made_by_its_device(e: Evidence) -> Iterable[str]:
 
 
 def bytes_add_up(e: Evidence) -> Iterable[str]:
-    """Every answer's weights crossed once."""
+    """Find rounds whose payload exceeds the wire, or in which an answer's weights did not cross once."""
     for line in e.lines:
         for way, kinds in line["payload"].items():
             for kind, n in kinds.items():
@@ -114,9 +120,10 @@ def bytes_add_up(e: Evidence) -> Iterable[str]:
 
 
 def bounds(e: Evidence, line: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes of weights that may have come in a round: every answer once, of those who were asked.
+    """Return the least and the most bytes of weights that may have come in a round.
 
-    Of a round that began again the line has the last attempt, and the bytes are those of all of them.
+    Each asked device sends its answer once. If a round began again, its line describes the last attempt, and
+    the bytes are those of all attempts.
     """
     took_part, asked = set(line["participants"]), {d for phase in line["phases"] for d in phase["asked"]}
     could = len(e.said) if line["attempt"] else len(asked | took_part)
@@ -156,7 +163,10 @@ def said_in(log: str) -> set[Said]:
 
 
 def computed_again(world: World, e: Evidence) -> list[str]:
-    """The whole run once more, in this process: every answer by name, and the last state bit by bit."""
+    """Compute the whole run once more in this process.
+
+    It compares each answer by name, and the last state bit by bit.
+    """
     torch.set_num_threads(1)
     plan = world.experiment.plan
     server, view = plan.server_half(), plan.variant.reports

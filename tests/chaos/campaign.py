@@ -1,4 +1,4 @@
-"""One run after the other under faults, until the time is over; then calm, an end, and the books."""
+"""One run after another under faults until the time is over; then a calm time, the end and the audit."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.seclusion import HUB, Network
 from tests.chaos.world import World
 
-CALM_SECONDS = 180.0  # that a run may take to its end once nothing is done to it any more
-GO_SECONDS = 60.0  # that devices may take to hear of it: the longest pause between two tries is 30
+CALM_SECONDS = 180.0  # Seconds that a run may take to its end after the last fault.
+GO_SECONDS = 60.0  # Seconds for devices to hear of the end; the longest pause between two tries is 30.
 TICK = 0.02
-# Everybody is waited for, or three of four make a round and nobody waits long for the last.
+# With PATIENT a round waits for all four devices. With HASTY three of four make a round, which does not wait long for
+# the last one.
 PATIENT = {"quorum": 4, "patience_seconds": 60.0, "grace_seconds": 20.0, "settle_seconds": 0.0}
 HASTY = {"quorum": 3, "patience_seconds": 6.0, "grace_seconds": 1.0, "settle_seconds": 0.2}
-# A device that has answered and was not counted must be none the wiser, where the run is to be computed again:
-# so the hasty ones run a method whose devices keep nothing.
+# The run is computed again, so a device whose answer was not counted must have learned nothing from it. That is why
+# the hasty runs use a method whose devices keep no state.
 RUNS = (
     ("fedavg", HASTY, {"epochs": 2, "batch": 8}),
     ("fedpall", PATIENT, {"epochs": 1, "batch": 8, "server_epochs": 1}),
     ("fedavg", PATIENT, {"epochs": 2, "batch": 8}),
 )
 
-# What the devices of a run learn from: each has about as many weights, and an answer of 250 kB is four blocks.
+# The samples of the devices. Each kind makes about as many weights; an answer of 250 kB is four blocks.
 PICTURES = {"source": "folder", "size": 8}
 OTHERS = {
     "series": {"source": "arrays", "domain": "series", "shape": (3, 64)},
@@ -51,7 +52,7 @@ class Outcome:
     folder: Path
     runs: int = 0
     rounds: int = 0
-    harmed: int = 0  # rounds that ended while faults came
+    harmed: int = 0  # The number of rounds that ended while faults came.
     resumed: int = 0
     again: int = 0
     counted: int = 0
@@ -59,15 +60,15 @@ class Outcome:
     faults: Counter[str] = field(default_factory=Counter)
     starts: Counter[str] = field(default_factory=Counter)
     deaths: Counter[str] = field(default_factory=Counter)
-    unheard: int = 0  # devices that did not hear of a run's end
+    unheard: int = 0  # The number of devices that did not hear of the end of a run.
     violations: list[str] = field(default_factory=list)
     kept: list[Path] = field(default_factory=list)
 
 
 class Campaign:
-    only = ""  # faults whose kind has this in its name
+    only = ""  # Use only the kinds of faults whose name contains this text.
     runs = RUNS
-    keep = False  # every run's folder, and not only of those that went wrong
+    keep = False  # Keep the folder of every run, not only of the runs that went wrong.
 
     def __init__(
         self, folder: Path, seed: int, devices: int, rounds: int, pause: float, secluded: bool
@@ -117,7 +118,7 @@ class Campaign:
             shutil.rmtree(folder)
 
     def weather(self, world: World, dice: Dice, until: float) -> str:
-        """Until the run is over; why it does not come to its end, or nothing."""
+        """Harm the run until it is over; return why it does not come to its end, or an empty text."""
         storm, (pause, fault) = Storm(world), dice.draw()
         next_at, calm_at, calm_rounds = time.monotonic() + pause, 0.0, 0
         while not world.finished:
@@ -162,12 +163,16 @@ class Campaign:
 
 
 def samples_of(seed: int, number: int) -> dict[str, Any]:
-    """The seed says which the first run has; in nine runs each of the three methods meets each of them."""
+    """Return the samples of a run.
+
+    The seed decides which samples the first run has. In nine runs each of the three methods meets each kind
+    of samples.
+    """
     return SAMPLES[(seed + number + (number - 1) // len(SAMPLES)) % len(SAMPLES)]
 
 
 def pictures(root: Path, seed: int) -> None:
-    """Three classes of small pictures, forty of each."""
+    """Write three classes of small pictures, forty of each."""
     from PIL import Image
 
     dice = np.random.default_rng(seed)
@@ -180,7 +185,7 @@ def pictures(root: Path, seed: int) -> None:
 
 
 def arrays(root: Path, kind: str, seed: int) -> None:
-    """As many samples of the same three classes that are no pictures."""
+    """Write as many samples of the same three classes that are not pictures."""
     dice = np.random.default_rng(seed)
     labels, shape = np.arange(3).repeat(40), OTHERS[kind]["shape"]
     x = dice.normal(size=(3, *shape))[labels] + 0.3 * dice.normal(size=(len(labels), *shape))

@@ -1,7 +1,8 @@
-"""Whose answers made up each phase of a run, by name, as the coordinator's spool had it when the phase was closed.
+"""The answers of each phase of a run, by name, as the coordinator's spool had them when the phase was closed.
 
-The spool forgets the rows of a round two rounds later. Triggers of SQLite's note them within the transaction that
-closes the phase: nothing is missed, whoever is killed, and nothing is noted that did not come to last.
+The spool forgets the rows of a round two rounds later. SQLite triggers note them within the transaction that
+closes the phase. So no answer is missed, whichever process is killed, and no answer is noted that did not
+become durable.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 
 from protofleet.coordinator.spool.spool import Spool
 
-# Rows that go because their round is over are older than every checkpoint; all others go with a rollback.
+# Rows that are deleted because their round is over are older than every checkpoint; a rollback deletes the others.
 TRIGGERS: Final = """
 CREATE TABLE noted_closed (round INTEGER, phase TEXT, answers TEXT);
 CREATE TRIGGER note_closed AFTER INSERT ON closed BEGIN
@@ -34,19 +35,19 @@ END;
 class ClosedPhase:
     round: int
     phase: str
-    answers: Mapping[str, str]  # device -> name of its answer
-    reopened: bool = False  # nothing was counted: the round began again
+    answers: Mapping[str, str]  # Device -> name of its answer.
+    reopened: bool = False  # The round began again, so the phase counted no answer.
 
 
 def note_closed_phases(folder: Path) -> None:
-    """Of a run whose coordinator has not begun yet; the folder will be its spool's."""
+    """Install the triggers in a spool folder whose coordinator has not begun yet."""
     Spool(folder).close()
     with contextlib.closing(sqlite3.connect(folder / "spool.sqlite")) as db:
         db.executescript(TRIGGERS)
 
 
 def closed_phases(folder: Path) -> list[ClosedPhase]:
-    """In the order in which they were closed, or opened once more."""
+    """Return the phases in the order in which they were closed or reopened."""
     with contextlib.closing(sqlite3.connect(folder / "spool.sqlite")) as db:
         rows = db.execute("SELECT round, phase, answers FROM noted_closed ORDER BY rowid").fetchall()
     return [

@@ -1,4 +1,7 @@
-"""What can be done to a run, and how hard: each kind begins, lasts for a while and ends. The dice choose."""
+"""The faults that can harm a run, and how hard: each begins, lasts for a while and ends.
+
+Dice choose them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ EVERYBODY = "everybody"
 @dataclass(frozen=True)
 class Kind:
     weight: float
-    victims: str  # coordinator, device, party (one of all), broker
+    victims: str  # One of: coordinator, device, party (the coordinator or any device), broker.
     seconds: tuple[float, float]
     begin: Deed
     end: Deed
@@ -53,7 +56,7 @@ def start_broker(world: World, who: str) -> None:
 
 
 def pull(world: World, who: str) -> None:
-    """Packets vanish: in its namespace where there is one, else in its proxy."""
+    """Drop all packets of a party: in its network namespace if there is one, else in its proxy."""
     if world.network:
         world.network.pull(who)
     else:
@@ -96,12 +99,12 @@ KINDS: Mapping[str, Kind] = {
         1, "broker", SHORT, lambda w, _: w.crash_broker(), start_broker
     ),
     "kill -9 the broker, store gone": Kind(1, "broker", SHORT, lambda w, _: w.wipe_broker(), start_broker),
-    # Only where it is asked for.
+    # Its weight is 0, so it comes only on request.
     "ten minutes without the broker, store gone": Kind(
         0, "broker", (600.0, 600.0), lambda w, _: w.wipe_broker(), start_broker
     ),
     "cut a line, in silence": Kind(2, "party", LONG, pull, plug),
-    "cut a line for a minute": Kind(0.1, "party", (50.0, 60.0), pull, plug),  # beyond 1.5 keepalives
+    "cut a line for a minute": Kind(0.1, "party", (50.0, 60.0), pull, plug),  # Over 1.5 keepalives.
     "break a line": Kind(2, "party", SHORT, snap, mend),
     "delay a line": Kind(1.5, "party", LONG, delay, hurry),
     "fill a device's disk": Kind(
@@ -111,7 +114,7 @@ KINDS: Mapping[str, Kind] = {
         0.7, "coordinator", LONG, lambda w, who: w.disks[who].fill(), lambda w, who: w.disks[who].free(), True
     ),
 }
-BUSY = {  # what would undo each other while it lasts
+BUSY = {  # Faults of one sort would undo each other.
     "kill -9 a device": "process", "freeze a device": "process", "kill -9 the coordinator": "process",
     "freeze the coordinator": "process", "cut a line, in silence": "line", "break a line": "line",
     "cut a line for a minute": "line",
@@ -119,7 +122,10 @@ BUSY = {  # what would undo each other while it lasts
 
 
 class Dice:
-    """The same seed draws the same faults with the same pauses. When they strike, the clock decides."""
+    """A generator of faults: the same seed draws the same faults with the same pauses.
+
+    The clock decides when they strike.
+    """
 
     def __init__(self, seed: int, devices: list[str], root: bool, pause: float, only: str = "") -> None:
         self._random = random.Random(f"chaos/{seed}")
@@ -131,7 +137,7 @@ class Dice:
         }
 
     def draw(self) -> tuple[float, Fault]:
-        """Seconds to wait, and what comes then."""
+        """Return the seconds to wait, and the fault that follows."""
         dice = self._random
         name = dice.choices(list(self._kinds), [kind.weight for kind in self._kinds.values()])[0]
         kind = self._kinds[name]
@@ -144,14 +150,14 @@ class Dice:
 
 
 class Storm:
-    """Faults as they come and go. A victim suffers one of each sort at a time."""
+    """The active faults of a run; a victim suffers one fault of each sort at a time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._active: dict[tuple[str, str], tuple[float, Fault]] = {}
 
     def strike(self, fault: Fault, now: float) -> bool:
-        """False where it cannot be: the victim suffers that already."""
+        """Begin a fault; return False if the victim already suffers one of this sort."""
         sort = "broker" if fault.victim == "broker" else BUSY.get(fault.kind, fault.kind)
         if (sort, fault.victim) in self._active:
             return False

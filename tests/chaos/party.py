@@ -1,4 +1,4 @@
-"""`protofleet`, which on SIGUSR1 says where it stands: for runs that do not come to their end."""
+"""The program `protofleet`, which logs its state on SIGUSR1: for runs that do not come to their end."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ PIECE = 1 << 16
 
 
 class Proxy:
-    """Bytes pass in both directions, unless told otherwise."""
+    """A proxy between a party and the broker; bytes pass in both directions until a fault stops them."""
 
     def __init__(self, host: str, target: tuple[str, int]) -> None:
         self._target = target
         self._server = socket.create_server((host, 0))
         self.port: int = self._server.getsockname()[1]
-        self.seconds = 0.0  # that every piece waits: delay, and a rate of 64 KiB in that time
+        self.seconds = 0.0  # Seconds that every piece waits: a delay, and a rate of 64 KiB in that time.
         self._open = threading.Event()
         self._open.set()
         self._refusing = False
@@ -26,7 +26,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hush(self) -> None:
-        """Nothing passes any more, and nobody is told."""
+        """Stop all bytes without a sign to either end."""
         self._open.clear()
 
     def resume(self) -> None:
@@ -34,7 +34,7 @@ class Proxy:
         self._open.set()
 
     def reset(self) -> None:
-        """Every connection breaks now, and none is taken."""
+        """Break every connection now, and accept no new one."""
         self._refusing = True
         for line in list(self._lines):
             hang_up(line)

@@ -1,6 +1,7 @@
-"""A place of our own: own processes, own mounts, own network. All of it is gone when we are, whatever ends us.
+"""Separate processes, mounts and networks for the tests; all of them vanish when the test program ends.
 
-Where that is not allowed (it takes root), faults are done without: cuts by the proxies, no small disks.
+This needs root. Without it, faults are done differently: the proxies cut the lines, and there are no small
+disks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ MARK = "PROTOFLEET_SECLUDED"
 UNSHARE = [
     "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private",
 ]  # fmt: skip
-HUB = "10.77.0.1"  # where the proxies listen, as seen from every namespace
+HUB = "10.77.0.1"  # The address at which every namespace reaches the proxies.
 
 
 def secluded() -> bool:
@@ -23,7 +24,7 @@ def secluded() -> bool:
 
 
 def seclude(module: str, arguments: list[str]) -> None:
-    """Start again in a place of our own, or come back where that cannot be."""
+    """Start the program again in separate namespaces, or return if that is impossible."""
     if secluded() or shutil.which("unshare") is None or shutil.which("ip") is None:
         return
     probe = "ip link add v0 type veth peer name v00 && mount -t tmpfs none /run && mkdir /run/netns && ip netns add a"
@@ -38,7 +39,7 @@ def ip(*words: str) -> None:
 
 
 class Network:
-    """A namespace for each party, joined to ours by a cable that can be pulled."""
+    """A network namespace for each party, joined to the one of the tests by a cable that a test can pull."""
 
     def __init__(self, names: list[str]) -> None:
         Path("/run/netns").mkdir(exist_ok=True)
@@ -61,7 +62,7 @@ class Network:
         ip("-n", name, "route", "add", "default", "via", ours)
 
     def inside(self, name: str) -> list[str]:
-        """What a command line begins with that shall run in this party's namespace."""
+        """Return the beginning of a command line that runs in the namespace of this party."""
         return ["nsenter", f"--net=/run/netns/{name}"]
 
     def pull(self, name: str) -> None:
@@ -72,7 +73,7 @@ class Network:
 
 
 class SmallDisk:
-    """A folder with so many bytes and no more. It can be filled, and freed again."""
+    """A folder with room for `size` bytes; a test can fill it and free it again."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self.folder = folder
@@ -92,7 +93,7 @@ class SmallDisk:
         (self.folder / "full").unlink(missing_ok=True)
 
     def close(self) -> None:
-        """What is on it stays, on the disk below."""
+        """Unmount the small disk, and keep its files on the disk below it."""
         kept = self.folder.with_name(f"{self.folder.name}.kept")
         shutil.copytree(self.folder, kept, symlinks=True)
         subprocess.run(["umount", str(self.folder)], check=True)

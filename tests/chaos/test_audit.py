@@ -1,4 +1,4 @@
-"""An audit that finds nothing says something only if it finds what is there."""
+"""An audit without findings means something only if the audit finds planted errors."""
 
 import copy
 from dataclasses import replace
@@ -26,7 +26,10 @@ def line(number, *devices, up=None, kind="training"):
 
 @pytest.fixture
 def sound():
-    """Two rounds of two devices; the first began again, the second was replayed after a kill."""
+    """Return evidence of two rounds of two devices.
+
+    The first round began again, and the second was replayed after a kill.
+    """
     closed = [
         ClosedPhase(1, "train", {"x": C, "y": C}),
         ClosedPhase(1, "train", {}, reopened=True),

@@ -1,4 +1,4 @@
-"""Which runs a campaign makes of a seed."""
+"""The runs that a campaign makes from a seed."""
 
 import contextlib
 

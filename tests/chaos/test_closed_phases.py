@@ -1,4 +1,7 @@
-"""What the chaos audit takes from the spool is what the server half was given, whoever died in between."""
+"""The answers that the audit reads from the spool are those that the server half got.
+
+This holds whichever process died in between.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -11,7 +14,7 @@ from tests.support.small_federation import POLICY, simulation
 
 
 def watched(folder, **more):
-    """A run whose closed phases are noted, and whose events are printed."""
+    """Return a run whose closed phases are noted and whose events are printed."""
     note_closed_phases(folder / "coordinator")
     run = simulation(folder, "fedpall", **more)
     keep_journal(run.service.run, [Events()])

@@ -35,7 +35,7 @@ def test_every_kind_is_drawn_with_a_victim_and_a_time_that_fit():
 
 
 class Place:
-    """A world that only notes."""
+    """A world that only keeps notes."""
 
     def __init__(self):
         self.notes = []
@@ -64,7 +64,7 @@ def test_a_victim_suffers_one_fault_of_a_sort_at_a_time_and_calm_ends_all(monkey
 
 @pytest.fixture
 def line():
-    """A socket, the proxy between, and the one at the other end."""
+    """Yield a socket, the proxy, and the socket at the other end of the proxy."""
     server = socket.create_server(("127.0.0.1", 0))
     proxy = Proxy("127.0.0.1", server.getsockname())
     near = socket.create_connection(("127.0.0.1", proxy.port), timeout=10)
@@ -98,7 +98,7 @@ def test_a_hushed_line_holds_its_bytes_until_it_goes_on(line):
 def test_a_broken_line_is_noticed_at_both_ends_and_mended_takes_new_connections(line):
     near, proxy, far = line
     near.sendall(b"x")
-    assert far.recv(10) == b"x"  # it stands
+    assert far.recv(10) == b"x"  # The connection is open.
     proxy.reset()
     for end in (near, far):
         with contextlib.suppress(ConnectionResetError):

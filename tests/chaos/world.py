@@ -1,4 +1,4 @@
-"""One run in real processes, as `protofleet run` would start them, each of which can be harmed."""
+"""One run in real processes, started as `protofleet run` would start them; each of them can be harmed."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from tests.chaos.seclusion import HUB, Network, SmallDisk
 
 ROOT = Path(__file__).parents[2]
 STORE = ("persistence true", "autosave_interval 1", "autosave_on_changes true")
-DISKS = {COORDINATOR: 40 << 20}  # bytes: a snapshot of FedPall is 4 MB, and there are two and a new one
-DISK = 24 << 20  # of a device
-PAUSE = 0.3  # seconds before somebody who has ended by himself is started again
+DISKS = {COORDINATOR: 40 << 20}  # Bytes; a snapshot of FedPall is 4 MB, and there are two and a new one.
+DISK = 24 << 20  # Bytes of the disk of a device.
+PAUSE = 0.3  # Seconds before a process that has ended by itself is started again.
 
 
 @dataclass
 class Process:
-    """A party. Whoever ends before the run does is started again, as a service manager would."""
+    """A party. If it ends before the run does, it is started again, as a service manager would do it."""
 
     name: str
     command: list[str]
     log: Path
-    out: int | None = None  # where its standard output goes, if not to the log
+    out: int | None = None  # The file descriptor for its standard output; without it the log has it.
     child: Child | None = None
-    held: bool = False  # killed, and not to be started yet
+    held: bool = False  # The test killed it, and does not start it yet.
     starts: int = 0
-    deaths: list[str] = field(default_factory=list)  # not by our hand: the last words
+    deaths: list[str] = field(default_factory=list)  # The last words of deaths that the test did not cause.
     _again_at: float = 0.0
 
     def start(self) -> None:
@@ -95,7 +95,7 @@ class Process:
 
 
 class World:
-    """`lines` are the proxies by party, `network` its namespaces where there are any."""
+    """The processes of one run; `lines` has a proxy for each party, `network` the namespaces if any."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class World:
 
     @property
     def results(self) -> Path:
-        """Where the coordinator's files are."""
+        """Return the folder with the files of the coordinator."""
         return self.folder / "coordinator" / self.experiment.name
 
     @property
@@ -157,7 +157,10 @@ class World:
             process.watch(now)
 
     def let_everybody_go(self, seconds: float) -> list[str]:
-        """Devices end when they hear that the run is over; who has not heard it comes back."""
+        """Wait until devices end because they hear that the run is over; return those that did not.
+
+        A device that ends without having heard it is started again.
+        """
         deadline = time.monotonic() + seconds
         while (
             waiting := [n for n in self.devices if not self.processes[n].done]
@@ -167,10 +170,10 @@ class World:
         return waiting
 
     def ask_where_everybody_stands(self) -> None:
-        """Into the logs; some are a while about it."""
+        """Ask all processes to write their state into their logs; some take a while."""
         for process in self.processes.values():
             process.say(signal.SIGUSR1)
-        time.sleep(2.0)  # nothing says when all have written
+        time.sleep(2.0)  # There is no sign that all have written.
 
     def note(self, words: str) -> None:
         with (self.folder / "faults.log").open("a") as file:

@@ -1,4 +1,4 @@
-"""The images that everything is built on; where no registry can be reached, made here of Debian's packages."""
+"""The base images of everything; without a registry, the tests make them from Debian's packages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 DEBIAN: Final = "debian:bookworm-slim"
 PYTHON: Final = "python:3.11-slim-bookworm"
-LOCAL: Final = "protofleet-local/"  # never under a public name: others build on this machine too
+LOCAL: Final = "protofleet-local/"  # Not a public name, because others build on this machine too.
 PULL_SECONDS: Final = 180
-# What the public slim images leave out as well, so that sizes can be compared.
+# The public slim images leave these out as well, so sizes can be compared.
 LEFT_OUT: Final = (
     "usr/share/doc",
     "usr/share/man",
@@ -26,7 +26,7 @@ LEFT_OUT: Final = (
     "var/lib/apt/lists",
 )
 
-# The certificates of a machine whose network looks into TLS belong here, and in no image of ours.
+# The certificates of a machine whose network inspects TLS belong here, and in no image of the product.
 DOCKERFILE: Final = """\
 FROM {base}
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv python3-pip \\
@@ -40,7 +40,7 @@ ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-
 
 
 def debian_base(engine: Engine, folder: Path, suite: str = "bookworm", processor: str = "") -> str:
-    """For another processor it is emulated, and bears its name."""
+    """Return a Debian image; for another processor it is emulated, and has the processor in its name."""
     name = f"debian:{suite}-slim" + (f"-{processor}" if processor else "")
     if not processor and _there(engine, name):
         return name

@@ -1,4 +1,4 @@
-"""An operator's machine: it says the lines of the pages, with the addresses of real hosts, and confirms."""
+"""An operator's machine: it runs the commands of the pages with the addresses of real hosts, and confirms."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.containers.devices import Bench, FakeDevice
 
 ROOT: Final = Path(__file__).parents[2]
 PROGRAMS: Final = Path(sys.executable).parent
-PATIENCE: Final = 1800  # seconds for a command: three hosts may fetch torch, one after the other
+PATIENCE: Final = 1800  # Seconds for a command; three hosts may fetch torch, one after the other.
 RUNS: Final = "/var/lib/protofleet-coordinator/runs"
 
 
 def commands_of(page: str) -> dict[str, list[str]]:
-    """The shell lines of a page, by the section that they stand in."""
+    """Return the shell lines of a page, by their section."""
     text = (ROOT / "docs" / page).read_text()
     found = dict[str, list[str]]()
     for section in re.split(r"^#+ ", text, flags=re.MULTILINE)[1:]:
@@ -33,14 +33,18 @@ def commands_of(page: str) -> dict[str, list[str]]:
 
 
 class Desk:
-    """`hosts`: by the addresses that the pages name."""
+    """The desk of an operator; `hosts` maps the addresses of the pages to hosts."""
 
     def __init__(self, folder: Path, bench: Bench, dependencies: str = "system") -> None:
-        """With "index" the hosts fetch what they run, as the page has it; "system" is what the vendor has mounted."""
+        """Set up a desk.
+
+        With "index" the hosts fetch their software, as the page says. With "system" they use the packages
+        that the vendor has mounted.
+        """
         self.folder, self.bench, self.hosts = folder, bench, dict[str, FakeDevice]()
         self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
         self.options = ["--key", str(bench.key)]
-        if dependencies != "index":  # which is what init writes by itself
+        if dependencies != "index":  # The command init writes "index" by itself.
             self.options += ["--dependencies", dependencies]
 
     def say(self, line: str, check: bool = True) -> str:

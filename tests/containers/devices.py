@@ -20,21 +20,21 @@ from tests.containers.engine import Engine, NoEngine
 IMAGE: Final = "protofleet-local/device"
 HERE: Final = Path(__file__).parent / "device"
 BOOT_SECONDS: Final = 60.0
-# What a systemd in a container asks for; an engine inside a sandbox often cannot give --privileged.
+# A systemd in a container needs these; an engine inside a sandbox often cannot give --privileged.
 FLAGS: Final = (
     "--cap-add", "SYS_ADMIN", "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
     "--tmpfs", "/run", "--tmpfs", "/run/lock", "--cgroupns=private",
 )  # fmt: skip
 
 
-# What an engine inside of such a container needs besides: control groups that are its own to write, and a real disk.
+# An engine inside of such a container also needs control groups that it may write, and a real disk.
 NESTED: Final = (
     "--cap-add", "NET_ADMIN", "--cgroupns=host", "-v", "/sys/fs/cgroup:/sys/fs/cgroup:rw", "-v", "/var/lib/docker",
 )  # fmt: skip
 
 
 class Bench:
-    """One image, one pair of keys, and the devices that were started from it."""
+    """One image, one pair of keys, and the devices that were started from the image."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine, self.folder = engine, folder
@@ -52,7 +52,7 @@ class Bench:
         self.known_hosts.touch()
 
     def with_engine(self) -> str:
-        """The image of a device that has docker."""
+        """Return the image of a device that has docker."""
         name = f"{self.image}-docker"
         if not self.engine.has_image(name):
             text = (HERE / "docker.Dockerfile").read_text()
@@ -60,7 +60,7 @@ class Bench:
         return name
 
     def with_mosquitto(self) -> str:
-        """The image of a host for broker and coordinator."""
+        """Return the image of a host for broker and coordinator."""
         name = f"{self.image}-hub"
         if not self.engine.has_image(name):
             text = (HERE / "hub.Dockerfile").read_text()
@@ -68,7 +68,7 @@ class Bench:
         return name
 
     def edge_archive(self, wheels: Path) -> Path:
-        """A container's image as `docker save` writes it."""
+        """Return a container's image as `docker save` writes it."""
         name, archive = f"{self.image}-edge", self.folder / "edge.tar"
         shutil.copy(HERE / "edge.Dockerfile", wheels / "Dockerfile")
         self.engine.docker("build", "-t", name, "--build-arg", f"BASE={self.engine.base}", str(wheels))
@@ -101,7 +101,7 @@ class Bench:
 
 @contextlib.contextmanager
 def bench_on(engine: Engine, folder: Path) -> Iterator[Bench]:
-    """Closed at the end. Where its devices cannot start the tests are skipped, and say why."""
+    """Yield a bench and close it at the end; skip the tests, with the reason, if its devices cannot start."""
     bench = None
     try:
         bench = Bench(engine, folder)
@@ -141,7 +141,10 @@ class FakeDevice:
 
 
 def vendored() -> str:
-    """This interpreter's packages, as the fake vendor's; they have to fit the Python of the device."""
+    """Return the folder of this interpreter's packages, which play the packages of the vendor.
+
+    They must fit the Python of the device.
+    """
     if sys.version_info[:2] != (3, 11):
         raise NoEngine(
             f"the fake devices have Python 3.11, this one is {sys.version_info[0]}.{sys.version_info[1]}"

@@ -1,6 +1,7 @@
-"""A dashboard's panels drawn from what Prometheus answers, for people to look at where there is no Grafana.
+"""The panels of a dashboard, drawn from Prometheus's answers, for people without a Grafana.
 
-Not Grafana's picture: the same queries, legends, units and places on the grid, as one page of SVG and text.
+It is not Grafana's picture, but it has the same queries, legends, units and places on the grid, as one page
+of SVG and text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A container engine for the tests: the one that runs, or a dockerd of our own that ends with the tests.
+"""A container engine for the tests: the running one, or a dockerd of the tests that ends with them.
 
-Ours keeps its images in a folder of its own (PROTOFLEET_ENGINE, by default ~/.cache/protofleet/engine), touches no
-other engine, and is shared by all test processes: whoever comes first starts it, whoever leaves last stops it.
+That dockerd keeps its images in a separate folder (PROTOFLEET_ENGINE, by default ~/.cache/protofleet/engine),
+touches no other engine, and serves all test processes: the first one starts it, and the last one stops it.
 Nothing is installed here; `make container-tools` does that.
 """
 
@@ -25,11 +25,11 @@ INSTALL: Final = "make container-tools"
 
 
 class NoEngine(Exception):
-    """Why no container can run here, in one line."""
+    """The reason why no container can run here, in one line."""
 
 
 class Engine:
-    """`docker(*words)` runs one command of the docker client and returns what it printed."""
+    """A client of an engine; `docker(*words)` runs one docker command and returns what it printed."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -39,7 +39,7 @@ class Engine:
             "DOCKER_BUILDKIT": "1",
             "BUILDKIT_PROGRESS": "plain",
         }
-        self.base = ""  # a Debian with Python and pip, to build on
+        self.base = ""  # The image to build on: a Debian with Python and pip.
         self.debian = ""
         self.folder = Path()
 
@@ -62,7 +62,7 @@ class Engine:
         return self.run("image", "inspect", name).returncode == 0
 
     def debian13(self) -> str:
-        """Made when it is asked for: few tests need it."""
+        """Return the image of Debian 13, made on request because few tests need it."""
         return debian_base(self, self.folder, "trixie")
 
     def make_bases(self, folder: Path) -> None:
@@ -73,7 +73,7 @@ class Engine:
 
 @contextlib.contextmanager
 def running_engine() -> Iterator[Engine]:
-    """An engine with its base images; NoEngine says why there is none."""
+    """Yield an engine with its base images; raise NoEngine with the reason if there is none."""
     if shutil.which("docker") is None:
         raise NoEngine(f"there is no docker on this machine; {INSTALL}")
     folder = Path(os.environ.get("PROTOFLEET_ENGINE", Path.home() / ".cache/protofleet/engine"))
@@ -92,7 +92,7 @@ def running_engine() -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def _own(folder: Path, why: str) -> Iterator[Engine]:
-    """Our dockerd, used by as many processes as hold the lock on `users`."""
+    """Yield a dockerd of the tests, shared by all processes that hold the lock on `users`."""
     engine = Engine(f"unix://{folder}/docker.sock")
     with (folder / "users").open("a") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
@@ -136,12 +136,15 @@ def _start(engine: Engine, folder: Path, why: str) -> None:
 
 
 def _stop_if_last(users: IO[str], folder: Path) -> None:
-    """Whoever comes while it stops waits for the lock, and starts another."""
+    """Stop the engine if no other process uses it.
+
+    A process that comes meanwhile waits for the lock, and starts another.
+    """
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
         number = int((folder / "dockerd.pid").read_text())
         os.kill(number, 15)
-    except (OSError, ValueError):  # others use it still, or it has gone
+    except (OSError, ValueError):  # Other processes still use it, or it has ended.
         return
     deadline = time.monotonic() + STOP_SECONDS
     while (folder / "dockerd.pid").exists() and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The product's own images, built once a session on the base images of the tests; and stand-ins for pulled ones."""
+"""The product's images, built once a session on the tests' base images; and stand-ins for pulled ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ STAND_INS = Path(__file__).parent / "debian.Dockerfile"
 
 
 def wheel_folders() -> tuple[Path, ...]:
-    """Where this machine's pip looks before it asks an index: a torch for CPUs alone may lie there."""
+    """Return the folders that this machine's pip reads before an index.
+
+    They may have a torch for CPUs alone.
+    """
     told = subprocess.run(
         ["python3", "-m", "pip", "config", "get", "global.find-links"], capture_output=True, text=True
     )
@@ -21,7 +24,10 @@ def wheel_folders() -> tuple[Path, ...]:
 
 
 def product(engine: Engine, *targets: str, base: str = "") -> list[str]:
-    """Their names. With wheels at hand, PyPI has the rest; else torch's own index is asked, as for everybody."""
+    """Build images of the product and return their names.
+
+    If there are wheels, PyPI has the rest; otherwise torch's own index is used, as for all users.
+    """
     wheels = wheel_folders()
     made = []
     for target in targets:
@@ -32,7 +38,7 @@ def product(engine: Engine, *targets: str, base: str = "") -> list[str]:
 
 
 def built_in(engine: Engine) -> Path:
-    """Of this engine: what was built in others has other ids."""
+    """Return the file with the ids of images that were built in this engine; other engines have other ids."""
     return engine.folder / "images.json"
 
 

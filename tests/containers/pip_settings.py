@@ -1,4 +1,4 @@
-"""This machine's pip settings as a board's: what pip is told here, and the files and folders that it is told of."""
+"""The pip settings of this machine for a board, with the files and folders that they name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Final
 
-ON_A_BOARD: Final = "/etc/pip.conf"  # the one place that a deployment's pip reads
+ON_A_BOARD: Final = "/etc/pip.conf"  # The only file that the pip of a deployment reads.
 FILE: Final = "file://"
 
 
 def mounted_pip_settings(folder: Path) -> list[str]:
-    """Words for `docker run`."""
+    """Return words for `docker run` that mount the pip settings."""
     settings = _told()
     path = folder / "pip.conf"
     path.write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
@@ -27,7 +27,7 @@ def mounted_pip_settings(folder: Path) -> list[str]:
 
 
 def _told() -> dict[str, str]:
-    """Of files and of the environment, which counts more."""
+    """Return pip's settings from files and from the environment, which has priority."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     pairs = [(key, str(ast.literal_eval(value))) for key, _, value in (line.partition("=") for line in lines)]

@@ -60,7 +60,7 @@ class Rig:
         return self.cli("deploy", step, *words, check=check, seconds=seconds)
 
     def fleet(self, hosts: dict[str, dict[str, Any]] | None = None, **tables: Any) -> None:
-        """Writes fleet.toml. Tables that are given go on top."""
+        """Write fleet.toml, with the given tables on top."""
         known = {
             name: {"address": device.address, "user": "root", "key": str(self.bench.key)}
             for name, device in self.devices.items()

@@ -1,6 +1,7 @@
-"""Run inside an image, on whatever processor: all that there is can be imported, hellos are answered, a model learns.
+"""A smoke test inside an image, on any processor: all modules import, hellos get answers, a model learns.
 
-It stands alone: an image holds no tests. The federation is the real one; its network is made up, its data patterns.
+It imports no tests, because an image has none. The federation is the real one; its network is simulated, and
+its data are made-up patterns.
 """
 
 import importlib
@@ -45,7 +46,8 @@ def part(n: int, seed: int) -> Part:
 
 
 def import_everything() -> int:
-    found, apart = 0, ("__main__", "brokers.embedded", "install_on_vendor_torch", "audit")  # for other places
+    # The modules in `apart` run in other places.
+    found, apart = 0, ("__main__", "brokers.embedded", "install_on_vendor_torch", "audit")
     for package in ("protocol", "runtime", "methods", "edge_client", "coordinator", "deploy"):
         package = f"protofleet.{package}"
         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):

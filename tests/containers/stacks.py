@@ -1,4 +1,4 @@
-"""A stack that really runs: brought up as `make up` does, asked by Prometheus' own interface, hurt from outside."""
+"""A running stack: started as `make up` does, queried through Prometheus, and harmed from outside."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from protofleet.coordinator.observe.rounds_file import read_rounds
 from tests.containers.engine import Engine
 
 ROOT = Path(__file__).parent.parent.parent
-STEP = 5  # seconds between two points of a query
-PATIENCE = 600.0  # seconds, on two cores that others use too
+STEP = 5  # Seconds between two points of a query.
+PATIENCE = 600.0  # Seconds, on two cores that other programs use too.
 
 
 class RunningStack:
@@ -60,25 +60,28 @@ class RunningStack:
         return found
 
     def kill(self, container: str) -> None:
-        """kill -9 of what runs in it. Not `docker kill`: after that no restart policy holds."""
+        """Kill the process in a container with SIGKILL.
+
+        `docker kill` would not do, because no restart policy holds after it.
+        """
         self.kill_process(self.state(container)["State"]["Pid"])
 
     @contextlib.contextmanager
     def held(self, beside: str = "") -> Iterator[None]:
-        """No round ends meanwhile: of three devices, of which two have to answer, two are stopped (SIGSTOP)."""
+        """Let no round end meanwhile: stop (SIGSTOP) two of the three devices; two answers make a round."""
         devices = [name for name in self.containers() if "-device-" in name and name != beside][:2]
         found = [
             line for name in devices for line in self.engine.docker("top", name, "-eo", "pid").splitlines()
         ]
         numbers = [int(line) for line in found if line.strip().isdecimal()]
-        self.signal("STOP", *numbers)  # `docker pause` needs a freezer, which not every kernel has
+        self.signal("STOP", *numbers)  # `docker pause` needs a kernel with a freezer.
         try:
             yield
         finally:
             self.signal("CONT", *numbers)
 
     def processes(self, container: str, device: str) -> list[int]:
-        """The engine's process ids of one device in a container of many."""
+        """Return the engine's process ids of one device in a container of many."""
         lines = self.engine.docker("top", container, "-eo", "pid,args").splitlines()
         return [int(line.split()[0]) for line in lines if f" device /protofleet/devices/{device}/" in line]
 
@@ -86,7 +89,10 @@ class RunningStack:
         self.signal("KILL", number)
 
     def signal(self, name: str, *numbers: int) -> None:
-        """To processes by the engine's ids. One that has ended meanwhile, as a health check does, needs none."""
+        """Send a signal to processes by the engine's ids.
+
+        A process that has ended meanwhile, as a health check does, needs none.
+        """
         command = 'for id; do kill -s "$0" "$id" || [ ! -e "/proc/$id" ] || exit 1; done'
         words = ("sh", "-c", command, name, *map(str, numbers))
         self.engine.docker("run", "--rm", "--pid=host", self.engine.debian, *words)
@@ -116,7 +122,7 @@ class RunningStack:
             return json.load(answer)["data"]
 
     def series(self, query: str, since: float, until: float) -> list[dict[str, Any]]:
-        """What a panel would draw."""
+        """Return the series that a panel would draw."""
         found = self.ask("query_range", query=query, start=str(since), end=str(until), step=str(STEP))
         result: list[dict[str, Any]] = found["result"]
         return result

@@ -1,4 +1,4 @@
-"""Three nodes of RabbitMQ in the broker's place: the same federation, the same certificates, and a node may die."""
+"""Three nodes of RabbitMQ as the broker: the same federation and certificates, and a node may die."""
 
 import uuid
 
@@ -9,7 +9,7 @@ from tests.containers.images import stand_in
 from tests.containers.stacks import RunningStack
 from tests.containers.test_stack import stack_words
 
-ROUNDS = 150  # more than pass while a node is down, three times: a round takes less than half a second
+ROUNDS = 150  # More rounds than pass while a node is down three times; a round takes under half a second.
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 
 

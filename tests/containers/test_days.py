@@ -1,6 +1,6 @@
-"""The pages of the first day and of the second, executed: real SSH, real systemd, the host's own Mosquitto.
+"""The pages of the first and the second day, executed: real SSH, real systemd, the host's own Mosquitto.
 
-The tests go on one with what the other has left, as an operator does.
+Each test goes on with the state that the test before it has left, as an operator does.
 """
 
 import os
@@ -31,7 +31,7 @@ def pid_of(host, role):
 
 
 def hurry(fleet):
-    """Take the pauses and the early end out of a new fleet's run: each test waits for rounds."""
+    """Remove the pauses and the early end from a new fleet's run, because each test waits for rounds."""
     text = fleet.read_text()
     for written, wanted in (
         ("pause_seconds = 960.0", "pause_seconds = 0.0"),
@@ -43,7 +43,7 @@ def hurry(fleet):
 
 
 def lose(host, role, label=""):
-    """All that this role has on the host: a new disk has none of it."""
+    """Delete all that this role has on the host, as on a new disk."""
     label = label or f"protofleet-{role}"
     host.sh(
         f"systemctl stop protofleet-{role}; rm -rf /opt/{label} /var/lib/{label} /etc/{label}"
@@ -225,7 +225,7 @@ BOARDS = commands_of("tutorial-engineer.md")["On the boards"]
 
 
 def test_the_same_boards_serve_what_they_learn_and_are_rolled_back_once(desk, tmp_path):
-    """From an empty folder; they have been in another federation, whose root they are told to forget."""
+    """It begins with an empty folder. The boards were in another federation, whose root they must forget."""
     desk = replaced_in(desk, tmp_path)
     init, *deploy, versions, rollback, unpin = BOARDS
     desk.say(init)
@@ -250,7 +250,7 @@ def test_the_same_boards_serve_what_they_learn_and_are_rolled_back_once(desk, tm
 
 
 def replaced_in(desk, folder):
-    """The same hosts, an operator who begins anew."""
+    """Return a new desk with the same hosts, as for an operator who begins anew."""
     other = Desk(folder, desk.bench)
     other.hosts = desk.hosts
     return other

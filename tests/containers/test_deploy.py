@@ -1,4 +1,4 @@
-"""Deployments to fake devices: real SSH, real rsync, real systemd, a real federation that they join."""
+"""Deployments to fake devices: real SSH, real rsync, real systemd, and a real federation."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def bench(engine, tmp_path_factory):
 
 @pytest.fixture
 def rig(bench, tmp_path):
-    """Makes a fleet of so many devices, with its broker."""
+    """Yield a maker of a fleet with this many devices and its broker."""
     made = []
 
     def make(count, image="", **others):
@@ -48,7 +48,7 @@ def rig(bench, tmp_path):
 
 
 def note(words):
-    """A figure for whoever watches."""
+    """Print a figure for a person who watches."""
     sys.__stderr__.write(f"\n{words}\n")
 
 
@@ -86,7 +86,7 @@ def test_a_fleet_joins_a_run_and_finishes_it_and_a_second_deployment_changes_not
         assert row["who"] and row["when"] and row["host"] in fleet.devices
     steps = [row["step"] for row in fleet.history() if row["host"] == "board-0"]
     assert steps == STEPS
-    for device in fleet.devices.values():  # nothing secret has crossed, nothing private is open
+    for device in fleet.devices.values():  # No secret crossed, no private file is open.
         assert device.sh("find /var/lib/protofleet/keys -name '*.key' -perm /077") == ""
         assert device.sh("grep -rl 'PRIVATE KEY' /opt/protofleet/incoming /etc/protofleet || true") == ""
 
@@ -150,7 +150,7 @@ def test_what_is_broken_is_said_in_clear_words_and_stops_nobody_else(rig, bench)
 
 
 def test_a_deployer_that_dies_in_any_step_is_gone_on_with(rig):
-    """One pass over all steps, and in each of them the deployer is killed."""
+    """One pass goes over all steps, and the deployer is killed in each of them."""
     fleet = rig(1)
     fleet.start_coordinator(rounds=10_000)
     survived = []
@@ -169,7 +169,7 @@ def test_a_deployer_that_dies_in_any_step_is_gone_on_with(rig):
                     os.killpg(deployer.pid, signal.SIGKILL)
                     survived.append(step)
                     break
-    assert len(survived) >= 7, survived  # a step may have come to its end in spite of the kill
+    assert len(survived) >= 7, survived  # A step may end in spite of the kill.
     assert (
         "1 host: 1 changed, 0 failed" in (said := fleet.deploy("apply", "--yes").stdout)
         or "0 changed" in said
@@ -265,7 +265,7 @@ def test_the_unit_is_sound_confined_and_watched(rig):
 
 
 def test_a_training_that_the_kernel_ends_is_reported_and_not_fatal_to_the_agent(rig, bench):
-    """What outgrows the memory is the training of a large batch; the weights, which the agent has too, are small."""
+    """The training of a large batch outgrows the memory; the weights, which the agent has too, are small."""
     fleet = rig(0, small=("-m", "900m", "--memory-swap", "900m"))
     fleet.fleet(device={"data": {"samples": 900}})
     device = fleet.devices["small"]
@@ -281,7 +281,7 @@ def test_a_training_that_the_kernel_ends_is_reported_and_not_fatal_to_the_agent(
 
 
 def test_a_container_is_shipped_loaded_and_served_by(rig, bench, tmp_path):
-    """An engine inside of the fake device runs it: shipped as an archive, as where no registry can be reached."""
+    """An engine inside the fake device runs it. It comes as an archive, as for hosts without a registry."""
     wheels = tmp_path / "wheels"
     make_release(Software(dependencies="system"), wheels)
     archive = bench.edge_archive(wheels)

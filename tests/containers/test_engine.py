@@ -1,4 +1,4 @@
-"""The engine of the tests runs what it is given, on images that were made or pulled once."""
+"""The engine of the tests runs commands on images that were made or pulled once."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_a_container_on_the_python_base_runs_python_and_reaches_pip(engine):
 def test_a_second_user_finds_the_same_engine(engine):
     with running_engine() as another:
         assert another.base == engine.base
-    engine.docker("version")  # it left, and the engine still stands for us
+    engine.docker("version")  # The other user left, and the engine still runs.
 
 
 def test_without_a_docker_client_one_line_says_what_to_install(monkeypatch):

@@ -1,4 +1,4 @@
-"""The product's images, built on the bases of the tests: what they weigh, keep, and whether they do their work."""
+"""The product's images, built on the bases of the tests: their sizes, their content and their work."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from tests.containers.images import built_in, product, wheel_folders
 from tests.support.installed import installed_in, own_environment, wheel_in
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
-ABOVE_THE_BASE = 150e6  # bytes that an edge image may add to its base and torch
+ABOVE_THE_BASE = 150e6  # Bytes that an edge image may add to its base and torch.
 
 JETPACK = """\
 FROM {base}
@@ -33,7 +33,7 @@ def edge(engine):
 
 @pytest.fixture(scope="module")
 def jetpack(engine, tmp_path_factory):
-    """Like an image of NVIDIA's: a torch in the system's Python that is not any index's."""
+    """Return an image like NVIDIA's: a torch in the system's Python that comes from no index."""
     folder = tmp_path_factory.mktemp("jetpack")
     (folder / "wheels").mkdir()
     for wheels in wheel_folders():
@@ -105,7 +105,7 @@ def test_a_name_that_was_given_to_another_image_is_not_taken_for_what_was_built(
 
 
 def smoke(engine, image):
-    """What an image says of itself after importing everything and learning something."""
+    """Return the last line of an image's smoke test, which imports everything and learns something."""
     script = f"{Path(__file__).parent / 'smoke.py'}:/smoke.py:ro"
     words = (
         "run",
@@ -133,7 +133,10 @@ def test_it_imports_everything_answers_hellos_and_learns(engine, edge):
 )
 @pytest.mark.timeout(5400)
 def test_the_same_file_makes_an_image_for_arm64(engine):
-    """Emulated: binfmt_misc has to know qemu-aarch64. PyPI's newer torches for arm64 want CUDA; 2.7.1 does not."""
+    """It is emulated: binfmt_misc must know qemu-aarch64.
+
+    PyPI's newer torches for arm64 want CUDA; 2.7.1 does not.
+    """
     base = python_base(engine, engine.folder, "arm64")
     name, pins = "protofleet-local/edge-arm64", (("torch", "2.7.1"), ("torchvision", "0.22.1"))
     build(Build("edge", base, "", pins=pins, name=name), {"DOCKER_HOST": engine.host}, built_in(engine))
@@ -141,7 +144,7 @@ def test_the_same_file_makes_an_image_for_arm64(engine):
 
 
 def test_every_method_of_the_papers_is_whole_in_it(engine, edge):
-    """What was left out to make it small is missed by nobody."""
+    """No method misses the parts that were left out to make the image small."""
     code = """import warnings; warnings.simplefilter("ignore")
 import finch, sklearn.manifold, scipy.io, rich.live
 import protofleet.deploy.report.run_page, protofleet.coordinator.main, protofleet.edge_client.main
@@ -162,7 +165,7 @@ print(len(methods.names()), clusters.shape[0])"""
 
 
 def test_a_device_without_a_coordinator_is_not_well_and_says_why(engine, edge):
-    """Health in the image asks the process that runs, and not whether a port is open."""
+    """The health check in the image asks the running process; it does not test for an open port."""
     name = engine.docker("run", "-d", "--rm", "--entrypoint", "sleep", edge, "60")
     try:
         done = engine.run("exec", name, "protofleet", "health", "/protofleet/settings.toml")
@@ -188,7 +191,7 @@ def test_an_installed_protofleet_builds_an_image_of_the_same_program(engine, edg
     docker = {
         "DOCKER_HOST": engine.host,
         "DOCKER_CONFIG": str(Path.home() / ".docker"),
-    }  # which may have its plugins
+    }  # This folder may have docker's plugins.
     environment = own_environment() | docker | {"HOME": str(tmp_path / "home")}
     before = python(engine, edge, PROGRAM)
     words += ["--torch-index", ""] if wheels else []
@@ -227,7 +230,7 @@ def test_a_base_without_torch_makes_no_jetson_image(engine, capfd, monkeypatch):
 
 
 def test_a_stuck_process_is_started_again_by_the_engine(engine, edge, tmp_path):
-    """SIGSTOP of a thread is not to be had: the loop is made to hang, and exit code 70 brings the next process."""
+    """A thread cannot get SIGSTOP alone. So the loop hangs, and exit code 70 brings the next process."""
     script = tmp_path / "hang.py"
     script.write_text(
         "import time\nfrom protofleet.runtime.health import Heartbeats, watchdog\n"

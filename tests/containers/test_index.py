@@ -1,4 +1,4 @@
-"""Day 0 with boards that bring nothing: each host fetches what it runs from an index, by the hashes of the locks."""
+"""Day 0 with boards that have nothing: each host fetches its software from an index, by the locks' hashes."""
 
 import json
 
@@ -32,7 +32,10 @@ def desk(engine, tmp_path_factory):
 
 
 def index_problem(host):
-    """Without a torch for CPUs each host would fetch 5.4 GB of CUDA's."""
+    """Return why a host cannot fetch a torch for CPUs, or an empty text.
+
+    Without it each host would fetch 5.4 GB of CUDA's.
+    """
     (torch,) = read_lock((LOCKS_FOLDER / "cpu.txt").read_text())
     wanted = f"{torch.name}=={torch.version}"
     host.sh("python3 -m venv /tmp/asks")

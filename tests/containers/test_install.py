@@ -1,4 +1,4 @@
-"""What `make container-tools` says when it is done, with programs that are made up."""
+"""The final words of `make container-tools`, with programs that are made up."""
 
 import os
 import subprocess

@@ -1,5 +1,8 @@
-"""The compose stack runs a federation to its end, whichever container is killed; Prometheus sees all of it, and every
-panel and every alert has something to show. One run for all of these questions: it is what takes the time."""
+"""The compose stack runs a federation to its end, whichever container is killed.
+
+Prometheus sees all of it, and every panel and every alert has something to show. One run serves all of these
+tests, because the run takes most of the time.
+"""
 
 import json
 import os
@@ -23,17 +26,17 @@ from tests.containers.stacks import STEP, RunningStack
 from tests.deploy.fleet.boards import jetson_files
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
-ROUNDS = 90  # long enough for several scrapes after the last kill: 30 took 15 s
+ROUNDS = 90  # Enough for several scrapes after the last kill; 30 rounds took 15 s.
 VARIABLES = ("device", "domain", "view", "method")
 
 
 @dataclass
 class History:
-    """A stack after its run: what it went through, and when."""
+    """A stack after its run, with its events and their times."""
 
     stack: RunningStack
     began: float
-    first_round: float  # seconds from `up` to the first completed round
+    first_round: float  # Seconds from `up` to the first completed round.
     killed: list[str]
     ended: float
 
@@ -53,7 +56,10 @@ def history(engine, tmp_path_factory):
 
 
 def stack_words(engine, **more):
-    """What `make up` is told: our images, stand-ins for those that cannot be pulled, little work, any free port."""
+    """Return the arguments of `make up`.
+
+    They name our images, stand-ins for images that cannot be pulled, little work, and any free port.
+    """
     images = dict(zip(("COORDINATOR_IMAGE", "DEVICE_IMAGE"), product(engine, "coordinator", "demo")))
     images |= {"BROKER_IMAGE": stand_in(engine, "broker"), "PROMETHEUS_IMAGE": stand_in(engine, "prometheus")}
     given = images | {"COMPOSE_PROFILES": "", "BROKER_PORT": "127.0.0.1:", "PROMETHEUS_PORT": "127.0.0.1:"}
@@ -75,14 +81,14 @@ def live_through(stack, hot):
         stack.wait("end of the run", lambda: len(stack.rounds()) == ROUNDS + 1)
         over = time.time()
         stack.wait("scrape after the end", lambda: time.time() > over + 6)
-        # Prometheus was killed last. It writes alerts down again once it has restored them: some evaluations later.
+        # Prometheus was killed last. It writes alerts again once it has restored them, some evaluations later.
         stack.wait("alert", lambda: stack.ask("query", query='ALERTS{alertname="Watchdog"}')["result"])
-    return History(stack, began, first, killed, time.time() + STEP)  # what came last is on a query's grid
+    return History(stack, began, first, killed, time.time() + STEP)  # The last points are on a query's grid.
 
 
 def kill_and_see_it_return(stack, name):
     started = stack.state(name)["State"]["StartedAt"]
-    with stack.held(beside=name):  # else the run is over before everything was killed
+    with stack.held(beside=name):  # Otherwise the run ends before everything was killed.
         stack.kill(name)
         stack.wait(f"return of {name}", lambda: stack.state(name)["State"]["StartedAt"] != started)
         before = len(stack.rounds())
@@ -92,7 +98,10 @@ def kill_and_see_it_return(stack, name):
 
 
 def board(engine, folder):
-    """A target that joins by a file: a board with thermal zones, which this machine need not have."""
+    """Return a function that adds a target by a file: a board with thermal zones.
+
+    This machine need not have thermal zones.
+    """
     registry, port = CollectorRegistry(), free_port()
     registry.register(Sensors(jetson_files(folder / "board")))
 
@@ -107,7 +116,10 @@ def board(engine, folder):
 
 
 def draw(history):
-    """A page a dashboard, and what was measured, for people: PROTOFLEET_PICTURES=DIR make test-containers"""
+    """Write a page for each dashboard, and the figures, for people.
+
+    The command is `PROTOFLEET_PICTURES=DIR make test-containers`.
+    """
     if not (folder := os.environ.get("PROTOFLEET_PICTURES")):
         return
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -223,7 +235,7 @@ def test_devices_say_that_they_are_well(history):
 
 
 def test_what_prometheus_counted_is_what_the_coordinator_wrote(history):
-    """The coordinator was killed once, so its counters began anew; the gauges of the last rounds are compared."""
+    """The coordinator was killed once, so its counters began anew. The last rounds' gauges are compared."""
     for direction, kinds in history.stack.rounds()[-2]["payload"].items():
         for kind, size in kinds.items():
             query = f'protofleet_round_bytes{{direction="{direction}", kind="{kind}"}}'
@@ -279,7 +291,10 @@ def test_every_rule_is_evaluated_and_what_it_asks_for_is_there(history):
 
 
 def test_many_devices_in_one_container_take_part_and_come_back_one_by_one(engine, tmp_path):
-    """After the run above: the images are there. One process is killed, and only that one is started again."""
+    """It follows the run above, whose images exist.
+
+    One process is killed, and only that one is started again.
+    """
     words = [*stack_words(engine, name="many", rounds=8), "--devices", "2", "--together"]
     stack = RunningStack(engine, tmp_path / "stack", f"pft{uuid.uuid4().hex[:8]}", *words)
     try:

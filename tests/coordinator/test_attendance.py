@@ -1,4 +1,4 @@
-"""Who is waited for before a round: in the log at once, and every minute."""
+"""The log names the devices that a round waits for, at once and every minute."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ def said(caplog):
 def test_it_is_said_at_once_and_every_minute_until_the_round_begins(said):
     log = AttendanceLog(Policy(quorum=2, gather=3))
     log.say_if_due(True, frozenset(), frozenset(), FLEET, 5.0)
-    assert said() == []  # nobody is waited for yet
+    assert said() == []  # the round waits for no device yet
     log.gathering(True, 5.0)
     assert log.wake_at == 5.0
     here = FLEET - {"board-00"}

@@ -29,7 +29,7 @@ HARD = RunPolicy(
 
 
 class WithEveryRule(AnyWeather):
-    """Also with an evaluation by all before each round that leaves devices out."""
+    """The same events with an evaluation by all devices before each round that leaves devices out."""
 
     policy = HARD
 
@@ -39,7 +39,7 @@ TestWithEveryRule = WithEveryRule.TestCase
 
 
 def to_round(m, number, devices, seconds, now=0.0):
-    """Run whole rounds, each answer taking `seconds[device]`; the time at which the round is asked comes back."""
+    """Run whole rounds with answers that take `seconds[device]`, and return the time at which `number` is asked."""
     while m.round < number:
         begun = now
         for device in sorted(set(m.cohort) & set(devices), key=seconds.get):
@@ -114,7 +114,7 @@ def test_by_default_a_silent_device_of_four_costs_no_phase_three_times_the_other
         begun, number = now, m.round
         for seconds, device in enumerate("abc", start=10):
             answer(m, device, now=begun + seconds, round=number, phase=phase, base=m.base)
-            m.handle(Joined("d"), begun + seconds)  # it says hello as often as it likes
+            m.handle(Joined("d"), begun + seconds)  # it may say hello at any time
         now = m.wake_at
         m.handle(Woke(), now)
         assert 12.0 < now - begun <= 3 * 12.0, number
@@ -158,7 +158,7 @@ def test_refused_answers_are_no_measure_of_time():
 
 
 def resumed(seconds=0.0, known="", **rules):
-    """In the first round, that an earlier process was at for so long; in which these had answered."""
+    """Return a machine in round 1, in which an earlier process spent `seconds` and got the answers of `known`."""
     rules = {"patience_seconds": 100.0, "grace_seconds": 5.0, "straggler_factor": 2.0, **rules}
     m = machine(quorum=2, **rules)
     accepted = {"train": dict.fromkeys(known, b"base")}
@@ -221,7 +221,7 @@ def test_who_has_left_is_no_part_of_those_of_whom_most_must_have_answered():
 
 
 def test_an_answer_lost_to_a_damaged_disk_is_waited_for_as_long_as_an_ask_may_take():
-    """Who counts has been decided: the same bits must come of it."""
+    """It is already decided which devices count, so the result must have the same bits."""
     m = machine(quorum=2, patience_seconds=100.0, straggler_factor=2.0)
     accepted = {"train": dict.fromkeys("abc", b"base")}
     m.resume(Recovered(1, 0, tuple("abcd"), {"train": tuple("abcd")}, accepted, seconds=9.0))
@@ -361,7 +361,7 @@ def test_impossible_rules_are_refused_with_their_value(rules):
 
 
 def test_a_question_that_is_put_again_is_timed_from_when_it_was_asked_first():
-    """Two of five go in the middle of their work: without a quorum the round begins again, and they come back."""
+    """Two of five devices leave during their work. Without a quorum the round begins again, and they come back."""
     rules = {"straggler_factor": 1.5, "patience_seconds": 50.0, "grace_seconds": 10.0, "settle_seconds": 5.0}
     m = machine(cohort=5, quorum=4, gather=5, **rules)
     started(m, "abcde")

@@ -1,4 +1,4 @@
-"""A turn of the loop: all is written, then committed once, then said; and what a full disk makes of that."""
+"""A turn of the loop writes all, then commits once, then sends, and also copes with a full disk."""
 
 import errno
 import sqlite3
@@ -16,7 +16,7 @@ LOCKED = sqlite3.OperationalError("database is locked")
 
 
 class Recorder:
-    """A performer that notes its steps, and fails at the step whose number it is given, for as long as that is."""
+    """A performer that notes its steps, and fails at the step with the number `fails_at` as long as that is set."""
 
     def __init__(self):
         self.steps, self.fails_at, self.error = [], 0, FULL
@@ -82,7 +82,7 @@ def test_at_whatever_step_the_disk_is_full_each_command_is_said_once_and_after_i
     for command in commands:
         queue.add([command], 0.0)
     queue.end_turn(0.0)
-    queue.end_turn(1.0)  # turns go on meanwhile
+    queue.end_turn(1.0)  # turns continue in the meantime
     assert queue and queue.wake_at == RETRY_SECONDS
     performer.fails_at = 0
     queue.wake(RETRY_SECONDS - 0.1)
@@ -100,7 +100,7 @@ def test_what_was_written_before_the_disk_was_full_is_said_in_the_same_turn(queu
     performer.fails_at = 2
     queue.add([first], 0.0)
     queue.add([second], 0.0)
-    performer.fails_at = 0  # there is room for little
+    performer.fails_at = 0  # there is a little room again
     queue.end_turn(0.0)
     assert said(performer) == [first] and len(queue) == 1
 

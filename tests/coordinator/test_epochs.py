@@ -1,4 +1,4 @@
-"""Which epoch the next coordinator of a folder has, after clocks that were wrong."""
+"""The next coordinator of a folder gets a right epoch, also after clocks that were wrong."""
 
 import sqlite3
 
@@ -10,7 +10,7 @@ YEARS = 1_000 * DAY
 
 
 def claimed(folder, *clocks):
-    """The epochs of coordinators that were started one after the other, each under such a clock."""
+    """Start one coordinator per clock, one after the other, and return their epochs."""
     epochs = []
     for clock in clocks:
         epochs.append(Spool(folder, durable=False).start_run("spring", "{}", clock))

@@ -1,4 +1,4 @@
-"""Evaluations by all present devices between rounds that leave some out, and runs that these end early."""
+"""All present devices evaluate between rounds that leave some out, and these evaluations can end a run early."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def lines_of(run):
 
 
 def what_was_measured(run):
-    """Without what a crash may change: seconds, and who was told again."""
+    """Return the lines of a run without what a crash may change: seconds, and bytes of repeated messages."""
     found = [{key: line[key] for key in KEPT} for line in lines_of(run)]
     for line in found:
         if line["evaluation"]:
@@ -76,7 +76,7 @@ def test_all_present_devices_measure_between_rounds_that_leave_some_out(tmp_path
 
 @pytest.mark.parametrize(("method", "view"), [("fedavg", "global"), ("fedsa", "personal")])
 def test_a_metric_of_accuracy_holds_what_all_present_devices_measured(tmp_path, method, view):
-    """A sampled cohort has other domains in each round."""
+    """A sampled cohort can have other domains in each round."""
     run = simulation(tmp_path, method).run()
     lines, shown, rounds = lines_of(run), [], []
     for count in range(1, len(lines) + 1):
@@ -97,7 +97,7 @@ def test_a_metric_of_accuracy_holds_what_all_present_devices_measured(tmp_path, 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedhp"])
 def test_evaluations_change_no_weight(tmp_path, method):
-    """FedHP fits once more before it is measured; a device undoes that where rounds follow."""
+    """FedHP fits once more before it is measured, and a device undoes this fit if more rounds follow."""
     on = simulation(tmp_path / "on", method).run()
     off = simulation(tmp_path / "off", method, every=0).run()
     assert any(line["evaluation"] for line in lines_of(on)) and not any(
@@ -112,7 +112,7 @@ def test_an_evaluation_costs_one_broadcast_and_is_metered_in_its_line(tmp_path):
     line = lines_of(run)[2]
     down, up = (line["evaluation"]["payload"][way] for way in ("down", "up"))
     assert sum(down.values()) > 0
-    assert not up  # measurements alone
+    assert not up  # only measurements
     assert sum(line["payload"]["down"].values()) >= sum(down.values())
     assert line["evaluation"]["wire"]["up"]["control"] > 0
 
@@ -157,7 +157,7 @@ def test_a_death_around_an_evaluation_changes_no_bit_and_no_measurement(tmp_path
     assert same(final_state(run), final_state(unbroken))
     broken, whole = what_was_measured(run), what_was_measured(unbroken)
     assert broken[2]["evaluation"] == whole[2]["evaluation"]
-    if victim == "coordinator":  # a device that comes back is missing from the count of those present
+    if victim == "coordinator":  # a device that comes back may not be counted as present yet
         assert broken == whole
 
 

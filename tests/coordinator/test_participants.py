@@ -1,4 +1,4 @@
-"""What a coordinator makes of hellos: one that says nothing new changes nothing."""
+"""A coordinator handles hellos, and a hello without news changes nothing."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ LOOK_FOR_A_LATER_COORDINATOR = "SELECT epoch FROM run"
 
 
 class Waiting:
-    """Two of three have answered round 1, and the third has lost its task."""
+    """A run in which two of three devices have answered round 1 and the third has lost its task."""
 
     def __init__(self, folder, **policy):
         self.run = run = simulation(folder, "fedavg", policy=replace(POLICY, patience_seconds=1e6, **policy))
@@ -43,13 +43,13 @@ class Waiting:
         self.told.append(event)
 
     def answered(self, run, update, now):
-        """Nothing is asked of answers here."""
+        """Do nothing, as these tests do not look at answers."""
 
     def stepped(self, run, step, now):
-        """Nothing is asked of steps here."""
+        """Do nothing, as these tests do not look at steps."""
 
     def greet(self, device, **other):
-        """The statements of the index, and the events, of the hello that the device has said last, said again."""
+        """Send the last hello of a device again, and return the index's SQL statements and the events that follow."""
         statements, self.told = [], []
         db = self.run.service.run.spool.index.db
         db.set_trace_callback(statements.append)
@@ -65,7 +65,7 @@ def waiting(tmp_path):
 
 
 def test_a_hello_that_says_nothing_new_makes_no_event_and_no_row(waiting):
-    waiting.greet("device-0")  # the first after its answer says so
+    waiting.greet("device-0")  # its first hello after its answer has news
     for _ in range(3):
         statements, events = waiting.greet("device-0")
         assert statements == [LOOK_FOR_A_LATER_COORDINATOR] and not events
@@ -107,7 +107,7 @@ def two_suffice(tmp_path):
 
 
 def after_a_revocation(waiting, die_in_between):
-    """The run to its end, without device-2, whose enrolment ends while it is waited for."""
+    """End the enrolment of device-2 while the run waits for it, and return the run after its end."""
     run = waiting.run
     del run.keyring["device-2"]
     if die_in_between:

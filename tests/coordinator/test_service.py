@@ -1,4 +1,4 @@
-"""The whole coordinator among real agents, in a simulated federation: who may take part, and what is survived."""
+"""The whole coordinator with real agents in a simulated federation admits the right devices and survives faults."""
 
 import re
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_a_device_that_never_comes_back_holds_nobody_up_for_long(tmp_path):
 
 
 class Commands:
-    """A watcher that keeps all commands."""
+    """An observer that keeps all commands."""
 
     def __init__(self):
         self.seen = []
@@ -61,7 +61,7 @@ def test_a_frozen_device_is_left_behind_at_the_deadline_and_its_answer_is_late(t
     policy = replace(PATIENT, patience_seconds=10.0)
     run = simulation(tmp_path, "fedavg", policy=policy, observers=[watcher])
     run.clock.run(lambda: len(run.service.run.machine.roster) == 3)
-    # Its late answer comes while round 2 is open: from then on it is not silent, and is waited for.
+    # Its late answer comes while round 2 is open. From then on the device is not silent, and rounds wait for it.
     run.workers["device-1"].seconds = 10.5
     run.run()
     assert run.service.finished and run.clock.now >= 20
@@ -131,7 +131,7 @@ def test_samples_without_any_validation_data_are_no_problem(tmp_path):
 
 
 def test_a_coordinator_that_was_replaced_while_it_hung_answers_no_hello(tmp_path):
-    """What came for it meanwhile comes at once when it goes on, before the broker says that it was replaced."""
+    """The waiting messages arrive at once when it goes on, before the broker says that it was replaced."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: len(run.service.run.participants.members) == 3)
     old = run.service

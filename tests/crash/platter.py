@@ -1,4 +1,4 @@
-"""What a power cut leaves of a folder: what was synced, and of the rest whatever the dice say."""
+"""A model of a disk after a power cut: synced data is there, and dice decide about the rest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FATES: Final = ("as it was synced", "cut short", "flipped", "zeroed", "as it was
 
 
 class OpenFolders:
-    """Each open, so that no inode number comes again."""
+    """Folders that stay open, so that no inode number is used twice."""
 
     def __init__(self) -> None:
         self._handles: dict[int, int] = {}
@@ -38,19 +38,20 @@ class OpenFolders:
 class Platter:
     """The durable image of one folder, kept through all lives of its party.
 
-    A file's bytes are durable as of its last sync, a name as of the last sync of its folder, a database and the log
-    beside it as of its last commit. `cut(dice)` turns the folder into what a disk may hold after a power cut: each
-    name that was not synced is the old or the new one, and each file that was not synced keeps its old bytes, all of
-    its new ones, or new ones that are cut short, zeroed at the end or have a bit flipped. Without dice nothing
-    unsynced survives. A folder is what it holds, under whatever name; a symbolic link comes whole with its name.
+    The bytes of a file are durable as of its last sync. A name is durable as of the last sync of its folder.
+    A database and the log beside it are durable as of the last commit. `cut(dice)` turns the folder into a
+    state that a disk may have after a power cut. Each name that was not synced is the old or the new one.
+    Each file that was not synced has its old bytes, all of its new bytes, or new bytes that are cut short,
+    zeroed at the end, or have a bit flipped. Without dice no unsynced data survives. A folder is known by its
+    content, under any name. A symbolic link comes whole with its name.
     """
 
     def __init__(self, folder: Path, shelf: Path) -> None:
-        self.folder, self._shelf = folder, shelf  # the shelf holds links, so that no inode number comes again
+        self.folder, self._shelf = folder, shelf  # The links on the shelf keep inode numbers in use.
         self._bytes: dict[int, bytes] = {}
-        self._names: dict[int, dict[str, int]] = {}  # by folder
-        self._targets: dict[int, str] = {}  # of links
-        self._folders: dict[int, Path] = {}  # by their number
+        self._names: dict[int, dict[str, int]] = {}  # Names and inode numbers in each folder.
+        self._targets: dict[int, str] = {}  # Targets of symbolic links, by inode number.
+        self._folders: dict[int, Path] = {}  # Folders by inode number.
         self._open = OpenFolders()
         shelf.mkdir(parents=True, exist_ok=True)
 
@@ -86,7 +87,7 @@ class Platter:
 
     @contextlib.contextmanager
     def as_they_are(self) -> Iterator[None]:
-        """Whoever closes a database within this leaves it and its log as a death does: SQLite would merge them."""
+        """Keep closed databases and their logs as a death leaves them; SQLite would merge them."""
         logs = {path: (path.stat().st_ino, path.read_bytes()) for path in self.folder.rglob("*-wal")}
         mains = {path: path.read_bytes() for path in map(database_of, logs)}
         yield
@@ -105,7 +106,7 @@ class Platter:
         names.update({path.name: again} if names.get(path.name) == number else {})
 
     def _note_closed_databases(self) -> None:
-        """SQLite removes a log once all that it holds is durable in its database."""
+        """Note databases whose log SQLite has removed, because all of the log is durable in the database."""
         for number, names in list(self._names.items()):
             folder = self._folders[number]
             for path in [folder / name for name in names if name.endswith("-wal")]:
@@ -134,7 +135,10 @@ class Platter:
             self.folder_synced(self.folder)
 
     def _survive(self, number: int, live: dict[int, Path], target: Path, dice: random.Random | None) -> None:
-        """`live`: the folders that there are. One that was removed may have a name, and what was synced of it."""
+        """Write the surviving entries of a folder to `target`; `live` has the folders that exist.
+
+        A removed folder may still have a name, and the entries of it that were synced.
+        """
         target.mkdir()
         folder = live.get(number)
         now = {entry.name: entry.lstat().st_ino for entry in folder.iterdir()} if folder else {}
@@ -156,7 +160,7 @@ class Platter:
         old = self._bytes.get(number, b"")
         beside = folder.iterdir() if folder else ()
         paths = [*(p for p in beside if p.lstat().st_ino == number), self._shelf / str(number)]
-        new = paths[0].read_bytes() if paths[0].exists() else b""  # a name was synced, its bytes never were
+        new = paths[0].read_bytes() if paths[0].exists() else b""  # Without a file, only the name was synced.
         return old if dice is None or new == old else spoilt(old, new, dice)
 
 
@@ -165,7 +169,7 @@ def database_of(log: Path) -> Path:
 
 
 def spoilt(old: bytes, new: bytes, dice: random.Random) -> bytes:
-    begin = len(old) if new.startswith(old) else 0  # what was synced of a file that has grown is safe
+    begin = len(old) if new.startswith(old) else 0  # The synced part of a grown file is safe.
     cut = dice.randrange(begin, len(new) + 1)
     match dice.choice(FATES):
         case "as it was synced":
@@ -181,7 +185,10 @@ def spoilt(old: bytes, new: bytes, dice: random.Random) -> bytes:
 
 
 class FrailDisk(Disk):
-    """One life's disk over a platter. It waits for no fsync: what would survive one is kept beside."""
+    """The disk of one life over a platter.
+
+    It waits for no fsync, but notes what an fsync would make durable.
+    """
 
     def __init__(self, platter: Platter) -> None:
         super().__init__(durable=False)
@@ -189,7 +196,7 @@ class FrailDisk(Disk):
         self._databases: list[sqlite3.Connection] = []
 
     def die(self) -> None:
-        """Its process is gone: nothing of it has a file open any more."""
+        """Close all files of the dead process."""
         with self.platter.as_they_are():
             for db in self._databases:
                 db.close()

@@ -1,4 +1,7 @@
-"""Every point at which a party can die, and what it may look like afterwards: run them, and say what differs."""
+"""Every point at which a party can die, and every state in which a death may leave its disk.
+
+The enumeration runs each death and reports the differences.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ import torch
 
 from tests.crash.world import DEVICES, PARTIES, Outcome, crashing, outcome
 
-METHODS: Final = ("fedavg", "fedpall", "fedplcc")  # one phase; two phases; answers of ragged shapes
+METHODS: Final = ("fedavg", "fedpall", "fedplcc")  # One phase; two phases; answers of varying shapes.
 FATES: Final = {
     "killed": "the process is gone, what it wrote is there",
     "killed twice": "and once more while it recovers",
     "unplugged": "the power fails: nothing is there that was not synced",
     "torn": "the power fails: what was not synced is there, or not, or cut short, zeroed, or with a bit flipped",
 }
-SECOND: Final = 7  # steps after the first death, in the midst of the recovery
+SECOND: Final = 7  # Steps from the first death to the second one, in the middle of the recovery.
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Death:
     fate: str
 
     def differences(self) -> list[str]:
-        """Against the unbroken run; nothing, where the death changed no bit."""
+        """Return the differences from the unbroken run; an empty list means that the death changed no bit."""
         whole, _ = unbroken(self.method)
         points = {self.point, self.point + SECOND} if self.fate == "killed twice" else {self.point}
         with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +46,7 @@ class Death:
             except Exception as error:  # noqa: BLE001 - it is what this death has led to
                 return [f"{type(error).__name__}: {error}"]
         died = run.points[self.party].deaths
-        wrong = not 1 <= died <= len(points)  # the run may be over before somebody dies a second time
+        wrong = not 1 <= died <= len(points)  # The run may end before the second death.
         return [*([f"it died {died} times"] if wrong else []), *whole.differences(found)]
 
     def settings(self) -> Mapping[str, Any]:
@@ -55,7 +58,7 @@ class Death:
 
 @lru_cache
 def unbroken(method: str) -> tuple[Outcome, Mapping[str, list[str]]]:
-    """What a run comes to in which nobody dies, and the points that each party passes in it."""
+    """Return the outcome of a run without deaths, and the points that each party passes in it."""
     with tempfile.TemporaryDirectory() as folder:
         run = crashing(Path(folder), method).live()
         return outcome(run), {name: run.points[name].passed for name in PARTIES}
@@ -68,14 +71,14 @@ def deaths(method: str, party: str, fates: tuple[str, ...] = tuple(FATES)) -> It
 
 
 def whole_enumeration(methods: tuple[str, ...], fates: tuple[str, ...]) -> Iterator[Death]:
-    """The devices are alike: one of them dies everywhere."""
+    """Yield every death of the coordinator and of one device, because the devices are alike."""
     for method in methods:
         for party in ("coordinator", DEVICES[1]):
             yield from deaths(method, party, fates)
 
 
 def ready() -> None:
-    """A process of the enumeration: one thread, and silent about what it is made to survive."""
+    """Prepare a process of the enumeration: one thread, and no log messages about the planned deaths."""
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
 

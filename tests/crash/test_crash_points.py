@@ -1,4 +1,7 @@
-"""Whoever dies, and wherever: the run comes to the same bits. `make crash` has all points, here are some."""
+"""Whichever party dies at whatever point, the run ends with the same bits.
+
+`make crash` has all points; here are some.
+"""
 
 import itertools
 import re
@@ -56,7 +59,7 @@ def test_the_points_are_those_at_which_something_comes_to_last_or_leaves():
 
 
 class Thrown:
-    """Dice that say which names the power cut left as they were last: these, and all after them."""
+    """Dice that decide for each name whether a power cut leaves its newest version; after `names` it does."""
 
     def __init__(self, names):
         self.names = itertools.chain(names, itertools.repeat(True))
@@ -70,7 +73,7 @@ class PowerCut(Exception):
 
 
 class Fused(FrailDisk):
-    """The power goes just before a step on a path."""
+    """A disk whose power fails just before a step on a path."""
 
     blows_at = ("", Path())
 
@@ -82,7 +85,7 @@ class Fused(FrailDisk):
 @pytest.mark.parametrize("names", list(itertools.product((False, True), repeat=5)))
 @pytest.mark.parametrize("step", ["rename device.json", "sync ."])
 def test_a_device_keeps_its_book_whichever_names_a_power_cut_leaves(tmp_path, step, names):
-    """Each is the old one or the new one for itself, as where a file system keeps no order among them."""
+    """Each name is old or new independently, as on a file system that keeps no order among names."""
     platter = Platter(tmp_path / "device", tmp_path / "shelf")
     state = DeviceState(platter.folder, disk=(disk := Fused(platter)))
     state.boot(1)

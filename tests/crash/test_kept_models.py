@@ -1,4 +1,7 @@
-"""A device's copies of its models, killed or without room at each step: whole files or none, and training goes on."""
+"""A device's copies of its models, when it dies or lacks room at each step: the files are whole or absent.
+
+The training goes on in all cases.
+"""
 
 import logging
 
@@ -16,7 +19,7 @@ from tests.crash.platter import Platter
 from tests.crash.world import CountedDisk, Killed, Points
 from tests.methods.served.trained import device_0, plan_of
 
-ROUNDS = [(1, 0.2), (2, 0.7), (3, 0.4), (4, 0.9)]  # each with its accuracy on validation samples
+ROUNDS = [(1, 0.2), (2, 0.7), (3, 0.4), (4, 0.9)]  # Each round with its validation accuracy.
 PLAN = plan_of("fedavg")
 
 
@@ -30,7 +33,10 @@ def publish(kept, number, validation, kind=PERSONAL):
 
 
 def whole_rounds(folder):
-    """Of what is there under a whole name: CardError where a file is not what was written."""
+    """Return the rounds of the kept files.
+
+    Raise CardError if a file is not what was written.
+    """
     found = {}
     for chosen in (LAST, BEST):
         if (path := kept_file(folder, chosen)).exists():
@@ -41,7 +47,7 @@ def whole_rounds(folder):
 
 
 def life(folder, shelf, deadly=frozenset()):
-    """All rounds, each again where the device died in it, by the next process."""
+    """Run all rounds; the next process repeats a round in which the device died."""
     points, platter, rounds = Points(deadly), Platter(folder, shelf), list(ROUNDS)
     folder.mkdir(exist_ok=True)
     kept = kept_models(folder, CountedDisk(points, platter))
@@ -71,7 +77,7 @@ def test_wherever_a_device_is_killed_its_kept_models_are_whole_and_the_choice_is
 
 
 class Full(Disk):
-    """From a step on there is no room; until it is made."""
+    """A disk that has no room from a step on, until a test makes room."""
 
     def __init__(self, left):
         super().__init__(durable=False)
@@ -86,7 +92,7 @@ class Full(Disk):
 
 def publish_all(kept, kind=PERSONAL, rounds=ROUNDS):
     for number, validation in rounds:
-        publish(kept, number, validation, kind)  # whatever it raises would end the training
+        publish(kept, number, validation, kind)  # Any exception here would end a training.
 
 
 def steps_of(play):
@@ -126,7 +132,7 @@ def test_a_disk_that_is_full_at_any_step_costs_versions_and_never_the_training(t
         disk = Full(left)
         publisher, models = served(tmp_path / str(left), disk)
         publish_all(models, GLOBAL, few)
-        assert bool(disk.refused) == bool(publisher.take_unwritten())  # what only removes needs no room
+        assert bool(disk.refused) == bool(publisher.take_unwritten())  # Removing needs no room.
         for version in publisher.versions.whole():
             rebuild(
                 read_card((version.folder / "card.json").read_bytes()),

@@ -1,4 +1,4 @@
-"""Whoever dies, and wherever: every version under a whole name is whole, and `current` names one."""
+"""After a death at any point, every version under a complete name is whole, and `current` names one."""
 
 import json
 import random
@@ -17,7 +17,7 @@ FATES = ("killed", "unplugged", "torn", "torn otherwise")
 
 
 def files_of(number, waits):
-    """Each says what the other must be."""
+    """Return a card and files, each of which says what the other must be."""
     card = {
         "plan_sha256": PLAN, "round": number, "tensors": f"{number:064x}", "validation": 0.5 + 0.01 * (number % 4),
         "device": "owl" if waits else None,
@@ -29,7 +29,7 @@ def wrote(versions, number, waits=False):
     card, files = files_of(number, waits)
 
     def fill(folder):
-        for name, content in files.items():  # with a death in the middle of each
+        for name, content in files.items():  # A death may come in the middle of each file.
             (folder / name).write_bytes(content[: len(content) // 2])
             versions.disk.before_step("write", folder / name)
             (folder / name).write_bytes(content)
@@ -47,7 +47,7 @@ def wrote(versions, number, waits=False):
 
 
 def unpins(versions):
-    if versions.named("pinned"):  # it was done, and died before it could say so
+    if versions.named("pinned"):  # The process unpinned it, and died before it could report it.
         versions.unpin()
 
 
@@ -69,7 +69,10 @@ STEPS = [
 
 
 def life(folder, shelf, deadly=frozenset(), fate="killed", look=lambda folder: None):
-    """All steps, each again where it was died in, by whom the next process is. The points, and the folder."""
+    """Run all steps; the next process repeats a step in which the board died.
+
+    Return the points and the versions.
+    """
     points, platter = Points(deadly), Platter(folder, shelf)
     platter.folder.mkdir()
     dice = random.Random(f"{deadly} {fate}") if fate.startswith("torn") else None
@@ -91,7 +94,7 @@ def life(folder, shelf, deadly=frozenset(), fate="killed", look=lambda folder: N
 
 
 def look_through(folder, served_before):
-    """What any reader may find at any moment."""
+    """Check what a reader may find at any moment."""
     if not folder.is_dir():
         return
     for entry in folder.iterdir():
@@ -113,7 +116,7 @@ def ended(versions):
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (1, 2, 3))])
 def test_current_always_names_a_whole_version_wherever_a_board_dies(tmp_path, first):
-    """At each point in one of four ways, and in slow runs in the other three."""
+    """Each point has one of four deaths; slow runs add the other three."""
     points, whole = life(tmp_path / "unbroken", tmp_path / "shelf")
     assert {words.split()[0] for words in points.passed} == {
         "make",
@@ -127,7 +130,7 @@ def test_current_always_names_a_whole_version_wherever_a_board_dies(tmp_path, fi
     assert f"the tests try each of the {len(points.passed)} steps" in page
     served_from = (
         points.passed.index("point unbroken/models/current") + 3
-    )  # its name is synced one step later
+    )  # The name is synced one step later.
     for point in range(1, len(points.passed) + 1):
         served, fate = point >= served_from, FATES[(first + point) % len(FATES)]
         where = tmp_path / str(point)
@@ -139,7 +142,7 @@ def test_current_always_names_a_whole_version_wherever_a_board_dies(tmp_path, fi
 
 
 class Full(Disk):
-    """From a step on there is no room."""
+    """A disk that has no room from a step on."""
 
     def __init__(self, left):
         super().__init__(durable=False)

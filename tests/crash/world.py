@@ -1,4 +1,4 @@
-"""Federations whose parties are killed at a numbered step of their disk or their transport, and go on."""
+"""Federations whose parties are killed at a numbered step of their disk or transport, and go on."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from tests.support.small_federation import plan, shard
 ROUNDS = 2
 POLICY = RunPolicy(
     rounds=ROUNDS, quorum=3, cohort=3, patience_seconds=3000.0, settle_seconds=0.5, grace_seconds=100.0,
-    straggler_factor=0.0,  # whoever died in the last evaluation is waited for, and comes to the same bits
+    straggler_factor=0.0,  # The run waits for a device that died in the last evaluation; it gets the same bits.
 )  # fmt: skip
 DEVICES = ("device-0", "device-1", "device-2")
 PARTIES = ("coordinator", *DEVICES)
 LEARNED = ("round", "kind", "participants", "accuracy", "validation", "loss", "pooled")
 SERVES = {DEVICES[1]: ModelSettings()}
-IN_BLOCKS = DEVICES[1]  # its answers travel in blocks, so that half-fetched ones are crashed on as well
-SMALL_INLINE = 256  # bytes
-TURN_SECONDS = 0.3  # so that several messages and answers come in one
-OUT_SECONDS = 1.0  # from a death to the next boot
+IN_BLOCKS = DEVICES[1]  # Its answers travel in blocks, so that deaths also hit half-fetched answers.
+SMALL_INLINE = 256  # Bytes.
+TURN_SECONDS = 0.3  # Seconds of a turn; several messages and answers come in one turn.
+OUT_SECONDS = 1.0  # Seconds from a death to the next boot.
 CHANCE_NAMES = re.compile(r"new-\d+-\d+|[0-9a-f]{64}|(?<=\.)[0-9a-f]{8}(?=\.new$)")
 
 
 class Killed(BaseException):
-    """No `except Exception` of the product may live through it."""
+    """The death of a process; no `except Exception` of the product may catch it."""
 
 
 @dataclass
 class Points:
-    """The steps that a party passes in all its lives; it dies just before those whose numbers are given."""
+    """The steps that a party passes in all its lives; it dies just before the steps in `deadly`."""
 
     deadly: frozenset[int] = frozenset()
     passed: list[str] = field(default_factory=list)
@@ -61,12 +61,12 @@ class Points:
         if not self.dead:
             self.passed.append(words)
             self.dead = len(self.passed) in self.deadly
-        if self.dead:  # and does nothing more, whatever its `finally` says
+        if self.dead:  # A dead party does no more steps, whatever its `finally` blocks try.
             raise Killed(words)
 
 
 class CountedDisk(FrailDisk):
-    """One life's disk, whose steps are numbered on through all lives."""
+    """The disk of one life; the numbers of its steps continue through all lives."""
 
     def __init__(self, points: Points, platter: Platter) -> None:
         super().__init__(platter)
@@ -79,12 +79,12 @@ class CountedDisk(FrailDisk):
 
 @dataclass
 class Crashing(Simulation):
-    """A simulation that boots whoever was killed, and keeps what the coordinator wrote down in all its lives."""
+    """A simulation that boots killed parties again, and keeps what the coordinator wrote in all its lives."""
 
     deadly: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    power: bool = False  # the power fails: what was not synced is lost
-    dice: random.Random | None = None  # or torn, and flipped
-    memory: int = 0  # bytes for small answers that are not whole yet; the others are in files
+    power: bool = False  # The power fails, so unsynced data is lost.
+    dice: random.Random | None = None  # With dice, unsynced data may also be torn or flipped.
+    memory: int = 0  # Bytes for small answers that are not whole yet; the others are in files.
 
     def __post_init__(self) -> None:
         self.points = {name: Points(self.deadly.get(name, frozenset())) for name in PARTIES}
@@ -112,7 +112,7 @@ class Crashing(Simulation):
             link.adapt = lambda *limits: None  # type: ignore[method-assign]
 
     def live(self) -> Crashing:
-        """To the end of the run, and until every device has heard of it."""
+        """Run to the end, until every device has heard of the end."""
         while not self.over():
             before = self.clock.now
             try:
@@ -137,12 +137,12 @@ class Crashing(Simulation):
 
     def over(self) -> bool:
         if any(agent.view.problem for agent in self.agents.values()):
-            return True  # it has ended, and nothing starts it again
+            return True  # It has ended, and nothing starts it again.
         alive = [self.service, *(self.agents[d] for d in self.shards if d in self.agents)]
         return len(alive) == len(PARTIES) and all(party.finished for party in alive)
 
     def _boot(self, name: str, boot: Any) -> bool:
-        """As a service manager does: again, where it died before it ran."""
+        """Boot a party; as a service manager does, boot it again if it died before it ran."""
         while True:
             try:
                 boot()
@@ -155,7 +155,7 @@ class Crashing(Simulation):
         return self._disks[name]
 
     def kill_all(self) -> None:
-        """Where they are. Nothing has a file of theirs open any more."""
+        """Kill all parties where they are, and close all their files."""
         for disk in self._disks.values():
             disk.die()
 
@@ -180,12 +180,12 @@ def crashing(
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that must not depend on who was killed, and when."""
+    """All results that must not depend on which party was killed, and when."""
 
     learned: Mapping[str, torch.Tensor]
     counted: Mapping[tuple[int, str | None], Mapping[str, bytes]]
     rounds: list[dict[str, Any]]
-    served: tuple[int, str] | None  # None: nobody serves anything
+    served: tuple[int, str] | None  # None if no device serves a model.
 
     def differences(self, other: Outcome) -> Iterator[str]:
         if self.learned.keys() != other.learned.keys():
@@ -208,22 +208,26 @@ def differing(one: Mapping[Any, Any], two: Mapping[Any, Any]) -> list[Any]:
 
 
 def served_by(run: Crashing) -> tuple[int, str] | None:
-    """The round and the tensors' hash. Of a model of its own a device that died in the end may not know any more
-    whether its last answer was accepted: then it serves the one before, and here it is whole that counts."""
+    """Return the round and the hash of the tensors of the served model.
+
+    A device that died at the end may not know whether its last answer was accepted. If it serves a model of
+    its own, it then serves the one before. In that case it is enough that the model is whole, and the result
+    is (0, "").
+    """
     if not run.serves:
         return None
     (device,) = run.serves
     current = ModelVersions(run.folder / device / "models").named("current")
     assert current is not None
     card = read_card((current.folder / "card.json").read_bytes())
-    rebuild(card, read_weights(current.folder / "model.safetensors"))  # CardError: they are not of each other
+    rebuild(card, read_weights(current.folder / "model.safetensors"))  # CardError: they do not match.
     return (current.round, current.tensors) if current.kind == GLOBAL else (0, "")
 
 
 def outcome(run: Crashing) -> Outcome:
     path = run.folder / "coordinator" / "rounds.jsonl"
     rounds = [{key: line[key] for key in LEARNED} for line in read_rounds(path)]
-    # Of a device what its disk holds: one that died after its last answer needs nothing of it any more.
+    # For a device, take the state on its disk: after its last answer a restarted device does not load it again.
     states = {"server": run.service.run.server_runner.server.state()}
     states |= {name: to_torch(agent.state.half() or {}) for name, agent in run.agents.items()}
     learned = {f"{who}/{key}": value.clone() for who, state in states.items() for key, value in state.items()}

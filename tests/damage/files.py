@@ -1,4 +1,4 @@
-"""A run that is stopped, one file of it or two damaged, and all of it taken up again: what comes of it."""
+"""A run that is stopped, gets one or two damaged files, and is started again; and the result."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from tests.crash.world import Crashing, Outcome, crashing, outcome
 
 METHODS: Final = ("fedavg", "fedpall", "fedplcc")
-PARTIES: Final = ("coordinator", "device-1")  # one device stands for all
+PARTIES: Final = ("coordinator", "device-1")  # One device represents all.
 SAME, STOPPED, FEWER, OTHER = "same bits", "stopped", "a line less, and said", "OTHER BITS"
 
 
 def flipped(share: float) -> Callable[[bytes], bytes]:
-    """One bit, so far into the file."""
+    """Return a damage that flips one bit at this share of the length of the file."""
 
     def flip(data: bytes) -> bytes:
         at = min(len(data) - 1, int(share * len(data)))
@@ -72,7 +72,10 @@ def unbroken(method: str) -> Outcome:
 
 @functools.cache
 def stopped(method: str, moment: str) -> Path:
-    """The files of a run whose parties have all been killed there. The folder goes with the process's own."""
+    """Return the files of a run whose parties were all killed at this moment.
+
+    The folder is deleted when the process ends.
+    """
     folder = Path(scratch().name) / method / moment.replace(" ", "-")
     run = crashing(folder, method, serves={})
     run.run(until=lambda: MOMENTS[moment](run))
@@ -91,9 +94,9 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
 class Case:
     method: str
     moment: str
-    file: str  # with the number that stands for its name of chance
+    file: str  # The name of the file; a number replaces a random name.
     damage: str
-    second: str = ""  # damaged in the same way
+    second: str = ""  # A second file, damaged in the same way.
 
     def paths(self) -> list[Path]:
         known = dict(files(self.method, self.moment))
@@ -101,7 +104,7 @@ class Case:
 
 
 def files(method: str, moment: str) -> Iterator[tuple[str, Path]]:
-    """Each file of the stopped run: how it is called here, and where it is in the folder."""
+    """Yield each file of the stopped run: its name in these tests, and its place in the folder."""
     folder, seen = stopped(method, moment), dict[str, int]()
     for party in PARTIES:
         for path in sorted(
@@ -125,7 +128,7 @@ def every_case(methods: tuple[str, ...] = METHODS) -> Iterator[Case]:
 
 
 def every_pair(methods: tuple[str, ...] = METHODS) -> Iterator[Case]:
-    """Two files of the device at once."""
+    """Yield cases that damage two files of the device at once."""
     for method in methods:
         for moment in moments(method):
             of_device = [name for name, _ in files(method, moment) if name.startswith("device-1/")]
@@ -135,7 +138,7 @@ def every_pair(methods: tuple[str, ...] = METHODS) -> Iterator[Case]:
 
 
 def verdict(case: Case) -> tuple[str, str]:
-    """What came of it, and the words that were said meanwhile."""
+    """Return the result of a case, and the messages that were logged meanwhile."""
     with tempfile.TemporaryDirectory() as place, said() as words:
         folder = Path(place) / "run"
         shutil.copytree(stopped(case.method, case.moment), folder)
@@ -152,7 +155,7 @@ def verdict(case: Case) -> tuple[str, str]:
 
 
 def compared(found: Outcome, honest: Outcome, words: list[str]) -> tuple[str, str]:
-    """A life that began in round 2 tells nothing of what counted in round 1."""
+    """Compare a run with the honest one; a life that began in round 2 knows no counted answers of round 1."""
     told = "; ".join(words)
     counted = {place: answers for place, answers in honest.counted.items() if place in found.counted}
     rounds = [line for line in honest.rounds if line["round"] in {line["round"] for line in found.rounds}]
@@ -172,7 +175,7 @@ def spoil(path: Path, damage: Callable[[bytes], bytes] | None) -> None:
 
 @contextlib.contextmanager
 def said() -> Iterator[list[str]]:
-    """Warnings and errors of coordinator and devices."""
+    """Yield the list of warnings and errors that the coordinator and the devices log."""
     words: list[str] = []
 
     class Keep(logging.Handler):

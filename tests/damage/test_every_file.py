@@ -1,4 +1,4 @@
-"""One damaged file, in whatever way: same bits, or a clear stop. `python -m tests.damage` tries them all."""
+"""One damaged file leads to the same bits or a clear stop. `python -m tests.damage` tries all damages."""
 
 import random
 import re
@@ -20,7 +20,7 @@ from tests.damage.files import (
     verdict,
 )
 
-FOUND = [  # what the whole enumeration has once found: other bits, or a lost line, without a word
+FOUND = [  # Cases that the whole enumeration once found: other bits or a lost line, without a message.
     Case("fedpall", "a round has just begun", "device-1/device.json 1", "removed"),
     Case("fedpall", "a round has just begun", "device-1/device.json 1", "flipped at 30%"),
     Case("fedpall", "the device has answered", "coordinator/rounds.jsonl 1", "emptied"),
@@ -50,7 +50,7 @@ def test_a_line_is_lost_only_where_its_copy_is_damaged_too_and_then_it_is_said(d
     moment = "a round has just begun"
     assert verdict(Case("fedavg", moment, lines, damage))[0] == SAME
     assert verdict(Case("fedavg", moment, copy, damage))[0] == SAME
-    if damage != "cut by a byte":  # which leaves the line whole
+    if damage != "cut by a byte":  # A cut by a byte leaves the line whole.
         assert verdict(Case("fedavg", moment, lines, damage, copy))[0] == FEWER
 
 

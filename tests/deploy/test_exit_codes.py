@@ -1,4 +1,4 @@
-"""What a person is told of an error that he can do something about."""
+"""A person gets a clear message and an exit code for an error that the person can correct."""
 
 import contextlib
 import sqlite3

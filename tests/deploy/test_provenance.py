@@ -1,4 +1,4 @@
-"""A figure names what it came from: the commit, the sources, and the resolved experiment."""
+"""A figure names its origin: the commit, the sources, and the resolved experiment."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""The parts of an agent around a link that keeps what is said, and a worker that does nothing by itself."""
+"""Build the parts of an agent around a link that keeps its messages and a worker that the test drives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAN = plan("fedavg")
 
 
 class RecordingLink(DeviceLink):
-    """Keeps the messages in place of sending them."""
+    """A link that keeps its messages and does not send them."""
 
     def publish(self, topic, message, *more, **others):
         self.__dict__.setdefault("said", []).append(message)
@@ -37,13 +37,13 @@ class RecordingLink(DeviceLink):
         self.publish("", update)
 
     def taken(self):
-        """Of what was said since this was asked last."""
+        """Return the type names of the messages that were sent since the last call."""
         said, self.said = self.__dict__.get("said", []), []
         return [type(message).__name__ for message in said]
 
 
 class ManualWorker:
-    """Work is submitted, and its result is what the test says."""
+    """A worker that keeps each piece of work until the test calls `finish`."""
 
     def __init__(self):
         self.submitted = []
@@ -52,13 +52,13 @@ class ManualWorker:
         self.submitted.append((work, then))
 
     def finish(self, result=None):
-        """The oldest piece of work is done, or has this result."""
+        """Do the oldest piece of work and pass on its result, or pass on `result` without doing the work."""
         work, then = self.submitted.pop(0)
         then(work() if result is None else result)
 
 
 class FixedJob:
-    """Answers every question with nothing."""
+    """A job that answers every question with nothing."""
 
     def run(self, phase, number, received):
         return {}, {}
@@ -97,7 +97,7 @@ class AgentParts:
         return Welcome(made.encode(), **about)
 
     def follow(self):
-        """The plan is known, and there is a job."""
+        """Give the plan to the agent, let it make its job, and forget the messages of this."""
         self.tasks.welcomed(self.welcome(), EPOCH)
         self.worker.finish()
         self.link.taken()

@@ -1,4 +1,4 @@
-"""Where a device computes: "auto" takes a GPU only for networks that are work enough for it."""
+"""A device that computes on "auto" takes a GPU only for networks with enough work for it."""
 
 import pytest
 import torch
@@ -89,7 +89,7 @@ def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch):
 
 
 class Noted:
-    """An admission to a GPU that this machine does not have: notes the pieces of work, and does none."""
+    """An admission to a GPU that this machine lacks; it notes the pieces of work and does none."""
 
     def __init__(self):
         self.pieces = []

@@ -1,4 +1,4 @@
-"""Which run a device is in, and whether the coordinator that it hears now has sent that run's plan."""
+"""A device knows its run, and knows if the coordinator that it hears now has sent the plan of that run."""
 
 import pytest
 

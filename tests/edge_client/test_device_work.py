@@ -1,4 +1,4 @@
-"""What a device measures, saves for pictures, and says when it cannot take part."""
+"""A device measures its models, saves features for pictures, and says why it cannot take part."""
 
 import math
 from dataclasses import replace
@@ -48,7 +48,7 @@ def test_the_last_evaluation_measures_what_the_method_reports_after_a_last_fit()
     def last_fit():
         with torch.no_grad():
             for weight in half.model.parameters():
-                weight.zero_()  # so that every class is as likely as any other
+                weight.zero_()  # so that all classes are equally likely
 
     half.after_last_round = last_fit
     _, metrics = work(half, data, Ask("evaluate"), 4, "personal")
@@ -97,7 +97,7 @@ def test_pooled_accuracy_weighs_devices_by_their_test_samples():
 
 
 def test_nobody_s_test_samples_outweigh_all_others():
-    """Nobody can check how many there are: they are capped by the median."""
+    """The coordinator cannot check the number of samples, so it caps the number by the median."""
     measured = of_pooled("global", {"a": 0.96, "b": 0.96, "c": 0.96, "liar": 0.0})
     samples = {"a": 10.0, "b": 10.0, "c": 10.0, "liar": 1e12}
     assert pooled(measured, samples)["global"] < 1e-9
@@ -153,7 +153,7 @@ def test_a_device_whose_network_does_not_fit_says_why_and_the_others_go_on(tmp_p
 
 
 def test_three_architectures_learn_in_one_federation(tmp_path):
-    """Through the wire: a perceptron's prototypes are averaged with those of two other widths."""
+    """The messages go over the wire, and a perceptron's prototypes are averaged with those of two other widths."""
     widths = {"device-0": None, "device-1": Network("mlp", 64), "device-2": Network("mlp", 8)}
     run = simulation(
         tmp_path, "fedproto", build=lambda device, p, data: p.client_half(data.train, device, widths[device])

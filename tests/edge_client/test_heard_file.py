@@ -1,4 +1,4 @@
-"""The note of what was last heard, in the file itself where a power cut may undo it."""
+"""The device notes what it last heard, in place in the file if a power cut may undo it."""
 
 import pytest
 

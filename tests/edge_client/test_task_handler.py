@@ -1,4 +1,4 @@
-"""What a device does with a plan, with a task, and with what the worker brings back."""
+"""A device handles a plan, a task, and the results of its worker."""
 
 import errno
 
@@ -75,7 +75,7 @@ def test_a_plan_that_does_not_fit_the_network_is_refused_when_the_worker_finds_o
 
 @pytest.mark.parametrize("error", [SettingsError("another fednova.py"), PlugInError("mine.py:3")])
 def test_a_plan_that_cannot_be_read_again_in_the_middle_of_a_run_is_refused_at_once(following, error):
-    """A process that trains has died, and the one that replaces it finds a changed file."""
+    """The training process has died, and the one that replaces it finds a changed file."""
     following.tasks.take(following.question())
     following.link.taken()
     following.worker.finish(error)
@@ -104,7 +104,7 @@ def test_an_answer_is_said_once_it_is_durable_and_the_same_question_gets_it_agai
 def test_a_question_of_a_round_before_is_not_answered_twice_around_the_answer_to_a_later_one(
     following, saved
 ):
-    """It is said again while the worker is at the later round, whose answer takes the place of the earlier one."""
+    """The question is repeated while the worker is at the later round, whose answer replaces the earlier one."""
     tasks, worker = following.tasks, following.worker
     tasks.take(following.question(1))
     worker.finish()

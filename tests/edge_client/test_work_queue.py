@@ -1,4 +1,4 @@
-"""One piece of work at a time, and the newest question behind it."""
+"""The queue runs one piece of work at a time, and keeps the newest question for after it."""
 
 import pytest
 

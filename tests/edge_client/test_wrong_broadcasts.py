@@ -1,4 +1,4 @@
-"""A coordinator that sends wrong arrays, and then right ones: no device ends, and none learns from the wrong ones."""
+"""If a coordinator sends wrong arrays and then right ones, no device ends or learns from the wrong ones."""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""Files that rot: found by their checksums, gone on without, and said. The run comes to the same bits."""
+"""Damaged files: the checksum finds them, a log line names them, and the run goes on without them.
+
+The run comes to the same bits.
+"""
 
 import random
 import re
@@ -47,7 +50,7 @@ DAMAGE = {
 
 
 def harm_answer(spool, device, name, damage):
-    """Of an answer its own bytes alone: others stand before and after them in the log."""
+    """Damage only the bytes of this answer; other answers stand before and after it in the log."""
     with sqlite3.connect(spool / "spool.sqlite") as db:
         query = "SELECT file, start, size FROM places WHERE device = ? AND lower(hex(object)) = ?"
         file, start, size = db.execute(query, (device, name)).fetchone()
@@ -60,7 +63,7 @@ def harm_answer(spool, device, name, damage):
 
 
 def died_in(folder, method, round, phase):
-    """A run whose coordinator has died with one answer of that phase in."""
+    """Return a run whose coordinator has died after one answer of that phase."""
     run = simulation(folder, method)
     m = run.service.run.machine
     run.run(until=lambda: (m.round, m.asked) == (round, phase) and m.answered)
@@ -140,7 +143,7 @@ def test_without_any_whole_snapshot_a_run_does_not_begin_anew_by_itself(tmp_path
 def test_a_damaged_index_is_replaced_by_its_copy_and_kept(tmp_path, unbroken, caplog, damage):
     run = died_in(tmp_path, "fedpall", 2, "mix")
     path = tmp_path / "coordinator" / "spool.sqlite"
-    with sqlite3.connect(path) as db:  # somewhere, and where it hurts without breaking the file's structure
+    with sqlite3.connect(path) as db:  # It changes values without breaking the structure of the file.
         db.execute("UPDATE accepted SET examples = examples + 1")
     DAMAGE[damage](path)
     run.boot_coordinator()
@@ -202,7 +205,7 @@ def test_a_damaged_answer_is_asked_for_again_and_is_the_same(tmp_path, unbroken,
 
 
 def answered_and_killed(folder, method, until=lambda run: run.agents["device-1"].state.last_round == 2):
-    """A run whose device has worked and died; and where its files are."""
+    """Return a run whose device has worked and died, and the paths of the device's files."""
     run = simulation(folder, method)
     agent = run.agents["device-1"]
     run.run(until=lambda: until(run))
@@ -245,7 +248,7 @@ def test_a_damaged_book_of_a_device_is_replaced_by_a_copy(tmp_path, unbroken, ca
 def test_a_damaged_device_goes_back_and_gives_the_same_answer_again(
     tmp_path, unbroken, caplog, method, what, damage
 ):
-    """It has answered, and died before anybody took the answer."""
+    """The device has answered, and died before the coordinator took the answer."""
     run, files = answered_and_killed(tmp_path, method)
     for name in what.split(" and "):
         DAMAGE[damage](files[name])
@@ -257,7 +260,7 @@ def test_a_damaged_device_goes_back_and_gives_the_same_answer_again(
 
 
 def a_round_later(run):
-    """The answer has been accepted, the round is over, and nobody will ask for it again."""
+    """Return whether the answer was accepted and its round is over, so that no task asks for it again."""
     return (run.service.run.machine.round, run.service.run.machine.asked) == (3, "train")
 
 
@@ -321,7 +324,7 @@ def test_a_device_whose_files_do_not_tell_how_far_it_had_come_does_not_begin_by_
 
 
 def test_a_copy_that_an_earlier_version_has_left_behind_is_not_used(tmp_path):
-    """It knows one copy, and writes that one alone."""
+    """That version knows one copy, and writes that one alone."""
     run = simulation(tmp_path, "fedpall")
     run.run(until=lambda: run.agents["device-1"].state.last_round == 2)
     left = (path := tmp_path / "device-1" / "device.copy-2.json").read_bytes()

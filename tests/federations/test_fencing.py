@@ -1,4 +1,7 @@
-"""Two of one kind on one folder: the one that came last goes on, the other says why it stops, and spoils nothing."""
+"""Two parties of one kind on one folder: the later one goes on.
+
+The earlier one says why it stops, and damages nothing.
+"""
 
 import threading
 
@@ -38,7 +41,7 @@ def test_of_two_processes_of_one_device_the_one_that_came_last_writes(tmp_path):
 
 
 class At(Disk):
-    """Once, something else happens just before a step."""
+    """A disk that makes one other call just before a step."""
 
     def __init__(self, step, name, then):
         super().__init__(durable=False)
@@ -55,7 +58,7 @@ class At(Disk):
     [("rename", "objects/*.body"), ("sync", ".device.json.*.new"), ("rename", "device.json")],
 )
 def test_a_device_that_is_superseded_while_it_writes_an_answer_down_keeps_both(tmp_path, step, name):
-    """The loop hears the refusal of its name while the worker is anywhere in its writing."""
+    """The loop hears the refusal of its name at any point of the worker's writing."""
     state, threads = DeviceState(tmp_path, durable=False), []
     state.boot(5)
     state.begin("spring", HASH)
@@ -64,7 +67,7 @@ def test_a_device_that_is_superseded_while_it_writes_an_answer_down_keeps_both(t
     def supersede():
         threads.append(threading.Thread(target=state.is_superseded, args=(9, 5)))
         threads[0].start()
-        threads[0].join(0.3)  # it may have to wait until the worker has written
+        threads[0].join(0.3)  # The thread may have to wait until the worker has written.
 
     state.disk = state.store.disk = At(step, name, supersede)
     state.save_answer(worked, {"weights.w": np.ones(3, np.float32)})
@@ -113,7 +116,7 @@ def test_a_coordinator_that_was_thought_dead_writes_nothing_behind_the_next_one(
 
 
 def test_what_the_worker_of_a_coordinator_that_was_thought_dead_has_done_changes_nothing(tmp_path):
-    """Its worker comes home late: nothing of the other's broadcasts is pruned."""
+    """The worker comes back late, and prunes no broadcast of the other coordinator."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.stage is Stage.COMPUTING)
     worker = run.workers["coordinator"]
@@ -131,7 +134,7 @@ def test_coordinators_that_start_at_once_never_share_an_epoch(tmp_path):
 
 
 def test_of_two_devices_with_one_identity_the_older_start_is_heard_no_more(tmp_path):
-    """A copied SD card: the same keys, another folder."""
+    """A copied SD card has the same keys in another folder."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.round == 2)
     old = run.agents["device-1"]

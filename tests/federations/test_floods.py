@@ -1,4 +1,7 @@
-"""Liars that say too much, or never come to an end: bounded work, memory and disk, and nobody else is held up."""
+"""Liars that send too much, or never come to an end: work, memory and disk are bounded.
+
+They delay no other device.
+"""
 
 import sqlite3
 import tracemalloc
@@ -131,7 +134,7 @@ def parts_on_disk(run):
 
 
 def offers_without_end(liar, place):
-    """A new object every time, of which not one block comes."""
+    """Offer a new object every time, and send no block of it."""
     liar.mute = True
     for i in range(MANY if place[1] == "train" else 0):
         liar.update(place, [i.to_bytes(32, "big"), 8000, 1000, bytes(16 * 8), [["weights", 8000]], KEY])
@@ -139,7 +142,7 @@ def offers_without_end(liar, place):
 
 @pytest.fixture
 def in_files(monkeypatch):
-    """All unfinished answers, as large ones are."""
+    """Keep all unfinished answers in files, as large ones are."""
     monkeypatch.setattr("protofleet.coordinator.spool.answer_log.SMALL", 0)
 
 
@@ -154,7 +157,7 @@ def test_offers_that_never_come_hold_one_unfinished_file_and_none_when_the_phase
 
 
 def test_an_offer_takes_no_disk_before_its_blocks_come(tmp_path):
-    """Otherwise one mute device holds a gigabyte, and on a small disk no round can be saved beside it."""
+    """Otherwise one mute device holds a gigabyte, and a small disk has no room to save a round beside it."""
     store, size = ObjectStore(tmp_path), 1 << 30
     manifest = Manifest(bytes(32), size, 1 << 20, (bytes(16),) * 1024, (("weights", size),), KEY)
     partial = store.begin(manifest)
@@ -172,7 +175,7 @@ def one_offer_that_never_comes(liar, place):
 
 
 class TakenByParts(Disk):
-    """From a moment on, unfinished answers take what a save would need."""
+    """A disk on which, from a moment on, unfinished answers take the room that a save needs."""
 
     def __init__(self, now):
         super().__init__(durable=False)
@@ -185,7 +188,7 @@ class TakenByParts(Disk):
 
 @pytest.mark.usefixtures("in_files")
 def test_a_save_that_finds_no_room_gives_up_what_is_half_here(tmp_path):
-    """A round that begins again is saved before any phase ends: nothing else would give the room back."""
+    """A round that begins again is saved before any phase ends, so nothing else would free the room."""
     run = []
 
     def disk(name):
@@ -205,7 +208,7 @@ def test_a_save_that_finds_no_room_gives_up_what_is_half_here(tmp_path):
 
 
 class FullOfParts(Disk):
-    """Unfinished answers take what the index would need for an accepted one."""
+    """A disk on which unfinished answers take the room that the index needs for an accepted answer."""
 
     def __init__(self):
         super().__init__(durable=False)
@@ -219,7 +222,7 @@ class FullOfParts(Disk):
 
 @pytest.mark.usefixtures("in_files")
 def test_an_accepted_answer_that_finds_no_room_in_the_index_gives_up_what_is_half_here(tmp_path):
-    """It waits before all that would end the phase: nothing else would give the room back."""
+    """The answer waits before every step that would end the phase, so nothing else would free the room."""
     disks = {"coordinator": FullOfParts()}
     run = simulation(tmp_path, "fedavg", make_disk=lambda name: disks.get(name) or Disk(durable=False))
     add_liar(run, answers=one_offer_that_never_comes)

@@ -1,4 +1,7 @@
-"""A disk that is full for a while: nothing new is begun, it is said once, and the run ends with the same bits."""
+"""A disk that is full for a while: nothing new begins, and one line says so.
+
+The run ends with the same bits.
+"""
 
 import errno
 import logging
@@ -14,7 +17,10 @@ from tests.support.small_federation import assert_same, once_each, simulation
 
 
 class Full(Disk):
-    """Full between two moments. It says so when it is asked, or (rude) only when something is written."""
+    """A disk that is full between two moments.
+
+    It says so when it is asked, or (rude) only when something is written.
+    """
 
     def __init__(self, clock, since, until, rude):
         super().__init__(durable=False)
@@ -63,7 +69,7 @@ def test_a_run_waits_for_room_and_ends_with_the_same_bits(
     said = [r.message for r in caplog.records if "is full" in r.message]
     assert len(said) <= 1, said
     again = [r.message for r in caplog.records if "there is room again" in r.message]
-    outlasted = run.clock.now > since + 25.0  # the last evaluation waits for nobody who has no room
+    outlasted = run.clock.now > since + 25.0  # The last evaluation does not wait for a device without room.
     assert len(again) == (len(said) if outlasted else 0)
     if not rude:
         begun = [where for step, where in disk.met if "new-" in where or ".part" in where]
@@ -71,7 +77,10 @@ def test_a_run_waits_for_room_and_ends_with_the_same_bits(
 
 
 class Failing(Disk):
-    """SQLite says so at every commit between two moments; once they have been written, as a late lock does."""
+    """A disk on which SQLite fails at every commit between two moments.
+
+    The error comes once the data has been written, as a late lock does.
+    """
 
     words = ""
 
@@ -83,7 +92,7 @@ class Failing(Disk):
         if step == "commit" and 1.4 <= self.clock() < 30.0:
             self.met += 1
             error = sqlite3.OperationalError(self.words)
-            name_full(error, what.parent)  # as the index's connection does
+            name_full(error, what.parent)  # The connection of the index does the same.
             raise error
 
 
@@ -153,7 +162,7 @@ def test_a_device_without_room_begins_no_training(tmp_path):
 
 
 def test_answers_of_the_round_before_make_way_for_new_ones(tmp_path):
-    """They are kept for a damaged snapshot; room is worth more. That they were accepted is not forgotten."""
+    """They are kept for a damaged snapshot, but room is worth more. That they were accepted is kept."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.question.ask is not None)
     spool, gate = run.service.run.spool, run.service.run.gate

@@ -1,4 +1,4 @@
-"""A round that the server half fails at because of some answers is repeated without those, wherever it fails."""
+"""If the server half fails at some answers, the round is repeated without them, wherever it fails."""
 
 from dataclasses import replace
 
@@ -28,7 +28,10 @@ STRIKE = 0.4375
 
 
 def federation(folder, method, strikes, **rules):
-    """`strikes`: device -> round and phase in which its answer holds the number; FAR's are always the largest."""
+    """Return a run; `strikes` maps a device to the round and phase in which its answer holds the number.
+
+    FAR's answers are always the largest.
+    """
 
     def build(device, plan, data):
         half = plan.client_half(data.train, device)
@@ -58,7 +61,7 @@ def federation(folder, method, strikes, **rules):
 
 
 def holds_strike(replies):
-    """Whether one of the answers holds it in every float array."""
+    """Return whether one of the answers holds the number in every float array."""
     arrays = ([v for v in r.payload.values() if v.is_floating_point() and v.numel()] for r in replies)
     return any(all(float(v.reshape(-1)[0]) == STRIKE for v in floats) for floats in arrays)
 
@@ -99,7 +102,7 @@ def test_where_it_fails_at_a_majority_the_run_ends_as_diverged(tmp_path, monkeyp
 
 
 def fails_at_the_start_of_round_three(monkeypatch):
-    """By a weight that comes of a strike; the state itself is finite."""
+    """Let the server half fail at a weight that a strike caused; the state itself is finite."""
     payload, mean = protofleet.methods.fedavg.Server.payload, protofleet.methods.fedavg.weighted_mean
 
     def fails(server):
@@ -163,7 +166,7 @@ def test_in_a_method_of_two_phases_the_answer_to_either_is_found(tmp_path, monke
 
 
 def struck_prototypes(monkeypatch):
-    """What one device says in the first phase breaks what comes of the second."""
+    """Let an answer of one device in the first phase break the result of the second."""
     struck = []
     merge = protofleet.methods.fedpall.Server.merge
 
@@ -180,7 +183,7 @@ def struck_prototypes(monkeypatch):
 def test_an_answer_to_the_first_phase_that_breaks_the_second_is_left_out_of_both(
     tmp_path, monkeypatch, crash
 ):
-    """The others are asked the second phase once more, as it stands on another broadcast now."""
+    """The others get the task of the second phase once more, because it has another broadcast now."""
     struck_prototypes(monkeypatch)
     run, file = federation(tmp_path, "fedpall", {LIAR: [(2, "train")]})
     if crash:

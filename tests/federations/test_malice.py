@@ -1,4 +1,4 @@
-"""Liars among honest devices: every lie is counted under its own reason, and changes no bit of what is learned."""
+"""Liars among honest devices: every lie is counted under its own reason, and changes no learned bit."""
 
 from collections import Counter
 from dataclasses import replace
@@ -16,13 +16,13 @@ from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import assert_same, simulation
 
 POLICY = RunPolicy(rounds=2, quorum=3, cohort=0, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
-METHOD = "fedproto"  # its answers have values, labels and counts to lie about
-D = 16  # of the tiny network's embedding
+METHOD = "fedproto"  # Its answers have values, labels and counts, so there is much to lie about.
+D = 16  # The width of the tiny network's embedding.
 
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
-    """The run that no liar was in."""
+    """Return the run without a liar."""
     return simulation(tmp_path_factory.mktemp("honest"), METHOD, policy=POLICY).run()
 
 
@@ -37,7 +37,7 @@ def reasons(run):
 
 
 def good(n=3, d=None, **change):
-    """An honest answer of this method, but for what is changed."""
+    """Return an honest answer of this method, except for the given changes."""
     d = d or D
     return {
         "prototypes": np.zeros((n, d), np.float32),
@@ -183,7 +183,7 @@ def test_a_second_answer_to_the_same_question_is_equivocation_and_the_first_one_
     two, liar = with_liar(tmp_path / "two", two_answers)
     liar.clock = two.clock
     for run in (one, two):
-        for agent in run.agents:  # so that the round is still open when the second answer comes
+        for agent in run.agents:  # The round is then still open when the second answer comes.
             run.workers[agent].seconds = 3.0
         run.run()
     assert reasons(two) == {Reason.EQUIVOCATION}
@@ -192,7 +192,7 @@ def test_a_second_answer_to_the_same_question_is_equivocation_and_the_first_one_
 
 
 def frames(liar, run):
-    """Lies below the level of messages, each with the topic that it goes to."""
+    """Return lies below the level of messages, each with its topic."""
     other = Keys.new()
     up = run.topics.up("liar")
     in_name = liar.frame("hello", {}, sender="device-0")
@@ -232,7 +232,7 @@ def frames(liar, run):
 
 
 def test_frames_that_lie_are_each_counted_once_under_their_reason(tmp_path, honest):
-    """The liar comes when the cohort is drawn: it is enrolled, and asked nothing."""
+    """The liar comes after the draw of the cohort: it is enrolled, and gets no task."""
     run = simulation(tmp_path, METHOD, policy=replace(POLICY, cohort=3, rounds=2))
     run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.machine.asked == "train")
     liar = add_liar(run)

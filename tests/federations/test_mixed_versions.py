@@ -1,8 +1,8 @@
-"""A fleet whose members speak different versions, over a real Mosquitto: what docs/protocol.md, section 10, promises.
+"""A fleet with different versions, over a real Mosquitto: the promises of docs/protocol.md, section 10.
 
-There has been one major version. A later minor one says more, in places where this one must look away; another major
-one is told that it is not spoken here. A device of version 1.0, written from the document alone, takes part in
-tests/protocol/test_foreign_client.py.
+There has been one major version. A later minor version says more, in places that this version must ignore. A
+device of another major version is told that it is not supported. A device of version 1.0, written from the
+document alone, takes part in tests/protocol/test_foreign_client.py.
 """
 
 import itertools
@@ -25,17 +25,17 @@ from tests.protocol import hpke
 from tests.support.federation_over_broker import DEVICES, Federation
 from tests.support.small_federation import POLICY, assert_same, simulation
 
-MORE = ["shape", 7, b"\x00", ["a", ["list"]], None, 2.5]  # of a header; maps are not for headers
+MORE = ["shape", 7, b"\x00", ["a", ["list"]], None, 2.5]  # More fields of a header; a header has no maps.
 NEWS = {"colour": "green", "telemetry": {"depth": [1, 2, 3]}, "": None, "seconds2": 1e9}
 
 
 class Later:
-    """How a link of version 1.7 would put its frames together: more in the header, more in each payload."""
+    """The frames of a link of version 1.7: more fields in the header, and more in each payload."""
 
     def __init__(self, link, minor=7, major=1):
         self.link, self.minor, self.major = link, minor, major
         self.said, self.numbers = 0, itertools.count(link.last_sequence + 1)
-        self.speaks_up = False  # with a kind of message that only it knows, before its first hello
+        self.speaks_up = False  # It sends a kind of message that only it knows before its first hello.
         link.seal = self
 
     def __call__(self, message, recipient=EVERYBODY, attachment=None, receive=b""):
@@ -61,7 +61,7 @@ class Later:
         return head + text + link.me.keys.sign.sign(DOMAIN + head + text)
 
     def say_unheard_of(self):
-        """A kind of message that only it knows."""
+        """Send a kind of message that only this version knows."""
         up = self.link.topics.up(self.link.me.name)
         self.link.transport.publish(
             up, self.frame("telemetry", msgpack.packb({}), COORDINATOR, codec.TaskId())
@@ -69,7 +69,7 @@ class Later:
 
 
 class Mixed(Federation):
-    """`later` speak 1.7, all others what this code speaks."""
+    """A federation in which the parties `later` speak 1.7, and all others the version of this code."""
 
     later = ()
 
@@ -118,10 +118,10 @@ def test_a_later_minor_version_takes_part_and_changes_no_bit(mixed, tmp_path, la
 def test_a_kind_of_message_that_only_a_later_version_knows_is_dropped_and_counted(mixed, tmp_path):
     mixed.later = ("device-1",)
     mixed.start(*mixed.coordinator())
-    mixed.wait_until_the_coordinator_listens()  # it is said once
+    mixed.wait_until_the_coordinator_listens()  # The unknown message is sent only once.
     for i, name in enumerate(DEVICES):
         agent, inbox = mixed.device(name, i)
-        if name == "device-1":  # before its first hello: it may be the only one
+        if name == "device-1":  # It speaks before its first hello, which may be its only one.
             mixed.voices[name].speaks_up = True
         mixed.start(agent, inbox)
     finished(mixed, tmp_path)
@@ -131,7 +131,10 @@ def test_a_kind_of_message_that_only_a_later_version_knows_is_dropped_and_counte
 
 @pytest.mark.parametrize("way", ["in its hello", "in its frames"])
 def test_another_major_version_is_told_or_counted_and_the_others_go_on(mixed, tmp_path, way):
-    """A device of 2 that still writes frames of 1 hears why it cannot take part; of 2 alone, it is counted."""
+    """A device of version 2 that still writes frames of 1 hears why it cannot take part.
+
+    A device that writes frames of 2 alone is counted.
+    """
     mixed.keys["newer"] = Keys.new()
     mixed.keyring["newer"] = mixed.keys["newer"].public
     mixed.start(*mixed.coordinator())

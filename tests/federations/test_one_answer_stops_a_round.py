@@ -1,4 +1,4 @@
-"""An answer within every bound of which comes a broadcast that half of the others cannot work with."""
+"""An answer within every bound that causes a broadcast with which half of the others cannot work."""
 
 from dataclasses import replace
 
@@ -14,14 +14,17 @@ POLICY = RunPolicy(
     rounds=3, quorum=3, gather=4, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0, straggler_factor=0.0
 )  # fmt: skip
 LIAR, FAR = "device-3", "device-2"
-TENDER = ("device-0", "device-1")  # whose training leaves every bound where the weights are too large
-TOO_LARGE = 1.6  # times the first weights
+TENDER = ("device-0", "device-1")  # Their training leaves every bound if the weights are too large.
+TOO_LARGE = 1.6  # The factor over the norms of the first weights.
 
 
 def federation(
     folder, change=8.0, strikes=(1, 2, 3), tender=TENDER, policy=POLICY, far=(), never_again=False
 ):
-    """Honest devices answer with what they were sent; in the rounds of `far` one of them is farther than the liar."""
+    """Return a run whose honest devices answer with the received weights.
+
+    In the rounds of `far` one of them is farther than the liar.
+    """
 
     def build(device, plan, data):
         half = plan.client_half(data.train, device)
@@ -52,7 +55,7 @@ def federation(
 
 
 def test_the_step_before_is_repeated_without_one_answer_and_the_run_ends(tmp_path, caplog):
-    """It used to be tried for ever: the same two were refused in each attempt."""
+    """Before, the run tried for ever: the same two were refused in each attempt."""
     run, file = federation(tmp_path)
     run.run(limit=600.0)
     assert run.service.finished and not run.service.run.diverged
@@ -66,7 +69,7 @@ def test_the_step_before_is_repeated_without_one_answer_and_the_run_ends(tmp_pat
 
 
 def test_an_honest_answer_that_was_left_out_in_vain_counts_again(tmp_path, caplog):
-    """The honest one is farther from the others than the liar, so it is left out first."""
+    """The honest answer is farther from the others than the liar's, so it is left out first."""
     run, file = federation(tmp_path, strikes=(1,), far=(1,))
     run.run(limit=600.0)
     assert run.service.finished and not run.service.run.diverged
@@ -79,7 +82,7 @@ def test_an_honest_answer_that_was_left_out_in_vain_counts_again(tmp_path, caplo
 
 @pytest.mark.parametrize(("attempts", "trials"), [("auto", 4), (2, 0)])
 def test_where_no_answer_is_at_fault_the_run_ends_as_diverged(tmp_path, caplog, attempts, trials):
-    """Two devices can work with no broadcast after the first, whoever's answer is left out."""
+    """Two devices can work with no broadcast after the first, whichever answer is left out."""
     policy = replace(POLICY, attempts=attempts)
     run, _ = federation(tmp_path, strikes=(), policy=policy, never_again=True)
     run.run(limit=900.0)

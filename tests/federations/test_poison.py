@@ -1,4 +1,4 @@
-"""One answer within every bound that would end the run for everybody, among honest ones."""
+"""One answer within every bound, among honest ones, that would end the run for all devices."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def test_honest_runs_have_the_same_bits_with_the_gate_and_without(method, tmp_pa
 
 
 def poisoned(half, norm):
-    """An answer of the honest shape, each float array of which has this norm."""
+    """Return an answer of the honest shape in which each float array has this norm."""
     found = {}
     for name, value in half.items():
         if value.is_floating_point():
@@ -47,7 +47,7 @@ def poisoned(half, norm):
 
 
 class Poison:
-    """A device that answers honestly but in the rounds of its strikes."""
+    """A maker of halves: device-2 answers honestly except in the rounds of its strikes."""
 
     def __init__(self, norm, rounds):
         self.norm, self.rounds = norm, rounds
@@ -123,7 +123,7 @@ def test_a_round_that_nobody_can_go_on_from_is_repeated_without_its_outlier(tmp_
 
 
 def test_a_run_that_diverges_again_ends_as_diverged_and_stays_so(tmp_path):
-    """Everybody learns a millionfold too fast: nobody is to blame."""
+    """All devices learn a millionfold too fast, so no single device is to blame."""
     policy = replace(POLICY, gather=3, rounds=4)
     run = simulation(tmp_path, "fedavg", policy=policy, hyper={"lr": 1000.0, "momentum": 0.99, "epochs": 40})
     run.run()
@@ -142,7 +142,7 @@ def test_a_run_that_diverges_again_ends_as_diverged_and_stays_so(tmp_path):
 def test_an_error_of_the_server_half_takes_back_the_round_that_brought_it_about(
     tmp_path, monkeypatch, caplog, method, place
 ):
-    """At the start of the next round, at the end of its own, or between two phases; device-2 is farthest off."""
+    """At the start of the next round, at the end of its own, or between two phases; device-2 is farthest."""
     run, _ = attacked(tmp_path, method, 999.0, rounds=(2,), outlier=0.0)
     runner, left, at = run.service.run.server_runner, [1], []
     step, monitor = runner.step, runner.server.monitor

@@ -1,4 +1,4 @@
-"""A broker that keeps all it has seen, and brings it back: later, elsewhere, to parties that have restarted."""
+"""A broker that keeps all frames and brings them back: later, elsewhere, or to restarted parties."""
 
 import re
 from dataclasses import replace
@@ -110,7 +110,7 @@ def test_an_older_coordinators_words_are_refused_by_a_device_that_has_restarted(
 
 
 def frozen(number):
-    """A clock that says a time from which a number is ten days ahead."""
+    """Return a clock at a time from which this number is ten days ahead."""
     return Clock(now=lambda: number - 10 * 86_400.0)
 
 
@@ -124,7 +124,7 @@ def test_a_boot_far_ahead_of_the_coordinators_clock_is_rejected_and_the_device_t
     run.boot_device("device-1")
     agent, link = run.agents["device-1"], run.service.link
     assert agent.link.me.boot == 1_900_000_001
-    link.clock = frozen(1_900_000_001)  # though the device's own is right
+    link.clock = frozen(1_900_000_001)  # The clock of the device is right.
     run.run(until=lambda: agent.finished)
     assert "lies 10.0 days ahead" in agent.view.problem and "enrol renew device-1" in agent.view.problem
     assert link.meter.rejected[Reason.BOOT_AHEAD] and link.last_heard("device-1")[0] < 1000
@@ -152,7 +152,7 @@ def test_an_epoch_far_ahead_of_a_devices_clock_is_not_taken_over(tmp_path, hones
 
 
 def idle(tmp_path):
-    """A run in whose first round everybody waits for one who never answers."""
+    """Return a run whose first round waits for a device that never answers."""
     run = simulation(tmp_path, "fedavg", policy=replace(POLICY, patience_seconds=1e6))
     run.run(until=lambda: run.service.run.machine.asked == "train")
     run.workers["device-2"].alive = False
@@ -174,7 +174,7 @@ def test_a_device_that_is_told_nothing_new_says_so_whatever_is_repeated_to_it(tm
     ]
     here = heard_at[0]
     assert not any(here < at < here + 10 for at in hellos), "it is nothing to be answered"
-    run.broker.publish = lambda topic, frame, retain: None  # nothing new gets through
+    run.broker.publish = lambda topic, frame, retain: None  # No new frame gets through.
     for later in range(1010, 1600, 10):
         run.clock.call_at(later, lambda: deliver(run, "device-0", [k for k in kept if "coord/state" in k[0]]))
     run.run(until=lambda: run.clock.now > 1000 + SILENT_SECONDS)
@@ -200,7 +200,7 @@ def test_what_a_broker_swallows_is_missed(tmp_path):
     def swallow(topic, frame, retain):
         if topic.endswith("up/device-1") and not blocks.is_block(frame):
             said.append(frame)
-            if len(said) > 3 and len(swallowed) < 4:  # the device knows of this coordinator, and is known
+            if len(said) > 3 and len(swallowed) < 4:  # Device and coordinator know each other.
                 return swallowed.append(frame)
         publish(topic, frame, retain)
 
@@ -213,7 +213,7 @@ def test_what_a_broker_swallows_is_missed(tmp_path):
 
 
 def test_the_older_of_two_processes_of_one_name_ends_with_words_and_comes_back_above(tmp_path):
-    """A copied card, or a device whose clock was once in the future."""
+    """This happens with a copied card, or with a device whose clock was once in the future."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.machine.asked == "train")
     agent = run.agents["device-1"]

@@ -1,6 +1,6 @@
 """Every way in which an answer or a task can come from another round, run, epoch, boot, number or base.
 
-The frames are signed with the real keys: this is what a broker could bring back if its owner had taken part in every
+The frames are signed with the real keys. A broker could bring them back if its owner had taken part in every
 other round, run and life of the parties.
 """
 
@@ -27,7 +27,7 @@ def honest(tmp_path_factory):
 
 
 class Held:
-    """A run that stands still: one frame has been said, and has not arrived."""
+    """A run that stands still: one frame has been sent, and has not arrived."""
 
     def __init__(self, folder, kind, round=2):
         self.round = round
@@ -47,7 +47,7 @@ class Held:
             header = read_header(frame)[0]
             if header.kind in ("task", "update"):
                 if self.frame and header.kind == self.kind and DEVICE in topic:
-                    return  # said again: it does not come through either
+                    return  # A repeat of the frame does not come through either.
                 if header.kind == "update":
                     self.bases[header.round] = header.base
                 if (header.kind, header.round) == (self.kind, self.round) and DEVICE in topic:
@@ -56,13 +56,13 @@ class Held:
         self._publish(topic, frame, retain)
 
     def bring(self, fresh=True, **header):
-        """This frame with another header; its counters, as they have changed."""
+        """Deliver this frame with another header, and return the changes of the counters."""
         header.setdefault("sequence", next(self.number) if fresh else self.seen)
         made = replace(self.header, **header)
         assert made.suite == SEALED
         frame = seal(made, self.payload, self.run.keys[made.sender].sign, self.run.keyring[self.end].receive)
         if self.end == COORDINATOR:
-            self.link.rate_limiter.frame_was_useful(DEVICE)  # else it would be a flood before long
+            self.link.rate_limiter.frame_was_useful(DEVICE)  # Otherwise it would soon count as a flood.
         before = self.link.meter.snapshot()
         self.run.broker.clients[self.end].deliver(Arrived(self.topic, frame))
         after = self.link.meter.since(before)
@@ -75,7 +75,7 @@ class Held:
 
 
 def judged(came, rejected):
-    """The one result of a frame, or the reason for which its answer was refused."""
+    """Return the one result of a frame, or the reason for which its answer was refused."""
     assert sum(came.values()) == 1, "each frame ends in one counter"
     (result,) = came
     return next(iter(rejected)).value if rejected else result
@@ -88,7 +88,7 @@ def crossed(held):
         [h.run, "another"],
         [h.epoch + d for d in (EARLIER, SAME, LATER)],
         [h.boot + d for d in (EARLIER, SAME, LATER)],
-        [False, True],  # a number that has not been seen
+        [False, True],  # True stands for a number that has not been seen.
     )
 
 
@@ -113,12 +113,12 @@ def test_of_all_crossed_answers_only_the_right_one_is_taken_and_once(tmp_path, h
         if not fresh:
             return "duplicate"
         if run != h.run:
-            return "accepted"  # read, and of no consequence
-        other = (round, base) == (1, bases[1])  # the question of round 1, which was answered otherwise
+            return "accepted"  # The coordinator reads it, and nothing follows.
+        other = (round, base) == (1, bases[1])  # Round 1's question has had another answer.
         return Reason.EQUIVOCATION.value if other else Reason.LATE.value
 
-    for heard in (h.boot, h.boot + 1):  # a newer boot ends the older one
-        held.bring(False, run="another", boot=heard)  # so that its number has been seen
+    for heard in (h.boot, h.boot + 1):  # A newer boot ends the older one.
+        held.bring(False, run="another", boot=heard)  # From now on its number has been seen.
         for case in cases:
             if case[3] <= heard and (case not in right or case[3] < heard):
                 assert verdict(case) == expected(case, heard), case
@@ -132,7 +132,10 @@ def test_of_all_crossed_answers_only_the_right_one_is_taken_and_once(tmp_path, h
 
 
 def test_of_all_crossed_tasks_only_the_right_one_is_worked_on_and_once(tmp_path, honest):
-    """Round 2, which it answered last, may be asked again under a new number: it would say the same again."""
+    """Round 2, which the device answered last, may be asked again under a new number.
+
+    The device would repeat its answer.
+    """
     held = Held(tmp_path, "task", round=3)
     h, agent = held.header, held.run.agents[DEVICE]
     cases = [

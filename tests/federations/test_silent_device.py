@@ -1,4 +1,4 @@
-"""A device that says hello and answers nothing, in virtual time: it costs the patience once."""
+"""A device that says hello and answers nothing costs the patience once, in virtual time."""
 
 import logging
 
@@ -15,7 +15,7 @@ PATIENCE = 600.0
 
 
 def federation(folder, silent_seconds):
-    """Four devices with three seats; the work of the last takes so long."""
+    """Return a run of four devices with three seats; the work of the last one takes `silent_seconds`."""
     policy = RunPolicy(
         rounds=6, quorum=3, cohort=3, gather=4, patience_seconds=PATIENCE, straggler_factor=0.0
     )
@@ -29,7 +29,7 @@ def federation(folder, silent_seconds):
 
 @pytest.mark.slow
 def test_a_silent_device_costs_six_rounds_one_patience(tmp_path):
-    """With cohort = quorum each draw of it cost one: 7,836 s for these six rounds."""
+    """With cohort = quorum each draw of it cost one patience: 7,836 s for these six rounds."""
     run, file = federation(tmp_path, 1e9)
     run.run()
     assert run.service.finished and [line["round"] for line in file.records] == list(range(1, 8))

@@ -1,4 +1,4 @@
-"""What a process wrote earlier and cannot read any more is said in one line, with the way out."""
+"""A file that an earlier process wrote and that is unreadable now leads to one line, with the way out."""
 
 import json
 import sqlite3
@@ -23,7 +23,7 @@ def answer_of(state, round=1):
 
 @pytest.fixture
 def device(tmp_path):
-    """A device that has answered once: nothing to go back to."""
+    """Return the folder of a device that has answered once and has no older state to go back to."""
     state = DeviceState(tmp_path, durable=False)
     state.boot(7)
     state.begin("spring", HASH)
@@ -94,7 +94,7 @@ def test_a_damaged_state_of_a_device_is_one_line_and_no_traceback(device, damage
     path.write_text(damage(path.read_text()), errors="surrogateescape")
     with pytest.raises(DamagedError, match="device.json is damaged.*remove") as error:
         DeviceState(device)
-    words = str(error.value).replace(str(device), "HERE")  # however long the path is
+    words = str(error.value).replace(str(device), "HERE")  # The length of the path does not count.
     assert "\n" not in words and len(words) < 300
     assert exit_code(error.value) == 1
 

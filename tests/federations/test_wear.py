@@ -1,4 +1,7 @@
-"""A device's disk is bounded, and a round writes on it what came, what was made, and one small file."""
+"""A device's disk use is bounded.
+
+A round writes what came, what was made, and one small file.
+"""
 
 import pytest
 
@@ -13,7 +16,8 @@ BOOK = 8192
 def test_the_longer_run_takes_no_more_of_the_disk_and_writes_no_more_a_round(method):
     short, long = (one(method, rounds, Network("mlp", 8)) for rounds in (4, 12))
     assert long["folder_bytes_at_most"] < 1.1 * short["folder_bytes_at_most"]
-    assert long["made_bytes_a_round"] < 1.2 * short["made_bytes_a_round"]  # of 12 in 13, and of 4 in 5
+    # The long run makes answers in 12 of 13 rounds, the short one in 4 of 5.
+    assert long["made_bytes_a_round"] < 1.2 * short["made_bytes_a_round"]
     assert long["book_bytes_a_round"] < BOOK
 
 

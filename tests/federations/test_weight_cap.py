@@ -1,4 +1,4 @@
-"""A device that claims a million samples, through the real service: what it weighs in the new model."""
+"""A device that claims a million samples, through the real service: its weight in the new model."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ LIAR = "device-3"
 
 
 def of_a_million(of):
-    """Its samples, each of which stands for many: nothing is copied."""
+    """Return a shard with a million samples that all share the memory of one."""
 
     def repeated(samples):
         return TensorSamples(samples.x[:1].expand(MANY, *samples.x.shape[1:]), samples.y[:1].expand(MANY))
@@ -23,7 +23,7 @@ def of_a_million(of):
 
 
 def moves_by_one(device, plan, data):
-    """The liar answers with the broadcast and 1 in each number; the others with the broadcast."""
+    """Return a half that answers with the broadcast; the liar adds 1 to each number."""
     half = plan.client_half(data.train, device)
     half.run = lambda ask: {
         name: value + float(device == LIAR) if value.is_floating_point() else value

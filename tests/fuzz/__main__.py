@@ -11,11 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 from tests.fuzz.engine import Report, fuzz, keep
 from tests.fuzz.targets import TARGETS
 
-PIECE = 250_000  # inputs of one piece of work
+PIECE = 250_000  # The inputs of one piece of work.
 
 
 def pieces(inputs: int, seed: int) -> list[tuple[str, int, int]]:
-    """(target, inputs, seed), the slow ones first."""
+    """Return the pieces of work as (target, inputs, seed), the slow ones first."""
     found = []
     for name, target in sorted(TARGETS.items(), key=lambda item: item[1].share):
         left = max(1, round(inputs * target.share))

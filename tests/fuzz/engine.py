@@ -1,7 +1,8 @@
-"""A small mutational fuzzer: good inputs, broken a little; what gives a new outcome is broken further.
+"""A small mutational fuzzer: it changes good inputs a little, and changes inputs with new outcomes further.
 
-No instrumentation, so that it makes some ten thousand inputs a second. An outcome is the word that a target returns,
-or the first letters of what it raises: enough to climb from "not an envelope" into the fields of a header.
+It uses no instrumentation, so it makes some ten thousand inputs a second. An outcome is the word that a
+target returns, or the first letters of its error. That is enough to get from "not an envelope" into the
+fields of a header.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from pathlib import Path
 from tests.fuzz.targets import Target
 
 CORPUS = Path(__file__).parent / "corpus"
-MOST_KEPT = 400  # inputs of a target in hand
-LONGEST = 4096  # bytes of an input; what is larger is only more of the same
-SLOW_SECONDS = 0.05  # for one input, three times in a row
-MEMORY = 96 << 20  # how far the process may grow over all inputs
+MOST_KEPT = 400  # The most inputs of a target that are kept for further changes.
+LONGEST = 4096  # The most bytes of an input; longer inputs would show nothing new.
+SLOW_SECONDS = 0.05  # An input is slow if it takes longer than this three times in a row.
+MEMORY = 96 << 20  # Bytes by which the process may grow over all inputs.
 ODD = (
     b"\x00", b"\xff", b"\x7f", b"\x80", b"\x90", b"\xc0", b"\xc1", b"\x9f\xff", b"\xcf" + b"\xff" * 8,
     b"\xd3\x80" + bytes(7), b"\xcb\x7f\xf8" + bytes(6), b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff",
@@ -44,7 +45,7 @@ class Report:
 
 
 def kept(name: str) -> list[bytes]:
-    """Inputs that were found once: each is tried in every run."""
+    """Return the inputs of earlier findings; every run tries each of them."""
     return [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
 
 
@@ -77,13 +78,13 @@ def fuzz(name: str, target: Target, inputs: int, seed: int) -> Report:
 
 
 def tried(target: Target, data: bytes) -> tuple[str, str]:
-    """The outcome, and what is wrong with it or nothing."""
+    """Return the outcome of an input, and the problem with it or an empty text."""
     begun, problem = time.perf_counter(), ""
     try:
         outcome = target.run(data)
     except target.documented as error:
         outcome = "-" + str(error)[:24]
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what we look for
+    except Exception as error:  # noqa: BLE001 - any undocumented error is a finding
         outcome, problem = type(error).__name__, f"{type(error).__name__}: {str(error)[:200]}"
     if time.perf_counter() - begun > SLOW_SECONDS and all(slow(target.run, data) for _ in range(3)):
         problem = f"it takes more than {SLOW_SECONDS} s"
@@ -91,15 +92,18 @@ def tried(target: Target, data: bytes) -> tuple[str, str]:
 
 
 def slow(run: Callable[[bytes], str], data: bytes) -> bool:
-    """By the thread's own time: what others take of the machine does not count."""
+    """Return whether an input is slow, by the time of this thread alone.
+
+    The time that other programs take does not count.
+    """
     begun = time.thread_time()
-    with contextlib.suppress(Exception):  # it was judged before
+    with contextlib.suppress(Exception):  # An error was reported before.
         run(data)
     return time.thread_time() - begun > SLOW_SECONDS
 
 
 def stream(pool: list[bytes], dice: random.Random, inputs: int) -> Iterator[bytes]:
-    first = pool[:inputs]  # the pool grows meanwhile
+    first = pool[:inputs]  # A copy, because the pool grows meanwhile.
     yield from first
     for _ in range(inputs - len(first)):
         yield mutated(pool, dice.random)
@@ -129,5 +133,5 @@ def mutated(pool: list[bytes], rnd: Callable[[], float]) -> bytes:
 
 
 def memory() -> int:
-    """Now, not at its highest: that was perhaps another test's."""
+    """Return the bytes in use now, not the peak, which another test may have caused."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

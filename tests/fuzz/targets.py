@@ -1,7 +1,7 @@
-"""What is fuzzed: every reader of bytes that somebody else, or an earlier process, has written.
+"""The fuzz targets: every reader of bytes that another party, or an earlier process, has written.
 
-A target takes bytes. It returns a word for what became of them, or raises what its reader documents; anything else
-that comes out of it is a finding.
+A target takes bytes. It returns a word for the result, or raises the errors that its reader documents. Any
+other error is a finding.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Target:
     run: Callable[[bytes], str]
     documented: type[Exception] | tuple[type[Exception], ...]
     seeds: Callable[[], list[bytes]]
-    share: float  # of all inputs; readers of files are slow and seldom asked
+    share: float  # The share of all inputs; it is small for readers of files, which are slow.
 
 
 def envelope(data: bytes) -> str:
@@ -57,7 +57,10 @@ def envelope(data: bytes) -> str:
 
 
 def message(data: bytes) -> str:
-    """The first byte chooses the kind, as the header does; the second whether there is a base."""
+    """Decode a message; the first byte chooses its kind, as the header does.
+
+    The second byte says whether there is a base.
+    """
     kind = KINDS[data[0] % len(KINDS)] if data else "hello"
     place = TaskId(1, "train", bytes(32) if data[1:2] > b"\x7f" else b"")
     found, attachment = codec.decode(kind, data[2:], "a", place)
@@ -80,7 +83,7 @@ def block(data: bytes) -> str:
 
 
 def host_facts(data: bytes) -> str:
-    """What `deploy status`, `plan` and `doctor` make of the words of a host, which are escaped for a terminal."""
+    """Read a host's facts as `deploy status`, `plan` and `doctor` do; words are escaped for a terminal."""
     facts = read_facts(data.decode("utf-8", "replace"))
     checks = run_checks(facts, Workload(), NOW)
     said = [check.reason for check in checks] + [*map(str, status_cells("a", facts, WANTED)[0])]

@@ -1,4 +1,7 @@
-"""A few seconds of what `make fuzz` does for minutes, always the same inputs; and whether it would find anything."""
+"""A few seconds of the work that `make fuzz` does for minutes, with the same inputs each time.
+
+Planted faults show that the fuzzer can find something.
+"""
 
 import contextlib
 import mmap
@@ -45,13 +48,13 @@ def test_good_inputs_are_taken_or_nothing_behind_the_first_check_is_ever_reached
 
 
 def test_the_corpus_is_small_and_of_targets_that_there_are():
-    folders = [path for path in CORPUS.glob("*") if path.is_dir()]  # none where nothing was found
+    folders = [path for path in CORPUS.glob("*") if path.is_dir()]  # Without findings there is none.
     assert {path.name for path in folders} <= set(TARGETS)
     assert sum(file.stat().st_size for path in folders for file in path.iterdir()) < 200_000
 
 
 def planted(fault):
-    """A reader of two-byte headers and four-byte bodies with one fault behind both checks."""
+    """Return a reader of two-byte headers and four-byte bodies with one fault behind both checks."""
 
     def run(data):
         if len(data) < 6 or data[:2] != b"OK":
@@ -76,7 +79,7 @@ GREED = []
 
 
 def grows(data):
-    """Of the system, as the allocator may have room that others have left."""
+    """Take memory from the system; the allocator may have room that other tests have freed."""
     GREED.append(mmap.mmap(-1, 64 << 10))
     GREED[-1].write(b"x" * (64 << 10))
 
@@ -90,5 +93,5 @@ def test_a_planted_fault_is_found(fault, words):
 
 def test_an_input_that_takes_too_long_is_found_by_the_threads_own_time():
     assert tried(planted(dawdles), b"OK\xff\x00\x00\x00")[1].startswith("it takes more than")
-    waits = planted(lambda data: time.sleep(0.1))  # it costs time, and none of this thread's own
+    waits = planted(lambda data: time.sleep(0.1))  # A sleep uses no time of this thread.
     assert tried(waits, b"OK\xff\x00\x00\x00")[1] == ""

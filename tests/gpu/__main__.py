@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Pair:
-    """One method's runs: where it is on trial, and on the CPU."""
+    """The runs of one method: on the tested device, and on the CPU."""
 
     method: str
     there: Run

@@ -1,4 +1,7 @@
-"""When a GPU pays: a round of FedAvg on it, beside a plain PyTorch loop there and the same round on the CPU."""
+"""A measurement of when a GPU pays: a round of FedAvg on it, in a plain loop there, and on the CPU.
+
+The plain loop is PyTorch alone.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,23 @@ from tests.gpu.runs import Run, Wanted, experiment, run_of
 
 METHOD = "fedavg"
 NETWORKS = ("mlp", "cnn23", "cnn4", "resnet10")
-SAMPLE_ROUNDS = 3  # of the loop, of which the fastest counts: the first has what each kind of work does once
+SAMPLE_ROUNDS = 3  # Rounds of the loop; the fastest counts, as the first includes work that happens once.
 
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds of the fastest round; None where there was none."""
+    """The seconds of the fastest round in each place, or None if there was none."""
 
     network: str
     devices: int
     there: float | None
-    loop: float | None  # training alone: a round also measures, and carries its bytes
+    loop: float | None  # Seconds of training alone; a round also measures, and carries its bytes.
     cpu: float | None
     problems: list[str] = field(default_factory=list)
 
 
 def row_of(network: str, wanted: Wanted, folder: Path) -> Row:
-    """Take the three one after the other, so that none takes the cores of another."""
+    """Run the three measurements one after the other, so that none takes the cores of another."""
     runs = {}
     for name, where in (("there", wanted), ("cpu", replace(wanted, compute="cpu"))):
         (folder / name).mkdir(parents=True)
@@ -57,10 +60,10 @@ def seconds_of(run: Run) -> float | None:
 
 
 def loop_seconds(experiment: Experiment, place: torch.device) -> float:
-    """Time the same steps without a federation: each device's training in turn, then the mean of the weights."""
+    """Time the same steps without a federation: each device trains in turn, then the weights are averaged."""
     shards = [moved(Shards().load(data), place) for _, data in sorted(experiment.shards.items())]
     settings, model = experiment.plan.settings(), experiment.plan.model().to(place)
-    torch.set_num_threads(1)  # as in a run: several would spin for a core beside what else the machine does
+    torch.set_num_threads(1)  # As in a run; several threads would compete with other programs for a core.
     taken = []
     for _ in range(SAMPLE_ROUNDS):
         wait_for(place)
@@ -87,7 +90,7 @@ def one_device(model: Net, shard: Shard, settings: LocalHyper) -> Net:
 
 
 def wait_for(place: torch.device) -> None:
-    """A GPU works behind the program's back."""
+    """Wait for a GPU, because it works while the program goes on."""
     if place.type == "cuda":
         torch.cuda.synchronize(place)
 
@@ -109,7 +112,7 @@ def ratio(one: float | None, other: float | None) -> str:
 
 
 def write_table(rows: Sequence[Row], beside: Path) -> str:
-    """Write the table as Markdown beside the JSON that has the same, and return what to show of it."""
+    """Write the table as Markdown beside the JSON with the same figures, and return the text to show."""
     file = beside.with_suffix(".md")
     file.write_text(markdown(rows) + "\n")
     return f"{markdown(rows)}\nkept: {file}"

@@ -1,4 +1,4 @@
-"""A run of many devices by `protofleet run`, and what it took of the GPU."""
+"""A run of many devices by `protofleet run`, and its use of the GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "gpu"
 NETWORK = "cnn23"
 POLL_SECONDS = 0.05
 LIMIT_SECONDS = 1800.0
-RAN_OUT = "ran out of"  # in the log of a process, of a piece of work
+RAN_OUT = "ran out of"  # The words in the log of a process whose work ran out of memory.
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Wanted:
 class Run:
     method: str
     seconds: float
-    answers: int  # in the round with the fewest
-    peak_bytes: int  # of the GPU
+    answers: int  # The number of answers in the round with the fewest.
+    peak_bytes: int  # The peak of the used bytes of the GPU.
     out_of_memory: int
-    accuracy: float | None  # mean over domains after the last round
-    devices_per_second: float | None  # that have trained and answered, in the fastest round
+    accuracy: float | None  # The mean over domains after the last round.
+    devices_per_second: float | None  # Devices that trained and answered, in the fastest round.
     problems: list[str] = field(default_factory=list)
 
 
@@ -71,7 +71,7 @@ def accuracy_of(folder: Path) -> float | None:
 
 
 def devices_per_second(rounds: list[dict[str, Any]]) -> float | None:
-    """The first round has what each kind of work does once."""
+    """Return the devices per second of the fastest round; the first round includes work that happens once."""
     trained = [len(one["participants"]) / one["seconds"] for one in rounds if one["kind"] == "training"]
     return max(trained, default=None)
 

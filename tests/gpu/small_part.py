@@ -1,4 +1,4 @@
-"""A GPU of which all but a small part is filled, so that devices have to wait for each other."""
+"""A GPU that is filled except for a small part, so that devices have to wait for each other."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PLACE = torch.device("cuda")
 class Gpu:
     name: str
     total_bytes: int
-    filled_bytes: int  # by this program, with its context and what others had before
+    filled_bytes: int  # Bytes that this program, its context and earlier programs take.
 
     def used_bytes(self) -> int:
-        """Beside that."""
+        """Return the used bytes beyond the filled ones."""
         free, total = torch.cuda.mem_get_info(PLACE)
         return max(0, total - free - self.filled_bytes)
 

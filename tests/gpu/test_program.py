@@ -1,4 +1,4 @@
-"""`make gpu` where there is no GPU, and its runs on a CPU."""
+"""The program of `make gpu` without a GPU, and its runs on a CPU."""
 
 import json
 

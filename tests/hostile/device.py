@@ -1,7 +1,8 @@
-"""A device that speaks bytes: honest by default, and any field, order, signature or repetition on request.
+"""A device that speaks bytes, honest by default.
 
-It is a client of its own over paho and the documented wire. Its honest script gives back what it was sent, which is
-an answer to every method whose answer has the shapes of the question.
+It can also send wrong fields, orders and signatures, and repeats. It is a separate client over paho and the
+documented wire. Its honest script returns what the coordinator sent. That is a valid answer to every method
+whose answer has the shapes of the question.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from paho.mqtt.properties import Properties
 
 from tests.hostile import wire
 
-PATIENCE = 60.0  # seconds that a loaded machine may take
-SAID_AGAIN = 2.0  # seconds after which what was not answered is said again
+PATIENCE = 60.0  # Seconds that a loaded machine may take.
+SAID_AGAIN = 2.0  # Seconds after which the device repeats a message that got no response.
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What enrolment gave to a device, and what it needs to know of its coordinator."""
+    """The keys and certificates of an enrolled device, and the facts that it needs about its coordinator."""
 
     federation: str
     name: str
     sign: Ed25519PrivateKey
     receive: X25519PrivateKey
-    coordinator: bytes  # the key to seal to
+    coordinator: bytes  # The public key of the coordinator, to which the device seals messages.
     host: str
     port: int
     ca: str
@@ -51,7 +52,7 @@ class Task:
     round: int
     phase: str
     base: bytes
-    body: bytes  # of the broadcast
+    body: bytes  # The body of the broadcast.
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -64,7 +65,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """`body` may be arrays, bytes or a manifest; `fields` and `header` take the place of honest ones."""
+    """One answer to a task.
+
+    `body` may be arrays, bytes or a manifest. `fields` and `header` replace the honest entries of the
+    message.
+    """
 
     body: Any = wire.EMPTY
     examples: Any = 10
@@ -73,7 +78,7 @@ class Answer:
     header: Mapping[str, Any] = field(default_factory=dict)
 
 
-Work = Callable[[Task], "Answer | None"]  # None: it says nothing
+Work = Callable[[Task], "Answer | None"]  # With None the device sends no answer.
 
 
 def honest(task: Task) -> Answer:
@@ -92,7 +97,7 @@ class Heard:
 
 
 class Device:
-    """Runs on a thread of its own from `start` to `stop`. What it heard is in `heard`, newest last."""
+    """A device on its own thread, from `start` to `stop`; `heard` has the received messages, newest last."""
 
     def __init__(
         self, who: Credentials, work: Work = honest, *, classes: int = 3, boot: int = 0, says_hello: bool = True,
@@ -104,17 +109,17 @@ class Device:
         self.prefix = f"protofleet/1/{who.federation}/"
         self.run, self.epoch, self.sequence, self.plan = "", 0, 0, b""
         self.heard: list[Heard] = []
-        self.answered: dict[tuple[int, str, bytes], Answer] = {}  # each question that it has worked on
-        self.serves: dict[bytes, tuple[bytes, list[Any]]] = {}  # object -> body, manifest
+        self.answered: dict[tuple[int, str, bytes], Answer] = {}  # Each question and the answer to it.
+        self.serves: dict[bytes, tuple[bytes, list[Any]]] = {}  # Object -> body and manifest.
         self.finished = threading.Event()
-        self.closed: list[str] = []  # why connections ended
+        self.closed: list[str] = []  # The reasons for which connections ended.
         self._news, self._counting = threading.Condition(), threading.Lock()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._objects: dict[bytes, bytes] = {}
         self._coming: tuple[list[Any], dict[int, bytes]] | None = None
         self._task: tuple[int, str] | None = None
-        self._open: tuple[int, str, bytes] | None = None  # said, and no receipt yet
-        self._said_at = 0.0  # an answer, or anything again
+        self._open: tuple[int, str, bytes] | None = None  # The question whose answer has no receipt yet.
+        self._said_at = 0.0  # The time of the last answer or of the last repeated message.
         self._client = self._paho(clean)
         self._thread = threading.Thread(target=self._live, name=f"raw {self.name}", daemon=True)
 
@@ -127,7 +132,7 @@ class Device:
         return self
 
     def stop(self) -> None:
-        """Its connection ends in good order, so no will is said."""
+        """End the device and close its connection in good order, so that the broker publishes no will."""
         self._inbox.put(None)
         if self._thread.is_alive():
             self._thread.join(PATIENCE)
@@ -135,12 +140,15 @@ class Device:
         self._client.loop_stop()
 
     def vanish(self) -> None:
-        """The connection breaks: the broker says its will. paho connects again by itself."""
+        """Break the connection, so that the broker publishes the will.
+
+        paho connects again without help.
+        """
         with contextlib.suppress(OSError, AttributeError):
-            self._client.socket().shutdown(2)  # type: ignore[union-attr]  # there is one while it is connected
+            self._client.socket().shutdown(2)  # type: ignore[union-attr]  # A connected client has a socket.
 
     def die(self) -> None:
-        """For good: the broker says its will, and nobody comes back."""
+        """Break the connection for good: the broker publishes the will, and the device does not come back."""
         self._inbox.put(None)
         self._client.on_disconnect = None
         self._client.reconnect_delay_set(3600, 3600)
@@ -155,7 +163,7 @@ class Device:
     # -- what it says
 
     def header(self, kind: str, place: tuple[int, str, bytes] = (0, "", b""), **other: Any) -> wire.Header:
-        with self._counting:  # tests speak for it while it speaks itself
+        with self._counting:  # Tests send messages in its name while its own thread sends others.
             self.sequence += 1
             sequence = self.sequence
         round, phase, base = place
@@ -178,7 +186,7 @@ class Device:
         self.publish(self.frame(kind, fields, place, **other), topic, retain=kind == "state")
 
     def publish(self, frame: bytes, topic: str = "", retain: bool = False) -> None:
-        """On a topic of this federation, by default its own."""
+        """Publish a frame on a topic of this federation, by default on the topic of this device."""
         self._client.publish(self.prefix + (topic or f"up/{self.name}"), frame, qos=1, retain=retain)
 
     def greet(self, **other: Any) -> None:
@@ -192,7 +200,7 @@ class Device:
         self.say("update", fields, place, **answer.header)
 
     def offer(self, data: bytes, size: int = 4096) -> list[Any]:
-        """A manifest of a body that is served when it is asked for."""
+        """Return a manifest of a body, and serve the body when the coordinator asks for it."""
         made = wire.manifest(data, size)
         self.serves[made[0]] = (data, made)
         return made
@@ -200,7 +208,7 @@ class Device:
     # -- waiting for what it hears
 
     def wait(self, kind: str, check: Callable[[Heard], bool] = lambda h: True, since: int = 0) -> Heard:
-        """The first message of a kind, from number `since` on, that passes the check."""
+        """Return the first message of a kind, from number `since` on, that passes the check."""
         found = self.wait_until(
             lambda: next((h for h in self.heard[since:] if h.kind == kind and check(h)), None), f"a {kind}"
         )
@@ -208,7 +216,7 @@ class Device:
         return found
 
     def wait_until(self, check: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-        """Looked at after everything that is heard, and ten times a second."""
+        """Wait until the check is true: test it after each received message, and ten times a second."""
         deadline = time.monotonic() + seconds
         with self._news:
             while not (found := check()):
@@ -313,13 +321,13 @@ class Device:
             if len(here) % 64 == 0:
                 self._want(False)
             return
-        self._objects = {offer[0]: b"".join(here[i] for i in range(count))}  # the newest is enough
+        self._objects = {offer[0]: b"".join(here[i] for i in range(count))}  # It keeps the newest only.
         self._coming = None
         assert self._task is not None
         self._do(Task(*self._task, offer[0], self._objects[offer[0]]))
 
     def _do(self, task: Task) -> None:
-        """Same question, same answer."""
+        """Work on a task and send the answer; give the same answer to the same question."""
         if task.place not in self.answered:
             made = self.work(task)
             if made is None:

@@ -1,4 +1,4 @@
-"""A federation of real processes behind a secured Mosquitto, some of whose devices may be raw ones."""
+"""A federation of real processes behind a secured Mosquitto; some of its devices may be raw ones."""
 
 from __future__ import annotations
 
@@ -51,17 +51,19 @@ program()
 
 
 class ForkedProcess(Process):
-    """Its command are the arguments of `protofleet`."""
+    """A process of the program; its command is the list of arguments of `protofleet`."""
 
     def spawn(self) -> ForkedChild:
         return forked_program(self.command, self.log)
 
 
 class Federation:
-    """`settings` go to every coordinator; what `coordinator` and `device` are given beside stands above them.
+    """A broker, and the coordinators and devices that a test starts.
 
-    With `taken_over`, everybody meets at a broker in hostile hands, which is `proxy`. `broker` are further
-    lines of its settings. Unless `forked`, each process starts as from a shell.
+    `settings` go to every coordinator; the arguments of `coordinator` and `device` override them.
+
+    With `taken_over`, all parties connect to `proxy`, a broker in hostile hands. `broker` has further lines
+    for the settings of the broker. Unless `forked` is set, each process starts as from a shell.
     """
 
     def __init__(
@@ -97,10 +99,11 @@ class Federation:
         self, ahead: float = 0.0, planted: str = "", out: int | None = None, through: Sequence[str] = (),
         **more: Any,
     ) -> Process:  # fmt: skip
-        """`folder`, `metrics_port`, `method`, `policy` and whatever else stands in a coordinator's settings.
+        """Start a coordinator with `folder`, `metrics_port`, `method`, `policy` and other settings.
 
-        Its clock is so many seconds ahead of that of everybody else; a planted fault is run before its own code;
-        `out` takes its events, if not its log; its command line follows on `through`.
+        `ahead` is the number of seconds by which its clock is ahead of all other clocks. `planted` is the
+        code of a fault, which runs before the code of the program. `out` takes its events; without it they go
+        to the log. `through` is the beginning of its command line.
         """
         given = {"policy": Policy(), "metrics_port": free_port(), **self.settings, **more}
         given.setdefault("method", {"name": "fedavg", "lr": 0.02})
@@ -111,7 +114,7 @@ class Federation:
             devices=str(self.fleet.root / "records"), broker=self.address(COORDINATOR),
         )  # fmt: skip
         self.metrics_port = made.metrics_port
-        settings, events = encode(made), "--events"  # with all its observers
+        settings, events = encode(made), "--events"  # The option switches all observers on.
         return self._start(
             "coordinator",
             "coordinator",
@@ -126,7 +129,7 @@ class Federation:
     def device(
         self, name: str, planted: str = "", ahead: float = 0.0, through: Sequence[str] = (), **more: Any
     ) -> Process:
-        """The product's own device, with pictures of its own."""
+        """Start a device of the product that has pictures of its own."""
         data = self.folder / "pictures" / name
         if not data.exists():
             pictures(data, seed=len(self.processes))
@@ -139,7 +142,7 @@ class Federation:
         return self._start(name, "device", encode(made), ahead=ahead, planted=planted, through=through)
 
     def raw(self, name: str, work: Work = honest, **more: Any) -> Device:
-        """A device that speaks bytes; it is started."""
+        """Start a device that speaks bytes, and return it."""
         made = Device(self.credentials(name), work, **more)
         self.raw_devices.append(made)
         return made.start()
@@ -164,30 +167,33 @@ class Federation:
 
     @property
     def run(self) -> Path:
-        """The folder with the coordinator's results."""
+        """Return the folder with the results of the coordinator."""
         return Path(self.settings.get("folder", self.folder / "runs")) / self.settings.get("name", RUN)
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The lines of rounds.jsonl; an error where one is no JSON. The last one may be half written."""
+        """Return the lines of rounds.jsonl, without the last one, which may be half written.
+
+        Raise ValueError if a line is not JSON.
+        """
         with contextlib.suppress(FileNotFoundError):
             *lines, _ = (self.run / "rounds.jsonl").read_text().split("\n")
             return [json.loads(line, parse_constant=_no_json) for line in lines]
         return []
 
     def events(self, what: str = "") -> list[dict[str, Any]]:
-        """What the coordinators have said on their standard output, or what of that is called so."""
+        """Return the events on the standard output of the coordinators: all, or those named `what`."""
         logs = [process.log for process in self.processes if process.name == COORDINATOR]
         return [event for log in logs for event in events_in(log) if what in ("", event["event"])]
 
     def metrics(self) -> dict[str, float]:
-        """Every series that the coordinator exports, by its name with its labels."""
+        """Return every series that the coordinator exports, by its name with its labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
     def answers(self) -> bool:
-        """Whether there is a coordinator that can be asked for its metrics."""
+        """Return whether a coordinator answers a request for its metrics."""
         with contextlib.suppress(OSError):
             return bool(self.metrics())
         return False
@@ -203,14 +209,17 @@ class Federation:
         return found
 
     def stays(self, check: Callable[[], Any], what: str, seconds: float) -> None:
-        """Nothing can be waited for where something must not happen: it is looked for all this time."""
+        """Check for all these seconds that the condition holds.
+
+        A test cannot wait for an event that must not happen, so it looks for it during the whole time.
+        """
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             assert check(), f"{what} for {seconds:.0f} s, but not; {self.last_words()}"
             time.sleep(0.1)
 
     def wait_for_end(self, process: Process, seconds: float = 2 * PATIENCE) -> int:
-        """The exit code."""
+        """Wait for the end of a process, and return its exit code."""
         self.wait_until(
             lambda: process.child and process.child.poll() is not None, f"{process.name} to end", seconds
         )
@@ -229,7 +238,7 @@ class Federation:
     ) -> Process:  # fmt: skip
         number = len(self.processes)
         file, log = self.folder / f"{name}-{number}.toml", self.folder / f"{name}-{number}.log"
-        # Other checkouts may not know it.
+        # Another checkout may not know a new setting, so an empty list is left out.
         said = {key: value for key, value in settings.items() if value != []}
         file.write_text(write_toml(said))
         arguments = [job, str(file), *options]

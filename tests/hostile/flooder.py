@@ -1,6 +1,6 @@
-"""Floods topics over a socket of its own, from a process of its own: python -m tests.hostile.flooder '{...}'.
+"""Flood topics over a separate socket from a separate process: python -m tests.hostile.flooder '{...}'.
 
-MQTT by hand, as paho would be no faster than the paho of whoever is flooded.
+It writes MQTT by hand, because paho would be no faster than the paho of the flooded party.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def packet(kind: int, body: bytes) -> bytes:
 
 
 def main(told: dict[str, Any]) -> None:
-    """At most `rate` frames a second, in turn on each topic, until its seconds are over or it is killed."""
+    """Send at most `rate` frames a second, in turn on each topic, until the time is over."""
     context = ssl.create_default_context(cafile=told["ca"])
     context.load_cert_chain(told["cert"], told["key"])
     plain = socket.create_connection((told["host"], told["port"]))

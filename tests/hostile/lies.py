@@ -1,4 +1,4 @@
-"""One way for a device to get something wrong for each reason that the product knows: what it says, in bytes."""
+"""One way for a device to get something wrong for each reason that the product knows, in bytes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ HELLO = {"classes": 3, "examples": 10, "protocol": [1, 1]}
 
 @dataclass(frozen=True)
 class Lie:
-    """`work` is done with every task. Who is not `asked` has no task, and acts when others have one."""
+    """A wrong behaviour of a device.
+
+    The device does `work` with every task. If it is not `asked`, it gets no task, and acts when other devices
+    have one.
+    """
 
     work: Callable[[Device, Task], Answer | None]
     hello: Mapping[str, Any] = field(default_factory=dict)
     asked: bool = True
-    counted: bool = True  # by a coordinator; what only devices look at does it no harm
+    counted: bool = True  # The coordinator counts it; a message that only devices read does it no harm.
 
 
 def changed(change: Callable[[np.ndarray], Any]) -> Lie:
-    """An honest answer but for its largest array."""
+    """Return a lie whose answer is honest except for its largest array."""
 
     def work(device: Device, task: Task) -> Answer:
         arrays = dict(task.arrays)
@@ -39,7 +43,7 @@ def changed(change: Callable[[np.ndarray], Any]) -> Lie:
 
 
 def says(*frames: Callable[[Device, Task], bytes]) -> Lie:
-    """Frames on its own topic, and no answer."""
+    """Return a lie that publishes frames on the topic of the device and gives no answer."""
 
     def work(device: Device, task: Task) -> None:
         for frame in frames:
@@ -58,7 +62,7 @@ def forged(device: Device, task: Task) -> bytes:
 
 
 def for_another(device: Device, task: Task) -> bytes:
-    """Sealed, but to a key that is not the coordinator's."""
+    """Return a hello that is sealed to a key that is not the coordinator's."""
     stranger = X25519PrivateKey.generate().public_key().public_bytes_raw()
     return wire.envelope(device.header("hello"), HELLO, device.who.sign, stranger)
 
@@ -97,7 +101,7 @@ def answer_to(**place: Any) -> Lie:
 
 
 def leave(device: Device) -> None:
-    """In good order: nobody waits for it, and it does not come back."""
+    """Leave in good order, so that no round waits for the device, and do not come back."""
     device.says_hello = False
     device.say("bye", {"reason": "drained"})
 

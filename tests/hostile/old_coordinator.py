@@ -1,6 +1,6 @@
 """A coordinator of version 1.0 that speaks bytes: written from docs/protocol.md as it was before 1.1.
 
-It puts given questions to given devices, one after the other, and keeps what they answer. It computes nothing.
+It sends given questions to given devices, one after the other, and keeps their answers. It computes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INLINE = 48 << 10
 
 @dataclass
 class Coming:
-    """An answer whose blocks are asked for."""
+    """An answer whose blocks the coordinator has asked for."""
 
     header: wire.Header
     offer: list[Any]
@@ -38,7 +38,7 @@ class OldCoordinator:
         self, who: Credentials, devices: Mapping[str, bytes], run: str, plan: bytes, asks: Sequence[Task],
         counts: bool = False,
     ) -> None:  # fmt: skip
-        """`devices` are names with the keys to seal to."""
+        """Set up a coordinator; `devices` maps names to the public keys to which messages are sealed."""
         self.who, self.devices, self.run, self.plan, self.asks = who, devices, run, plan, list(asks)
         self.needs_counts = counts
         self.epoch, self.sequence = int(time.time()), 0
@@ -49,14 +49,14 @@ class OldCoordinator:
         self._ended: paho.MQTTMessageInfo | None = None
         self._ask: Task | None = None
         self._offer: list[Any] = []
-        self._asked: dict[int, set[str]] = {}  # who has asked for each block of the broadcast
+        self._asked: dict[int, set[str]] = {}  # The devices that have asked for each block of the broadcast.
         self._out: set[int] = set()
         self._coming: dict[str, Coming] = {}
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._client = self._paho()
 
     def conduct(self) -> None:
-        """Until everybody has answered everything, and the end is at the broker."""
+        """Run until every device has answered every question and the broker has the final state."""
         self._client.connect(self.who.host, self.who.port, keepalive=30)
         self._client.loop_start()
         deadline = time.monotonic() + 2 * PATIENCE
@@ -129,7 +129,7 @@ class OldCoordinator:
             self._put(device)
 
     def _next(self) -> None:
-        """The next question, or the end."""
+        """Ask the next question, or end the run."""
         if not self.asks:
             self._ask = None
             for device in self.devices:
@@ -148,7 +148,7 @@ class OldCoordinator:
         self._say(device, "task", fields, self._ask.round, self._ask.phase)
 
     def _serve(self, device: str, ranges: list[int], again: bool) -> None:
-        """A block goes out once when everybody has asked for it, and afterwards to each alone."""
+        """Send a block once when every device has asked for it; send it afterwards to each device alone."""
         for first, last in zip(ranges[::2], ranges[1::2], strict=True):
             for i in range(first, last):
                 self._asked.setdefault(i, set()).add(device)

@@ -1,8 +1,8 @@
-"""A broker that was taken over: it has the broker's own key, and stands before a Mosquitto that works as it should.
+"""A broker that was taken over: it has the broker's key, and stands before a Mosquitto that works well.
 
-Each party believes that it speaks to its broker. What a party says, and what is said to it, is kept, and may be
-dropped; anything may be told to a party on any topic, at any time and as often as one likes. The parties' signatures
-and seals are all that stands against it.
+Each party takes it for the real broker. It keeps all frames in both directions, and may drop them. It may
+tell a party anything, on any topic, at any time and any number of times. Only the signatures and seals of the
+parties protect them against it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.hostile import wire
 
 CONNECT, CONNACK, PUBLISH, PUBACK = 1, 2, 3, 4
 MAXIMUM_PACKET_SIZE = 0x27
-# of the properties of a CONNACK that are no strings
+# The lengths in bytes of the properties of a CONNACK that are not strings.
 LENGTHS = {0x11: 5, 0x13: 3, 0x21: 3, 0x22: 3, 0x24: 2, 0x25: 2, 0x27: 5, 0x28: 2, 0x29: 2, 0x2A: 2}
 HANG_UPS = (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError, TimeoutError)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One PUBLISH. `party` says it to the broker, or (`down`) is told it by the broker."""
+    """One PUBLISH packet. `party` sends it to the broker or, with `down`, receives it from the broker."""
 
     party: str
     down: bool
@@ -39,7 +39,7 @@ class Frame:
 
     @property
     def header(self) -> wire.Header:
-        """Of an envelope, as far as anybody can read it; of a block, nothing."""
+        """Return the header of an envelope, as far as it is readable; return an empty one for a block."""
         return wire.header_of(self.data) if self.data[:3] == wire.ENVELOPE else {}
 
     @property
@@ -49,7 +49,7 @@ class Frame:
 
 @dataclass
 class Line:
-    """The connection of one party, and that to the broker in its name."""
+    """The connection of one party, and the connection to the broker in the name of that party."""
 
     party: str
     near: asyncio.StreamWriter
@@ -57,15 +57,18 @@ class Line:
 
 
 class TakenOver:
-    """`passes` says of each frame whether it goes on; whoever sent one that does not is told that all is well."""
+    """A hostile broker. `passes` decides for each frame whether it goes on.
+
+    The sender of a dropped frame gets an acknowledgement all the same.
+    """
 
     def __init__(self, broker: BrokerAddress, tls: Callable[[str], TlsFiles]) -> None:
         self._broker, self._tls = broker, tls
         self.passes: Callable[[Frame], bool] = lambda frame: True
-        # What the broker says to a party.
+        # Changes a packet, other than a PUBLISH, on its way from the broker to a party.
         self.alters: Callable[[str, bytes], bytes] = lambda party, packet: packet
         self.seen: list[Frame] = []
-        self.wills: dict[str, Frame] = {}  # the newest of each party
+        self.wills: dict[str, Frame] = {}  # The newest will of each party.
         self._lines: dict[str, Line] = {}
         self._loop = asyncio.new_event_loop()
         made = asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=server_side(tls("broker")))
@@ -84,19 +87,19 @@ class TakenOver:
         self._loop.close()
 
     def tell(self, party: str, topic: str, data: bytes, retain: bool = False) -> None:
-        """A frame to one party, whatever the broker behind has to say."""
+        """Send a frame to one party, independently of the real broker."""
         self._loop.call_soon_threadsafe(self._tell, party, packed(topic, data, retain))
 
     def say(self, party: str, topic: str, data: bytes, retain: bool = False) -> None:
-        """A frame to the broker behind in the name of a party, as far as its rules let that party."""
+        """Send a frame to the real broker in the name of a party, as far as the broker's rules allow."""
         self._loop.call_soon_threadsafe(self._say, party, packed(topic, data, retain))
 
     def cut(self, party: str) -> None:
-        """Its connection breaks. The broker behind says its will."""
+        """Break the connection of a party, so that the real broker publishes its will."""
         self._loop.call_soon_threadsafe(self._cut, party)
 
     def frames(self, kind: str, sender: str = "", down: bool | None = None) -> list[Frame]:
-        """What was seen of a kind, oldest first."""
+        """Return the seen frames of a kind, oldest first."""
         return [
             f for f in list(self.seen)
             if f.kind == kind and (not sender or f.header["sender"] == sender) and (down is None or f.down == down)
@@ -154,7 +157,10 @@ class TakenOver:
 
 
 async def end_all(server: asyncio.Server) -> None:
-    """With every connection: a task that is forgotten complains when its memory is taken back."""
+    """End the server and every connection.
+
+    A task that is only forgotten complains when Python frees its memory.
+    """
     server.close()
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
@@ -163,7 +169,7 @@ async def end_all(server: asyncio.Server) -> None:
 
 
 def packed(topic: str, data: bytes, retain: bool = False) -> bytes:
-    """A PUBLISH of quality 0, which needs no number."""
+    """Return a PUBLISH packet of quality of service 0, which needs no packet number."""
     rest = struct.pack("!H", len(topic.encode())) + topic.encode() + b"\0" + data
     return bytes([PUBLISH << 4 | int(retain)]) + _as_varint(len(rest)) + rest
 
@@ -177,17 +183,17 @@ def topic_and_frame(packet: bytes, start: int) -> tuple[str, bytes]:
 
 
 def acknowledgement(packet: bytes, start: int) -> bytes:
-    """Of a PUBLISH, where it wants one."""
+    """Return the acknowledgement of a PUBLISH packet, or no bytes if the packet wants none."""
     (length,) = struct.unpack_from("!H", packet, start)
     at = start + 2 + length
     return bytes([PUBACK << 4, 2]) + packet[at : at + 2] if packet[0] >> 1 & 3 else b""
 
 
 def will_in(packet: bytes, start: int) -> tuple[str, bytes, bool] | None:
-    """Topic, frame and whether it is retained, of a CONNECT that has a will."""
+    """Return the topic and the frame of the will in a CONNECT packet, and whether it is retained."""
     flags = packet[start + 7]
     properties, at = varint(packet, start + 10)
-    _, at = _piece(packet, at + properties)  # the client id
+    _, at = _piece(packet, at + properties)  # This piece is the client id.
     if not flags & 4:
         return None
     properties, at = varint(packet, at)
@@ -197,7 +203,7 @@ def will_in(packet: bytes, start: int) -> tuple[str, bytes, bool] | None:
 
 
 async def read_packet(reader: asyncio.StreamReader) -> tuple[bytes, int]:
-    """One MQTT packet, whole, and where its fixed header ends."""
+    """Read one whole MQTT packet, and return it with the place where its fixed header ends."""
     head = await reader.readexactly(2)
     while head[-1] & 128:
         head += await reader.readexactly(1)
@@ -249,7 +255,7 @@ def _client_side(files: TlsFiles) -> ssl.SSLContext:
 
 
 def of_packets_up_to(size: int, connack: bytes) -> bytes:
-    """A CONNACK of success, with this Maximum Packet Size."""
+    """Return a CONNACK of success with this Maximum Packet Size."""
     if connack[0] >> 4 != CONNACK:
         return connack
     _, start = varint(connack, 1)

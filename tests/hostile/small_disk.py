@@ -1,4 +1,7 @@
-"""A real disk of a few MiB for a process: mounted by us where we may, else in a namespace of the process's own."""
+"""A real disk of a few MiB for a process.
+
+The test mounts it if it may; else the process gets a mount namespace of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ MOUNT = 'mount -t tmpfs -o size="$0" none "$1" && shift && exec "$@"'
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[list[str]]:
-    """What the command line of a process begins with for which this folder is one."""
+    """Yield the beginning of a command line whose process finds a small disk in this folder."""
     try:
         disk = SmallDisk(folder, size)
     except subprocess.CalledProcessError:

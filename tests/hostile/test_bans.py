@@ -1,4 +1,7 @@
-"""A hostile broker that speaks on an honest device's topic, or under invented names, keeps it out for a while."""
+"""A hostile broker keeps an honest device out for a while.
+
+It publishes on the topic of that device, or under invented names.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def noise(f: Federation) -> bytes:
 
 
 def repeat(f: Federation) -> bytes:
-    """Two's own words, as signed as ever."""
+    """Return a frame that two has signed and sent before."""
     assert f.proxy
     return f.proxy.frames("update", "two")[0].data
 
@@ -46,7 +49,7 @@ def test_an_honest_device_that_a_broker_has_banned_is_heard_again_by_itself(tmp_
         first.kill()
         begun = len(f.rounds())
         second = f.coordinator(ahead=HOUR - 600.0)
-        # the first of them may have been open when two was banned, and then two's answer to it counts
+        # The first of them may have been open when two was banned; then the answer of two counts in it.
         f.wait_until(lambda: len(f.rounds()) >= begun + 3, "rounds after the restart")
         assert banned(f) and "two" not in f.rounds()[-1]["participants"]
         second.kill()

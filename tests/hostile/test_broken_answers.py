@@ -1,4 +1,7 @@
-"""A signed answer to the open question that nobody can read is an answer: refused, counted once, not waited for."""
+"""A signed answer to the open question counts as an answer, even if it is unreadable.
+
+The coordinator refuses it, counts it once and does not wait for another one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ PATIENCE_SECONDS = 300.0
 
 
 def offered(entry, value, body=wire.EMPTY):
-    """A manifest of which one entry is another."""
+    """Return work whose answer is a manifest with one changed entry."""
 
     def work(task):
         offer = wire.manifest(body)
@@ -71,7 +74,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """All of them at once beside one honest device; nobody is waited for by the pace of the others."""
+    """Run all broken answers at once beside one honest device, without a deadline for stragglers."""
     names = list(BROKEN)
     policy = Policy(
         quorum=1, gather=len(names) + 1, patience_seconds=PATIENCE_SECONDS, straggler_factor=0.0,
@@ -80,7 +83,7 @@ def finished_run(tmp_path_factory):
     with Federation(tmp_path_factory.mktemp("broken"), "honest", *names, rounds=1, policy=policy) as f:
         coordinator, began = f.coordinator(), time.monotonic()
         f.raw("honest")
-        # What is said once is counted once, however long a busy machine takes to answer.
+        # With 15 s between repeats, each answer is sent and counted once, also on a busy machine.
         devices = {name: f.raw(name, BROKEN[name][0], again=15.0) for name in names}
         code, seconds = f.wait_for_end(coordinator, 120), time.monotonic() - began
         verdicts = {name: device.verdicts() for name, device in devices.items()}
@@ -107,7 +110,7 @@ def test_each_is_counted_once_under_its_reason(finished_run):
 
 
 def boxed_in(box, size):
-    """An answer whose manifest is said to lie in this object."""
+    """Return an answer that names this object as the place of its manifest."""
     return Answer(fields={"arrays": None, "manifest": [bytes([7]) * 32, size, bytes([1]) * 32, box]})
 
 

@@ -1,4 +1,4 @@
-"""Devices whose classes have other names, through real processes: refused by both sides, and nobody else is."""
+"""Devices whose classes have other names, in real processes: both sides refuse these devices only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOSTILE = {
 
 
 def zebras(f: Federation, name: str) -> None:
-    """Pictures whose folders sort otherwise: what others call class 1 is class 0 here."""
+    """Write pictures whose folders sort differently: class 1 of the other devices is class 0 here."""
     folder = f.folder / "pictures" / name
     pictures(folder, seed=9)
     shutil.move(folder / "circle", folder / "zebra")
@@ -38,7 +38,10 @@ def by_hash(f: Federation, name: str) -> Device:
 
 
 def test_both_sides_refuse_other_names_and_the_run_goes_on_with_an_old_device(tmp_path):
-    """The settings say the names. Three real devices of which one is odd, one of minor version 0, and liars."""
+    """The settings give the names.
+
+    Of three real devices one is odd. One raw device has minor version 0, and the others are liars.
+    """
     names = ["a", "b", "odd", "old", "hash", *HOSTILE]
     with Federation(tmp_path, *names, policy=replace(POLICY, gather=3), class_names=NAMES, rounds=2) as f:
         zebras(f, "odd")
@@ -69,7 +72,7 @@ def test_both_sides_refuse_other_names_and_the_run_goes_on_with_an_old_device(tm
 
 
 def test_most_devices_say_the_names_and_a_later_coordinator_still_knows_them(tmp_path):
-    """Nothing stands in the settings, and the liar is the first to come."""
+    """The settings give no names, and the liar is the first to come."""
     with Federation(tmp_path, "a", "b", "liar", "late", policy=POLICY, rounds=400) as f:
         first = f.coordinator()
         liar = f.raw("liar", hello={"can": ["names"], "names": OTHER})
@@ -93,7 +96,7 @@ def test_most_devices_say_the_names_and_a_later_coordinator_still_knows_them(tmp
 
 
 def test_a_device_leaves_a_run_whose_classes_have_other_names_by_itself(tmp_path):
-    """Its coordinator compares nothing."""
+    """The coordinator of this run compares no names."""
     with Federation(tmp_path, "odd", policy=POLICY, class_names=NAMES) as f:
         zebras(f, "odd")
         coordinator, odd = f.coordinator(planted=JUDGES_NOTHING), f.device("odd")

@@ -1,4 +1,4 @@
-"""Clocks that are wrong, and numbers that only a wrong clock or a thief says: they shut nobody out for good."""
+"""Wrong clocks, and numbers that only a wrong clock or a thief sends, keep no device out for good."""
 
 import time
 
@@ -17,7 +17,7 @@ UNBOUNDED = "import protofleet.protocol.link.clocks as clocks; clocks.Clock.ahea
 
 
 class Dial:
-    """By how many seconds the clock of a process is ahead, turned while it runs."""
+    """The number of seconds by which a process's clock is ahead; a test can change it meanwhile."""
 
     def __init__(self, path, ahead):
         self._path = path
@@ -42,7 +42,7 @@ def renewed(f, name):
 
 
 def enrolled_anew(f, name):
-    """After its key was stolen."""
+    """Revoke a device whose key was stolen, and enrol it again with new keys."""
     authority = f.fleet.authority()
     revoke(authority, name, "stolen")
     _, data = make_request(
@@ -69,7 +69,10 @@ def test_a_stolen_key_that_said_the_highest_boot_of_all_is_rejected_and_told_why
 
 
 def test_a_stolen_key_whose_answer_was_accepted_harms_nobody_after_it_is_revoked(tmp_path):
-    """It said a boot that could still be one; so did a coordinator before it is started again."""
+    """The thief uses a boot that is still plausible.
+
+    A coordinator accepts an answer with it, and is killed and started again later.
+    """
     with Federation(tmp_path, "one", policy=ALONE, rounds=3) as f:
         first = f.coordinator()
         with Device(
@@ -90,7 +93,7 @@ def test_a_stolen_key_whose_answer_was_accepted_harms_nobody_after_it_is_revoked
 def test_a_board_whose_clock_was_ahead_gets_back_by_a_renewal(tmp_path):
     with Federation(tmp_path, "one", policy=ALONE, rounds=1) as f:
         coordinator = f.coordinator()
-        for ahead in (10 * DAY, 0.0):  # and its count is still ahead when its clock is right again
+        for ahead in (10 * DAY, 0.0):  # Its count is still ahead when its clock is right again.
             one = f.device("one", ahead=ahead)
             assert f.wait_for_end(one) == 1
             assert "enrol renew one" in f.log_of(one) and "Traceback" not in f.log_of(one)
@@ -100,7 +103,7 @@ def test_a_board_whose_clock_was_ahead_gets_back_by_a_renewal(tmp_path):
 
 
 def test_a_device_takes_no_epoch_over_that_lies_far_ahead_and_serves_the_next_coordinator(tmp_path):
-    """The coordinator's clock was put right, and it conducts from another folder: nobody there knows that epoch."""
+    """The operator set the coordinator's clock right and uses another folder, which lacks that epoch."""
     with Federation(tmp_path, "one", policy=ALONE, rounds=1) as f:
         wrong = f.coordinator(ahead=35 * DAY, name="spring")
         one = f.device("one")
@@ -112,7 +115,10 @@ def test_a_device_takes_no_epoch_over_that_lies_far_ahead_and_serves_the_next_co
 
 
 def test_a_device_that_holds_an_epoch_far_ahead_forgets_it_at_its_start(tmp_path):
-    """It was taken over by a version that did not look; the same run goes on, and the same folder knows it too."""
+    """A version without the check took the epoch over.
+
+    The same run goes on, and the same folder has the epoch too.
+    """
     with Federation(tmp_path, "one", policy=ALONE, rounds=1) as f:
         spring = f.coordinator(ahead=35 * DAY, name="spring")
         before = f.device("one", planted=UNBOUNDED)
@@ -137,12 +143,12 @@ def test_a_run_that_a_fast_clock_began_goes_on_under_the_right_one(tmp_path):
 
 
 def test_a_device_lets_go_of_an_epoch_far_ahead_once_its_clock_is_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # the records are older
+    monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # Makes the records older.
     clock = Dial(tmp_path / "clock", 0.0)
     with Federation(tmp_path, "one", policy=ALONE) as f:
         spring, one = f.coordinator(name="spring", rounds=1), f.device("one")
         assert f.wait_for_end(spring) == 0 and f.wait_for_end(one) == 0, f.last_words()
-        clock.turn(-2 * DAY)  # behind what it has said: it judges nobody
+        clock.turn(-2 * DAY)  # A clock behind its own earlier numbers judges no other party.
         f.settings |= {"name": "summer", "rounds": 4}
         wrong = f.coordinator(ahead=35 * DAY)
         (one,), held = held_in(f, 2, "one", planted=clock.planted)

@@ -1,4 +1,4 @@
-"""What one device makes the coordinator compute has an end, and the coordinator lives until then."""
+"""One device can make the coordinator compute for a limited time only, and the coordinator survives it."""
 
 import time
 
@@ -13,12 +13,14 @@ from tests.hostile.device import Answer
 from tests.hostile.federation import Federation
 
 METHOD = {"name": "fedplcc", "epochs": 1, "lr": 0.02}
-WATCHED = 7.0  # seconds; the loop itself gives a sign of life every 5
+WATCHED = 7.0  # Seconds; the loop itself gives a sign of life every 5 seconds.
 
 
 def crowd(rows, size):
-    """An answer of so many prototypes of one class. Their cosines agree in twelve digits and differ in the next,
-    which is what takes FINCH longest."""
+    """Return an answer of `rows` prototypes of one class.
+
+    Their cosines agree in twelve digits and differ in the next digit, which takes FINCH longest.
+    """
     dice = np.random.default_rng(0)
     table = {
         "prototypes": (1 + 0.7071e-6 * dice.normal(size=(rows, size))).astype(np.float32),
@@ -29,7 +31,10 @@ def crowd(rows, size):
 
 
 def enough_for(seconds, size):
-    """Rows that keep one core of this machine busy for so long; the time is quadratic in them."""
+    """Return the number of rows that keep one core of this machine busy for these seconds.
+
+    The time is quadratic in the number of rows.
+    """
     rows = 2048
     begun = time.process_time()
     partition(torch.from_numpy(crowd(rows, size)["prototypes"]))
@@ -43,7 +48,7 @@ def few(size):
 
 
 def answers(device, table):
-    """The model as it came, and these prototypes."""
+    """Return work that answers with the received model and these prototypes."""
 
     def work(task):
         if task.phase == "evaluate":
@@ -63,7 +68,7 @@ def join(federation, name, table, examples):
 
 
 def test_more_prototypes_than_a_device_can_have_are_refused_and_never_clustered(tmp_path):
-    # The liar is waited for, however long a busy machine takes to make its answer: a late one is not looked at.
+    # The round waits for the liar, even on a busy machine, because the coordinator does not check a late answer.
     policy = Policy(quorum=2, cohort=3, settle_seconds=2.0, gather=3, straggler_factor=0.0)
     with Federation(tmp_path, "liar", "b", "c", rounds=1, method=METHOD, policy=policy) as f:
         coordinator = f.coordinator(watchdog_seconds=WATCHED)

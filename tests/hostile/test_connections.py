@@ -1,4 +1,4 @@
-"""A broker whose packets cannot be what they are: each is counted, and all of them cost one line an hour."""
+"""A broker that sends impossible packets: each is counted, and all of them cost one log line an hour."""
 
 from protofleet.coordinator.round.policy import Policy
 from protofleet.protocol.wire.names import COORDINATOR
@@ -9,7 +9,7 @@ RULES = Policy(quorum=1, gather=1, straggler_factor=0.0)
 
 
 def acknowledges_no_topic(party, packet):
-    """A SUBACK without a code for what was asked."""
+    """Turn a SUBACK into one without a code for any topic."""
     return bytes([SUBACK << 4, 3]) + packet[2:4] + b"\0" if packet[0] >> 4 == SUBACK else packet
 
 
@@ -21,7 +21,7 @@ def test_packets_that_our_code_fails_at_are_counted_and_said_once(tmp_path):
         def errors():
             return f.answers() and f.metrics()["protofleet_connection_errors_total"]
 
-        for number in range(1, 7):  # a connection that is cut before its SUBACK brings none
+        for number in range(1, 7):  # A connection that breaks before its SUBACK causes no error.
             f.wait_until(lambda n=number: errors() >= n, f"error {number}")
             f.proxy.cut(COORDINATOR)
         f.proxy.alters = lambda party, packet: packet

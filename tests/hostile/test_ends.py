@@ -1,4 +1,4 @@
-"""A party that is told to end while a thread of it computes: it ends in good order, with no core dump."""
+"""A party that is told to end while one of its threads computes ends in good order, without a core dump."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from protofleet.coordinator.round.policy import Policy
 from protofleet.edge_client.host.status_file import read_status
 from tests.hostile.federation import Federation
 
-LONG = 1000  # epochs, which take longer than the test
+LONG = 1000  # Epochs; they take longer than the test.
 
 
 def test_a_device_that_is_told_to_end_while_it_trains_ends_in_good_order(tmp_path):

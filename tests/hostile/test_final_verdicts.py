@@ -1,4 +1,8 @@
-"""An answer that was judged is judged: its device holds nobody up, and hears the same however often it asks."""
+"""The verdict on an answer is final.
+
+The device of a judged answer delays no other device. It gets the same verdict each time it repeats the
+answer.
+"""
 
 import numpy as np
 
@@ -6,12 +10,15 @@ from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 
-# No straggler's deadline: it would end the phases that are held open, and make a refused answer a late one.
+# There is no deadline for stragglers: it would end the open phases, and would make a refused answer a late one.
 PATIENT = Policy(quorum=2, gather=3, patience_seconds=300.0, settle_seconds=1.0, straggler_factor=0.0)
 
 
 def refused(task):
-    """Its hello stays: it is there, answers each question at once, and each answer is refused."""
+    """Give an answer that is refused.
+
+    The device stays present, and answers each question at once.
+    """
     return Answer({"weights.none": np.zeros(3, np.float32)}) if task.phase == "train" else honest(task)
 
 
@@ -40,7 +47,7 @@ def test_an_answer_that_is_said_again_after_its_round_is_still_accepted(tmp_path
         hold = []
 
         def waits(task):
-            """In round 2 until the answer of round 1 was said again."""
+            """Wait in round 2 until the device has repeated its answer of round 1."""
             if task.round == 2 and task.phase == "train" and not hold:
                 hold.append(one.wait_until(lambda: any(p[0] == 1 for p in one.answered), "round 1"))
                 place = next(place for place in one.answered if place[0] == 1)

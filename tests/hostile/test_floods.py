@@ -1,4 +1,4 @@
-"""Names that flood behind a real Mosquitto: they are not listened to, and everybody else's run goes on."""
+"""Devices that flood behind a real Mosquitto: the coordinator ignores them, and the others' run goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JUNK = bytes(200)
 
 @contextlib.contextmanager
 def flooding(f: Federation, name: str, *topics: str, frames=(JUNK,), rate: float = 1e9):
-    """As fast as a socket takes it, while the `with` lasts."""
+    """Flood topics as fast as a socket takes the frames, while the `with` lasts."""
     who = f.credentials(name)
     told = {
         "client": name, "ca": who.ca, "cert": who.cert, "key": who.key, "host": who.host, "port": who.port,
@@ -38,7 +38,7 @@ def flooding(f: Federation, name: str, *topics: str, frames=(JUNK,), rate: float
 
 
 def test_two_devices_that_flood_hold_no_run_still(tmp_path):
-    """Undisturbed these rounds take a few seconds; before names were banned there was no round in 200 s."""
+    """Without floods these rounds take a few seconds; before names were banned, no round ended in 200 s."""
     with Federation(tmp_path, "a", "b", "shouter", "crier", rounds=7, policy=TOGETHER) as f:
         coordinator = f.coordinator()
         f.wait_until(f.answers, "the coordinator")
@@ -58,12 +58,12 @@ def test_two_devices_that_flood_hold_no_run_still(tmp_path):
 def test_a_ban_outlives_a_restart_and_ends_with_unban(tmp_path, capsys):
     policy = Policy(
         quorum=3, gather=3, straggler_factor=0.0
-    )  # the last round has no quorum, and waits for all too
+    )  # The last round has no quorum; without a straggler factor it waits for all devices too.
     with Federation(tmp_path, "a", "b", "shouter", rounds=2, policy=policy) as f:
         first = f.coordinator()
         f.wait_until(f.answers, "the coordinator")
         with flooding(f, "shouter", rate=5000):
-            # Said after it is counted.
+            # The log line comes after the count.
             f.wait_until(lambda: "shouter floods: " in f.log_of(first), "it to be banned")
         first.kill()
         second = f.coordinator()

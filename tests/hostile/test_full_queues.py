@@ -1,4 +1,4 @@
-"""Enrolled devices that let a broker's queues grow: all of them together leave it room for the coordinator."""
+"""Enrolled devices that fill the queues of a broker: all of them together leave room for the coordinator."""
 
 import os
 import socket
@@ -24,17 +24,17 @@ from tests.hostile.flooder import packet, text
 MEMORY = 512 << 20
 DEVICES = [f"d{i}" for i in range(16)]
 BLOCK = os.urandom(1 << 16)
-DAY = b"\x11" + struct.pack(">I", 86_400)  # session expiry
+DAY = b"\x11" + struct.pack(">I", 86_400)  # The session expiry interval, one day in seconds.
 CONNECT, PUBLISH, SUBSCRIBE = 0x10, 0x32, 0x82
 PUBACK, DISCONNECT = 0x40, 0xE0
 
 
 class RefusedError(Exception):
-    """The broker has said so, or has closed the connection."""
+    """An answer of the broker that refuses the client, or a connection that the broker closed."""
 
 
 class Client:
-    """As much of MQTT 5 as it takes to fill a queue."""
+    """The part of an MQTT 5 client that is enough to fill a queue."""
 
     def __init__(self, local: LocalFederation, name: str, port: int) -> None:
         files = local.tls(name)
@@ -53,7 +53,7 @@ class Client:
         self._read()
 
     def publish(self, topic: str, blocks: int) -> None:
-        """Twenty at a time, each of which the broker has to take."""
+        """Publish blocks, twenty at a time; the broker must acknowledge each."""
         for start in range(0, blocks, 20):
             wave = range(start, min(start + 20, blocks))
             for number in wave:
@@ -84,7 +84,7 @@ class Client:
 
 @contextmanager
 def standing(folder: Path, listener: ListenerSettings) -> Iterator[subprocess.Popen[str]]:
-    """A Mosquitto with our settings, whose log is read until it runs."""
+    """Start a Mosquitto with the project's settings, and read its log until it runs."""
     path = folder / CONF_FILE
     path.write_text(tls_settings(folder, listener))
     (folder / mosquitto.DATA_FOLDER).mkdir(exist_ok=True)
@@ -105,7 +105,10 @@ def resident(process: subprocess.Popen[str]) -> int:
 
 @pytest.mark.slow
 def test_all_devices_that_read_nothing_leave_the_broker_room_for_the_coordinator(tmp_path):
-    """A third stay connected and read nothing, at QoS 0 and at QoS 1; a third go away, and their sessions stay."""
+    """A third stay connected and read nothing, at QoS 0 and at QoS 1.
+
+    A third go away, and their sessions stay.
+    """
     try:
         find_broker("mosquitto")
     except BrokerError as error:

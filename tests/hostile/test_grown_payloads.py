@@ -1,4 +1,4 @@
-"""What has to be said outgrows the packets of the broker in the middle of a run: it waits, and goes on."""
+"""A message outgrows the packet limit of the broker in the middle of a run: it waits, and the run goes on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network
 from tests.hostile.federation import Federation
 
-TRIES = 5.0  # seconds, in which there are several more
+TRIES = 5.0  # Seconds; several more tries happen in them.
 LEAST = 5120  # 4,096 blocks of 1,024 bytes: 4 MiB
 FEDPLCC = {"name": "fedplcc", "lr": 0.02}
-LARGE = Network("mlp", feature_size=615, embedding_size=1500)  # 4.19 MB of weights; a prototype has 6 kB
+LARGE = Network("mlp", feature_size=615, embedding_size=1500)  # 4.19 MB of weights; 6 kB a prototype.
 RULES = Policy(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=120.0)
 ACCEPTED = 'protofleet_updates_total{verdict="accepted"}'
 HELLOS = 'protofleet_messages_total{direction="up",kind="hello",result="accepted"}'
-# The server half of round 1 is slow: it ends when a file is there.
+# The server half of round 1 is slow: it ends when a file exists.
 SLOW = """
 import pathlib, time
 from protofleet.coordinator.server.runner import ServerRunner
@@ -28,7 +28,7 @@ ServerRunner.step = slow
 
 
 def restart(f, *lines):
-    """The Mosquitto comes back with other settings, on the port that it had."""
+    """Restart the Mosquitto with other settings, on the same port."""
     f.broker.stop()
     f.broker.extra_lines = lines
     f.broker.start()

@@ -1,4 +1,7 @@
-"""Answers at which a server half fails, none of them the farthest from the others: by trying it is found whose."""
+"""Answers at which a server half fails, none of them the farthest from the others.
+
+The coordinator finds the guilty device by trial.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.hostile.federation import Federation
 
 NAMES = ("far", "one", "three", "two")
 TOGETHER = Policy(quorum=4, gather=5, settle_seconds=1.0, straggler_factor=0.0)
-STRIKE = 0.4375  # a weight that nobody else says
+STRIKE = 0.4375  # A weight that no other device sends.
 SERVER_HALF = f"""
 import time
 import protofleet.methods.fedavg as fedavg
@@ -34,7 +37,10 @@ FAILS = {
 
 
 def says(change: float, rounds: range, first: float | None = None) -> Work:
-    """In these rounds so many times what it was sent, and a weight of its own."""
+    """Return work that in these rounds sends the received weights times `change`.
+
+    The first number of each float array is `first` if that is given.
+    """
 
     def work(task):
         if task.phase != "train" or task.round not in rounds:
@@ -49,7 +55,7 @@ def says(change: float, rounds: range, first: float | None = None) -> Work:
 
 
 def run(folder, how, kill_at=""):
-    """Whose answers were used of round 2, and which state the run ended with."""
+    """Return the devices whose answers of round 2 were used, and the state at the end of the run."""
     planted = SERVER_HALF.replace("FAIL", FAILS[how])
     with Federation(folder, *NAMES, "liar", policy=TOGETHER, rounds=3, limits=Limits(outlier=0.0)) as f:
         coordinator = f.coordinator(planted=planted)

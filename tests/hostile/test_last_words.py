@@ -1,4 +1,4 @@
-"""The last words of a run through a broker that loses them, and refusals that it has kept."""
+"""A broker that loses the last messages of a run, and one that repeats refusals that it has kept."""
 
 import pytest
 
@@ -18,7 +18,8 @@ def hellos(f, device):
 def test_refusals_that_a_broker_has_kept_end_no_later_start_however_many_there_are(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=1, policy=ALONE) as f:
         strict = f.coordinator(name="strict", limits=Limits(examples=1))
-        f.proxy.passes = lambda frame: not (frame.down and frame.kind == "refusal")  # kept, and never heard
+        # The broker keeps each refusal and delivers none.
+        f.proxy.passes = lambda frame: not (frame.down and frame.kind == "refusal")
         for number in (1, 2):
             refused = f.device("real")
             f.wait_until(lambda n=number: len(said_to(f, "real", "refusal")) >= n, "a refusal")
@@ -26,9 +27,9 @@ def test_refusals_that_a_broker_has_kept_end_no_later_start_however_many_there_a
         strict.kill()
         f.proxy.passes = lambda frame: True
         kept = said_to(f, "real", "refusal")
-        before, again = hellos(f, "real"), f.device("real")  # it may be there before the next line is run
+        before, again = hellos(f, "real"), f.device("real")  # It may be connected before the next line runs.
         until_connected(f, "real", before + 1)
-        # Each after the hello that the one before may have brought about.
+        # Each refusal comes after the hello that the one before it may have caused.
         for number, refusal in enumerate(kept):
             tell_again(f, "real", [refusal])
             f.stays(again.runs, f"it to run after refusal {number}", 3.0)
@@ -53,7 +54,7 @@ def test_a_finished_that_is_lost_leaves_neither_device_nor_coordinator_hanging(t
             "it waits for the one who was not told"
         )
         f.wait_until(lambda: {"state", "finished"} <= set(lost), "both to be lost")
-        f.proxy.passes = lambda frame: True  # what is said again, each 15 s
+        f.proxy.passes = lambda frame: True  # The messages are repeated every 15 s.
         assert f.wait_for_end(real) == 0 and f.wait_for_end(coordinator) == 0, f.last_words()
         assert set(lost) == {"state", "finished"}
 

@@ -1,4 +1,4 @@
-"""Other programs beside a coordinator: who holds its index for a while, who reads its events no more."""
+"""Other programs beside a coordinator: one locks its index for a while, one stops reading its events."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from tests.hostile.federation import Federation
 
 @contextlib.contextmanager
 def held(path, mode):
-    """As an open shell holds it (it has read a row), or a program that writes."""
+    """Hold the index as an open shell does that has read a row, or as a program that writes does."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=20)) as db:
         if mode == "read":
             db.execute("BEGIN")
@@ -26,7 +26,7 @@ def held(path, mode):
         db.execute("ROLLBACK")
 
 
-# As on NFS: then a program that only reads is in the way of who writes, and one that writes in the way of who reads.
+# This is as on NFS: there a program that only reads blocks a writer, and a program that writes blocks a reader.
 WITHOUT_LOG = """
 from protofleet.protocol.storage.disk import Disk
 Disk.is_local = lambda self, folder: False
@@ -63,7 +63,7 @@ def test_an_index_that_another_program_holds_is_waited_for(tmp_path, mode, plant
         with held(f.run / "coordinator" / "spool.sqlite", mode):
             gate.append("open")
             f.wait_until(lambda: "held by another program" in f.log_of(coordinator), "word of the lock")
-            one.greet()  # who comes meanwhile
+            one.greet()  # A device arrives while the index is locked.
             at = len(f.rounds())
             f.wait_until(lambda: f.metrics(), "the metrics")
         f.wait_until(lambda: len(f.rounds()) > at + 1, "rounds after the lock")
@@ -89,7 +89,7 @@ def test_a_program_that_reads_the_index_holds_nothing_up(tmp_path):
 
 @contextlib.contextmanager
 def unreadable(federation):
-    """A coordinator in the middle of a run, whose loop waits to read the index."""
+    """Yield a coordinator in the middle of a run whose loop waits to read the index."""
     coordinator, one = federation.coordinator(planted=WITHOUT_LOG), federation.raw("one")
     federation.wait_until(lambda: federation.rounds(), "a round")
     with held(federation.run / "coordinator" / "spool.sqlite", "exclusive"):
@@ -123,7 +123,7 @@ def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else
         coordinator, works = f.coordinator(), []
         one = f.raw("one")
         f.raw("two", lambda task: honest(task) if works else None)
-        one.wait("receipt")  # which is said once it is on the disk
+        one.wait("receipt")  # The receipt goes out only when the answer is on the disk.
         coordinator.kill()
         for path in (f.run / "coordinator" / "answers").glob("*.log"):
             path.write_bytes(path.read_bytes()[:-1])
@@ -145,7 +145,7 @@ def test_a_reader_of_events_that_goes_ends_no_run(tmp_path):
         coordinator = f.coordinator(out=writer)
         os.close(writer)
         f.raw("one")
-        with os.fdopen(reader) as events:  # as `head -1`
+        with os.fdopen(reader) as events:  # It reads one line, as `head -1` does.
             assert json.loads(events.readline())["event"]
         assert f.wait_for_end(coordinator) == 0, f.last_words()
         assert f.log_of(coordinator).count("nobody reads the events any more") == 1

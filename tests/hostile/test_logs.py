@@ -1,4 +1,4 @@
-"""What strangers say stands in our logs as text, and never at length."""
+"""The words of strangers stand in the logs as plain text, and are never long."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ TOGETHER = Policy(quorum=2, gather=2, grace_seconds=1.0)
 
 
 def memory_of(process) -> int:
-    """Bytes that are in use."""
+    """Return the resident memory of a process in bytes."""
     lines = Path(f"/proc/{process.child.pid}/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
 
 
 def words_of(f: Federation, process) -> str:
-    """Its log, without the events that it prints because it is told to."""
+    """Return the log of a process without the events that it prints on request."""
     return "".join(
         line for line in f.log_of(process).splitlines(keepends=True) if not line.startswith('{"event"')
     )
 
 
 def test_twenty_thousand_hostile_frames_write_little_and_nothing_of_their_own(tmp_path):
-    """Before: 38 MB, in which a device wrote what it liked."""
+    """Before, these frames wrote 38 MB, in which a device could write any text."""
     with Federation(tmp_path, "a", "b", "liar", rounds=2, policy=TOGETHER) as f:
         coordinator = f.coordinator()
         liar = f.raw("liar", says_hello=False)
         liar.wait("state")
-        for number in range(30):  # a few, as nobody bans it for them
+        for number in range(30):  # So few frames do not cause a ban.
             liar.publish(liar.frame(NASTY, {"classes": 3}, sender=f"{NASTY}{number}"))
             liar.say("bye", {"reason": NASTY})
         f.wait_until(lambda: "WARNING" in words_of(f, coordinator), "what it says to be in the log")
@@ -45,7 +45,7 @@ def test_twenty_thousand_hostile_frames_write_little_and_nothing_of_their_own(tm
         liar.stop()
         with flooding(f, "liar", frames=forged, rate=5000):
             f.wait_until(lambda: f.metrics()["protofleet_banned_devices"], "it to be banned")
-            time.sleep(4)  # at the least 20,000 frames
+            time.sleep(4)  # At least 20,000 frames come in this time.
             assert memory_of(coordinator) < before + (64 << 20)
         f.raw("a"), f.raw("b")
         assert f.wait_for_end(coordinator) == 0, f.last_words()
@@ -58,7 +58,7 @@ def test_twenty_thousand_hostile_frames_write_little_and_nothing_of_their_own(tm
 def test_a_device_writes_little_of_what_a_hostile_broker_says(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=2) as f:
         real = f.device("real")
-        # No word reaches it before its broker has taken it, and then it says hello.
+        # The device gets no frame before the broker has accepted it; after that it says hello.
         f.wait_until(lambda: f.proxy.frames("hello", "real", down=False), "the device to be there")
         topic = f"protofleet/1/{f.name}/down/real"
         for number in range(2000):

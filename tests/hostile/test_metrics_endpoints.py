@@ -1,4 +1,4 @@
-"""Whoever connects to the metrics of a real process and says nothing holds up nobody, and only who may connects."""
+"""Silent connections to a real process's metrics delay no others, and only allowed clients connect."""
 
 import socket
 import time
@@ -24,7 +24,7 @@ from protofleet.protocol.settings.reader import decode, read_toml
 from tests.hostile.federation import Federation
 
 TINY = {"name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"}}
-SOON = 10.0  # seconds; milliseconds where nothing else runs
+SOON = 10.0  # Seconds; it takes milliseconds on an idle machine.
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def serves(federation, port, host="127.0.0.1"):
 def is_healthy(port, host="127.0.0.1"):
     try:
         return "loop" in answer(port, "/health", host)
-    except OSError:  # 503 too
+    except OSError:  # The status 503 is an OSError too.
         return False
 
 
@@ -111,7 +111,7 @@ def test_a_deployed_device_is_scraped_at_the_address_of_the_fleets_file(federati
 def test_what_the_stack_writes_is_scraped_at_an_address_that_is_not_the_loopback_of_its_container(
     federation, tmp_path
 ):
-    """As Prometheus does it, which has a container of its own: by a name that is another address each time."""
+    """Prometheus does the same from another container: it uses a name whose address differs each time."""
     stack = Stack(tmp_path / "stack", with_devices(decode(Experiment, TINY), 1))
     prepare(stack)
     told = decode(CoordinatorSettings, read_toml(stack.settings_file("coordinator")))
@@ -120,7 +120,7 @@ def test_what_the_stack_writes_is_scraped_at_an_address_that_is_not_the_loopback
     assert (told.metrics_port, told.metrics_host) == (device.metrics_port, device.metrics_host)
     federation.coordinator(metrics_host=told.metrics_host)
     serves(federation, federation.metrics_port, "127.0.0.4")
-    # It is once it is connected.
+    # The coordinator is healthy as soon as it is connected.
     federation.wait_until(lambda: is_healthy(federation.metrics_port, "127.0.0.5"), "its health there")
 
 

@@ -1,4 +1,4 @@
-"""Words that were once meant, kept by a broker and said again to devices as they are started."""
+"""Old genuine messages that a broker has kept and repeats to devices when they start."""
 
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Policy
@@ -18,7 +18,7 @@ def tell_again(f, device, frames):
 
 
 def until_connected(f, device, times):
-    """Its hellos are what it says after it has connected."""
+    """Wait until a device has said this many hellos; it says them only after it has connected."""
     f.wait_until(
         lambda: len(f.proxy.frames("hello", device, down=False)) >= times, f"hello {times} of {device}"
     )
@@ -36,7 +36,7 @@ def test_a_refusal_ends_a_device_once_and_not_each_time_that_a_broker_says_it(tm
         strict.kill()
         refusals = said_to(f, "real", "refusal")
         assert refusals
-        before, again = hellos(f, "real"), f.device("real")  # it may be there before the next line is run
+        before, again = hellos(f, "real"), f.device("real")  # It may be connected before the next line runs.
         until_connected(f, "real", before + 1)
         tell_again(f, "real", refusals)
         f.coordinator()
@@ -50,11 +50,11 @@ def test_the_end_of_a_run_ends_no_device_that_waits_for_the_next_one(tmp_path):
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(first) == 0, f.last_words()
         kept = said_to(f, "real", "finished", "state")
         assert "finished" in {frame.kind for frame in kept}
-        before, again = hellos(f, "real"), f.device("real")  # it may be there before the next line is run
-        # And the broker has said the coordinator's last state by itself.
+        before, again = hellos(f, "real"), f.device("real")  # It may be connected before the next line runs.
+        # The broker has sent the coordinator's last state by itself.
         until_connected(f, "real", before + 1)
         tell_again(f, "real", kept)
-        until_connected(f, "real", before + 2)  # 15 seconds later it still asks
+        until_connected(f, "real", before + 2)  # 15 seconds later the device still asks.
         assert again.child.poll() is None, again.last_word()
         f.coordinator()
         assert f.wait_for_end(again) == 0, again.last_word()
@@ -83,7 +83,8 @@ def over(frame):
 def test_a_device_that_is_killed_and_told_everything_again_works_on_nothing_twice(tmp_path):
     with Federation(tmp_path, "real", "raw", taken_over=True, rounds=3, policy=BOTH) as f:
         gate = []
-        f.proxy.passes = lambda frame: not is_receipt_of(frame, 3)  # or it would have nothing to say again
+        # With that receipt the device would have nothing to repeat.
+        f.proxy.passes = lambda frame: not is_receipt_of(frame, 3)
         coordinator, first = f.coordinator(), f.device("real")
         f.raw("raw", lambda task: honest(task) if gate or task.round < 3 else None)
         f.wait_until(lambda: len(f.rounds()) == 2, "two rounds")
@@ -91,8 +92,8 @@ def test_a_device_that_is_killed_and_told_everything_again_works_on_nothing_twic
         first.kill()
         kept = [x for x in f.proxy.seen if x.party == "real" and x.down and not is_receipt_of(x, 3)]
         answers = len(said_by(f, "real", 3))
-        before, again = hellos(f, "real"), f.device("real")  # it may be there before the next line is run
-        until_connected(f, "real", before + 2)  # the second says that it has the plan
+        before, again = hellos(f, "real"), f.device("real")  # It may be connected before the next line runs.
+        until_connected(f, "real", before + 2)  # The second hello says that the device has the plan.
         tell_again(f, "real", kept)
         f.wait_until(lambda: len(said_by(f, "real", 3)) > answers, "its third answer again")
         f.proxy.passes = lambda frame: True

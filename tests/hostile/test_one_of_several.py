@@ -1,6 +1,6 @@
-"""One enrolled device that is there before all others, or old hellos: nobody ends for them, and nobody is refused.
+"""One enrolled device that comes first, or repeated old hellos: no device ends or is refused because of them.
 
-And many that wait for what one of them says.
+Also many devices that wait because of the hello of one of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_a_liar_that_comes_first_with_other_names_turns_nobody_away_while_nothin
 
 
 def test_who_came_first_with_other_names_takes_no_part_from_when_those_of_most_are_fixed(tmp_path):
-    """It says hello once, as a device does that is asked in every round."""
+    """It says hello once, as a device does that gets a task in every round."""
     policy = Policy(quorum=2, gather=3, settle_seconds=0.5, patience_seconds=2.0)
     with Federation(tmp_path, "odd", "one", "two", rounds=5, policy=policy) as f:
         coordinator = f.coordinator()
@@ -63,7 +63,7 @@ def test_who_came_first_with_other_names_takes_no_part_from_when_those_of_most_a
         f.wait_until(lambda: '"event": "joined", "device": "odd"' in f.log_of(coordinator), "it to take part")
         f.raw("one", hello={**said, "names": ["a", "b", "c"]}, again=1000.0)
         f.wait_until(lambda: "one says other class names" in f.log_of(coordinator), "the next to wait")
-        time.sleep(policy.patience_seconds + 1.0)  # what it waits for has not come, and it goes on waiting
+        time.sleep(policy.patience_seconds + 1.0)  # No other device has come, so it goes on waiting.
         f.raw("two", hello={**said, "names": ["a", "b", "c"]}, again=1000.0)
         assert f.wait_for_end(coordinator) == 0, f.log_of(coordinator)[-3000:]
         assert {name for line in f.rounds() for name in line["participants"]} == {"one", "two"}
@@ -71,7 +71,7 @@ def test_who_came_first_with_other_names_takes_no_part_from_when_those_of_most_a
 
 
 def test_a_device_alone_and_one_that_calls_its_classes_otherwise_never_train_together(tmp_path):
-    """The coordinator is started again before anything is fixed, and hears the other one first."""
+    """The coordinator is started again before anything is fixed, and hears the other device first."""
     policy = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=4.0)
     with Federation(tmp_path, "one", "odd", taken_over=True, rounds=100_000, policy=policy) as f:
         first = f.coordinator()
@@ -91,7 +91,7 @@ def test_a_device_alone_and_one_that_calls_its_classes_otherwise_never_train_tog
 
 
 def test_in_a_tie_of_names_neither_side_learns_alone(tmp_path):
-    """Whoever comes first does, as nobody contradicts; the round in hand may end."""
+    """The first device learns alone as long as no other contradicts it; the open round may end."""
     policy = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=3.0, grace_seconds=1.0)
     with Federation(tmp_path, "bad", "one", "two", rounds=100_000, policy=policy) as f:
         coordinator = f.coordinator()
@@ -104,7 +104,7 @@ def test_in_a_tie_of_names_neither_side_learns_alone(tmp_path):
         said = [line for line in f.log_of(coordinator).splitlines() if words in line]
         assert said and all(names in line for line in said for names in lists)
         done = len(f.rounds())
-        f.stays(  # some hundred rounds, were one side asked on
+        f.stays(  # If one side still got tasks, there would be some hundred rounds.
             lambda: len(f.rounds()) <= done + 1 and one.runs(),
             "no more rounds",
             policy.patience_seconds + 3.0,
@@ -129,7 +129,7 @@ def test_hellos_of_an_earlier_run_that_a_broker_repeats_vote_for_nothing(tmp_pat
         f.proxy.passes = lambda frame: (
             frame.down or frame.party not in held or frame.kind not in ("hello", "state")
         )
-        # Who comes back when the run is over hears of it from nobody.
+        # No party tells a device that comes back after the run that it is over.
         summer = f.coordinator(
             name="summer", policy=replace(policy, gather=3, settle_seconds=60.0, patience_seconds=60.0)
         )
@@ -160,7 +160,7 @@ def test_many_that_have_waited_for_one_are_told_once_each(tmp_path):
         heard = 'protofleet_messages_total{direction="up",kind="hello",result="accepted"}'
 
         def says(name, order):
-            """Its own bytes, from the broker's far end: the processes would be too many."""
+            """Send a hello from the proxy to the coordinator; a process for each device would be too much."""
             device = Device(f.credentials(name))
             fields = {
                 "classes": 3,
@@ -181,6 +181,6 @@ def test_many_that_have_waited_for_one_are_told_once_each(tmp_path):
             return [x for x in f.proxy.seen if not x.down and x.kind == "welcome"]
 
         f.wait_until(lambda: len(told()) >= len(names), "everybody to be told")
-        time.sleep(1.0)  # a second word to anybody would follow the first at once
+        time.sleep(1.0)  # A second message to any device would follow the first at once.
         assert len(told()) == len(names) == len({x.header["recipient"] for x in told()})
         assert "Traceback" not in f.log_of(coordinator)

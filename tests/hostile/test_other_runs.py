@@ -1,4 +1,4 @@
-"""A run is stopped while its devices train, and another is begun: nothing of the one may count in the other."""
+"""A run is stopped while its devices train, and another begins: no answer to one may count in the other."""
 
 import contextlib
 import json
@@ -31,14 +31,17 @@ JobRunner.answer = held
 
 
 def held_in(f, least, *devices, planted=""):
-    """Devices that hold on to their first question from such a round on until a file `go` is there; and a check."""
+    """Start devices that delay their work from round `least` on until a file `go` exists.
+
+    Return the devices, and a check whether all of them have come so far.
+    """
     planted += HELD.format(folder=str(f.folder), least=least)
     started = [f.device(name, planted=planted) for name in devices]
     return started, lambda: all((f.folder / f"at-{name}").exists() for name in devices)
 
 
 def begun_anew(f, first, name, devices, **more):
-    """Its devices have heard of the new run, and only then finish what the old one has asked."""
+    """Start a new run whose devices hear of it before they finish the task of the old run."""
     first.say(15)
     first.child.wait(60)
     f.settings["name"] = name
@@ -46,14 +49,14 @@ def begun_anew(f, first, name, devices, **more):
     asked = len(f.proxy.frames("task", down=True)) + devices
     second = f.coordinator(name=name, **more)
     f.wait_until(lambda: len(f.proxy.frames("welcome", down=True)) >= welcomed, "the new run's welcomes")
-    with contextlib.suppress(AssertionError):  # only whoever takes the one run for the other is asked so soon
+    with contextlib.suppress(AssertionError):  # A task comes so soon only if one run is taken for the other.
         f.wait_until(lambda: len(f.proxy.frames("task", down=True)) >= asked, "tasks", seconds=2)
     (f.folder / "go").touch()
     return second
 
 
 def counted(f, process):
-    """By round and phase, the answers that a run was made of."""
+    """Return the answers that a run counted, by round and phase."""
     lines = [json.loads(line) for line in f.log_of(process).splitlines() if line.startswith("{")]
     return [(e["round"], e["phase"], e["answers"]) for e in lines if e["event"] == "counted"]
 
@@ -101,7 +104,7 @@ def test_what_a_run_has_taught_a_device_is_in_no_other_run_though_it_has_the_sam
 
 
 def smallest(f, name):
-    """The device that docs/write-a-client.md goes through."""
+    """Start the device that docs/write-a-client.md explains."""
     address, keys = f.address(name), f.fleet.folder_of(name) / CURRENT
     given = [address.host, address.port, keys, f.folder / name, CLASSES, 10]
     made = Process(name, [sys.executable, "-I", str(EXAMPLE), *map(str, given)], f.folder / f"{name}.log")

@@ -1,4 +1,4 @@
-"""What one device measures, or says that it has measured, is its own and nobody else's; and it is kept as JSON."""
+"""The measured values of a device, true or false, affect that device only; and they are stored as JSON."""
 
 import io
 import json
@@ -23,7 +23,7 @@ SERIES = re.compile(r'protofleet_accuracy_ratio\{domain="(.*)",split="(\w+)",vie
 
 
 def measuring(accuracy, **more):
-    """An honest worker that has measured this, and whatever else."""
+    """Return the work of an honest device that reports this accuracy and any further values."""
 
     def work(task):
         found = {"accuracy.test.global": accuracy, "loss.test.global": 1.0, "samples.test": 10, **more}
@@ -33,16 +33,16 @@ def measuring(accuracy, **more):
 
 
 def shown(federation):
-    """Accuracies as Prometheus has them, by domain and view."""
+    """Return the accuracies that Prometheus shows, by domain and view."""
     found = ((SERIES.fullmatch(name), value) for name, value in federation.metrics().items())
     return {(m[1], m[3]): value for m, value in found if m and m[2] == "test"}
 
 
 def heard_at(federation, name):
-    """When the coordinator has heard of a device for the last time; 0.0 where it has not."""
+    """Return the time of the last message from a device, or 0.0 if there is none."""
     try:
         told = federation.metrics()
-    except OSError:  # it has not come so far
+    except OSError:  # The coordinator does not serve its metrics yet.
         return 0.0
     return told.get(f'protofleet_device_last_seen_timestamp_seconds{{device="{name}"}}', 0.0)
 
@@ -52,7 +52,7 @@ def present(federation):
 
 
 def joined(federation, name):
-    """The first that does; what it says first is heard before it takes part."""
+    """Wait until the first device takes part; its first message is heard before that."""
     federation.wait_until(lambda: heard_at(federation, name) and present(federation), f"{name} to take part")
 
 
@@ -69,7 +69,7 @@ def test_a_device_takes_no_names_of_views_from_the_others(tmp_path):
 
 
 def test_a_device_takes_no_domain_of_another_and_no_more_than_one(tmp_path):
-    """The series that alerts and the judge of a wave look at is the honest device's alone."""
+    """The series that alerts and the judge of a wave read comes from the honest device alone."""
     with Federation(tmp_path, "honest", "liar", rounds=100_000, policy=BOTH) as f:
         coordinator = f.coordinator()
         f.raw("honest", measuring(0.9), hello={"domain": "street"})
@@ -93,7 +93,7 @@ def test_a_device_takes_no_domain_of_another_and_no_more_than_one(tmp_path):
 
 def test_devices_that_the_settings_name_share_a_domain_whoever_says_it_first(tmp_path):
     limits = Limits(domains={"street": ("board-*",)})
-    # In the last round, which has no quorum, one of three would be left behind as a straggler after half a second.
+    # With a straggler factor the last round, which has no quorum, would drop one of three after half a second.
     policy = Policy(quorum=3, gather=3, straggler_factor=0.0)
     with Federation(tmp_path, "board-1", "board-2", "liar", rounds=1, policy=policy, limits=limits) as f:
         coordinator = f.coordinator()

@@ -1,4 +1,7 @@
-"""Errors of ours that one peer's words bring about, planted in real processes: said, counted, and the run goes on."""
+"""Errors in our own code that messages of one peer cause, planted in real processes.
+
+The error is logged and counted, and the run goes on.
+"""
 
 import json
 import urllib.request
@@ -12,7 +15,7 @@ from protofleet.deploy.brokers.ports import free_port
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 
-# Nobody is left behind as a straggler: it could be the one that a test is about.
+# No device is dropped as a straggler, because that could be the device under test.
 TOGETHER = Policy(quorum=2, gather=3, settle_seconds=1.0, straggler_factor=0.0)
 SERVER_HALF = """
 import protofleet.methods.fedavg as fedavg

@@ -20,9 +20,12 @@ def federation(folder, *devices, **more):
 
 
 def shrink(f, size, *parties, passes=lambda frame: True):
-    """From now on; and everybody connects again."""
+    """Lower the packet limit of the broker, and break the connections of these parties.
+
+    Return the number of the frames that were seen before.
+    """
     f.proxy.alters = lambda party, packet: of_packets_up_to(size, packet)
-    before = len(f.proxy.seen)  # who is cut off may be back before the next line of ours is run
+    before = len(f.proxy.seen)  # A cut party may be back before the next line of this test runs.
     for party in parties:
         f.proxy.cut(party)
     f.proxy.passes = passes
@@ -48,7 +51,7 @@ def test_a_broadcast_that_is_under_way_is_cut_anew_for_a_smaller_limit(tmp_path)
 
 
 def said_anew(f, party, after):
-    """By a party, from the first word over its first new connection on."""
+    """Return the frames of a party from the first one over its first new connection on."""
     said = [frame for frame in f.proxy.seen[after:] if frame.party == party and not frame.down]
     return list(itertools.dropwhile(lambda frame: frame.kind != "state", said))
 
@@ -68,11 +71,11 @@ def test_an_answer_that_is_on_offer_is_offered_anew_for_a_smaller_limit(tmp_path
 
 @pytest.mark.parametrize("size", [5000, 5200])
 def test_one_limit_that_is_too_small_for_the_model_or_for_anything_ends_nobody(tmp_path, size):
-    """Of 5,200 bytes the model would take more blocks than an object may have."""
+    """At a limit of 5,200 bytes the model would take more blocks than an object may have."""
     large = Network("mlp", feature_size=5500)
     network = large if size == 5200 else Network("mlp")
     with federation(tmp_path, "one", network=network, policy=Policy(quorum=1, gather=1, **SOON)) as f:
-        f.proxy.passes = lambda frame: frame.kind != "update"  # or the run might be over before they are cut
+        f.proxy.passes = lambda frame: frame.kind != "update"  # Otherwise the run might end before the cut.
         coordinator, device = f.coordinator(), f.device("one")
         f.wait_until(lambda: f.proxy.frames("update", "one"), "an answer")
         told = {"coordinator": 0, "one": 0}
@@ -88,7 +91,7 @@ def test_one_limit_that_is_too_small_for_the_model_or_for_anything_ends_nobody(t
         assert f.wait_for_end(coordinator) == 0, coordinator.last_word()
         assert f.wait_for_end(device) == 0, device.last_word()
         assert min(told.values()) >= 3, "two limits that are too small, and one that is not"
-        for process in (coordinator, device):  # one reason is logged once, however often it is tried again
+        for process in (coordinator, device):  # A reason is logged once, also after many tries.
             assert f.log_of(process).count("it took more before, so it is tried again") == 1
 
 
@@ -112,7 +115,7 @@ def test_nobody_is_called_silent_while_no_broker_can_be_used(tmp_path):
         f.proxy.cut("coordinator")
         why = "begins again: 0 of 1 answers are in, policy.quorum is 1; there is no connection"
         f.wait_until(lambda: f.log_of(coordinator).count(why) >= 2, "two attempts")
-        # Before it was cut off it may have found nobody to answer, and may have said so.
+        # Before the cut, the coordinator may have logged another reason: that no device answers.
         lines = [line for line in f.log_of(coordinator).splitlines() if "begins again" in line]
         since = next(number for number, line in enumerate(lines) if why in line)
         assert all(why in line for line in lines[since:])
@@ -123,7 +126,7 @@ def test_nobody_is_called_silent_while_no_broker_can_be_used(tmp_path):
 
 
 def test_a_device_that_takes_no_manifest_as_an_object_is_not_sent_away_for_one_smaller_limit(tmp_path):
-    """A device of 1.0: at 5,200 bytes it could not take part, and a refusal would end it."""
+    """A device of version 1.0 could not take part at 5,200 bytes, and a refusal would end it."""
     large = Network("mlp", feature_size=600)
     with federation(tmp_path, "one", network=large, policy=Policy(quorum=1, gather=1, **SOON)) as f:
         coordinator, one = f.coordinator(), f.raw("one", lambda task: None)
@@ -149,7 +152,7 @@ SOON_LASTING = "import protofleet.coordinator.devices.small_packets as sp; sp.LA
 
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_device_that_takes_no_manifest_as_an_object_keeps_nobody_from_a_broker(tmp_path, leaves):
-    """It is the only one such; the broker's limit stays as small as it has become. Without it a quorum is there."""
+    """It is the only such device, and the broker's limit stays small. The other devices make up a quorum."""
     large = Network("mlp", feature_size=600)
     with federation(
         tmp_path,
@@ -171,7 +174,7 @@ def test_a_device_that_takes_no_manifest_as_an_object_keeps_nobody_from_a_broker
             old.stop()
         if leaves:
             shrink(f, 5200, "coordinator", "one", "old")
-        else:  # the run does not end before it is back
+        else:  # The run does not end before the device is back.
             shrink(f, 5200, "coordinator", "one", "old", passes=f.proxy.passes)
             old.wait("refusal")
             f.proxy.passes = lambda frame: True

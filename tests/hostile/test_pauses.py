@@ -1,4 +1,4 @@
-"""A pause between rounds, through real processes: a coordinator that is killed in it goes on with the rest of it."""
+"""A coordinator that is killed in the pause between two rounds goes on with the rest of the pause."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A plan that asks for more than a device's own settings allow: declined in one line, and no memory is taken."""
+"""A plan that asks for more than a device's settings allow is declined in one line, and takes no memory."""
 
 import contextlib
 import re
@@ -10,13 +10,13 @@ from protofleet.edge_client.limits import Limits
 from protofleet.methods.contract.plan import Network
 from tests.hostile.federation import Federation
 
-# The most of a hidden layer that a run may have: 385 MB of weights, and as much for each of gradients, momentum and
-# what came.
+# The largest hidden layer that a run may have: it takes 385 MB of weights, and as much for the gradients, for the
+# momentum and for the received weights.
 WIDE, SIZE = 65_536, 22
 
 
 def most_memory(number):
-    """The most that a process, or a child of it, has ever had, in bytes; 0 when they have ended."""
+    """Return the most memory that a process or its child has ever had, in bytes, or 0 after their end."""
     place = Path(f"/proc/{number}")
     with contextlib.suppress(OSError):
         found = re.search(r"VmHWM:\s+(\d+) kB", (place / "status").read_text())
@@ -26,7 +26,7 @@ def most_memory(number):
 
 
 def ends_with(federation, device, most=0):
-    """Its exit code, its last word, and the most memory that was seen of it."""
+    """Wait for the end of a device; return its exit code, its last words and its most memory in bytes."""
 
     def ended():
         nonlocal most
@@ -38,7 +38,7 @@ def ends_with(federation, device, most=0):
 
 
 def farewells(federation, reason):
-    with contextlib.suppress(OSError):  # it has only just been started
+    with contextlib.suppress(OSError):  # The coordinator may have just started.
         return federation.metrics().get(f'protofleet_device_farewells_total{{reason="{reason}"}}')
 
 

@@ -1,5 +1,8 @@
-"""Plug-ins on real devices: who has not allowed one, or has another, leaves and says why; and so does
-one whose half ends the process."""
+"""Plug-ins on real devices.
+
+A device that does not allow the plug-in, or has another file, leaves and says why. So does a device whose
+half ends the process.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def written(path: Path, text: str = CODE) -> str:
 
 @pytest.mark.slow
 def test_devices_that_may_not_or_cannot_run_a_plug_in_say_why_and_the_others_go_on(tmp_path):
-    """The changed file is on the disk of a device that allows the one that was there before."""
+    """The changed file is on the disk of a device that allows the earlier file."""
     number, text = sha256(CODE), CODE + "# tampered with\n"
     theirs = written(tmp_path / "coordinator" / "fednova.py")
     here = written(tmp_path / "device" / "fednova.py")

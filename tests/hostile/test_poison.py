@@ -1,4 +1,4 @@
-"""One answer within every bound, and what the run comes to."""
+"""One answer within every bound that would harm the run, and the result of the run."""
 
 import json
 import threading
@@ -12,12 +12,12 @@ from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 
-# Nobody is given up as slow: against one honest answer alone, a liar's cannot be told.
+# No device is dropped as slow: beside one honest answer alone, the coordinator cannot detect the answer of a liar.
 TOGETHER = Policy(quorum=2, gather=3, settle_seconds=1.0, straggler_factor=0.0)
 
 
 def just_below_the_norm(task):
-    """Of the asked shapes, finite, and each array of the largest norm that is allowed."""
+    """Answer with finite arrays of the asked shapes; each float array has almost the largest allowed norm."""
     if task.phase != "train":
         return honest(task)
     arrays = {
@@ -41,12 +41,12 @@ def test_an_answer_just_below_every_bound_is_put_aside_and_the_run_ends_well(tmp
 
 
 def test_without_the_gate_the_poisoned_round_is_repeated_without_its_outlier(tmp_path):
-    """A kill of the coordinator behind the repeated round changes nothing of that."""
+    """A kill of the coordinator after the repeated round does not change this."""
     killed = threading.Event()
 
     def strikes_in_round_two(task):
         if task.round > 2 and not killed.is_set():
-            return None  # the run is not over before the kill
+            return None  # The run must not end before the kill.
         return just_below_the_norm(task) if task.round == 2 else honest(task)
 
     with Federation(
@@ -81,7 +81,7 @@ def test_where_nobody_can_learn_the_run_ends_as_diverged_with_exit_code_4(tmp_pa
 
 
 def tender(task):
-    """A device whose training leaves every bound where the weights that it is sent are too large."""
+    """Answer outside every bound if the received weights are too large."""
     norms = {n: np.linalg.norm(v) for n, v in task.arrays.items() if v.dtype.kind == "f"}
     if task.round == 1:
         FIRST.update(norms)
@@ -96,13 +96,13 @@ def times(task, factor):
     return Answer(arrays)
 
 
-FIRST = {}  # norms of the weights that the run begins with
+FIRST = {}  # The norms of the weights at the beginning of the run.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [False, True])
 def test_weights_times_eight_of_one_device_of_four_do_not_stop_the_run(tmp_path, kill):
-    """The same two were refused in each attempt, 12 times in 260 s, and there was no end."""
+    """The same two were refused in each attempt, 12 times in 260 s, and the run did not end."""
     policy = Policy(quorum=3, gather=4, patience_seconds=8.0, settle_seconds=1.0, straggler_factor=0.0)
     with Federation(tmp_path, "one", "two", "three", "liar", policy=policy, rounds=3) as f:
         coordinator = f.coordinator()

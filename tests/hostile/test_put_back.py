@@ -1,4 +1,4 @@
-"""Devices whose folder is an older copy, or damaged in two places: it is said, and nothing false is answered."""
+"""Devices whose folder is an older copy, or is damaged in two places, say so and give no false answer."""
 
 import json
 import shutil
@@ -14,7 +14,10 @@ def folder_of(f, name):
 
 
 def killed_after(f, process, rounds):
-    """Its last answer is to a round that is over: others go on without it, as they are asked as well."""
+    """Kill a device after these rounds, and wait until the other device has gone on without it.
+
+    The last answer of the killed device belongs to a round that is over.
+    """
     f.wait_until(lambda: len(f.rounds()) >= rounds, f"{rounds} rounds")
     f.wait_until(lambda: len(f.rounds()[-1]["participants"]) == 2, "both to take part")
     process.kill()
@@ -22,7 +25,8 @@ def killed_after(f, process, rounds):
     f.wait_until(lambda: len(f.rounds()) >= at + 3, "rounds without it")
 
 
-# Not forked: a device that starts again within its second has the boot of the one that was killed.
+# The processes are not forked, because a device that starts again within the same second has the boot of the killed
+# one.
 def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is_broadcast(tmp_path):
     with Federation(
         tmp_path, "one", "two", method={"name": "singleset"}, rounds=100_000, policy=ALONE, forked=False
@@ -67,7 +71,7 @@ def test_a_device_that_has_lost_its_state_and_the_broadcast_behind_it_ends_in_on
         book = json.loads((folder_of(f, "one") / "device.json").read_text())["book"]
         for name in (book["half"], book["broadcast"]):
             (folder_of(f, "one") / "objects" / f"{name}.body").unlink()
-        for _ in range(2):  # the second start knows it as well
+        for _ in range(2):  # The second start finds the loss as well.
             one = f.device("one")
             assert f.wait_for_end(one) == 1
             assert (

@@ -1,4 +1,7 @@
-"""A device says hello seldom only where it is known to its coordinator, which names whoever it misses."""
+"""A device says hello rarely only if its coordinator knows it.
+
+The coordinator names each device that it misses.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def heard_here(f: Federation, name: str, since: int) -> int:
 
 
 def lives_on(f: Federation, name: str) -> None:
-    """Without it for some words of the coordinator about where it is."""
+    """Wait until the coordinator has told this device five times that it is here."""
     since = len(f.proxy.seen)
     f.wait_until(lambda: heard_here(f, name, since) >= 5, "the coordinator to say that it is here")
 
@@ -71,7 +74,7 @@ def test_a_device_that_is_unbanned_takes_part_at_the_next_word_about_who_is_miss
         f.wait_until(lambda: f.metrics().get("protofleet_banned_devices"), "two to be banned")
         f.wait_until(lambda: not takes_part(f, "two"), "rounds without two")
         lives_on(f, "two")
-        f.proxy.passes = lambda x: x.kind != "welcome"  # what is said to it at once is lost
+        f.proxy.passes = lambda x: x.kind != "welcome"  # The immediate welcome is lost.
         said = [sys.executable, "-m", "protofleet", "unban", "two", "--folder", str(f.run)]
         subprocess.run(said, check=True, capture_output=True)
         f.wait_until(lambda: takes_part(f, "two"), "two to take part again", 30)
@@ -79,7 +82,7 @@ def test_a_device_that_is_unbanned_takes_part_at_the_next_word_about_who_is_miss
 
 def test_a_leave_of_an_earlier_run_that_a_broker_repeats_puts_nobody_out_of_this_one(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, policy=RULES) as f:
-        both = replace(RULES, quorum=2, gather=2)  # or the run is over before the second has begun
+        both = replace(RULES, quorum=2, gather=2)  # Otherwise the run ends before the second device begins.
         first = f.coordinator(name="spring", rounds=1, policy=both)
         for name in ("one", "two"):
             f.device(name, planted=SLOWLY, stays=True)
@@ -100,7 +103,10 @@ def test_a_leave_of_an_earlier_run_that_a_broker_repeats_puts_nobody_out_of_this
 
 
 def test_a_device_at_work_that_missed_the_birth_of_a_later_coordinator_asks_it_for_its_plan(tmp_path):
-    """It is asked all the same, as the coordinator knows it from its disk, and answers under a plan that is told."""
+    """The coordinator knows the device from its disk, so it gives it a task all the same.
+
+    The device answers under a plan that it gets from the coordinator.
+    """
     with Federation(tmp_path, "one", taken_over=True, rounds=5, policy=RULES) as f:
         first = f.coordinator(planted=OFTEN)
         (device,), held = held_in(f, 2, "one")

@@ -1,4 +1,7 @@
-"""The tool itself: raw devices written from the page take part in a real run, beside a real device."""
+"""The test tool itself: raw devices, written from the protocol page, take part in a real run.
+
+A real device takes part beside them.
+"""
 
 from pathlib import Path
 
@@ -8,7 +11,7 @@ from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import Federation
 from tests.hostile.wire import header_of
 
-BOTH = Policy(quorum=2, gather=2)  # by default a run begins without whoever comes two seconds later
+BOTH = Policy(quorum=2, gather=2)  # By default a run begins without a device that comes two seconds later.
 
 
 def test_raw_devices_take_part_in_a_real_run_to_its_end(tmp_path):

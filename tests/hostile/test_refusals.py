@@ -1,4 +1,4 @@
-"""Whatever a device gets wrong is refused, counted and said; the run goes on beside it, and after a restart."""
+"""Each mistake of a device is refused, counted and logged; the run goes on beside it, and after a restart."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.hostile.device import Answer, Device, honest
 from tests.hostile.federation import Federation
 from tests.hostile.lies import LIES, Lie, leave
 
-SCARCE = {Reason.NO_ROOM}  # told where room is short, which would hide what others are refused for
+SCARCE = {Reason.NO_ROOM}  # Tested alone: where room is short, other reasons would stay hidden.
 TOGETHER = {reason: lie for reason, lie in LIES.items() if reason not in SCARCE}
 ASKED = {reason: lie for reason, lie in TOGETHER.items() if lie.asked}
 COUNTED = {reason for reason, lie in TOGETHER.items() if lie.counted}
-REFUSED = {  # a device says such an answer again to the next coordinator
+REFUSED = {  # A device repeats such an answer to the next coordinator.
     Reason.BAD_BODY, Reason.TOO_LARGE, Reason.BAD_CLAIM, Reason.WRONG_ARRAYS, Reason.WRONG_DTYPE, Reason.WRONG_SHAPE,
     Reason.NOT_FINITE, Reason.OUT_OF_BOUNDS,
 }  # fmt: skip
@@ -29,18 +29,19 @@ REFUSED = {  # a device says such an answer again to the next coordinator
 class Story:
     rounds: list[dict[str, Any]]
     code: int
-    first: dict[Reason, float]  # what each coordinator has counted
+    first: dict[Reason, float]  # The counts of the first coordinator, by reason.
     second: dict[Reason, float]
     log: str
-    dropped: set[str]  # by the events
+    dropped: set[str]  # The devices that the events call dropped.
     verdicts: dict[Reason, list[tuple[str, str]]]
 
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """All lies in round 1, which an honest device holds open; the coordinator is killed, and its next one hears them.
+    """Run all lies in round 1, which an honest device holds open, through two coordinators.
 
-    Once for all, as the processes are what takes the time.
+    The first coordinator is killed, and the next one hears the lies too. All tests share this run, because
+    the processes take most of the time.
     """
     policy = Policy(quorum=1, gather=len(ASKED) + 1, grace_seconds=0.5, patience_seconds=40.0)
     names = ["honest", *(reason.value for reason in TOGETHER)]
@@ -55,7 +56,7 @@ def finished_run(tmp_path_factory):
         after = counted(f, REFUSED)
         lied.set()
         for device in liars.values():
-            if device.answered:  # same question, same answer, for ever
+            if device.answered:  # It would give the same answer to the same question for ever.
                 leave(device)
         code = f.wait_for_end(second)
         dropped = {event["device"] for event in f.events("dropped")}
@@ -72,7 +73,10 @@ def liar(f: Federation, reason: Reason, lie: Lie, lied: threading.Event) -> Devi
 
 
 def outsiders(f: Federation, neighbour: Device) -> None:
-    """Those who have no task: one does not fit, and one answers what it was not asked."""
+    """Start the devices that have no task.
+
+    One does not fit, and one sends an answer that the coordinator did not ask for.
+    """
     unfit = LIES[Reason.UNFIT]
     f.raw(Reason.UNFIT.value, hello=unfit.hello)
     uninvited = f.raw(Reason.NOT_INVITED.value, says_hello=False)
@@ -83,7 +87,7 @@ def outsiders(f: Federation, neighbour: Device) -> None:
 
 
 def counted(f: Federation, reasons: set[Reason]) -> dict[Reason, float]:
-    """What a coordinator has counted, once it has counted all of these."""
+    """Return the counts of a coordinator as soon as it has counted all of these reasons."""
     found: dict[Reason, float] = {}
 
     def look() -> bool:
@@ -129,8 +133,8 @@ class Scarce:
 
 @pytest.fixture(scope="module")
 def scarce(tmp_path_factory):
-    """Room for the answers of two of three, of whom the liar has offered first and sends nothing."""
-    size = 28_000  # of an answer, and a little more
+    """Run three devices with room for two answers; the liar offers first and sends nothing."""
+    size = 28_000  # A little more than the bytes of an answer.
     limits = Limits(answer_bytes=size, spool_bytes=2 * size)
     policy = Policy(quorum=2, gather=3, patience_seconds=120.0, straggler_factor=0.0)
     reason, lie = Reason.NO_ROOM, LIES[Reason.NO_ROOM]
@@ -169,5 +173,6 @@ def test_a_run_in_which_every_lie_was_told_ends_well(finished_run):
     assert "Traceback" not in finished_run.log
     assert [line["round"] for line in finished_run.rounds] == [1, 2, 3]
     refused = {reason.value for reason in REFUSED}
-    for line in finished_run.rounds:  # which ends half a second after its first answer: not all have come
+    # A round ends half a second after its first answer, so some devices may be missing in it.
+    for line in finished_run.rounds:
         assert line["participants"] and not refused & set(line["participants"])

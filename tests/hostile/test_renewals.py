@@ -1,4 +1,4 @@
-"""Words of before, under keys that are the same: neither a renewal nor a clock that is wrong once makes them news."""
+"""Old messages under unchanged keys stay refused, after a renewal and after a clock was wrong once."""
 
 import json
 import signal
@@ -30,7 +30,7 @@ def kept_of_an_earlier_run(f, ahead=0.0):
 
 
 def is_not_taken_back_to_spring(f, device, kept):
-    """It is told all that the earlier run's coordinator said, by a broker that kept it, and stays in this run."""
+    """Repeat all messages of the earlier run's coordinator to the device; check that it stays here."""
     tell_again(f, "real", kept)
     f.wait_until(
         lambda: "stale_epoch" in f.log_of(device) or run_on_disk(f) != "summer", "it to hear of spring"
@@ -39,7 +39,7 @@ def is_not_taken_back_to_spring(f, device, kept):
 
 
 def farewells_of(f, device):
-    """What it says when it is ended, in good order, after a round."""
+    """End a device in good order after a round, and return its farewells."""
     f.wait_until(f.rounds, "a round")
     device.say(signal.SIGTERM)
     f.wait_for_end(device)
@@ -49,7 +49,7 @@ def farewells_of(f, device):
 
 
 def are_of_a_stale_boot(f, coordinator, byes):
-    """The coordinator hears an earlier start's farewells again, and nobody leaves for them."""
+    """Repeat farewells of an earlier start to the coordinator; check that no device leaves for them."""
     left = f.log_of(coordinator).count("real leaves")
     for bye in byes:
         f.proxy.tell(COORDINATOR, bye.topic, bye.data)
@@ -102,7 +102,7 @@ def test_a_renewal_of_a_device_lets_no_farewell_of_an_earlier_start_put_it_out(t
 def test_a_coordinators_clock_that_goes_back_makes_no_farewell_of_an_earlier_start_news(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # the records are older
+    monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # Makes the records older.
     clock = Dial(tmp_path / "clock", -2 * DAY)
     with Federation(tmp_path, "real", taken_over=True, rounds=100_000, policy=ALONE) as f:
         coordinator, first = f.coordinator(planted=clock.planted), f.device("real", ahead=-2 * DAY)
@@ -115,7 +115,7 @@ def test_a_coordinators_clock_that_goes_back_makes_no_farewell_of_an_earlier_sta
 
 
 def test_one_start_under_a_slow_clock_makes_no_earlier_run_news(tmp_path, monkeypatch):
-    monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # the records are older
+    monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # Makes the records older.
     with Federation(
         tmp_path, "real", taken_over=True, rounds=4, policy=ALONE, method={"name": "fedproto"}
     ) as f:

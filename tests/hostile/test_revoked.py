@@ -1,4 +1,4 @@
-"""A device that is revoked: no coordinator waits for it, nor one that starts again, and who knocks is told of."""
+"""No coordinator waits for a revoked device, even after a restart, and a knock of it is reported."""
 
 import shutil
 import signal
@@ -35,7 +35,7 @@ def unknown_senders(f):
 
 
 def test_what_the_broker_keeps_of_a_revoked_device_is_no_knock_and_its_own_word_is_one(tmp_path):
-    """The rule of `UnknownSenders` asks this counter."""
+    """The alert rule `UnknownSenders` reads this counter."""
     with Federation(tmp_path, "one", "two", policy=AN_HOUR, rounds=1) as f:
         first = f.coordinator()
         two = f.raw("two")
@@ -45,7 +45,7 @@ def test_what_the_broker_keeps_of_a_revoked_device_is_no_knock_and_its_own_word_
         two.stop()
         revoke(f.fleet.authority(), "two", "broken")
         f.coordinator()
-        f.raw("one")  # is heard after what the broker has kept
+        f.raw("one")  # The coordinator hears it after the messages that the broker has kept.
         f.wait_until(lambda: len(f.events("joined")) > 1, "one to be there")
         assert unknown_senders(f) == 0
         f.raw("two")

@@ -1,4 +1,7 @@
-"""One device offers as much as it may, as there is, or again and again: the others' answers get in all the same."""
+"""One device offers as much as it may, as much as there is, or again and again.
+
+The answers of the others get in all the same.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from tests.hostile.small_disk import small_disk
 
 DISK = 8 << 20
 BLOCK = 1 << 16
-SIZE = 128  # numbers in a prototype
-ROWS = 2_000  # of an honest device
-LARGEST = 32_768  # rows of one device
+SIZE = 128  # Numbers in a prototype.
+ROWS = 2_000  # Prototypes of an honest device.
+LARGEST = 32_768  # The most prototypes of one device.
 METHOD = {"name": "fedplcc", "epochs": 1, "lr": 0.02}
 RULES = Policy(quorum=2, cohort=3, gather=3, patience_seconds=120.0, settle_seconds=2.0, straggler_factor=0.0)
 GIVEN = {
@@ -37,7 +40,10 @@ def of_rows(rows):
 
 
 class Honest:
-    """The model as it came, and prototypes, once the gate is open. Two such answers fill half of the disk."""
+    """A device that answers with the received model and prototypes once the gate is open.
+
+    Two such answers fill half of the disk.
+    """
 
     def __init__(self, f, name, gate=("open",)):
         self.gate, self.device = gate, f.raw(name, self.work, hello={"examples": 2 * ROWS})
@@ -55,7 +61,7 @@ class Honest:
 
 
 class Liar:
-    """Its answer to every task is an offer of so many rows; of its blocks it gives as many as are named."""
+    """A device that answers every task with an offer of `rows` rows, and sends `blocks` blocks of it."""
 
     def __init__(self, f, rows, blocks=0):
         self.rows, self.blocks, self.numbers = rows, blocks, itertools.count()
@@ -78,7 +84,7 @@ def refused(f):
 
 
 def ends_well(f, coordinator, liar, *honest):
-    """The liar leaves when all others have been accepted, so that nobody waits for it."""
+    """Let the liar leave when all others have been accepted, so that no round waits for it; check the end."""
     for device in honest:
         assert device.wait("receipt").fields["verdict"] == "accepted"
     leave(liar)
@@ -111,7 +117,7 @@ def test_an_offer_of_all_the_room_that_there_is_keeps_no_other_answer_out(tmp_pa
         coordinator, gate = f.coordinator(through=through), []
         b, c = Honest(f, "b", gate), Honest(f, "c", gate)
         f.wait_until(f.answers, "the coordinator")
-        room = free_bytes(f) - (9 << 17)  # what a round's snapshot, its broadcast and its end take
+        room = free_bytes(f) - (9 << 17)  # The rest holds the snapshot, broadcast and end of a round.
         rows = int(room) // (4 * SIZE) - 64
         liar = Liar(f, rows, blocks=len(of_rows(rows)) // BLOCK if serves else 0)
         b.device.wait("task")
@@ -123,8 +129,8 @@ def test_an_offer_of_all_the_room_that_there_is_keeps_no_other_answer_out(tmp_pa
         ends_well(f, coordinator, liar.device, b.device, c.device)
 
 
-ANSWER = 27_231  # bytes of one, of the smallest network
-SCARCE = Limits(answer_bytes=ANSWER + 1000, spool_bytes=2 * ANSWER + 2000)  # for two of three
+ANSWER = 27_231  # The bytes of an answer of the smallest network.
+SCARCE = Limits(answer_bytes=ANSWER + 1000, spool_bytes=2 * ANSWER + 2000)  # There is room for two of three.
 WAITS = Policy(quorum=2, cohort=3, gather=3, patience_seconds=120.0, straggler_factor=0.0)
 
 
@@ -145,7 +151,7 @@ def test_an_offer_of_which_nothing_comes_gives_its_room_to_who_answers(tmp_path,
         say()
         liar.wait("want")
         gate.append("open")
-        again = 0.6  # seconds between two offers
+        again = 0.6  # Seconds between two offers.
         f.wait_until(lambda: say() or (b.verdicts() and c.verdicts()), "both answers", every=again)
         f.wait_until(lambda: say() or refused(f), "the offer to be rejected", every=again)
         ends_well(f, coordinator, liar, b, c)

@@ -1,4 +1,4 @@
-"""Two coordinators of one federation, of which the later one goes on."""
+"""Two coordinators of one federation: the later one goes on."""
 
 import re
 import socket
@@ -13,7 +13,7 @@ from tests.hostile.federation import Federation
 
 
 class Gate(threading.Event):
-    """Work that is done once it is open: until then a run does not end under a test's hands."""
+    """A gate for the work of a device: until a test opens it, the run cannot end."""
 
     def work(self, task):
         return honest(task) if self.is_set() or task.round == 1 else None
@@ -30,7 +30,7 @@ def test_the_earlier_of_two_coordinators_ends_and_names_the_epoch_of_the_later_o
         one, two = f.raw("one", gate.work), f.raw("two", gate.work)
         one.wait("receipt")
         before = one.epoch
-        time.sleep(1.1)  # an epoch is a second of the clock
+        time.sleep(1.1)  # An epoch is a second of the clock.
         second = f.coordinator(folder=str(tmp_path / "second"))
         assert f.wait_for_end(first) == 1
         one.wait_until(lambda: one.epoch > before, "the later coordinator")
@@ -56,7 +56,7 @@ main.process_identity = lambda folder: process_identity(pathlib.Path("/srv/runs/
 
 
 def test_of_two_containers_started_in_the_same_second_under_one_name_one_goes_on(tmp_path):
-    """With one host name, one process id and one path in each."""
+    """Both have the same host name, the same process id and the same path."""
     planted = TWINS.format(now=int(time.time()) + 0.5)
     with Federation(tmp_path, "one", rounds=1) as f:
         pair = [f.coordinator(planted=planted, folder=str(tmp_path / name)) for name in ("first", "second")]
@@ -82,12 +82,12 @@ def test_a_second_coordinator_whose_clock_is_behind_ends_and_the_run_of_the_firs
 
 
 def test_who_was_outranked_is_the_later_one_when_it_is_started_again(tmp_path, gate):
-    """And goes on in the middle of its own run."""
+    """It goes on in the middle of its own run."""
     with Federation(tmp_path, "one") as f:
         first = f.coordinator(folder=str(tmp_path / "first"))
         one = f.raw("one", gate.work)
         one.wait("receipt")
-        time.sleep(1.1)  # an epoch is a second of the clock
+        time.sleep(1.1)  # An epoch is a second of the clock.
         second = f.coordinator(folder=str(tmp_path / "second"), rounds=40)
         assert f.wait_for_end(first) == 1
         again = f.coordinator(folder=str(tmp_path / "first"))
@@ -98,7 +98,7 @@ def test_who_was_outranked_is_the_later_one_when_it_is_started_again(tmp_path, g
 
 
 def test_a_run_under_a_fast_clock_keeps_no_later_run_out(tmp_path):
-    """Devices and the broker remember its epoch; so does the folder of runs, and elsewhere a line says what to do."""
+    """Devices, the broker and the folder of runs remember its epoch; elsewhere a line says what to do."""
     with Federation(tmp_path, "one", rounds=1) as f:
         spring = f.coordinator(ahead=86_400.0, name="spring")
         one = f.raw("one")

@@ -1,6 +1,6 @@
-"""A signal at any instant of a coordinator's life: its end has an exit code that is written down, and no core dump.
+"""A signal at any instant of a coordinator's life leads to a documented exit code and no core dump.
 
-Instants by chance: `INSTANTS=300 python -m pytest tests/hostile/test_signals.py` tries more of them.
+The instants are random: `INSTANTS=300 python -m pytest tests/hostile/test_signals.py` tries more of them.
 """
 
 import os
@@ -16,36 +16,42 @@ from tests.hostile.federation import Federation
 INSTANTS = int(os.environ.get("INSTANTS", "12"))
 QUICK = Policy(quorum=1, patience_seconds=20.0, settle_seconds=0.1, grace_seconds=0.3)
 PLAIN = {"name": "fedavg", "lr": 0.02}
-TRAINS = {"name": "fedlsa", "server_epochs": 100_000}  # at the coordinator, for longer than a test takes
+TRAINS = {"name": "fedlsa", "server_epochs": 100_000}  # The coordinator trains for longer than a test takes.
 LIVED_TO = ("", "joined", "asked", "closed", '"event": "round"', "finished", "report: ")
 CRASHES = ("terminate called", "Fatal Python error", "Traceback", "Exception ignored", "dumped core")
-BEFORE_ANYTHING = -signal.SIGTERM  # it was still being put together, and has said nothing
+BEFORE_ANYTHING = -signal.SIGTERM  # The coordinator was still starting, and had logged nothing.
 
 
 def wait_for_word(process, word, seconds=10.0):
-    """Of its log, where it comes to that: what was begun by an earlier process may be over before."""
+    """Wait for a word in the log of a process, or for its end, or until the seconds are over.
+
+    The word may never come, because a run that an earlier process began may already be over.
+    """
     until = time.monotonic() + seconds
     while word not in process.log.read_text() and process.runs() and time.monotonic() < until:
         time.sleep(0.005)
 
 
 def strike(process, chance):
-    """One signal, or two so close that the second meets the handler of the first."""
+    """Send one signal, or two so close that the second meets the handler of the first."""
     process.say(signal.SIGTERM)
     if chance.random() < 0.3:
-        time.sleep(chance.choice([0.0, 0.001, 0.02]))  # by chance: into the first one's handler, or after it
+        time.sleep(chance.choice([0.0, 0.001, 0.02]))  # Into the handler of the first, or after it.
         process.say(chance.choice([signal.SIGTERM, signal.SIGINT]))
 
 
 def struck(f, chance, number):
-    """A coordinator's exit code and log; it goes on with the run of the one before, but where it is to train."""
+    """Start a coordinator and signal it at a random time; return its exit code and its log.
+
+    It goes on with the run of the coordinator before it, unless the draw says that it trains.
+    """
     trains, broker = chance.random() < 0.3, chance.choice(["there", "there", "there", "goes", "gone"])
     if broker == "gone":
         f.broker.stop()
     made = f.coordinator(name=f"trains-{number}" if trains else "run", method=TRAINS if trains else PLAIN)
     word = "" if broker == "gone" else chance.choice(LIVED_TO[:2] if trains else LIVED_TO)
     wait_for_word(made, word)
-    time.sleep(chance.choice([0.0, chance.uniform(0.0, 0.05), chance.uniform(0.0, 0.8)]))  # any instant
+    time.sleep(chance.choice([0.0, chance.uniform(0.0, 0.05), chance.uniform(0.0, 0.8)]))  # A random instant.
     if broker == "goes":
         f.broker.stop()
     strike(made, chance)
@@ -72,7 +78,7 @@ def test_a_coordinator_ends_by_a_signal_at_any_instant_with_an_exit_code_and_no_
                     said.splitlines()[-1]
                     == f"protofleet: ended in good order by {signal.Signals(code - 128).name}"
                 )
-            elif code == 1:  # an interrupt before there was anything to stop
+            elif code == 1:  # An interrupt came before anything ran that could be stopped.
                 assert said.splitlines()[-1] == "protofleet: stopped", said
 
 
@@ -97,7 +103,10 @@ def test_a_device_that_waits_for_its_broker_and_has_nothing_in_hand_is_drained_a
 
 
 def test_only_a_coordinator_that_ended_out_of_order_is_told_of_by_the_next_one(tmp_path):
-    """The rule of `CoordinatorRestarting` asks this gauge: a backup and another method stop it in order."""
+    """The alert rule `CoordinatorRestarting` reads this gauge.
+
+    A backup or another method stops a coordinator in order.
+    """
     with Federation(tmp_path, "one", policy=QUICK) as f:
         told = []
         for run, ends in (("a", "SIGTERM"), ("b", "SIGINT"), ("b", "SIGKILL"), ("c", "SIGTERM")):

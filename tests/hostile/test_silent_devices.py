@@ -1,4 +1,4 @@
-"""A device that says hello and nothing else, among others: what it costs them."""
+"""A device that says hello and nothing else, among other devices: its cost for them."""
 
 import logging
 import statistics
@@ -18,13 +18,13 @@ NAMES = ("one", "two", "three", "four")
 
 
 def works(task):
-    time.sleep(WORK_SECONDS)  # what a training takes; it is no wait for anything
+    time.sleep(WORK_SECONDS)  # The duration of a training; it does not wait for an event.
     return honest(task)
 
 
 def seconds_of_six_rounds(folder, devices, work_of_the_last):
-    """By the median round: a machine that stands still does so in one of them."""
-    with Federation(folder, *devices, rounds=6) as f:  # and no other setting
+    """Return six times the seconds of the median round, because a stalled machine stalls in one of them."""
+    with Federation(folder, *devices, rounds=6) as f:  # All other settings are the defaults.
         *others, last = devices
         raw = [f.raw(name, works) for name in others]
         raw.append(f.raw(last, work_of_the_last, again=15.0))
@@ -42,11 +42,11 @@ def test_one_silent_device_of_four_costs_six_rounds_no_three_times_their_time(tm
 
 
 def takes(seconds, *rounds):
-    """In these rounds, or in all."""
+    """Return work that takes these seconds in these rounds, or in all."""
 
     def work(task):
         if task.phase == "train" and (task.round in rounds or not rounds):
-            time.sleep(seconds)  # as long as a training
+            time.sleep(seconds)  # The duration of a training.
         return honest(task)
 
     return work
@@ -58,7 +58,10 @@ def participants(f):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_silent_device_costs_no_patience_when_a_coordinator_comes_back(tmp_path, number):
-    """Two have their answers ready then, one is at work: nobody waits 600 s, and nobody who works is cut off."""
+    """Two answers are ready by then, and one device works.
+
+    No device waits 600 s, and the working device is not cut off.
+    """
     with Federation(tmp_path, *NAMES, rounds=2, policy=Policy(gather=4, grace_seconds=8.0)) as f:
         quick = [f.raw(name) for name in ("one", "two")]
         slow = f.raw("three", takes(8.0, number))
@@ -74,7 +77,8 @@ def test_a_silent_device_costs_no_patience_when_a_coordinator_comes_back(tmp_pat
 
 
 def test_a_device_that_is_silent_in_the_last_evaluation_does_not_hold_the_end(tmp_path):
-    # Those who answer at once have more than half a second to do so on a loaded machine, and the end waits no longer.
+    # On a loaded machine the devices that answer at once may need more than half a second. They have 8 s here, and
+    # the end waits no longer.
     policy = Policy(gather=4, straggler_seconds=8.0)
     with Federation(tmp_path, *NAMES, rounds=2, policy=policy) as f:
         for name in NAMES[:3]:

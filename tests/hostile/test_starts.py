@@ -1,4 +1,4 @@
-"""A coordinator that is stopped and started, while devices go on saying hello."""
+"""A coordinator that stops and starts again while devices keep saying hello."""
 
 import re
 import signal
@@ -10,11 +10,11 @@ from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import Federation
 
 DEVICES = [f"d{i}" for i in range(8)]
-NAMES = ("cat", "cow", "hen")  # known, as after the first start of most runs: nobody is asked for them
+NAMES = ("cat", "cow", "hen")  # The names are known, as after the first start of most runs.
 AGAIN = re.compile(r"connected to the broker again, after \d+ s")
 QUICK_ALONE = Policy(quorum=1, grace_seconds=1.0, settle_seconds=0.0)
 QUICK = Policy(quorum=3, grace_seconds=1.0, settle_seconds=0.0)
-# Reading the lines of some thousand rounds takes so long, and the connection stands meanwhile.
+# To read the lines of some thousand rounds takes this long, and the connection is open meanwhile.
 LONG_RUN = """
 import time
 import protofleet.coordinator.main as main
@@ -27,13 +27,13 @@ main.observed = after_reading
 
 
 def started_again(f, pause):
-    """Stop the coordinator of a run in the middle of it, start another, and return what that one logs."""
+    """Stop the coordinator in the middle of its run, start another, and return the log of that one."""
     f.wait_until(lambda: len(f.rounds()) > 1, "some rounds")
     before = f.processes[-1]
     before.say(signal.SIGTERM)
     f.wait_for_end(before)
     done = len(f.rounds())
-    time.sleep(pause)  # devices notice that it is gone, and say hello
+    time.sleep(pause)  # The devices notice that the coordinator is gone, and say hello.
     after = f.coordinator(planted=LONG_RUN)
     f.wait_until(lambda: len(f.rounds()) > done + 1 or not after.runs(), "the next rounds")
     assert after.runs(), f.log_of(after)

@@ -1,4 +1,4 @@
-"""Broadcasts of one block: sent unasked once, and counted whatever comes in their name."""
+"""Broadcasts of one block are sent once without a request; every frame in their name is counted."""
 
 import urllib.request
 
@@ -25,7 +25,7 @@ def test_a_device_that_says_hello_again_and_again_is_sent_the_block_once(tmp_pat
 
 
 def unreadable(port):
-    """Frames of the kind block that a device has counted as malformed."""
+    """Return the number of frames of the kind block that a device has counted as malformed."""
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     lines = [line for line in text.splitlines() if "messages_total" in line and "malformed" in line]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

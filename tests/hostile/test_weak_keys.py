@@ -1,4 +1,4 @@
-"""A device that was enrolled with keys of small order, before anybody looked: the run goes on without it."""
+"""A run goes on without a device that was enrolled with keys of small order before there was a check."""
 
 import time
 
@@ -10,7 +10,7 @@ from tests.support.small_order import RECEIVE, SIGN
 
 
 def enrol_weakly(federation, name, sign, receive):
-    """The record that an earlier release issued; the broker's certificate is good."""
+    """Write the record that an earlier release would issue; the broker's certificate is good."""
     now = int(time.time())
     fields = Writer().text(federation.name).text(name).text("device").blob(sign).blob(receive)
     body = fields.number(7).number(now - 60).number(now + 3600).done()

@@ -15,7 +15,11 @@ NAMES = ("one", "two", "three", "liar")
 
 
 def measuring(accuracy, validation, samples):
-    """`validation`: of the model that each round begins with; the last is that of the last evaluation."""
+    """Return work that reports these measurements.
+
+    `validation` has one accuracy for the model at the beginning of each round, and at last that of the last
+    evaluation.
+    """
 
     def work(task):
         found = {
@@ -30,7 +34,7 @@ def measuring(accuracy, validation, samples):
 
 @pytest.mark.slow
 def test_one_device_of_four_decides_no_published_number(tmp_path):
-    """Without the cap its weight is 0.99997: pooled accuracy was 0.00003, and the first model was the best."""
+    """Without the cap its weight is 0.99997. Pooled accuracy was 0.00003, and the first model was best."""
     with Federation(tmp_path, *NAMES, policy=FOUR, rounds=2) as f:
         coordinator = f.coordinator()
         for name in NAMES[:3]:

@@ -1,4 +1,4 @@
-"""A broker may say a device's will whenever it likes: the device has signed it."""
+"""A broker may publish the will of a device at any time, because the device has signed it."""
 
 import time
 from dataclasses import replace
@@ -13,7 +13,7 @@ RULES = Policy(gather=2, quorum=1, grace_seconds=3.0, settle_seconds=0.2)
 
 
 def say_the_will_of(f, name, coordinator="coordinator"):
-    """After each frame of that device."""
+    """Send the will of a device to the coordinator after each frame of that device."""
 
     def passes(frame):
         if frame.party == name and not frame.down and frame.kind != "state":
@@ -61,7 +61,7 @@ def test_a_device_that_is_really_gone_is_waited_for_no_longer_than_the_grace(tmp
 
 
 def test_a_device_that_comes_back_within_the_grace_is_asked_again(tmp_path):
-    patient = replace(RULES, grace_seconds=60.0)  # longer than a loaded machine takes to connect again
+    patient = replace(RULES, grace_seconds=60.0)  # Seconds; a loaded machine connects again in less.
     with Federation(tmp_path, "one", "two", rounds=2, policy=patient) as f:
         coordinator = f.coordinator()
         f.raw("one")
@@ -89,7 +89,7 @@ def heard_again(f):
 
 
 def test_a_will_keeps_no_device_seen(tmp_path):
-    """Said once when it has left, and again and again after that."""
+    """The broker publishes the will once when the device has left, and then again and again."""
     rules = Policy(gather=2, quorum=1, grace_seconds=10.0, straggler_factor=0.0)
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=1, policy=rules) as f:
         gate = []
@@ -122,7 +122,7 @@ def connects_again(f, device):
     return device
 
 
-MUTE = {"says_hello": False, "again": 1000.0}  # but for what the test says
+MUTE = {"says_hello": False, "again": 1000.0}  # The device sends only what the test sends in its name.
 
 
 @pytest.mark.parametrize("breaks", [dies_and_starts_again, connects_again])
@@ -132,7 +132,7 @@ def test_a_will_that_was_due_is_no_fault_of_the_broker_whatever_its_device_says_
         coordinator = f.coordinator()
         f.raw("one", lambda task: None)
         two = f.raw("two", lambda task: None, **MUTE)
-        two.wait("state", lambda h: h.fields["online"])  # the coordinator hears it from now on
+        two.wait("state", lambda h: h.fields["online"])  # The coordinator is connected from now on.
         two.say("state", {"online": True})
         two.greet()
         two.wait("task")
@@ -147,6 +147,6 @@ def test_a_will_that_was_due_is_no_fault_of_the_broker_whatever_its_device_says_
 
 
 def said_by_the_broker(f, name):
-    """To the coordinator."""
+    """Return whether the broker has sent the will of a device to the coordinator."""
     seen = f.proxy.frames("state", name, down=True)
     return any(x.party == "coordinator" and x.header["sequence"] == 0 for x in seen)

@@ -1,4 +1,7 @@
-"""Frames as docs/protocol.md has them, of any content. Nothing of the project is imported, so nothing is refused."""
+"""Frames as docs/protocol.md describes them, with any content.
+
+The module imports nothing of the project, so it refuses nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ FIELDS = (
     "major", "minor", "suite", "kind", "federation", "run", "epoch", "sender", "boot", "sequence", "recipient",
     "round", "phase", "base",
 )  # fmt: skip
-EMPTY = struct.pack("<I", 1) + b"\x90"  # a body of no arrays
+EMPTY = struct.pack("<I", 1) + b"\x90"  # A body without arrays.
 
 Header = dict[str, Any]
 
@@ -31,7 +34,10 @@ Header = dict[str, Any]
 def envelope(
     header: Mapping[str, Any], fields: Any, key: Ed25519PrivateKey, receive: bytes = b"", names: Any = FIELDS
 ) -> bytes:
-    """`fields` are packed, bytes go as they are. Sealed to `receive` where it is given."""
+    """Return a signed envelope, sealed to `receive` if that is given.
+
+    `fields` are packed; if they are bytes, they go into the envelope as they are.
+    """
     packed = msgpack.packb([header[name] for name in names])
     head = ENVELOPE + struct.pack("<H", len(packed)) + packed
     payload = fields if isinstance(fields, bytes) else msgpack.packb(fields)
@@ -41,13 +47,13 @@ def envelope(
 
 
 def header_of(frame: bytes) -> Header:
-    """What a broker can read of an envelope."""
+    """Return the part of an envelope that a broker can read."""
     (length,) = struct.unpack_from("<H", frame, 3)
     return dict(zip(FIELDS, msgpack.unpackb(frame[5 : 5 + length]), strict=False))
 
 
 def opened(frame: bytes, secret: X25519PrivateKey) -> tuple[Header, Any]:
-    """Header and fields; the signature is not looked at."""
+    """Return the header and the fields of a frame, without a check of the signature."""
     (length,) = struct.unpack_from("<H", frame, 3)
     header, payload = header_of(frame), frame[5 + length : -SIGNATURE]
     if header["suite"] == 1:
@@ -56,7 +62,7 @@ def opened(frame: bytes, secret: X25519PrivateKey) -> tuple[Header, Any]:
 
 
 def body(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """In the order of (kind, name), as a writer must put them."""
+    """Return a body whose arrays stand in the order of (kind, name), as the protocol demands of a writer."""
     ordered = sorted(arrays.items(), key=lambda item: (kind_of(item[0]), item[0]))
     table = msgpack.packb([[name, str(array.dtype), list(array.shape)] for name, array in ordered])
     return with_table(table, b"".join(np.ascontiguousarray(array).tobytes() for _, array in ordered))
@@ -94,7 +100,7 @@ def parts_of(data: bytes) -> list[list[Any]]:
 
 
 def manifest(data: bytes, size: int = 4096, key: bytes = b"") -> list[Any]:
-    """What offers a body in blocks of a size; every entry may be replaced."""
+    """Return the manifest that offers a body in blocks of a size; a test may replace every entry."""
     hashes = [hashlib.sha256(data[i : i + size]).digest()[:16] for i in range(0, len(data), size)]
     name, key = hashlib.sha256(data).digest(), key or os.urandom(32)
     return [name, len(data), size, b"".join(hashes), parts_of(data), key]
@@ -112,7 +118,7 @@ def block(offer: list[Any], index: int, data: bytes) -> bytes:
 
 
 def unblocked(offer: list[Any], frame: bytes) -> tuple[int, bytes] | None:
-    """Index and content of a block of this object; None of another one."""
+    """Return the index and the content of a block of this object, or None for a block of another one."""
     if frame[3:19] != wire_name(offer)[:16]:
         return None
     (index,) = struct.unpack_from("<I", frame, 19)

@@ -1,4 +1,4 @@
-"""Answers at the very ends of what a question allows, made of its wants alone and of no method's name."""
+"""Answers at the limits of what an ask allows, made only from its wants and without the name of the method."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ FILLS = ("zero", "smallest", "most", "least", "one number", "signs", "noise")
 
 
 def any_settings(method: Method, dice: random.Random, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Each setting that has a few values is any of them; where they exclude each other, all are as they were."""
+    """Draw a value for each setting that has only a few values.
+
+    If the drawn values exclude each other, return the known settings unchanged.
+    """
     hints = get_type_hints(method.Hyper)
     drawn = dict(known)
     for name in (f.name for f in fields(method.Hyper) if f.name not in known):
@@ -35,7 +38,7 @@ def any_settings(method: Method, dice: random.Random, known: Mapping[str, Any]) 
 
 
 def any_member(name: str, classes: int, dice: random.Random, most: int) -> Member:
-    """With no examples, one, or as many as may be; of one class, of all, or of none."""
+    """Return a member with 0, 1, 2, 7 or `most` examples, all of one class or spread over all classes."""
     examples = dice.choice((0, 1, 2, 7, most))
     counts = [0] * classes
     if dice.random() < 0.5:
@@ -85,7 +88,7 @@ def filled(
 
 
 def shares(rows: int, examples: int, dice: random.Random) -> Tensor:
-    """Whole numbers from 1 on that add up to no more than the examples."""
+    """Return whole numbers of at least 1 whose sum is not more than the examples."""
     counts = torch.ones(rows, dtype=torch.int64)
     if rows:
         counts[dice.randrange(rows)] += examples - rows

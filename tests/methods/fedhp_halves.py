@@ -1,4 +1,4 @@
-"""What the tests of FedHP share: its halves, and what is sent between them."""
+"""Helpers that the tests of FedHP share: its halves and the messages between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def halves(hyper=HYPER, shards=SHARDS, **network):
 
 
 def registered(server, clients):
-    """Members come with the counts that their devices stated on joining."""
+    """Change `begin` so that members have the counts that their devices stated on joining; return the server."""
     begin = server.begin
     server.begin = lambda number, cohort: begin(number, [stated(m, clients[m.device]) for m in cohort])
     return server
@@ -48,7 +48,7 @@ def ask_to(server, clients, number=1):
 
 
 def client_with(name="device-0", shards=SHARDS, network=None, **changes):
-    """A device in the middle of a run: anchors and prototypes that differ from one another."""
+    """Return the client half of a device in the middle of a run, whose anchors and prototypes differ."""
     client = clients_of(fedhp.METHOD, replace(HYPER, **changes), shards, **(network or {}))[name]
     anchors, prototypes = (
         normal(3, client.model.embedding_size, seed=s, dtype=torch.float32) for s in (3, 4)

@@ -1,4 +1,4 @@
-"""What the tests of FedPall share: its halves, and what is sent between them."""
+"""Helpers that the tests of FedPall share: its halves and the messages between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HYPER = fedpall.Hyper(epochs=2, batch=8, lr=0.05, server_batch=8)
 D, C = 6, 3
 
 
-WIDTH = 32  # of the hidden layers of H, C_g and A in these tests; 512 in the paper
+WIDTH = 32  # Width of the hidden layers of H, C_g and A in these tests; 512 in the paper.
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def client_of(device="device-0", data=None, *, norm=False, **changes):
 
 
 def asks_of(server):
-    """The server half's questions from now on, as they were when they were asked."""
+    """Return a list that receives a copy of each further ask of the server half at the moment it is asked."""
     asks, original = [], server.round
 
     def round():
@@ -65,7 +65,7 @@ def rows(seed=0, n=C):
 
 
 def sure(outputs, seed=5):
-    """An amplifier that is sure of itself, where a fresh one hardly prefers anybody."""
+    """Return an amplifier with confident outputs; a new one gives nearly equal outputs to all devices."""
     A = amplifier(D, outputs, seed=seed).eval()
     with torch.no_grad():
         A[6].weight.mul_(30)
@@ -73,7 +73,7 @@ def sure(outputs, seed=5):
 
 
 def told(client, prototypes=None, labels=range(C), A=None, C_g=None):
-    """The client, having received this."""
+    """Let the client receive these values and return it."""
     payload = {} if A is None else weights_of(A, "amplifier")
     payload |= {} if C_g is None else weights_of(C_g, "classifier")
     if prototypes is not None:
@@ -83,12 +83,12 @@ def told(client, prototypes=None, labels=range(C), A=None, C_g=None):
 
 
 def parameters_of(payload):
-    """Without the statistics of batch norms, which no paper counts."""
+    """Return a payload without the statistics of batch norms, which no paper counts."""
     return {name: v for name, v in payload.items() if "running" not in name and "tracked" not in name}
 
 
 def uploads(lengths, seed=0):
-    """Mixed features of devices, told apart by their fourth number, classes by the first three."""
+    """Return answers with mixed features; the fourth number differs by device, the first three by class."""
     replies = []
     for i, n in enumerate(lengths):
         y = torch.arange(n) % C

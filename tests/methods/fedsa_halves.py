@@ -1,4 +1,4 @@
-"""What the tests of FedSA share: its halves, and what is sent between them."""
+"""Helpers that the tests of FedSA share: its halves and the messages between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def single(*shape, seed=0):
 
 
 def client_with(device="device-0", **changes):
-    """A device that has been told anchors of its own scale."""
+    """Return the client half of a device that has received normally distributed anchors, with margin 0.7."""
     client = clients_of(fedsa.METHOD, replace(HYPER, **changes))[device]
     client.receive({"anchors": single(3, 6)})
     client.margin = torch.tensor(0.7)
@@ -44,7 +44,7 @@ def sent_by(device, rows, labels, counts):
 
 
 def told(server, *replies):
-    """One round in which these are all that came."""
+    """Play one round in which the server receives exactly these answers, and return the server."""
     story = server.round()
     ask = next(story)
     assert [problem for r in replies if (problem := ask.problem_with(r.payload))] == []

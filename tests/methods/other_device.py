@@ -1,8 +1,9 @@
-"""A device that is not the CPU, on a machine that has none: tensors know where they are, and keep their values.
+"""A simulated device that is not the CPU, for machines without a GPU: its tensors have a place and keep their values.
 
-Its name is torch's own "meta", whose tensors have no values; under `other_device()` they have them. As on a GPU, an
-operation whose tensors are in two places fails, single numbers and indices apart, and a value is read by `item()`, or
-after `.cpu()`. So a tensor that a method forgot to move is found, and what it computes can be compared, bit for bit.
+It uses torch's device "meta". The tensors of "meta" usually have no values; under `other_device()` they have values.
+As on a GPU, an operation fails if its tensors are in two places, except for single numbers and indices, and a value
+is read by `item()` or after `.cpu()`. So a test finds a tensor that a method forgot to move, and can compare the
+results of the method bit for bit.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 PLACE = torch.device("meta")
 aten = torch.ops.aten
-COPIES = {aten._to_copy.default, aten.copy_.default}  # from one place to another
-TAKE_INDICES = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}  # which may be on the CPU
+COPIES = {aten._to_copy.default, aten.copy_.default}  # These copy from one place to another.
+# Operations whose indices may be on the CPU.
+TAKE_INDICES = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
 
-NO_NUMBERS = {aten.cat.default, aten.stack.default}  # a single number of the CPU is no part of theirs
+NO_NUMBERS = {aten.cat.default, aten.stack.default}  # They accept no single number on the CPU.
 
 
 class There(torch.Tensor):
@@ -54,14 +56,17 @@ class There(torch.Tensor):
 
 
 class Mode(TorchDispatchMode):
-    """Also what is made there, or moved there, from nothing that was."""
+    """A dispatch mode that also handles tensors that are created on the other device or moved to it."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return run(func, args, kwargs or {})
 
 
 class FromData(TorchFunctionMode):
-    """Tensors of Python's numbers: torch makes them on the CPU, and moves them before it asks anybody."""
+    """A function mode for tensors made from Python's numbers.
+
+    torch makes these tensors on the CPU and moves them before it calls any dispatch mode.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -108,7 +113,7 @@ def bare(leaf):
 def placed(leaf, there, own):
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    if id(leaf) in own:  # changed in place
+    if id(leaf) in own:  # The operation changed this tensor in place.
         return own[id(leaf)]
     return There(leaf) if there else leaf
 

@@ -1,7 +1,7 @@
-"""What methods do, as plain loops in one process: networks, data and steps that know nothing of halves.
+"""Methods as plain loops in one process: networks, data and steps without client and server halves.
 
-The orders of samples are those that a half draws, by the names it draws them under; all else is written from the
-papers.
+The orders of samples are the same that a half draws, because they use the same names for the generator; everything
+else is written from the papers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from protofleet.methods.contract.base import seeded
 from tests.methods.tiny import SHARDS, Shard, play, shard, tiny, with_public_set
 
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
-# Who takes part in each round; device-3 has a single class and comes late.
+# The devices of each round. device-3 has only one class and first takes part in round 3.
 PRESENT = (
     ("device-0", "device-1", "device-2"),
     ("device-0", "device-2"),
@@ -27,13 +27,13 @@ DATA = {
     name: Shard(part.x.double(), part.y) for name, part in {**SHARDS, "device-3": shard(3, (1,) * 6)}.items()
 }
 
-# Of the same devices, what is left where nobody holds the last class.
+# The data of the same devices without the samples of the last class.
 WITHOUT_2 = {name: Shard(part.x[part.y != 2], part.y[part.y != 2]) for name, part in DATA.items()}
 
 
 @pytest.fixture
 def in_float64():
-    """Parts that a half makes itself, such as anchors, are then as exact as the plain loop's."""
+    """Make float64 the default type, so that a half makes parts, such as anchors, as exactly as the plain loop."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield
@@ -62,8 +62,8 @@ def order_of(device, number, purpose="train"):
 
 
 def batches(model, data, size, epochs, order):
-    """In training mode; a batch of one takes the statistics of norms as they are."""
-    torch.randint(1 << 62, (), generator=order)  # the seed of layers that draw, of which there are none here
+    """Yield batches with the model in training mode; for a batch of one, batch norms use their stored statistics."""
+    torch.randint(1 << 62, (), generator=order)  # Draws the seed of random layers; this network has none.
     for _ in range(epochs):
         for rows in torch.randperm(len(data.y), generator=order).split(size):
             model.train()
@@ -73,14 +73,14 @@ def batches(model, data, size, epochs, order):
 
 
 def check_models(clients, models):
-    """Compare each device's own network with the plain loop's."""
+    """Compare the network of each device with the network of the plain loop."""
     for name, model in models.items():
         for key, value in model.state_dict().items():
             torch.testing.assert_close(clients[name].model.state_dict()[key], value, rtol=1e-8, atol=1e-10)
 
 
 def fit(model, part, data, epochs, hyper, order, loss):
-    """Plain SGD of these parameters alone."""
+    """Train only these parameters by plain SGD."""
     sgd = torch.optim.SGD(part, lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay)
     for x, y in batches(model, data, hyper.batch, epochs, order):
         for parameter, gradient in zip(part, torch.autograd.grad(loss(x, y), part), strict=True):
@@ -89,7 +89,10 @@ def fit(model, part, data, epochs, hyper, order, loss):
 
 
 def averaged(rounds, train, travels=lambda key: True, data=DATA, make=network):
-    """FedAvg of what travels: `train(model, device, number)` once for all who are present. Shared, and all models."""
+    """Run FedAvg on the values that travel, and return the shared values and the models of all devices.
+
+    In each round it calls `train(model, device, number)` once for each device that takes part.
+    """
     models = {name: make() for name in data}
     shared = {key: value.clone() for key, value in make().state_dict().items() if travels(key)}
     for number, present in enumerate(rounds, 1):

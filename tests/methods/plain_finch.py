@@ -1,4 +1,4 @@
-"""FINCH as its paper tells it, in loops over lists of rows; and what makes global prototypes of devices' rows."""
+"""FINCH as its paper describes it, in loops over lists of rows, and global prototypes made from the devices' rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from tests.methods.tiny import Shard, shard
 
-# FINCH joins two or three rows in any case: with eight devices there are classes of more. device-3 comes late.
+# FINCH always joins two or three rows; with eight devices some classes have more rows. device-3 first takes part
+# in round 3.
 LABELS = (
     (0, 1, 2) * 6,
     (0, 1) * 5,
@@ -30,14 +31,14 @@ WITHOUT_2 = {name: Shard(part.x[part.y != 2], part.y[part.y != 2]) for name, par
 
 
 def nearest_others(rows):
-    """By cosine; of equals, the first."""
+    """Return for each row the index of the nearest other row by cosine; of equal rows, the first."""
     units = F.normalize(torch.stack([*rows]), dim=1)
     cosines = (units @ units.T).fill_diagonal_(-2.0).tolist()
     return [max(range(len(row)), key=lambda j: (round(row[j], 12), -j)) for row in cosines]
 
 
 def joined_with_nearest(rows):
-    """Sets of rows that hang together, in the order of their first members."""
+    """Join each row with its nearest row and return the connected sets, in the order of their first members."""
     groups = [{i} for i in range(len(rows))]
     for linked in map(set, enumerate(nearest_others(rows))):
         touched = [group for group in groups if group & linked]
@@ -46,7 +47,7 @@ def joined_with_nearest(rows):
 
 
 def finch(rows):
-    """Sets of rows: of the coarsest level that has two or more; of the first, where that has one."""
+    """Return the sets of rows of the coarsest level with two or more sets, or a first level with only one set."""
     if len(rows) < 2:
         return [{0}] if len(rows) else []
     kept = joined_with_nearest(rows)
@@ -64,7 +65,7 @@ def cluster_means(rows):
 
 
 def global_prototypes(sent, before):
-    """{class: rows}: of what (device's rows by class) came, device by device; else what was known."""
+    """Return {class: rows} from the rows that devices sent; a class that no device sent keeps its earlier rows."""
     found = dict(before)
     for label in {label for table in sent for label in table}:
         found[label] = cluster_means([row for table in sent for row in table.get(label, [])])

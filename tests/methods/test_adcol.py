@@ -1,4 +1,4 @@
-"""ADCOL, beside a plain loop and by hand."""
+"""Tests of ADCOL against a plain loop and against values computed by hand."""
 
 import itertools
 import math
@@ -33,11 +33,11 @@ LATE_FIRST = (
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch):
-    monkeypatch.setattr(mlp, "HIDDEN", WIDTH)  # 512 in the paper's code
+    monkeypatch.setattr(mlp, "HIDDEN", WIDTH)  # 512 in the code of the paper.
 
 
 def new_discriminator(outputs):
-    """As a server of seed 7 makes it: layers without biases."""
+    """Return a discriminator as a server of seed 7 makes it, with layers without biases."""
     with initialised_from(seeded(7, "server", "amplifier", outputs).initial_seed()):
         layers = [nn.Linear(D, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.ReLU()]
         layers += [nn.Linear(WIDTH, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.ReLU()]
@@ -116,7 +116,8 @@ def test_no_model_is_averaged_and_what_crosses_is_features_and_the_discriminator
 def test_the_term_is_zero_where_a_discriminator_cannot_tell_and_its_gradient_reaches_the_device_alone():
     client = halves(adcol, HYPER)[1]["device-0"]
     x, y = client.data.x, client.data.y
-    assert_close(client.objective(x, y), F.cross_entropy(client.model(x), y))  # one output
+    # With one output of the discriminator only the cross entropy is left.
+    assert_close(client.objective(x, y), F.cross_entropy(client.model(x), y))
     server, clients = halves(adcol, HYPER)
     play(server, clients, 1)
     client.receive({key: v for key, v in snapshot(server.state()).items() if key.startswith("discriminator")})

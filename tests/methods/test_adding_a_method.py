@@ -1,4 +1,4 @@
-"""docs/adding-a-method.md: its one file is a method: in halves, through the wire, and in an installed wheel."""
+"""Tests that the file of docs/adding-a-method.md is a method: in halves, over the wire and in an installed wheel."""
 
 import json
 import math
@@ -77,7 +77,7 @@ def test_its_rounds_are_those_of_a_plain_loop(fednova):
 
 
 def counted(examples):
-    """What momentum adds up to over these steps, gradient by gradient."""
+    """Return the sum over all gradients of the weight that momentum gives to each one in these steps."""
     steps = HYPER.epochs * math.ceil(examples / HYPER.batch)
     return sum(sum(HYPER.momentum**j for j in range(steps - i)) for i in range(steps))
 

@@ -1,6 +1,6 @@
-"""The settings of every method where nobody has said another: a run of its paper, or of its authors' code.
+"""Tests that the default settings of each method are those of its paper or of its authors' code.
 
-Written from the texts, method by method. A value that no text gives, or that is another than theirs, says so.
+The values are written from the texts, method by method. A comment marks a value that no text gives or that differs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 from protofleet.methods.contract.catalog import load
 from tests.methods.contract.test_cost import METHODS
 
-# FedLSA's epochs and batch, with FPL's code's optimizer, which FedLSA takes its splits from. They are those of all
-# methods whose texts, read beside each other, have no budget of their own; no text clips unless it says so.
+# FedLSA's epochs and batch, and the optimizer of FPL's code, from which FedLSA takes its splits. They hold for all
+# methods whose texts give no training budget. No text clips gradients unless it says so.
 COMMON = {"epochs": 5, "batch": 64, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "clip": None}
 PLAIN_SGD = {"momentum": 0.0, "weight_decay": 0.0}
 SERVERS_SGD = {
@@ -23,8 +23,8 @@ SERVERS_SGD = {
 DEFAULTS = {
     "adcol": {
         "mu": 0.1, "average_models": False, "server_epochs": 3,
-        **SERVERS_SGD,  # the batch is ours
-        "clients": 0,  # ours: as many outputs as devices have come
+        **SERVERS_SGD,  # The batch is our choice.
+        "clients": 0,  # Our choice: as many outputs as devices have taken part.
     },
     "fcclplus": {
         "epochs": 20, "batch": 128, "lr": 0.001, "public_lr": 0.001, "lr_last": 0.1, "temperature": 3.0,
@@ -37,7 +37,8 @@ DEFAULTS = {
     "fedga": {"gap": "accuracy", "when": "next", "step": 0.2},
     "fedgen": {
         "generator": "trained", "noise": 32, "hidden": 512, "server_steps": 100, "server_batch": 10,
-        "server_lr": 3e-4,  # the authors'; all else is HtFLlib's, whose 0.1 is of a generator that no device gets
+        # The authors' value; the others are HtFLlib's, whose 0.1 is for a generator that no device receives.
+        "server_lr": 3e-4,
     },
     "fedhp": {
         "weight_decay": 1e-4, "lam": 0.1, "proto_lr": 0.005, "lh_reduction": "sum", "aggregation": "normalised",
@@ -45,30 +46,30 @@ DEFAULTS = {
         "init_weight_decay": 1e-4,
     },
     "fedkd": {
-        "clip": 10.0,  # HtFLlib's, for each network
+        "clip": 10.0,  # HtFLlib's value, for each network.
         "kl": "classes", "targets": "fixed", "travel": "update", "energy_first": 0.95, "energy_last": 0.98,
     },
     "fedlsa": {
         "tau": 0.1, "alpha": 0.02, "lam": 0.1, "server_epochs": 500,
-        "server_lr": 0.1,  # not printed
+        "server_lr": 0.1,  # The paper does not print it.
         "anchors_first_round": "pretrain", "separation": "inside", "use_sep": True, "com": "vmf",
     },
     "fednh": {
         "clip": 10.0, "rho": 0.9, "scale": 1.0, "fixed_scale": False, "lr_decay": 0.99,
-        "final_fit": False,  # FedHP's comparison, none of its own
+        "final_fit": False,  # FedHP's comparison has a final fit; FedNH's own text has none.
     },
     "fedpall": {
         **PLAIN_SGD, "classifier": "paper", "mu": 0.7, "delta": 0.3, "tau": 3.0, "kl": "paper",
         "infonce": "standard", "use_kl": True, "use_infonce": True, "use_global_classifier": True,
         "alpha_low": 0.8, "alpha_high": 1.0, "alpha_round": 2, "mask": "bernoulli", "beta": 0.9,
-        "noise": 0.0,  # ours
+        "noise": 0.0,  # Our choice.
         "normalise_local_protos": False, "features": "eval", "amplifier": "eval",
-        "clients": 0,  # ours, as ADCOL's
-        "server_epochs": 1, **SERVERS_SGD,  # the batch is ours
+        "clients": 0,  # Our choice, as for ADCOL.
+        "server_epochs": 1, **SERVERS_SGD,  # The batch is our choice.
     },
     "fedplcc": {
         "epochs": 10,
-        "batch": 32,  # FedPLVM's code's; their text has none
+        "batch": 32,  # From FedPLVM's code; the text has none.
         "alpha": 0.5, "tau": 0.07, "phi": 0.5, "lambda1": 100.0, "lambda2": None, "negative": "clamp",
         "weighted_centroid": False, "use_weights": True, "use_contra": True, "use_corr": True,
     },
@@ -84,7 +85,7 @@ DEFAULTS = {
     "fedrep": {"head_epochs": None, "base_epochs": 1},
     "fedsa": {
         "epochs": 1, "batch": 10, **PLAIN_SGD,
-        "lambda1": None,  # 10 or 0.1, with the reading of L_R
+        "lambda1": None,  # 10 or 0.1, depending on the reading of L_R.
         "lambda2": 0.01, "lambda3": 1.0, "decay": 0.9999, "anchors": "projected", "regularisation": "samples",
         "mcl_on": "samples", "margin": "pairs", "cc_bias": True, "proto_source": "eval",
         "aggregation": "weighted", "inference": "prototype", "send_prototypes": True, "keep_prototypes": True,
@@ -98,7 +99,7 @@ DEFAULTS = {
     "fpl": {"epochs": 10, "tau": 0.02, "proto_source": "training"},
     "lgfedavg": {},
     "moon": {"mu": 1.0, "tau": 0.5},
-    "perfedavg": {"beta": None},  # lr
+    "perfedavg": {"beta": None},  # None means lr.
     "rucr": {
         "mu": 0.15, "tau": 0.9, "rectify_rounds": 20, "write_head": False, "virtual": 100, "lam_low": 0.35,
         "lam_high": 0.95, "head_epochs": 50, "head_batch": 256, "head_lr": 0.01,

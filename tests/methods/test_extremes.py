@@ -1,4 +1,4 @@
-"""Whatever answers pass a question's wants: no server half raises on them, and none works without an end."""
+"""Tests that no server half raises an error or works for ever on answers that pass the wants of an ask."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.few_methods import of_each_shape
 from tests.support.small_federation import CLASSES, plan
 
 METHODS = of_each_shape(names())
-MOST = 40  # examples of a device
-SECONDS = 20.0  # of a round, on a machine that others use too; it takes some hundredths
+MOST = 40  # Most examples of a device.
+SECONDS = 20.0  # Most seconds of a round on a shared machine; a round usually takes some hundredths.
 KNOWN = {"init_steps": 5, "server_epochs": 3, "server_steps": 3}
 DRAWS = 25
-AS_SET = 1e6  # the norm of protofleet.coordinator.devices.limits.Limits
+AS_SET = 1e6  # The default norm of protofleet.coordinator.devices.limits.Limits.
 
 
 def plan_for(method, dice):
@@ -35,7 +35,7 @@ def plan_for(method, dice):
 
 
 def replies_to(ask, members, dice, norm):
-    """Of all the same, or each its own. An answer that the wants refuse is none."""
+    """Return answers of the members, all from the same draws or each from its own, that the wants accept."""
     state, alike = dice.getstate(), dice.random() < 0.3
     found = []
     for member in members:
@@ -48,7 +48,7 @@ def replies_to(ask, members, dice, norm):
 
 
 def play_a_round(server: ServerHalf, number: int, dice: random.Random, norm: float) -> int:
-    """How many answers were good."""
+    """Play a round with random answers and return how many answers the wants accepted."""
     members = [any_member(name, CLASSES, dice, MOST) for name in ("a", "b", "c")[: dice.randint(1, 3)]]
     server.begin(number, members)
     story, good = server.round(), 0
@@ -93,7 +93,7 @@ def test_within_the_norm_that_is_set_what_comes_of_extremes_is_numbers(method):
 
 
 def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """A NaN is one again."""
+    """Return whether two states are equal; NaN counts as equal to NaN."""
     return same(
         *({name: value.nan_to_num(12345.0) for name, value in state.items()} for state in (one, other))
     )

@@ -1,4 +1,4 @@
-"""FCCL+, beside a plain loop, against the oracles and by hand."""
+"""Tests of FCCL+ against a plain loop, the oracles and values computed by hand."""
 
 import copy
 import itertools
@@ -30,11 +30,11 @@ from tests.methods.tiny import PUBLIC, SHARDS, answer, member, normal, play, sam
 HYPER = fcclplus.Hyper(
     epochs=2, batch=8, lr=0.004, weight_decay=0.01, public_lr=0.002, temperature=2.0, tau=0.3, off_weight=0.2
 )
-SIZES = (6, 3)  # of the tiny public set's batches
+SIZES = (6, 3)  # Sizes of the batches of the tiny public set.
 
 
 def adam_steps(model, losses, lr, decay=0.0, fresh=False):
-    """torch's own. Each loss is asked for when it is due."""
+    """Take a step with Adam of torch for each loss; compute each loss only when its step is due."""
     adam = None
     for loss in losses:
         if adam is None or fresh:
@@ -45,7 +45,7 @@ def adam_steps(model, losses, lr, decay=0.0, fresh=False):
 
 
 def cosine_rows(z):
-    """By pairs: of each row with all others, in their order."""
+    """Return for each row its cosines with all other rows, in their order."""
     return torch.stack(
         [
             torch.stack([F.cosine_similarity(a, b, dim=0) for j, b in enumerate(z) if j != i])
@@ -199,7 +199,7 @@ def test_a_class_that_all_images_score_alike_breaks_nothing():
 
 @pytest.mark.parametrize(("T", "rises"), [(2.0, True), (3.0, None), (4.0, False)])
 def test_a_temperature_as_high_as_there_are_classes_draws_the_label_down(T, rises):
-    """What the notes say of it: with all scores equal, the gradient of the label's own score is 0 at T = C."""
+    """The notes say: with all scores equal, the gradient of the label's own score is 0 at T = C."""
     own, y = leaf(torch.zeros(1, 3)), torch.tensor([0])
     loss = F.cross_entropy(own, y) + T**2 * non_target_divergence(torch.zeros_like(own), own / T, y)
     found = float(gradient(loss, own)[0, 0])
@@ -237,7 +237,7 @@ def test_the_teacher_is_what_the_last_training_left_and_not_what_the_public_imag
 
 
 def test_from_one_model_the_public_images_would_move_next_to_nothing():
-    """The trap: devices must meet on the models that they have trained, and not on the mean of all."""
+    """So devices must compare the models that they have trained, and not the mean of all models."""
     client = halves(fcclplus, replace(HYPER, off_weight=0.0))[1]["device-0"]
     x = client.public[0]
     z = client.model.eval().embed(x)
@@ -262,7 +262,7 @@ def test_numbers_that_cross_are_those_of_the_public_set():
 
 
 def test_a_public_image_that_is_there_twice_makes_no_cosine_that_cannot_be():
-    """Rounding does."""
+    """Rounding alone would make such a cosine."""
     client = fcclplus.METHOD.Client(network().float(), SHARDS["device-0"], HYPER, 7, "device-0")
     server = with_public_set(fcclplus.METHOD.Server(network().float(), HYPER, 7))
     client.public = (normal(40, 4, seed=1, dtype=torch.float32).repeat(2, 1),)
@@ -277,7 +277,7 @@ def test_a_public_image_that_is_there_twice_makes_no_cosine_that_cannot_be():
 
 @pytest.mark.parametrize("phase", ["train", "public"])
 def test_what_a_network_with_dropout_makes_of_public_images_is_the_devices_own_draw(phase):
-    """Whatever else draws in the same process, and nothing of it is taken from there."""
+    """Other draws in the same process do not change it, and it changes no other draws."""
     found = []
     for before in (1, 2):
         model = network()
@@ -333,7 +333,7 @@ def test_a_temperature_of_as_many_as_the_classes_is_refused_before_a_run_begins(
 
 @pytest.mark.parametrize(("temperature", "draws"), [(1.5, True), (2.0, False), (3.0, False)])
 def test_from_a_temperature_of_as_many_as_the_classes_on_a_step_draws_labels_down(temperature, draws):
-    """Why such a temperature is refused: two classes, and a network that knows nothing yet."""
+    """Such a temperature is refused for this reason; the example has two classes and an untrained network."""
     scores = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
     y = torch.tensor([0, 1, 0, 1])
     teacher = torch.zeros_like(scores.detach())

@@ -1,4 +1,4 @@
-"""FedDistill, beside a plain loop and by hand."""
+"""Tests of FedDistill against a plain loop and values computed by hand."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ HYPER = feddistill.Hyper(**LOCAL, lam=0.7)
 
 
 def plain(hyper, of=DATA):
-    """Each class's target, by class, and every device's model."""
+    """Run FedDistill as a plain loop and return the target of each class and the model of each device."""
     models, targets = {name: network() for name in of}, {}
     for number, present in enumerate(PRESENT, 1):
         sent = {}

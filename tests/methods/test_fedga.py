@@ -1,4 +1,4 @@
-"""FedGA, beside a plain loop and by hand."""
+"""Tests of FedGA against a plain loop and values computed by hand."""
 
 import copy
 import random
@@ -25,7 +25,7 @@ from tests.support.small_federation import shard as whole_shard
 HYPER = fedga.Hyper(**LOCAL, step=0.5)
 ROUNDS = 4
 EVERYBODY = (tuple(DATA),) * ROUNDS
-# Two neighbouring rounds have two devices in common that can measure: device-2 cannot, device-3 comes late.
+# Two neighbouring rounds have two devices in common that can measure. device-2 cannot measure; device-3 comes late.
 SOME = (
     ("device-0", "device-1", "device-2"),
     ("device-0", "device-1"),
@@ -35,7 +35,7 @@ SOME = (
 
 
 def validation(name):
-    """Other samples than those of the training; device-2 has none."""
+    """Return validation samples, which differ from the training samples; device-2 has none."""
     i = int(name[-1])
     part = shard(10 + i, (0, 1, 2) * (0 if i == 2 else 7))
     x = part.x.double()
@@ -72,7 +72,7 @@ def good(model, name, hyper):
 
 
 def step_along(a, gaps, hyper, number):
-    """The formula, of weights by device."""
+    """Change the weights by device, `a`, in place by the formula."""
     if not gaps or not max(abs(gap) for gap in gaps.values()):
         return
     step = hyper.step * (1 - (number - 1) / ROUNDS)
@@ -188,7 +188,7 @@ def test_steps_fall_from_the_first_round_to_the_last():
             [Reply(name, 1, {"validation": torch.tensor(pair)}) for name, pair in pairs.items()], number
         )
         a = server.shares["a"]
-        found.append((0.5 / (1 - a) - 1) * 2)  # of which the sum was too large
+        found.append((0.5 / (1 - a) - 1) * 2)  # 0.5 / (1 - a) is the sum of the shares before it is made 1.
     assert found == pytest.approx([0.2, 0.16, 0.12, 0.08, 0.04])
     assert Plan("fedga", 3, 12, network=Network("mlp")).server_half().rounds == 12
 
@@ -207,7 +207,7 @@ def test_a_device_that_missed_a_round_or_has_no_validation_samples_keeps_its_wei
 
 
 def test_a_gap_of_a_device_that_the_server_did_not_count_moves_nothing():
-    """It trained, and its answer came too late."""
+    """The device trained, but its answer came too late."""
     server, clients = halves()
     server.begin(1, [Member("device-0", 24), Member("device-1", 18)])
     ask = next(story := server.round())

@@ -1,4 +1,4 @@
-"""FedGen, beside a plain loop and by hand."""
+"""Tests of FedGen against a plain loop and values computed by hand."""
 
 from dataclasses import replace
 
@@ -22,13 +22,14 @@ from tests.methods.tiny import CLASSES, play, same
 
 HYPER = fedgen.Hyper(**LOCAL, noise=5, hidden=16, server_steps=12, server_batch=7, server_lr=0.1)
 D = network().embedding_size
-WITHOUT_A_CLASS = (("device-1",), ("device-1", "device-3"), ("device-3",), ("device-1",))  # nobody holds 2
+# The devices of each round; none of them holds class 2.
+WITHOUT_A_CLASS = (("device-1",), ("device-1", "device-3"), ("device-3",), ("device-1",))
 FLAGS = ("trained", "untrained")
 heads = pytest.mark.parametrize("deep", [False, True])
 
 
 def net(deep):
-    """With a deeper head, weighted scores are not those of the mean head."""
+    """Return a network; with a deeper head, weighted scores differ from the scores of the mean head."""
     model = network()
     if deep:
         model.head = fedpall_classifier(D, CLASSES, seed=3).double()
@@ -234,7 +235,7 @@ def test_the_order_in_which_answers_come_changes_no_bit():
 
 
 def spread(client):
-    """Other numbers for each device."""
+    """Return the shared values of a device plus random numbers that differ for each device."""
     g = torch.Generator().manual_seed(int(client.device[-1]))
     return {
         k: v + torch.rand(v.shape, generator=g) for k, v in client.shared().items() if v.is_floating_point()
@@ -262,7 +263,7 @@ def test_heads_as_large_as_may_be_leave_numbers_and_larger_ones_are_refused(deep
 
 
 def test_a_generator_that_its_heads_have_made_no_number_is_dropped():
-    """Within their bounds, but a gradient's square is not."""
+    """The heads are within their bounds, but the square of a gradient is not."""
     server = fedgen.METHOD.Server(net(deep=True).float(), HYPER, 7)
     before = snapshot(weights_of(server.G))
     server.begin(1, [Member("a", 9, (3, 3, 3))])
@@ -297,7 +298,7 @@ def test_a_server_that_starts_again_knows_the_counts_of_devices_that_are_away():
 
 
 def test_what_a_generator_makes_is_of_a_length_with_real_embeddings_unless_its_rate_is_htfllibs():
-    """Far longer ones leave heads that are no numbers, in some run after some rounds."""
+    """Far longer embeddings make the heads not finite, in some runs after some rounds."""
     lengths = {}
     for rate in (fedgen.Hyper().server_lr, 0.1):
         server, clients = played(PRESENT, fedgen.Hyper(**LOCAL, server_lr=rate))

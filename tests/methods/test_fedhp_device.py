@@ -1,4 +1,4 @@
-"""FedHP on a device: anchors, who is sent them, the loss and its two optimizers."""
+"""Tests of FedHP on a device: anchors, the devices that receive them, the loss and its two optimizers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ from tests.methods.tiny import (
 
 
 def by_hand(start, steps, lr, momentum, decay):
-    """SGD on eq. 3, row by row: a row's gradient is its nearest row, and every row whose nearest it is."""
+    """Run SGD on equation 3 row by row.
+
+    The gradient of a row has its nearest row and each row whose nearest row it is.
+    """
     P, v = start.clone(), torch.zeros_like(start)
     for step in range(steps):
         P = torch.stack([row / row.norm() for row in P])
@@ -102,7 +105,7 @@ def test_a_cohort_is_sent_anchors_while_one_of_it_lacks_them():
     server, clients = halves()
     play(server, some(clients, 0, 1), 1)
     assert "anchors" not in ask_to(server, some(clients, 0), 2).payload
-    assert "anchors" in ask_to(server, clients, 2).payload  # device-2 is new
+    assert "anchors" in ask_to(server, clients, 2).payload  # device-2 is new, so it gets the anchors.
     play(server, some(clients, 1), 2)
     assert "anchors" in ask_to(server, some(clients, 2), 3).payload
     play(server, clients, 3)
@@ -207,7 +210,7 @@ def adam_step(p, g, m, s, t, lr):
 
 
 def plain_fits(client, rounds):
-    """Whole-batch steps written out: momentum SGD on all but the head, Adam on the prototypes."""
+    """Train a copy of the client by whole batches: momentum SGD on all but the head, Adam on the prototypes."""
     twin, hyper = deepcopy(client), client.hyper
     theta = [w for name, w in twin.model.named_parameters() if not name.startswith("head.")]
     momenta = [None] * len(theta)

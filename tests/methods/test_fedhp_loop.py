@@ -1,4 +1,4 @@
-"""FedHP beside a plain loop."""
+"""Tests of FedHP against a plain loop."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ D = network().embedding_size
 
 
 def first_anchors(hyper):
-    """Rows that a server of seed 7 draws, after its steps down L_U."""
+    """Return the rows that a server of seed 7 draws, after its descent steps on L_U."""
     P = torch.nn.Parameter(torch.rand(CLASSES, D, generator=seeded(7, "server", "anchors")))
     sgd = torch.optim.SGD(
         [P], lr=hyper.init_lr, momentum=hyper.init_momentum, weight_decay=hyper.init_weight_decay
@@ -49,7 +49,7 @@ def first_anchors(hyper):
 
 
 class Device:
-    """A network below the head, prototypes, and an optimiser of each that goes on over rounds."""
+    """A device of the plain loop: a network, prototypes, and an optimizer for each that continues over rounds."""
 
     def __init__(self, data, hyper):
         self.data, self.hyper, self.model = data, hyper, network()

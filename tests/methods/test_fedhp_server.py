@@ -1,4 +1,4 @@
-"""FedHP's aggregation, odd devices, uploads that nobody should send, memory."""
+"""Tests of FedHP's server: aggregation, unusual devices, uploads that no device should send, memory."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def test_a_class_that_nobody_holds_keeps_its_row(reading, kept):
     server, clients = halves(replace(HYPER, aggregation=reading))
     play(server, clients, 1)
     before = server.prototypes
-    play(server, some(clients, 1), 2)  # holds 0 and 1
+    play(server, some(clients, 1), 2)  # device-1 holds classes 0 and 1.
     assert torch.equal(server.prototypes[2], before[2] if kept else torch.zeros(6))
     assert not torch.equal(server.prototypes[0], before[0])
-    for number in (3, 4):  # a row of zeros has no direction, and does no harm
+    for number in (3, 4):  # A row of zeros has no direction and does no harm.
         play(server, clients, number)
     assert server.prototypes.isfinite().all() and (server.prototypes[2] != 0).any()
 
@@ -114,7 +114,7 @@ def test_a_device_alone_is_taken_over_as_it_is():
 def test_a_member_without_counts_stops_the_round_with_its_name():
     server, clients = halves()
     up = play(server, clients, 1)[0]["device-0"]
-    del server.begin  # members as they are, without counts
+    del server.begin  # Now members have no class counts.
     server.begin(2, [Member("device-0", 24)])
     story = server.round()
     next(story)
@@ -141,7 +141,7 @@ def test_devices_with_few_classes_or_samples_take_part(labels, alone):
 
 
 def test_prototypes_of_absent_classes_still_move():
-    client = clients_of(fedhp.METHOD, HYPER)["device-1"]  # holds 0 and 1
+    client = clients_of(fedhp.METHOD, HYPER)["device-1"]  # It holds classes 0 and 1.
     before = normal(3, 6, dtype=torch.float32)
     client.receive({"prototypes": before, "anchors": unit(before)})
     assert not torch.equal(client.run(Ask("train"))["prototypes"][2], before[2])
@@ -157,7 +157,7 @@ def test_networks_may_differ_where_embeddings_are_as_long():
     assert server.prototypes.isfinite().all() and torch.equal(other.anchors, server.anchors)
 
 
-# Uploads that nobody should send
+# Uploads that no device should send
 
 
 def uploads(value):

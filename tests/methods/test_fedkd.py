@@ -1,4 +1,4 @@
-"""FedKD, beside a plain loop and by hand."""
+"""Tests of FedKD against a plain loop and values computed by hand."""
 
 import copy
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tests.methods.plain import DATA, LOCAL, PRESENT, batches, network, order_of
 from tests.methods.test_fml import WITHOUT_A_CLASS, kl
 from tests.methods.tiny import CLASSES, Net, play, same
 
-# Low enough that matrices of the tiny networks are sent in factors too.
+# The energies are low enough that matrices of the tiny networks are also sent in factors.
 HYPER = fedkd.Hyper(**LOCAL, energy_first=0.5, energy_last=0.9)
 VARIANTS = (
     {}, {"travel": "parameters"}, {"targets": "moving", "clip": None}, {"kl": "elements", "clip": 0.5},
@@ -30,7 +30,7 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-10}
 
 
 def shared_network():
-    """Of another kind and another width of embedding, with one matrix large enough for factors."""
+    """Return a network of another kind with another embedding width; one matrix is large enough for factors."""
     with initialised_from(5):
         features = nn.Sequential(
             nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU()
@@ -44,7 +44,7 @@ def first_map():
 
 
 def compressed(value, energy):
-    """What remains of a matrix of which factors are sent; vectors as they are."""
+    """Return what remains of a matrix when only its factors are sent; return a vector unchanged."""
     if value.ndim < 2:
         return value
     U, s, V = np.linalg.svd(value.numpy(), full_matrices=False)

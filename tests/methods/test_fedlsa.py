@@ -1,4 +1,4 @@
-"""FedLSA's halves, called directly: anchors on the server, the sphere on the devices."""
+"""Tests of FedLSA's halves by direct calls: anchors on the server, the sphere on the devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def directions(rows=3, size=6, seed=0):
 
 def test_the_first_round_has_anchors_of_the_first_classifier():
     server, clients = halves()
-    assert "anchors" not in server.payload()  # nothing is trained before the round
+    assert "anchors" not in server.payload()  # Before the first round nothing is trained.
     first, _ = halves()
     ask = next(server.round())
     first.fit_anchors()
@@ -95,7 +95,7 @@ def test_anchors_come_from_the_seed_alone():
 
 
 def trained_head(server):
-    """A classifier as rounds of training make it: long rows, one direction a class, two of them close."""
+    """Set the head as after rounds of training: long rows, one direction for each class, two of them close."""
     rows = directions()
     rows[1] = F.normalize(rows[0] + 0.5 * rows[1], dim=0)
     with torch.no_grad():
@@ -171,7 +171,8 @@ def test_the_ablation_pulls_h_to_its_anchor_by_squared_length():
 @pytest.mark.parametrize("com", ["vmf", "l2"])
 def test_training_gathers_a_device_around_the_anchors(com):
     def spread(**changes):
-        client = client_with(directions().roll(1, 0), epochs=20, **changes)  # not where it goes by itself
+        # The anchors are not where the classes would go without them.
+        client = client_with(directions().roll(1, 0), epochs=20, **changes)
         client.run(Ask("train"))
         return fedlsa.COM[com](naive_h(client), client.data.y, client.anchors, HYPER.tau).detach()
 

@@ -1,4 +1,4 @@
-"""FedLSA beside a plain loop."""
+"""Tests of FedLSA against a plain loop."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ I, L = network().feature_size, network().embedding_size  # noqa: E741 - the pape
 
 
 def first_parts():
-    """R and Theta of a server of seed 7, in the order in which it draws them."""
+    """Return R and Theta of a server of seed 7, drawn in the same order as in the server."""
     with initialised_from(seeded(7, "server", "anchors").initial_seed()):
         R = torch.randn(CLASSES, I)
         return R.requires_grad_(), nn.Sequential(nn.Linear(I, I), nn.ReLU(), nn.Linear(I, L))
@@ -33,7 +33,7 @@ def rows_of_length_1(rows):
 
 
 def fitted(R, Theta, head, hyper):
-    """Anchors after one round's steps on L_LSA; the head stays."""
+    """Return the anchors after the steps of one round on L_LSA; the head does not change."""
     W, b = head.weight.detach().clone(), head.bias.detach().clone()
     sgd = torch.optim.SGD([R, *Theta.parameters()], lr=hyper.server_lr)
     for _ in range(hyper.server_epochs):
@@ -54,7 +54,8 @@ def plain(hyper, devices):
 
     def train(model, device, number):
         nonlocal anchors, begun
-        if number > begun:  # the first device of a round: its network is the average that all receive
+        # At the first device of a round, its network is the average that all devices receive.
+        if number > begun:
             begun = number
             if number > 1 or hyper.anchors_first_round == "pretrain":
                 anchors = fitted(R, Theta, model.head, hyper)

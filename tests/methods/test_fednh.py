@@ -1,4 +1,4 @@
-"""FedNH, beside a plain loop, by hand, and against vectors computed in NumPy."""
+"""Tests of FedNH against a plain loop, values computed by hand, and vectors computed in NumPy."""
 
 import copy
 import itertools
@@ -26,7 +26,7 @@ D = network().embedding_size
 
 
 def first_prototypes():
-    """A server of seed 7 begins with these: what they are, is another test's affair."""
+    """Return the prototypes with which a server of seed 7 begins; another test checks their values."""
     return fednh.METHOD.Server(network(), HYPER, 7).payload()["prototypes"].clone()
 
 

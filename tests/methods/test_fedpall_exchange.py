@@ -1,4 +1,4 @@
-"""FedPall: two exchanges a round, the device's classifier, what it mixes and masks."""
+"""Tests of FedPall: two exchanges in each round, the classifier of a device, its mixing and masking."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_last_evaluation_brings_prototypes_and_leaves_a_devices_classifier_a
 
 
 def test_the_global_classifier_replaces_the_devices_own_but_for_batch_norms():
-    client = client_of(lr=1e-30)  # so that training moves statistics alone
+    client = client_of(lr=1e-30)  # So training changes only the statistics.
     norms = [part for part in client.H if isinstance(part, nn.BatchNorm1d)]
     with torch.no_grad():
         for norm in norms:
@@ -202,11 +202,11 @@ def test_features_of_the_training_mode_have_the_statistics_of_their_batch():
         expected.append(client.model.projector(normed.relu()))
     assert_close(z, torch.cat(expected).detach(), rtol=1e-4, atol=1e-5)
     told(client, rows())
-    assert torch.equal(client.features(), z)  # "mix" mixes those whose means went up
+    assert torch.equal(client.features(), z)  # "mix" mixes the features whose means were sent.
 
 
 def mixture(client, **changes):
-    """(features sent, features, their prototypes)"""
+    """Return (features that are sent, features, the prototypes of their classes)."""
     client.hyper = replace(client.hyper, **changes)
     sent = client.run(Ask("mix"))["features"]
     return sent, embed(client.model, client.data.x), client.prototypes[client.data.y]

@@ -1,4 +1,4 @@
-"""What a coordinator that keeps to FedPall's protocol can read in what it is sent: docs/security.md says so."""
+"""Tests of what a coordinator that keeps FedPall's protocol can read in the answers, as docs/security.md says."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ from protofleet.methods.parts.state import snapshot
 from tests.methods.fedpall_halves import HYPER
 from tests.methods.tiny import SHARDS, clients_of, member, server_of, shard
 
-# Wide enough that the mask leaves some numbers of each device out.
+# The network is wide enough that the mask leaves out some numbers of each device.
 MANY = {**SHARDS, "device-3": shard(3, (0, 1, 2) * 5), "device-4": shard(4, (1, 2) * 7)}
 
 
 def sent_in_a_round(hyper):
-    """Of each device: its class means and its mixed features, as they come up; and its features, which do not."""
+    """Return the class means and mixed features that each device sends, and its features, which it does not send."""
     server, clients = server_of(fedpall.METHOD, hyper), clients_of(fedpall.METHOD, hyper, MANY)
     server.begin(1, [member(name, client) for name, client in sorted(clients.items())])
     story, found = server.round(), []
@@ -37,9 +37,10 @@ def sent_in_a_round(hyper):
 
 
 def unmixed(means, prototypes, mixed):
-    """alpha, which numbers were masked, and the features: from c_n^k, G^k and the rows alone.
+    """Compute alpha, the kept numbers and the features, only from c_n^k, G^k and the mixed rows.
 
-    A class's mean of mixed rows is alpha c + (1 - alpha) G where nothing is masked: one unknown, many equations.
+    Where nothing is masked, the mean of the mixed rows of a class is alpha c + (1 - alpha) G: many equations with one
+    unknown.
     """
     classes = len(prototypes)
     kept = (mixed["features"] != 0).any(dim=0)
@@ -66,10 +67,11 @@ def test_a_coordinator_finds_the_share_of_mixing_and_every_number_that_is_not_ma
         assert alpha == drawn
         assert_close(found[:, kept], z[:, kept], rtol=1e-4, atol=1e-5)
         read, total = read + int(kept.sum()) * len(z), total + z.numel()
-    assert read / total >= 0.6  # of six numbers a mask leaves few out; beta is 0.9 of many
+    # A mask leaves out few of six numbers; of many numbers it keeps the share beta, 0.9.
+    assert read / total >= 0.6
 
 
 def test_it_is_not_the_mask_that_hides_a_feature_but_only_its_own_share():
-    """Of 2,048 numbers, as the paper's, a mask leaves nine in ten."""
+    """Of 2,048 numbers, as many as in the paper, a mask keeps nine in ten."""
     kept = fedpall.MASKS["bernoulli"](2048, 0.9, torch.Generator().manual_seed(1))
     assert 0.88 < float(kept.mean()) < 0.92

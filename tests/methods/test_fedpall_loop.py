@@ -1,4 +1,4 @@
-"""FedPall beside a plain loop."""
+"""Tests of FedPall against a plain loop."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ class Server:
         self.devices, self.G, self.momenta = [], {}, {}
 
     def welcome(self, present):
-        """Each new device gets an output of its own; all that was there stays."""
+        """Add an output to the amplifier for each new device, and keep all existing values."""
         self.devices += [name for name in sorted(present) if name not in self.devices]
         old, n = self.A.state_dict(), len(self.devices)
         if n > len(old["6.weight"]):
@@ -71,7 +71,7 @@ class Server:
                 self.momenta["A.6.weight"] = grown
 
     def learn(self, sent, order):
-        """SGD with a momentum that goes on, written out."""
+        """Train C_g and A by SGD, with a momentum that continues over rounds."""
         h, names = self.hyper, sorted(sent)
         rows = torch.cat([sent[name][0] for name in names])
         labels = torch.cat([sent[name][1] for name in names])
@@ -91,7 +91,7 @@ class Server:
 
 
 def take_over(H, C_g):
-    """Linear layers alone: batch norms are the device's own."""
+    """Copy only the linear layers of C_g, because batch norms belong to the device."""
     for own, theirs in zip(H, C_g, strict=True):
         if isinstance(own, nn.Linear):
             own.load_state_dict(theirs.state_dict())
@@ -142,7 +142,7 @@ def plain(hyper, devices):
             held = [
                 row for name in present for row, y in zip(z[name], devices[name].y, strict=True) if y == c
             ]
-            if held:  # the mean over all samples is that of the devices' means, weighted by their counts
+            if held:  # The mean over all samples is the mean of the devices' means, weighted by their counts.
                 server.G[c] = torch.stack(held).mean(0)
         sent = {n: (masked(z[n], devices[n].y, server.G, hyper, number, n), devices[n].y) for n in present}
         server.learn(sent, order_of("server", number, "fit"))

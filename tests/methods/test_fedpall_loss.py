@@ -1,4 +1,4 @@
-"""FedPall's loss on a device: equation 8 in all its readings, finite everywhere."""
+"""Tests of FedPall's loss on a device: equation 8 in all its readings is finite for all inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.methods.tiny import normal
 
 
 def naive_kl(scores, direction):
-    """One sample at a time, from probabilities."""
+    """Compute the mean divergence one sample at a time, from probabilities."""
     found = []
     for row in scores.double().detach():
         p = [math.exp(s) / sum(math.exp(t) for t in row.tolist()) for s in row.tolist()]
@@ -39,7 +39,7 @@ def naive_kl(scores, direction):
 
 
 def naive_infonce(z, y, prototypes, tau, form):
-    """prototypes: {class: row}. Samples of other classes are left out."""
+    """Compute InfoNCE with prototypes {class: row}; samples of other classes are left out."""
 
     def cosine(a, b):
         return float(a.double() @ b.double() / (a.double().norm() * b.double().norm()))

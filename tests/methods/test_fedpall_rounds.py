@@ -1,4 +1,4 @@
-"""FedPall over whole rounds: crashes, absences, odd devices and settings."""
+"""Tests of FedPall over whole rounds: crashes, absences, unusual devices and settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_restored_halves_go_on_bit_by_bit(changes):
     torch.manual_seed(99)
     play(other, others, 3)
     assert all(same(a, b) for a, b in zip(outcome(server, clients), outcome(other, others), strict=True))
-    assert all(same(a, b) for a, b in zip(saved, before, strict=True))  # a state does not move
+    assert all(same(a, b) for a, b in zip(saved, before, strict=True))  # A saved state does not change later.
 
 
 def test_a_server_restored_to_an_earlier_round_forgets_devices_and_outputs():

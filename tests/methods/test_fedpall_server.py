@@ -1,4 +1,4 @@
-"""FedPall's server: prototypes, C_g and A, and answers that nobody should send."""
+"""Tests of FedPall's server: prototypes, C_g and A, and answers that no device should send."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_global_prototypes_are_means_weighted_by_examples():
     assert server.known.tolist() == [True, True, False]
     assert_close(server.prototypes[:2], torch.stack([(30 * a[0] + 10 * b[0]) / 40, a[1]]))
     assert server.payload()["labels"].tolist() == [0, 1]
-    server.merge([prototypes_from("b", b, [2], [1])])  # nobody holds 0 and 1
+    server.merge([prototypes_from("b", b, [2], [1])])  # No device sends classes 0 and 1.
     assert_close(server.prototypes, torch.stack([(30 * a[0] + 10 * b[0]) / 40, a[1], b[0]]))
     assert server.known.all()
 
@@ -71,7 +71,7 @@ def fitted(server, replies, number=1):
 
 
 def test_the_servers_training_is_that_of_each_network_alone_on_all_features():
-    replies = uploads([13, 0, 8, 4])  # 25: the last batch is one sample
+    replies = uploads([13, 0, 8, 4])  # 25 samples: the last batch has one sample.
     server = server_of(fedpall.METHOD, replace(HYPER, server_epochs=2))
     server.models.add_devices(r.device for r in replies)
     start = snapshot(server.models.weights())
@@ -86,7 +86,7 @@ def test_the_servers_training_is_that_of_each_network_alone_on_all_features():
         alone.load_state_dict({k.partition(".")[2]: v for k, v in start.items() if k.startswith(name)})
         optimizer = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
         orders = server.generator("fit")
-        torch.randint(1 << 62, (), generator=orders)  # for layers that draw
+        torch.randint(1 << 62, (), generator=orders)  # Draws the seed of random layers.
         for _ in range(2):
             for batch in torch.split(torch.randperm(25, generator=orders), 8):
                 alone.train(len(batch) > 1)
@@ -144,7 +144,7 @@ def test_few_features_are_enough(lengths):
     assert all(v.isfinite().all() for v in state.values())
     moved = not torch.equal(before["classifier.0.weight"], state["classifier.0.weight"])
     assert moved == (sum(lengths) > 0)
-    seen = -(-sum(lengths) // 8) - (sum(lengths) % 8 == 1)  # batches of one leave the statistics alone
+    seen = -(-sum(lengths) // 8) - (sum(lengths) % 8 == 1)  # A batch of one does not change the statistics.
     assert int(state["classifier.1.num_batches_tracked"]) == seen
 
 
@@ -155,14 +155,15 @@ def test_features_are_read_from_the_disk_row_by_row(tmp_path):
     def lazy(reply):
         name = store.put(to_numpy(reply.payload)).object
         body = Body(lambda *span: read.append(span[1] - span[0]) or store.read(name, *span), store.size(name))
-        read.clear()  # of its table
+        read.clear()  # Forget the reads of its table.
         return Reply(reply.device, reply.examples, LazyPayload(body))
 
     one, other = (server_of(fedpall.METHOD, HYPER) for _ in range(2))
     fitted(one, replies)
     fitted(other, [lazy(reply) for reply in replies])
     assert same(one.state(), other.state())
-    assert sorted(read) == sorted([13 * 8, 0, 12 * 8, *[D * 4] * 25])  # labels once, a row at a time
+    # The labels are read once, and the features row by row.
+    assert sorted(read) == sorted([13 * 8, 0, 12 * 8, *[D * 4] * 25])
 
 
 def test_the_optimizer_goes_on_from_the_round_before():
@@ -221,7 +222,7 @@ def test_outputs_may_be_set_aside_for_devices_to_come():
     server, clients = halves(replace(HYPER, clients=5))
     play(server, only(clients, 0), 1)
     assert server.models.A[6].weight.shape == (5, WIDTH)
-    fitted(server, uploads([2] * 7), 2)  # and more than that are no error
+    fitted(server, uploads([2] * 7), 2)  # More devices than that are no error.
     assert server.models.A[6].weight.shape == (7, WIDTH)
 
 
@@ -229,7 +230,7 @@ def test_outputs_may_be_set_aside_for_devices_to_come():
 
 
 def hostile(server, number, features, labels, prototypes=None):
-    """A round in which a device sends this, well-formed."""
+    """Play a round in which one device sends these values in a well-formed answer."""
     server.begin(number, [Member("a", 40), Member("b", 40)])
     story = server.round()
     ask = next(story)

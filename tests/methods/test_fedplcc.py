@@ -1,4 +1,4 @@
-"""FedPLCC's two halves: what travels, whose prototypes stay, and gradients that are numbers."""
+"""Tests of FedPLCC's two halves: what they send, which prototypes stay, and that gradients are finite."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_class_that_nobody_holds_keeps_its_rows():
     server, clients = halves()
     play(server, clients, 1)
     before = of_class(2, server.table)
-    play(server, {"device-1": clients["device-1"]}, 2)  # holds classes 0 and 1
+    play(server, {"device-1": clients["device-1"]}, 2)  # device-1 holds classes 0 and 1.
     assert all(map(torch.equal, before, of_class(2, server.table)))
     assert set(server.table[1].tolist()) == {0, 1, 2}
 
@@ -151,7 +151,7 @@ def test_a_sample_without_a_prototype_of_its_class_is_no_part_of_the_mean():
 @given(st.integers(0, 10**6), st.sampled_from([0.25, 0.5, 1.0]), st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_gradients_are_numbers_wherever_features_lie(seed, alpha, signed, half):
-    """At right angles, opposite, on the prototype itself, at zero, and with a prototype of zeros."""
+    """Features lie at right angles, opposite, on the prototype itself, and at zero; one prototype is all zeros."""
     G = normal(6, 4, seed=seed, dtype=torch.float32)
     G[5] = 0
     z = torch.cat([G, -G, torch.zeros(1, 4), torch.eye(4), normal(5, 4, seed=seed + 1, dtype=torch.float32)])
@@ -201,7 +201,7 @@ def test_more_rows_or_counts_than_samples_are_refused():
 
 
 def test_an_honest_device_s_rows_are_never_too_many():
-    """Whatever its labels: of n samples of a class FINCH makes n / 2 clusters at most, or one."""
+    """For any labels, FINCH makes at most n / 2 clusters, or one, of n samples of a class."""
     dice = torch.Generator().manual_seed(3)
     for n in (1, 2, 3, 5, 8, 21, 60):
         y = torch.randint(CLASSES, (n,), generator=dice)

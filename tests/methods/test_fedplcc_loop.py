@@ -1,4 +1,4 @@
-"""FedPLCC beside a plain loop."""
+"""Tests of FedPLCC against a plain loop."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ HYPER = fedplcc.Hyper(**{**LOCAL, "epochs": 1}, lambda1=0.5, lambda2=0.8, tau=0.
 
 
 def local_table(z, y):
-    """{class: [(row, samples)]} of one device."""
+    """Return {class: [(row, samples)]} of one device."""
     found = {}
     for label in sorted(set(y.tolist())):
         held = z[y == label]
@@ -25,7 +25,7 @@ def local_table(z, y):
 
 
 def global_table(sent, before, hyper):
-    """{class: (rows, weights)}, device by device; a class of which nothing came keeps its own."""
+    """Return {class: (rows, weights)} from all devices; a class that no device sent keeps its earlier entry."""
     found = dict(before)
     for label in {label for table in sent for label in table}:
         pairs = [pair for table in sent for pair in table.get(label, [])]
@@ -43,7 +43,7 @@ def global_table(sent, before, hyper):
 
 
 def extra(z, y, table, hyper):
-    """lambda1 L_contra + lambda2 L_corr: the mean over samples whose class has rows."""
+    """Return lambda1 L_contra + lambda2 L_corr, as a mean over the samples whose class has rows."""
     e, corr = {}, {}
     for c, (rows, weights) in table.items():
         cosine = F.cosine_similarity(z.unsqueeze(1), torch.stack(rows), dim=2)
@@ -62,7 +62,7 @@ def plain(hyper, devices):
 
     def train(model, device, number):
         nonlocal table, begun
-        if number > begun:  # the first device of a round: the rows of the round before have come
+        if number > begun:  # At the first device of a round, the rows of the round before have arrived.
             table, begun = global_table(sent, table, hyper), number
             sent.clear()
 

@@ -1,4 +1,4 @@
-"""FedPLCC: settings reach the formulas, scores of the nearest prototype, figures of a round."""
+"""Tests that FedPLCC's settings reach the formulas, and of nearest-prototype scores and the figures of a round."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_class_is_as_near_as_the_nearest_of_its_prototypes():
     for z, row in zip(client.model.embed(client.data.x), scores, strict=True):
         cosines = F.cosine_similarity(z.unsqueeze(0), client.table[0])
         assert_close(row[:2], torch.stack([cosines[:3].max(), cosines[3:].max()]))
-        assert row[2] < -1  # below any cosine
+        assert row[2] < -1  # No cosine is below -1.
 
 
 def test_an_opposite_prototype_is_nearer_than_none():

@@ -1,4 +1,4 @@
-"""FedPLVM, beside a plain loop and by hand."""
+"""Tests of FedPLVM against a plain loop and values computed by hand."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def similarity(z, rows, hyper):
 
 
 def extra(z, y, table, hyper):
-    """lam (L_alpha + L_corr)"""
+    """Return lam * (L_alpha + L_corr) of a batch."""
     e = {c: torch.exp(similarity(z, rows, hyper) / hyper.tau).sum(1) for c, rows in table.items()}
     terms = []
     for c, rows in table.items():
@@ -42,7 +42,7 @@ def plain(hyper, devices):
 
     def train(model, device, number):
         nonlocal table
-        if number > last[0]:  # the first of a round: what the one before made has come
+        if number > last[0]:  # At the first device of a round, the table of the round before has arrived.
             table = global_prototypes(sent, table)
             sent.clear()
             last[0] = number
@@ -128,7 +128,7 @@ def test_a_class_that_nobody_of_a_round_holds_keeps_its_rows():
     server, clients = halves(fedplvm, HYPER)
     play(server, {name: clients[name] for name in ("device-0", "device-2")}, 1)
     before = by_class(server.payload())
-    play(server, {"device-3": clients["device-3"]}, 2)  # class 1 alone
+    play(server, {"device-3": clients["device-3"]}, 2)  # device-3 holds only class 1.
     after = by_class(server.payload())
     assert all(map(torch.equal, before[0] + before[2], after[0] + after[2]))
     assert not torch.equal(torch.stack(before[1]), torch.stack(after[1]))

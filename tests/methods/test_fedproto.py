@@ -1,4 +1,4 @@
-"""FedProto's halves, called directly: who sends which rows, and what they do to a device."""
+"""Tests of FedProto's halves by direct calls: which rows devices send, and how rows change a device."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_fedprotos_objective_pulls_towards_known_prototypes(labels):
 def test_fedproto_predicts_the_nearest_known_prototype():
     client = clients_of(fedproto.METHOD, fedproto.Hyper())["device-0"]
     x = client.data.x
-    assert torch.equal(client.predict(x), client.model(x))  # no prototypes yet
-    rows = client.model.embed(x[[0, 2]]).detach()  # of class 0 and 2
+    assert torch.equal(client.predict(x), client.model(x))  # There are no prototypes yet.
+    rows = client.model.embed(x[[0, 2]]).detach()  # Rows of class 0 and class 2.
     client.receive({"prototypes": rows, "labels": torch.tensor([0, 2])})
     scores = client.predict(x)
     assert_close(scores[:, [0, 2]], -torch.cdist(client.model.embed(x), rows).square(), rtol=1e-4, atol=1e-4)

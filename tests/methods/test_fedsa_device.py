@@ -1,4 +1,4 @@
-"""FedSA on a device: anchors, equation 9, margins over rounds, prototypes."""
+"""Tests of FedSA on a device: anchors, equation 9, margins over rounds, prototypes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.methods.tiny import (
 
 
 def naive_embedding(rows, layers):
-    """Linear, batch norm over the rows, ReLU; twice."""
+    """Apply to the rows, for each layer: linear, batch norm over the rows, ReLU."""
     for linear in layers:
         rows = rows @ linear.weight.T + linear.bias
         mean, variance = rows.mean(dim=0), rows.var(dim=0, unbiased=False)
@@ -135,7 +135,7 @@ def test_what_the_server_sends_is_constant():
 
 
 def watched(client):
-    """The margins that the device's batches meet."""
+    """Return a list that receives the margin used for each further batch of the device."""
     met, objective = [], client.objective
     client.objective = lambda x, y: met.append(float(client.margin)) or objective(x, y)
     return met
@@ -149,7 +149,7 @@ def test_a_round_has_one_margin_of_the_prototypes_of_the_last_participation(rule
     first = naive_margin(server.anchors, rule)
     sent = play(server, clients, 1)[0]["device-0"]["prototypes"]
     assert met == pytest.approx([first] * 6)  # 24 samples, batches of 8, 2 epochs
-    play(server, others, 2)  # this device sits out
+    play(server, others, 2)  # device-0 takes no part in this round.
     met.clear()
     server.anchors = 0.1 * server.anchors
     assert (own := naive_margin(sent, rule)) > naive_margin(server.anchors, rule)
@@ -192,7 +192,7 @@ def test_the_authors_prototypes_are_all_features_seen_while_training():
     hyper = replace(HYPER, epochs=3, batch=4, proto_source="training")
     client = clients_of(fedsa.METHOD, hyper, norm=True)["device-2"]
     client.receive({"anchors": single(3, 6)})
-    for _ in range(2):  # a second round starts anew
+    for _ in range(2):  # The second round must start with new sums.
         seen, features = [], client.model.embed
         client.model.embed = lambda x: seen.append(features(x)) or seen[-1]
         labels, objective = [], client.objective
@@ -200,7 +200,7 @@ def test_the_authors_prototypes_are_all_features_seen_while_training():
         sent = client.run(Ask("train"))
         client.model.embed, client.objective = features, objective
         z, y = torch.cat(seen).detach(), torch.cat(labels)
-        assert len(seen) == 6 and sent["counts"].tolist() == [2, 5]  # of samples, not of epochs
+        assert len(seen) == 6 and sent["counts"].tolist() == [2, 5]  # Of samples, not of epochs.
         for row, label in zip(sent["prototypes"], (0, 2), strict=True):
             assert_close(row, z[y == label].mean(dim=0))
 
@@ -255,7 +255,7 @@ def test_the_cost_is_what_crosses():
 
 
 def test_the_papers_figures():
-    """CIFAR-10, CIFAR-100 and Tiny-ImageNet: C x D either way, of prototypes up and anchors down."""
+    """For CIFAR-10, CIFAR-100 and Tiny-ImageNet, C x D numbers go up as prototypes and down as anchors."""
     for classes, expected in [(10, 5_120), (100, 51_200), (200, 102_400)]:
         cost = fedsa.METHOD.cost(Sizes(Net(nn.Flatten(), 512, classes), held=classes, first_round=True))
         assert cost.up["prototypes"] == cost.down["anchors"] == expected

@@ -1,4 +1,4 @@
-"""FedSA beside a plain loop."""
+"""Tests of FedSA against a plain loop."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ D = network().embedding_size
 
 
 def first_anchors():
-    """The class anchors of a server of seed 7, once through its layers in training mode."""
+    """Return the class anchors of a server of seed 7, after one pass through its layers in training mode."""
     with initialised_from(seeded(7, "server", "anchors").initial_seed()), torch.no_grad():
         rows = torch.randn(CLASSES, D)
         for _ in range(2):
@@ -44,7 +44,7 @@ def margin_of(rows, form):
 
 
 def trained(model, data, hyper, A, d, order):
-    """Train one device's own model, and return its {class: (mean, samples)}."""
+    """Train the model of one device and return its {class: (mean, samples)}."""
     seen = []
 
     def loss(x, y):

@@ -1,4 +1,4 @@
-"""FedSA's server, predictions, networks, crashes and settings."""
+"""Tests of FedSA's server, predictions, networks, crashes and settings."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ def test_the_figures_of_a_round_are_the_margins_between_anchors():
 def test_the_prediction_is_the_nearest_known_prototype_and_the_head_is_beside_it():
     client = client_with()
     x = client.data.x
-    assert torch.equal(client.predict(x), client.model(x))  # no prototypes yet
-    rows = client.model.embed(x[[0, 2]]).detach()  # of class 0 and 2
+    assert torch.equal(client.predict(x), client.model(x))  # There are no prototypes yet.
+    rows = client.model.embed(x[[0, 2]]).detach()  # Rows of class 0 and class 2.
     client.receive({"anchors": single(3, 6), "prototypes": rows, "labels": torch.tensor([0, 2])})
     scores, others = client.predict(x), client.other_rules()
     assert_close(scores[:, [0, 2]], -torch.cdist(client.model.embed(x), rows).square(), rtol=1e-4, atol=1e-4)
@@ -245,8 +245,8 @@ def test_restored_halves_go_on_as_the_unbroken_ones_do(source):
     late, early = {"device-2": clients.pop("device-2")}, dict(clients)
     for number in (1, 2):
         play(server, early, number)
-    clients |= late  # has not taken part yet: its state is that of the start
-    server.anchors = 0.1 * server.anchors  # the margins of those who have are their own
+    clients |= late  # Late devices have not taken part yet, so they have their first state.
+    server.anchors = 0.1 * server.anchors  # Devices that have taken part have their own margins.
     saved = [to_numpy(h.state()) for h in (server, *clients.values())]
     other, others = halves(hyper, norm=True)
     for half, state in zip((other, *others.values()), saved, strict=True):

@@ -1,4 +1,4 @@
-"""FedSR, beside a plain loop and by hand."""
+"""Tests of FedSR against a plain loop and values computed by hand."""
 
 import math
 from dataclasses import replace

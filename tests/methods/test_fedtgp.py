@@ -1,4 +1,4 @@
-"""FedTGP, beside a plain loop and by hand."""
+"""Tests of FedTGP against a plain loop and values computed by hand."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,7 @@ D = network().embedding_size
 
 
 def first_parts():
-    """The rows and layers that a server of seed 7 begins with, in the order in which it draws them."""
+    """Return the first rows and layers of a server of seed 7, drawn in the same order as in the server."""
     with initialised_from(7):
         rows = torch.randn(CLASSES, D)
         layers = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D))
@@ -46,7 +46,7 @@ def plain(hyper, devices=DATA, rounds=PRESENT):
                 return F.cross_entropy(model.head(z), y) + hyper.lam * extra
 
             fit(model, list(model.parameters()), data, hyper.epochs, hyper, order_of(name, number), loss)
-            seen = seen[-len(data.y) :]  # of the last epoch
+            seen = seen[-len(data.y) :]  # Only samples of the last epoch count.
             if hyper.proto_source == "eval":
                 with torch.no_grad():
                     seen = list(zip(model.eval().embed(data.x), data.y.tolist(), strict=True))
@@ -134,7 +134,7 @@ def test_the_margin_and_the_loss_are_those_of_the_oracle():
 
 def test_a_class_that_nobody_has_ever_held_stays_on_the_server_and_is_never_predicted():
     server, clients = halves(fedtgp, HYPER)
-    only = {name: clients[name] for name in ("device-1", "device-3")}  # classes 0 and 1
+    only = {name: clients[name] for name in ("device-1", "device-3")}  # They hold classes 0 and 1.
     play(server, only, 1)
     assert server.payload()["labels"].tolist() == [0, 1]
     client = clients["device-0"]

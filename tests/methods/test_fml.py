@@ -1,4 +1,4 @@
-"""FML, beside a plain loop and by hand; and what a run says of the network that all share."""
+"""Tests of FML against a plain loop and values computed by hand, and of the reports on the shared network."""
 
 import copy
 import json
@@ -24,7 +24,8 @@ from tests.methods.test_oracles import case, check
 from tests.methods.tiny import play, same, tiny
 
 HYPER = fml.Hyper(**LOCAL, alpha=0.3, beta=0.6)
-WITHOUT_A_CLASS = (("device-1",), ("device-1", "device-3"), ("device-3",), ("device-1",))  # nobody holds 2
+# The devices of each round; none of them holds class 2.
+WITHOUT_A_CLASS = (("device-1",), ("device-1", "device-3"), ("device-3",), ("device-1",))
 VARIANTS = ({}, {"targets": "moving"}, {"kl": "elements"}, {"clip": 0.5})
 
 
@@ -33,7 +34,7 @@ def shared_network():
 
 
 def kl(p, q, elements):
-    """KL(p || q) of two rows of scores."""
+    """Return KL(p || q) of scores, as a mean over rows or over all elements."""
     a, b = p.exp() / p.exp().sum(1, keepdim=True), q.exp() / q.exp().sum(1, keepdim=True)
     terms = a * (a.log() - b.log())
     return terms.mean() if elements else terms.sum(1).mean()

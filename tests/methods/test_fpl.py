@@ -1,4 +1,4 @@
-"""FPL, beside a plain loop and by hand."""
+"""Tests of FPL against a plain loop and values computed by hand."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ HYPER = fpl.Hyper(**LOCAL, tau=0.3)
 
 
 def extra(z, y, table, hyper):
-    """Sample by sample."""
+    """Return the extra loss of FPL, computed sample by sample."""
     terms = []
     for row, label in zip(z, y.tolist(), strict=True):
         if label in table:
@@ -40,7 +40,7 @@ def plain(hyper, devices):
 
     def train(model, device, number):
         nonlocal table
-        if number > last[0]:  # the first of a round: what the one before made has come
+        if number > last[0]:  # At the first device of a round, the table of the round before has arrived.
             table = global_prototypes(sent, table)
             sent.clear()
             last[0] = number
@@ -135,7 +135,7 @@ def test_a_class_that_nobody_of_a_round_holds_keeps_its_rows():
     server, clients = halves(fpl, HYPER, MANY)
     play(server, {name: clients[name] for name in ROUNDS[0]}, 1)
     before = server.payload()
-    play(server, {"device-3": clients["device-3"]}, 2)  # class 1 alone
+    play(server, {"device-3": clients["device-3"]}, 2)  # device-3 holds only class 1.
     after = server.payload()
     for label in (0, 2):
         rows = [p["prototypes"][p["labels"] == label] for p in (before, after)]

@@ -1,4 +1,4 @@
-"""Every method learns from vectors, series and images that are not square: none of them knows what a sample is."""
+"""Tests that every method learns from vectors, series and images that are not square, without knowing their kind."""
 
 import math
 
@@ -20,7 +20,7 @@ ROUNDS = 2
 
 
 def samples(shape, seed, count=24):
-    """Each class is a pattern; each sample adds noise."""
+    """Return samples that are the pattern of their class plus noise."""
     patterns = torch.randn(CLASSES, *shape, generator=torch.Generator().manual_seed(7))
     y = torch.arange(count) % CLASSES
     noise = torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
@@ -70,7 +70,7 @@ def test_what_a_round_costs_is_told_for_every_kind_of_sample(kind):
 
 
 def test_a_device_judges_the_memory_of_public_samples_by_the_shape_of_the_run():
-    """A long series is no small image: 64 samples of 2^20 numbers are 256 MB."""
+    """A long series needs more memory than a small image: 64 samples of 2^20 numbers are 256 MB."""
     shape = (16, 1 << 16)
     plan = Plan("fcclplus", CLASSES, 1, network=Network("cnn1d"), shape=shape, public=PublicSet(samples=64))
     part = TensorSamples(torch.zeros(3, *shape), torch.arange(3))
@@ -93,7 +93,7 @@ def test_a_device_judges_the_memory_of_public_samples_by_the_shape_of_the_run():
     ],
 )
 def test_a_device_whose_samples_are_of_another_shape_refuses_the_plan_with_both(network, own, told):
-    """Also where both have as many numbers, which a perceptron would take for the same."""
+    """It also holds if both shapes have equally many numbers, which a perceptron would not notice."""
     plan = Plan("fedavg", CLASSES, 1, network=Network(network), shape=(4, 16))
     part = TensorSamples(torch.zeros(3, *own), torch.arange(3))
     with pytest.raises(SettingsError, match=told):

@@ -1,4 +1,4 @@
-"""MOON, beside a plain loop and by hand."""
+"""Tests of MOON against a plain loop and values computed by hand."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""The formulas against vectors that were computed in NumPy, independently of this code."""
+"""Tests of formulas against vectors that were computed in NumPy, independently of this code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASES = {c["id"]: c for c in json.loads((Path(__file__).parent / "oracles.json")
 
 
 def case(name):
-    """Inputs and expected values; lists become tensors."""
+    """Return the inputs and the expected values of a case, with lists changed to tensors."""
     return tuple({k: _tensor(v) for k, v in CASES[name][part].items()} for part in ("inputs", "expected"))
 
 
@@ -144,7 +144,7 @@ def test_fedproto_regulariser():
 
 
 def named_in_tests(source: str) -> set[str]:
-    """Words that a module's tests have as they stand, in themselves or in their parameters."""
+    """Return the string constants in the tests of a module, also those in their parameters."""
     tests = [
         node
         for node in ast.parse(source).body
@@ -155,7 +155,7 @@ def named_in_tests(source: str) -> set[str]:
 
 
 def test_every_case_is_named_by_a_test():
-    """A case that a test does not write out is one that nobody would miss."""
+    """If a test does not name a case, the loss of that case would not be noticed."""
     modules = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.rglob("test_*.py")]
     named = set().union(*map(named_in_tests, modules))
     assert sorted(CASES.keys() - named) == []

@@ -1,4 +1,4 @@
-"""FedHP's formulas against vectors that were computed in NumPy, independently of this code."""
+"""Tests of FedHP's formulas against vectors that were computed in NumPy, independently of this code."""
 
 from __future__ import annotations
 

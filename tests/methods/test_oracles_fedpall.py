@@ -1,4 +1,4 @@
-"""FedPall's formulas against vectors that were computed in NumPy, independently of this code."""
+"""Tests of FedPall's formulas against vectors that were computed in NumPy, independently of this code."""
 
 from __future__ import annotations
 

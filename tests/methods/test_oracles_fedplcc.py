@@ -1,4 +1,4 @@
-"""FedPLCC's and FINCH's formulas against the vectors of oracles.json."""
+"""Tests of FedPLCC's and FINCH's formulas against the vectors of oracles.json."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def raw(name):
 
 
 def flat(by_class):
-    """{"0": rows, "1": rows} -> all rows, and their labels."""
+    """Return all rows of {"0": rows, "1": rows}, and their labels."""
     rows = [torch.tensor(v, dtype=FLOAT) for v in by_class.values()]
     labels = torch.cat([torch.full((len(v),), int(c)) for c, v in zip(by_class, rows, strict=True)])
     return torch.cat(rows), labels
 
 
 def given(name):
-    """Features (a leaf), labels, similarity, prototypes' labels and normalised weights."""
+    """Return features (a leaf), labels, similarity, prototypes' labels, normalised weights, and the whole case."""
     i, expected = raw(name)
     z, y = leaf(torch.tensor(i["features"])), torch.tensor(i["labels"])
     G, labels = flat(i["prototypes"])

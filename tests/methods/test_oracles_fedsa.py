@@ -1,4 +1,4 @@
-"""FedSA's formulas against vectors that were computed in NumPy, independently of this code, and against loops."""
+"""Tests of FedSA's formulas against loops and against vectors that NumPy computed independently of this code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ READINGS = {"recommended": "weighted", "paper_literal": "paper", "code_unweighte
 
 
 def rows_of(by_class):
-    """{"0": row, "2": row} -> rows [J, D] and labels [J]."""
+    """Return rows [J, D] and labels [J] of {"0": row, "2": row}."""
     labels = [int(c) for c in by_class]
     return torch.tensor(list(by_class.values()), dtype=torch.float64), torch.tensor(labels)
 
@@ -108,7 +108,7 @@ def test_regularisation():
 
 
 def head_of(given):
-    """Eq. 8's phi, and a bias where the case has one."""
+    """Return the phi of equation 8 with the bias of the case, or with a bias of 9 in all classes."""
     head = nn.Linear(2, 3, dtype=torch.float64)
     head.load_state_dict({"weight": given["W"], "bias": given.get("b", torch.full((3,), 9.0))})
     return head

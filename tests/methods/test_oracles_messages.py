@@ -1,4 +1,4 @@
-"""How many numbers cross, by the closed forms and in the papers' networks, against the counts of oracles.json."""
+"""Tests of how many numbers are sent with the papers' networks: the closed forms against oracles.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def built(name, classes=10, image=(3, 32, 32), **sizes):
 
 
 def of_fedavg(model):
-    """What a device sends, and gets."""
+    """Return the number of weights that a device of FedAvg sends, which is also the number that it receives."""
     cost = fedavg.METHOD.cost(Sizes(model, held=model.classes))
     assert cost.up == cost.down
     return cost.up["weights"]

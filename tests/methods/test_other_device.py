@@ -1,4 +1,4 @@
-"""Every method where model and data are on another device than the CPU: nothing is left there, no bit differs."""
+"""Tests of every method with model and data on another device than the CPU; the results must be equal bit by bit."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def halves_there(module, server, clients, place):
 
 
 def play_there(server, clients, number, place):
-    """As `play`, over a wire: all that crosses comes from the CPU and is put where the half is."""
+    """Play a round as `play` does, but send all values through the CPU and move them to the device of the half."""
     server.begin(number, [member(name, client) for name, client in sorted(clients.items())])
     story = server.round()
     ask = next(story)
@@ -94,7 +94,7 @@ def test_an_operation_with_tensors_in_two_places_fails_but_for_single_numbers_an
             with pytest.raises(AssertionError, match="in two places"):
                 mixed()
         with pytest.raises(AssertionError, match="in two places"):
-            torch.stack([there[0], here[0]])  # no arithmetic
+            torch.stack([there[0], here[0]])  # `stack` does no arithmetic.
         with pytest.raises(AssertionError, match="in two places"):
             there[torch.tensor([1, 2])] = here[:2]
         with pytest.raises(AssertionError, match="generator of the CPU"):

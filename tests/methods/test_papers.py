@@ -1,4 +1,4 @@
-"""What each paper says its halves do. They are called directly; the wire has its own suite."""
+"""Tests that the halves do what each paper says, by direct calls; other tests cover the wire."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_predictions_are_scores_of_every_class(module):
 
 @every_method
 def test_what_comes_from_the_server_is_a_constant(module):
-    """Also where a device could differentiate through it: nothing that arrives is moved by a device's loss."""
+    """It also holds where a device could differentiate through it: its loss changes no received value."""
     server, clients = halves(module, norm=True)
     play(server, clients, 1)
     server.begin(2, [member(name, client) for name, client in sorted(clients.items())])

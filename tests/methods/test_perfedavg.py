@@ -1,4 +1,4 @@
-"""Per-FedAvg, beside a plain loop and by hand."""
+"""Tests of Per-FedAvg against a plain loop and values computed by hand."""
 
 from dataclasses import replace
 
@@ -27,8 +27,8 @@ from tests.methods.plain import (
 from tests.methods.test_oracles import case, check
 from tests.methods.tiny import Shard, play
 
-HYPER = perfedavg.Hyper(**{**LOCAL, "batch": 3}, beta=0.03)  # of seven samples the last batch is one
-ODD = replace(HYPER, batch=4)  # the seven are one batch, and its halves are four and three
+HYPER = perfedavg.Hyper(**{**LOCAL, "batch": 3}, beta=0.03)  # Of seven samples the last batch has one.
+ODD = replace(HYPER, batch=4)  # Seven samples give one batch with halves of four and three.
 
 
 def plain(hyper, data):
@@ -54,7 +54,7 @@ def plain(hyper, data):
 
 
 def take_in(model, samples):
-    """A batch norm has no variance of one sample."""
+    """Put batch norms into training mode only for two or more samples, because one sample has no variance."""
     for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm1d)):
         norm.train(samples > 1)
 
@@ -137,7 +137,7 @@ def test_a_device_without_samples_has_nothing_to_adapt_to():
 def test_it_is_measured_with_its_step_and_without():
     server, clients = played(perfedavg, HYPER)
     client = clients["device-2"]
-    assert client.other_rules() == {}  # while it learns
+    assert client.other_rules() == {}  # While the device learns, it has no other rules.
     client.receive(snapshot(server.payload()))
     x, plain_model = client.data.x, network()
     plain_model.load_state_dict(client.model.state_dict())

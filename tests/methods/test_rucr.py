@@ -1,4 +1,4 @@
-"""RUCR, beside a plain loop, by hand, and against vectors computed in NumPy."""
+"""Tests of RUCR against a plain loop, values computed by hand, and vectors computed in NumPy."""
 
 import copy
 import itertools
@@ -21,7 +21,7 @@ from tests.methods.tiny import CLASSES, Shard, answer, member, play, same
 
 HYPER = rucr.Hyper(
     **LOCAL, mu=2.0, tau=0.5, rectify_rounds=2, virtual=20, head_epochs=3, head_batch=16, head_lr=0.1
-)  # device-0 has more samples than `virtual`, the others fewer
+)  # device-0 has more samples than `virtual`; the others have fewer.
 TWO_CLASSES = {name: Shard(part.x, part.y.clamp(max=1)) for name, part in DATA.items()}
 ROUNDS = len(PRESENT)
 

@@ -1,4 +1,4 @@
-"""Methods that share a part of the model: beside plain loops in one process, which know nothing of halves."""
+"""Tests of methods that share a part of the model, against plain loops in one process without halves."""
 
 from dataclasses import replace
 
@@ -32,8 +32,8 @@ HYPERS = {
     lgfedavg: LocalHyper(**LOCAL),
     fedrep: fedrep.Hyper(**LOCAL, head_epochs=3, base_epochs=2),
 }
-NORM = ("features.1.",)  # of the tiny network
-TRAVELS = {  # by the beginnings of names, which the tests may know
+NORM = ("features.1.",)  # The norm of the tiny network.
+TRAVELS = {  # Which values travel, by the prefixes of their names, which the tests may know.
     fedbn: lambda key: not key.startswith(NORM),
     lgfedavg: lambda key: key.startswith("head."),
     fedrep: lambda key: not key.startswith("head."),

@@ -1,4 +1,4 @@
-"""Settings under which a method is another one than by default: others' FedProto, and a last fit."""
+"""Tests of settings that turn a method into another one: FedProto of other authors, and a last fit."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_restored_server_has_the_model_and_the_prototypes():
     kept = server.state()
     copies = {name: value.clone() for name, value in kept.items()}
     play(server, clients, 2)
-    assert same(kept, copies)  # it does not move with the model
+    assert same(kept, copies)  # The kept state does not change with the model.
     fresh, _ = halves()
     with torch.no_grad():
         fresh.model.head.weight.zero_()

@@ -1,4 +1,4 @@
-"""A network and data small enough to check by hand, and both halves of a method face to face."""
+"""A network and data that are small enough to check by hand, and a direct connection of both halves of a method."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 
 
 def shard(seed: int, labels: Sequence[int] = (0, 1, 2) * 8) -> Shard:
-    """Three clusters along three axes; the fourth axis is the device's own."""
+    """Return three clusters along three axes; the fourth axis has an offset that differs from device to device."""
     y = torch.tensor(labels, dtype=torch.int64)
     x = 0.4 * normal(len(y), 4, seed=seed, dtype=torch.float32) + 2.0 * torch.eye(4)[y]
     x[:, 3] += seed
@@ -61,12 +61,12 @@ SHARDS = {
 }
 
 
-# What all devices of a method with a public set compare their networks on; the last batch has three images.
+# The public set on which devices compare their networks; its last batch has three images.
 PUBLIC = PublicSet(samples=9, batch=6)
 
 
 def with_public_set(half: Half) -> Half:
-    """As a plan makes it: images where the half's network is."""
+    """Give a half the public set as a plan does, on the device of the half's network; return the half."""
     if isinstance(half, ServerHalf):
         half.public = PUBLIC
     else:
@@ -90,7 +90,7 @@ def server_of(method: Method, hyper: object, **network: bool) -> ServerHalf:
 
 
 def play(server: ServerHalf, clients: Mapping[str, ClientHalf], number: int) -> list[dict[str, Payload]]:
-    """One round, called as the coordinator and the agents call it. What was sent up, by phase and device."""
+    """Play one round as the coordinator and the agents do; return the answers by phase and device."""
     server.begin(number, [member(name, c) for name, c in sorted(clients.items())])
     story, uploads = server.round(), []
     ask = next(story)
@@ -121,7 +121,7 @@ def same(a: Payload, b: Payload) -> bool:
 
 
 def floats(payload: Payload) -> dict[str, int]:
-    """How many numbers, by kind."""
+    """Return how many numbers a payload has, by kind."""
     sizes: dict[str, int] = {}
     for name, value in payload.items():
         kind = name.partition(".")[0]

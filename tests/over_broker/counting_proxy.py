@@ -1,4 +1,4 @@
-"""A proxy without TLS in front of a broker: it parses MQTT and counts the bytes of PUBLISH packets, as they cross."""
+"""A proxy without TLS before a broker: it parses MQTT and counts the bytes of passing PUBLISH packets."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from tests.hostile.proxy import HANG_UPS, PUBLISH, end_all, read_packet, topic_a
 
 
 class CountingProxy:
-    """Each party has a port of its own, so a packet's party is known without asking anybody."""
+    """A proxy with one port for each party, so the port shows the party of a packet."""
 
     def __init__(self, broker):
         self._broker = broker

@@ -1,4 +1,4 @@
-"""Two boards serve their models while a federation goes on: what a program beside them reads is always whole."""
+"""Two boards serve their models while a federation goes on; a program beside them reads whole models only."""
 
 import hashlib
 import json
@@ -57,7 +57,7 @@ def until(condition, seconds=120.0):
 
 
 class Reader(threading.Thread):
-    """A program beside the devices: it asks a link once, and reads what it names."""
+    """A program beside the devices: it reads a link once, and then the folder that the link names."""
 
     def __init__(self, folders):
         super().__init__(daemon=True)
@@ -68,7 +68,7 @@ class Reader(threading.Thread):
             for folder in self.folders:
                 if (folder / "current").is_symlink():
                     self.read(folder)
-            time.sleep(0.002)  # the devices have two cores
+            time.sleep(0.002)  # This leaves the two cores to the devices.
 
     def read(self, folder):
         version = (folder / "current").resolve()
@@ -112,7 +112,7 @@ def served(tmp_path_factory):
         started = [
             start("coordinator", runs / "small" / "coordinator.toml"),
             start("device", files[0]),
-            start("device", *files[1:]),  # two in one process, of which one serves
+            start("device", *files[1:]),  # There are two in one process; one of them serves.
         ]
         models = [ModelVersions(board / "models") for board in boards[:2]]
         reader = Reader([one.folder for one in models])
@@ -143,10 +143,10 @@ def test_both_boards_serve_while_rounds_go_on_and_a_kill_leaves_a_whole_version(
     card = read_card((left.folder / "card.json").read_bytes())
     rebuild(
         card, read_weights(left.folder / "model.safetensors")
-    )  # the tensors are of the card, by their hash
+    )  # The hash shows that the tensors belong to the card.
     served.started[1] = start("device", served.files[0])
     until(lambda: current(first).round > left.round)
-    assert len(first.whole()) <= 2 + 4  # the newest two, and what links name
+    assert len(first.whole()) <= 2 + 4  # The newest two, and those that links name.
 
 
 def test_a_picture_is_predicted_with_what_is_served_now(served):
@@ -179,7 +179,7 @@ def test_a_rollback_stays_while_later_versions_are_written_and_everybody_is_told
 def test_nobody_has_ever_seen_half_a_model(served):
     until(lambda: served.reader.reads > 100)
     assert served.reader.problems == []
-    assert not (served.files[2].parent / "models").exists()  # of the one that serves nothing
+    assert not (served.files[2].parent / "models").exists()  # This device serves nothing.
     assert len(served.reader.seen) >= 6
     listed = json.loads(protofleet("model", "list", served.files[1].parent, "--json"))
     assert {"current", "champion", "previous"} <= {

@@ -1,7 +1,7 @@
-"""Mosquitto says "Success" and drops: each way in which it does is shown first, and then survived.
+"""Mosquitto says "Success" and drops messages: each way is shown first, and then a federation survives it.
 
-The broker is the one that we set up: TLS 1.3, certificates, access rules. Only its queues are made small: what
-takes hundreds of devices happens to three.
+The broker has the project's settings: TLS 1.3, certificates, access rules. Only its queues are small, so that
+three devices meet what otherwise takes hundreds of devices.
 """
 
 import time
@@ -28,26 +28,26 @@ from tests.support.federation_over_broker import DEVICES, AtAnswer, Federation
 from tests.support.small_federation import POLICY, assert_same, shard
 
 pytestmark = pytest.mark.slow
-LARGE = Network("mlp", feature_size=2000)  # 1.7 MB: an answer is 26 blocks
-QUEUE = 8  # messages that the broker keeps for one client, beside those in flight
+LARGE = Network("mlp", feature_size=2000)  # The weights have 1.7 MB; an answer is 26 blocks.
+QUEUE = 8  # Messages that the broker keeps for one client, beside those in flight.
 WAYS_TO_ARRIVE = ("accepted", "duplicate", "unknown_object", "flood", "bad_block")
 SMALL_QUEUES = (f"max_queued_messages {QUEUE}", "max_inflight_messages 2")
 
 
 class Accepted(Counter):
-    """A watcher: how often each answer was accepted."""
+    """An observer that counts how often each answer was accepted."""
 
     def happened(self, service, event, commands, now):
         self.update((c.round, c.phase, c.device) for c in commands if isinstance(c, Accept))
 
     def answered(self, service, update, now):
-        """It counts what was accepted."""
+        """Do nothing, because only accepted answers count."""
 
     stepped = answered
 
 
 class Harmed(Federation):
-    """A federation at a broker with TLS and access rules; every party's line is a proxy."""
+    """A federation at a broker with TLS and access rules, with a proxy on the line of each party."""
 
     def __init__(self, folder, fleet, broker, federation, network=None):
         super().__init__(folder / "run", broker.address, federation, "fedavg")
@@ -75,7 +75,10 @@ class Harmed(Federation):
             time.sleep(0.002)
 
     def finish(self, folder):
-        """To the run's end: every answer was accepted once, and the bits are those of a run without trouble."""
+        """Wait for the end, and check it: every answer was accepted once.
+
+        The bits are those of a run without trouble.
+        """
         for thread in self.threads:
             thread.join(120)
             assert not thread.is_alive(), "the federation did not come to its end"
@@ -85,13 +88,13 @@ class Harmed(Federation):
         assert_same(SimpleNamespace(service=self.service, agents=self.agents), untroubled.run())
 
     def blocks(self, name, way, *results):
-        """How many blocks a party has sent, or taken in, that way."""
+        """Return how many blocks a party has sent in this direction, or received."""
         party = self.service if name == COORDINATOR else self.agents[name]
         counted = party.link.meter.messages.items()
         return sum(n for (w, kind, r), n in counted if (w, kind) == (way, "block") and r in results)
 
     def lost_answers(self):
-        """Blocks of answers that left a device and came nowhere."""
+        """Return the number of blocks of answers that left a device and did not arrive."""
         sent = sum(self.blocks(name, "up", "sent") for name in self.agents)
         return sent - self.blocks(COORDINATOR, "up", *WAYS_TO_ARRIVE)
 
@@ -103,7 +106,7 @@ class Harmed(Federation):
 
 @pytest.fixture
 def secured(tmp_path, federation):
-    """Makes a fleet's broker, with more lines for its settings."""
+    """Yield a maker of a fleet with a broker that takes more lines of settings."""
     brokers = []
 
     def make(*more, network=None):
@@ -125,7 +128,7 @@ def secured(tmp_path, federation):
 
 
 class Bare:
-    """A paho client and nothing else. It reads only while it is told to."""
+    """A plain paho client that reads only when the test tells it to."""
 
     def __init__(self, made, name, session=0):
         address = made.fleet.tls(name)
@@ -171,16 +174,16 @@ def test_a_slow_subscriber_loses_what_was_acknowledged_and_our_answers_arrive(se
     topic = made.topics.up("device-0")
     slow, fast = Bare(made, COORDINATOR), Bare(made, "device-0")
     slow.listen(topic)
-    fast.say(topic, 1500)  # 6 MB, more than sockets hold; and the subscriber does not read
+    fast.say(topic, 1500)  # These 6 MB are more than sockets hold, and the subscriber does not read.
     assert slow.read(lambda: len(slow.came) > QUEUE), "what sockets hold comes, however long it takes"
     slow.read(lambda: slow.came[-1:] and slow.came[-1].startswith((1499).to_bytes(4, "big")), seconds=2.0)
     assert len(slow.came) < 1500, "the broker has lost some, and told nobody"
     slow.leave()
     fast.leave()
 
-    made.lines[COORDINATOR].seconds = 0.02  # 64 KiB in that time
+    made.lines[COORDINATOR].seconds = 0.02  # The time of 64 KiB.
     made.begin()
-    made.until(lambda: made.lost_answers() > 40)  # more than were in flight at a time
+    made.until(lambda: made.lost_answers() > 40)  # More blocks than were in flight at a time.
     made.lines[COORDINATOR].seconds = 0.0
     made.finish(tmp_path / "sim")
 
@@ -199,18 +202,18 @@ def test_an_absent_durable_subscriber_loses_what_was_acknowledged_and_our_device
     away.read(lambda: len(away.came) > 2 * QUEUE, seconds=1.0)
     assert len(away.came) <= QUEUE + 2, "the broker has kept some for the session, and dropped the rest"
     away.session = 0
-    away.connect()  # a clean start: the session ends
+    away.connect()  # This is a clean start, which ends the session.
     away.leave()
     near.leave()
 
     late = made.lines["device-2"]
     late.seconds = 0.05
     made.begin()
-    # In the middle of a broadcast.
+    # Wait for the middle of a broadcast.
     made.until(lambda: (made.agents["device-2"].link.progress or (0, 0))[0] > 1)
     late.reset()
     others = [made.agents[name] for name in DEVICES[:2]]
-    made.until(lambda: all(a.state.last_round >= 1 for a in others))  # who have all of it
+    made.until(lambda: all(a.state.last_round >= 1 for a in others))  # They have all of it.
     missed = made.blocks(COORDINATOR, "down", "sent") - made.blocks("device-2", "down", *WAYS_TO_ARRIVE)
     assert missed > 2 * QUEUE, "more than the broker keeps for it"
     late.seconds = 0.0
@@ -223,11 +226,11 @@ def test_a_broker_killed_twice_in_a_round_and_begun_with_nothing_costs_no_answer
     for line in made.lines.values():
         line.seconds = 0.02
     made.begin()
-    made.until(lambda: (made.agents["device-0"].link.progress or (0, 0))[0] > 3)  # a broadcast is under way
+    made.until(lambda: (made.agents["device-0"].link.progress or (0, 0))[0] > 3)  # A broadcast is under way.
     made.broker.kill()
     made.broker.start()
     folder = tmp_path / "run" / "coordinator" / "updates"
-    made.until(lambda: list(folder.glob("*/*.part")))  # an answer is under way
+    made.until(lambda: list(folder.glob("*/*.part")))  # An answer is under way.
     made.broker.kill()
     made.broker.start()
     for line in made.lines.values():
@@ -236,7 +239,10 @@ def test_a_broker_killed_twice_in_a_round_and_begun_with_nothing_costs_no_answer
 
 
 def test_an_outage_beyond_sessions_and_deadlines_repeats_the_round_with_the_same_answers(secured, tmp_path):
-    """Ten minutes of 600 s sessions and patience, in seconds: both are over when the broker comes back."""
+    """Seconds stand for ten minutes of sessions and patience (600 s).
+
+    Both are over when the broker comes back.
+    """
     made = secured(network=Network("mlp"))
     made.session_seconds, made.policy = 1, replace(POLICY, patience_seconds=2.0, settle_seconds=0.2)
     killed = AtAnswer(2, made.broker.kill)

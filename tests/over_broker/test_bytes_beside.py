@@ -1,4 +1,7 @@
-"""What a round of FedProto costs a device beside its arrays, on the wire of a real broker, message by message."""
+"""The bytes that a round of FedProto costs a device beside its arrays, message by message.
+
+The test counts them on the wire of a real broker.
+"""
 
 import contextlib
 from collections import Counter
@@ -13,7 +16,7 @@ from tests.conftest import missing
 from tests.hostile.federation import CLASSES, Federation
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
-WIDTH = 288  # three prototypes, their labels and counts: an answer of 3.5 kB
+WIDTH = 288  # Three prototypes of this width, with labels and counts, make an answer of 3.5 kB.
 ARRAYS = CLASSES * (4 * WIDTH + 2 * 8)
 ROUNDS = 4
 KINDS = ("task", "want", "update", "receipt")
@@ -24,7 +27,7 @@ SAYS_NO_FORM = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FOR
 
 @pytest.fixture(scope="module")
 def cost(tmp_path_factory):
-    """(device, kind of message) -> bytes of its packets in a round, without those of arrays."""
+    """Return the bytes of the packets of a round by (device, kind of message), without those of arrays."""
     found = Counter()
     with contextlib.ExitStack() as ends:
         try:
@@ -47,7 +50,7 @@ def cost(tmp_path_factory):
                 found[frame.party, frame.kind] += packet_bytes(frame.topic, len(frame.data))
     for name in (*NEW, OLD):
         found[name, "update"] -= ROUNDS * ARRAYS
-    return {key: bytes / (ROUNDS + 1) for key, bytes in found.items()}  # the evaluation is one more round
+    return {key: bytes / (ROUNDS + 1) for key, bytes in found.items()}  # The evaluation is one more round.
 
 
 def test_a_round_costs_a_device_at_most_a_thousand_bytes_beside_its_arrays(cost):
@@ -61,6 +64,6 @@ def test_an_answer_of_three_and_a_half_kilobytes_costs_at_most_15_percent_more_t
 
 
 def test_a_device_that_says_no_form_is_told_manifests_and_asks(cost):
-    """So it pays what it always did, and nobody beside it does."""
+    """This device pays as much as it always did, and no other device does."""
     assert cost[OLD, "want"] > 200 and cost[OLD, "task"] > cost[NEW[0], "task"] + 40
     assert not [cost[name, "want"] for name in NEW if (name, "want") in cost]

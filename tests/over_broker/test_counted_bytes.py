@@ -1,5 +1,8 @@
-"""Payload and control are all bytes of all PUBLISH packets, and payload is the method's closed form: no array is left
-out of either. The packets are parsed by a proxy that knows nothing of ours."""
+"""Payload and control together are all bytes of all PUBLISH packets.
+
+The payload equals the closed form of the method, so no array is missing from either. A proxy that knows
+nothing of the project parses the packets.
+"""
 
 import time
 from collections import Counter, defaultdict
@@ -30,12 +33,12 @@ from tests.support.small_federation import CLASSES, POLICY, shard
 SCAFFOLD = Path(__file__).parents[1] / "methods" / "plugged" / "scaffold.py"
 HOME = Path(methods.__file__).parent
 PUBLIC = PublicSet(samples=16, batch=8)
-QUICK = "scaffold"  # a plug-in with a kind of its own, control variates
+QUICK = "scaffold"  # A plug-in with a new kind of array: control variates.
 METHODS = [name for name in names() if (HOME / f"{name}.py").exists()]
 
 
 class Recorder:
-    """What halves are given and give: the closed forms of some methods depend on how many rows these have."""
+    """A recorder of the inputs and outputs of halves: some closed forms depend on their number of rows."""
 
     def __init__(self):
         self.records, self.asked = [], defaultdict(dict)
@@ -66,7 +69,7 @@ class Recorder:
 
 
 class Proxied(Federation):
-    """Every party reaches the broker through the proxy, and writes down what its half sends."""
+    """A federation whose parties reach the broker through the proxy and note what their halves send."""
 
     seconds = 300
 
@@ -106,7 +109,10 @@ class Proxied(Federation):
 
 
 def closed_form(run):
-    """Of all training rounds: what goes up from all devices, and what comes down in one broadcast a phase."""
+    """Return the bytes of all training rounds.
+
+    They are the bytes that go up from all devices, and the bytes that come down in one broadcast a phase.
+    """
     up, down = Counter(), Counter()
     cost = run.plan.variant.cost
     for number in range(1, run.plan.rounds + 1):
@@ -140,13 +146,16 @@ def metered(party, direction):
 
 
 def unread(inbox):
-    """Bytes of what came after a party had ended: it reads no more."""
+    """Return the bytes of frames that came after a party had ended, because it reads no more."""
     left = [inbox.get_nowait() for _ in range(inbox.qsize())]
     return sum(packet_bytes(item.topic, len(item.frame)) for item in left if isinstance(item, Arrived))
 
 
 def demand_every_sent_byte(party, direction, sent):
-    """Its meter counts a packet when it is handed over; the last ones may still be on their way to the proxy."""
+    """Demand that the meter of a party agrees with the proxy.
+
+    The meter counts a packet when it is handed over, so the last ones may still be on their way to the proxy.
+    """
     deadline = time.monotonic() + 20
     while metered(party, direction) != sent():
         assert time.monotonic() < deadline, (metered(party, direction), sent())
@@ -154,7 +163,10 @@ def demand_every_sent_byte(party, direction, sent):
 
 
 def demand_every_received_byte(party, inbox, direction, received):
-    """Its meter has what the proxy parsed, but for what is unread; the last packets may still be on their way."""
+    """Demand that the meter of a party, with the unread frames, agrees with the proxy.
+
+    The last packets may still be on their way.
+    """
     rest, deadline = 0, time.monotonic() + 20
     while metered(party, direction) + (rest := rest + unread(inbox)) != received():
         assert time.monotonic() < deadline, (metered(party, direction), rest, received())
@@ -174,7 +186,7 @@ def test_payload_and_control_are_all_packets_and_payload_is_the_closed_form(
             received = partial(proxy.total, name, "received")
             demand_every_received_byte(agent, run.inboxes[name], "down", received)
         demand_every_sent_byte(run.service, "down", partial(proxy.total, COORDINATOR, "sent"))
-        # What a coordinator says to all comes back to it, and is not counted.
+        # The coordinator's messages to all come back to it, and are not counted.
         received = partial(proxy.total, COORDINATOR, "received", without=run.topics.coord_state)
         demand_every_received_byte(run.service, run.coordinators, "up", received)
         *training, last = run.recorder.records
@@ -186,7 +198,7 @@ def test_payload_and_control_are_all_packets_and_payload_is_the_closed_form(
         final = run.service.run.server_runner.server.payload()
         held = run.recorder.asked[DEVICES[0], run.plan.rounds][
             "asked"
-        ]  # FedPall's last phase has the same object
+        ]  # The last phase of FedPall has the same object.
         same = held.keys() == final.keys() and all(torch.equal(held[name], w) for name, w in final.items())
         assert last.payload == {"up": {}, "down": {} if same else dict(bytes_by_kind(final))}
         assert len(training) == POLICY.rounds

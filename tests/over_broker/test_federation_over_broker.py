@@ -40,7 +40,7 @@ def test_what_the_meters_count_is_what_the_broker_counted(tmp_path, federation, 
             sent = Counter()
             for party in (run.service, *run.agents.values()):
                 sent[party.link.direction] += party.link.meter.frames[party.link.direction]
-            wills = 0  # everybody leaves in good order: no will is said
+            wills = 0  # All parties leave in good order, so the broker publishes no will.
             assert counted(own, "publish/bytes/received", sum(sent.values()) + wills, peer)
         coordinator, devices = run.service.link.meter, [a.link.meter for a in run.agents.values()]
         assert coordinator.frames["up"] == sum(m.frames["up"] for m in devices)
@@ -51,7 +51,7 @@ def test_what_the_meters_count_is_what_the_broker_counted(tmp_path, federation, 
 
 
 def counted(broker, name, expected, peer):
-    """True once the broker's own counter says so; it publishes its counters every second."""
+    """Wait until the broker's own counter has this value; it publishes its counters every second."""
     watcher = peer("watcher", broker.address, subscriptions=[f"$SYS/broker/{name}"])
     seen = []
     deadline = time.monotonic() + 10
@@ -70,7 +70,7 @@ def counted(broker, name, expected, peer):
 def test_a_killed_coordinator_goes_on_over_the_broker_with_the_same_bits(tmp_path, broker, federation):
     made = Federation(tmp_path / "real", broker.address, federation, "fedavg")
     service, inbox = made.coordinator()
-    killed = AtAnswer(2, lambda: inbox.put(Stop("killed")))  # it stops where it stands
+    killed = AtAnswer(2, lambda: inbox.put(Stop("killed")))  # It stops at once.
     service.run.observers.append(killed)
     made.start(service, inbox)
     for i, name in enumerate(DEVICES):

@@ -1,7 +1,7 @@
-"""A broker that works against its federation: it reads, drops, alters, misplaces, brings back, holds up, forges.
+"""A broker that works against its federation: it reads, drops, alters, misplaces, repeats, delays and forges.
 
-What it can do is make a run take longer. The result is the honest one to the bit, lies have their counters, and it
-has read no tensor.
+It can only make a run take longer. The result is the honest one to the bit, lies have their counters, and the
+broker has read no tensor.
 """
 
 import queue
@@ -20,7 +20,7 @@ from tests.support.federation_over_broker import DEVICES, Federation
 from tests.support.malicious_broker import Malice, malicious_broker
 from tests.support.small_federation import POLICY, assert_same, final_state, once_each, simulation
 
-PACE = 20.0  # the parties' clocks run fast, so that what is said again is said again soon
+PACE = 20.0  # The factor by which the parties' clocks run fast, so that repeats come soon.
 
 
 class HastyInbox(queue.SimpleQueue):
@@ -29,7 +29,7 @@ class HastyInbox(queue.SimpleQueue):
 
 
 def malice_in(run, seed, rate=0.4):
-    """In the place of a simulated broker's `publish`."""
+    """Replace the `publish` of a simulated broker by a malicious one."""
     malice = Malice(
         run.broker.publish, lambda seconds, call: run.clock.call_at(run.clock.now + seconds, call), seed, rate
     )
@@ -48,7 +48,7 @@ def assert_lies_were_counted(malice, meters):
 
 
 def run_to_the_coordinators_end(federation):
-    """A device need not hear of the end from a broker that can drop what it likes."""
+    """Run to the end of the coordinator, because the broker can drop the messages that tell devices of it."""
     federation.start(*federation.coordinator())
     for i, name in enumerate(DEVICES):
         federation.start(*federation.device(name, i))
@@ -95,7 +95,7 @@ def test_it_reads_what_is_not_sealed_and_no_piece_of_what_is(tmp_path, sealed):
 def test_a_broker_that_was_taken_over_changes_nothing_and_reads_nothing(
     tmp_path, broker, federation, honest, method
 ):
-    """Over TLS with the broker's own key: the parties cannot tell it from the honest one."""
+    """It uses TLS with the broker's own key, so the parties cannot tell it from the honest one."""
     fleet = enrol_federation(tmp_path / "enrolled", federation, DEVICES)
     with malicious_broker(broker.address, fleet.tls("broker"), seed=3, rate=0.3, pace=PACE) as taken_over:
         made = Federation(tmp_path / "run", broker.address, federation, method)

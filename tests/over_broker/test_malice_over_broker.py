@@ -20,18 +20,21 @@ from tests.support.small_federation import assert_same, simulation
 
 NAN = {"weights.head.bias": np.full(3, np.nan, np.float32)}
 
-STORM = {Reason.FLOOD, Reason.MALFORMED, Reason.UNKNOWN_SENDER}  # what it is rejected for
+STORM = {Reason.FLOOD, Reason.MALFORMED, Reason.UNKNOWN_SENDER}  # The reasons of its rejections.
 
 
 def wait_until(check, what, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.01)  # between two looks
+        time.sleep(0.01)  # Wait between two checks.
 
 
 def storm(liar):
-    """Everything at once: garbage, strangers' names, forged and true hellos, lies, offers, blocks, big frames."""
+    """Send everything at once.
+
+    It is garbage, strangers' names, forged and true hellos, lies, offers, blocks and big frames.
+    """
     up = liar.topics.up(liar.name)
     for i in range(150):
         liar.publish(b"PF\x01" + i.to_bytes(2, "little") + bytes(90))
@@ -54,7 +57,7 @@ def stormed(tmp_path, broker, federation):
     made.coordinators_inbox = BoundedInbox
     keys = Keys.new()
     made.keyring["liar"] = keys.public
-    liar = Liar("liar", keys, made.keyring, made.topics, hello={"classes": 7})  # so that no cohort has it
+    liar = Liar("liar", keys, made.keyring, made.topics, hello={"classes": 7})  # It joins no cohort.
     inbox = BoundedInbox()
     liar.transport = Mqtt(
         f"{federation}-liar", broker.address, inbox, subscriptions=made.topics.device_subscriptions("liar")
@@ -77,7 +80,7 @@ def test_honest_devices_among_liars_over_mosquitto_end_with_the_same_bits(tmp_pa
     attack.start()
     rejected = service.link.meter.rejected
     for i, name in enumerate(DEVICES):
-        if name == DEVICES[-1]:  # all have to answer, so the run is not over before the storm
+        if name == DEVICES[-1]:  # The run cannot end before the storm.
             wait_until(lambda: all(rejected[reason] for reason in STORM), "the lies to be rejected")
         made.start(*made.device(name, i))
     for thread in (attack, *made.threads):
@@ -95,7 +98,7 @@ def test_honest_devices_among_liars_over_mosquitto_end_with_the_same_bits(tmp_pa
 
 
 def test_a_reader_that_stands_still_holds_no_more_than_the_inbox_may(broker, federation, peer):
-    """Mosquitto has delivered everything, and nobody reads: what is too much is dropped where it comes in."""
+    """Mosquitto has delivered everything, and the reader reads nothing: the inbox drops the excess."""
     lost = []
     inbox = BoundedInbox(lost.append)
     reader = Mqtt(f"{federation}.reader", broker.address, inbox, subscriptions=[f"{federation}/#"])
@@ -106,7 +109,7 @@ def test_a_reader_that_stands_still_holds_no_more_than_the_inbox_may(broker, fed
         frame = bytes(1 << 20)
         for i in range(40):
             sender.mqtt.publish(f"{federation}/a", frame)
-            time.sleep(0)  # the network thread's turn
+            time.sleep(0)  # Give the network thread a turn.
         sender.mqtt.publish(f"{federation}/b", b"the last")
         deadline, seen = time.monotonic() + 30, []
         while inbox.qsize() < 24 and time.monotonic() < deadline:

@@ -1,4 +1,7 @@
-"""How often a device process holds its model: at its peak as the kernel counts it, over what torch itself takes."""
+"""The peak memory of a device process, in sizes of its model.
+
+The kernel counts it; the memory that torch itself takes is subtracted.
+"""
 
 from dataclasses import replace
 
@@ -10,7 +13,7 @@ from benchmarks.measures.catalog import LARGE_DEVICE
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 MODEL = {"megabytes": 60.0, "devices": 1, "rounds": 2}
-# Of this model, for what is no model: code, data, blocks on their way
+# The share of this model that other things may take: code, data, and blocks on their way.
 BESIDE = 0.6
 
 

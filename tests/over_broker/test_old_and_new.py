@@ -1,6 +1,6 @@
 """Devices and coordinators of version 1.0 beside those of 1.1: real processes, at a secured Mosquitto.
 
-The old ones are scripted, of bytes (tests/hostile), from docs/protocol.md as it was before 1.1.
+Scripts play the old ones in bytes (tests/hostile), from docs/protocol.md as it was before 1.1.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from tests.hostile.old_coordinator import INLINE, OldCoordinator
 from tests.support.small_federation import once_each
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
-METHODS = {  # broadcasts of several blocks, and of one
+METHODS = {  # One has broadcasts of several blocks, one has broadcasts of one block.
     "fedavg": {"network": Network("mlp", feature_size=256), "method": {"name": "fedavg", "lr": 0.02}},
     # Its broadcasts are one block.
     "fedproto": {
@@ -37,11 +37,11 @@ METHODS = {  # broadcasts of several blocks, and of one
         "method": {"name": "fedproto"},
     },
 }
-# The evaluation has no quorum: whoever is slow in it must be waited for all the same.
+# The evaluation has no quorum, but it must wait for a slow device all the same.
 TOGETHER = Policy(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2, straggler_factor=0.0)
-SILENT = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FORMS = ()"  # it says no form
+SILENT = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FORMS = ()"  # It says no form.
 OURS = ("one", "two")
-SPOKEN = {  # what 1.0 has in what devices hear, and what they look away from
+SPOKEN = {  # The keys that 1.0 has in messages to devices; they ignore all others.
     "state": {"online", "reason"}, "welcome": {"plan"}, "task": {"broadcast", "seconds"}, "refusal": {"reason"},
     "want": {"object", "ranges", "again"}, "receipt": {"verdict", "reason"}, "finished": set(),
 }  # fmt: skip
@@ -55,7 +55,7 @@ TO_ALL = {"welcome.about", "state.who", "state.now", "hello.can", "hello.names",
 
 @dataclass
 class Ran:
-    """What a run has learned, by the hashes of all answers and broadcasts, and what its scripted device has heard."""
+    """The results of a run, as hashes of all answers and broadcasts, and what its scripted device heard."""
 
     answers: list[tuple]
     learned: list
@@ -84,7 +84,7 @@ WORK = {"fedavg": weights, "fedproto": prototypes}
 
 
 def ran(folder, method, third, planted="", **more):
-    """Two of our devices and a scripted one, to the end."""
+    """Run two of our devices and a scripted one to the end."""
     with Federation(folder, *OURS, "third", policy=TOGETHER, rounds=2, **METHODS[method], **more) as f:
         coordinator, asks = f.coordinator(), []
 
@@ -107,7 +107,7 @@ def ran(folder, method, third, planted="", **more):
 
 
 def learned(f):
-    """The hashes of answers, of what they stand on and of what the coordinator has made of them; and the measures."""
+    """Return the hashes of answers, of their bases and of the coordinator's states; also the measures."""
     with contextlib.closing(sqlite3.connect(f.run / "coordinator" / "spool.sqlite")) as db:
         answers = db.execute(
             "SELECT round, phase, device, base, object FROM accepted ORDER BY round, device"
@@ -116,7 +116,7 @@ def learned(f):
             json.loads(row[0]) for row in db.execute("SELECT metrics FROM accepted ORDER BY round, device")
         ]
         states = db.execute("SELECT round, attempt, object FROM checkpoint ORDER BY id").fetchall()
-    differing = ("seconds.", "joules.")  # from run to run
+    differing = ("seconds.", "joules.")  # These differ from run to run.
     measured = [
         {name: value for name, value in one.items() if not name.startswith(differing)} for one in said
     ]
@@ -124,7 +124,7 @@ def learned(f):
 
 
 def devices(f, planted=""):
-    """Ours, with the same pictures each time."""
+    """Start our devices, with the same pictures each time."""
     made = []
     for number, name in enumerate(OURS):
         pictures(f.folder / "pictures" / name, seed=number)
@@ -138,9 +138,9 @@ def complaints(f, processes):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Each made once: (method, who is beside our devices)."""
+    """Return a maker of runs by (method, who is beside our devices); each run is made once."""
     makers = {"old": (Device, ""), "new": (Newer, ""), "all old": (Device, SILENT), "no counts": (Device, "")}
-    settings = {"no counts": {"limits": Limits(confusion=0)}}  # as an old coordinator, it asks for none
+    settings = {"no counts": {"limits": Limits(confusion=0)}}  # Like an old coordinator, it asks for none.
 
     def make(which):
         method, who = which
@@ -153,7 +153,7 @@ def runs(tmp_path_factory):
 
 
 def keys_of(heard, known):
-    """What stands in messages beside the keys of 1.0, as kind.key."""
+    """Return the keys of messages beyond those of 1.0, as kind.key."""
     return {f"{kind}.{key}" for kind, fields in heard for key in fields.keys() - known[kind]}
 
 
@@ -190,7 +190,7 @@ def test_new_devices_give_an_old_coordinator_the_same_bits_as_a_new_one(runs, tm
         assert [f.wait_for_end(one) for one in ours] == [0, 0]
         assert not complaints(f, ours)
     answers = {place: hashlib.sha256(body).digest() for place, body in old.answers.items()}
-    # The newest rounds' are kept.
+    # Only the answers of the newest rounds are kept.
     same = {(r, p, d): found for r, p, d, _, found in before.answers if d in OURS}
     assert len(answers) == 6 and same and same.items() <= answers.items()
     assert keys_of([(header["kind"], fields) for header, fields in old.heard], UPWARDS) <= TO_ALL

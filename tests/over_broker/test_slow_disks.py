@@ -1,4 +1,7 @@
-"""A coordinator whose disk takes 10 ms for each sync, as a real process over a real broker, with a hundred robots."""
+"""A coordinator whose disk takes 10 ms for each sync, with a hundred robots.
+
+It is a real process over a real broker.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""docs/examples/device.py, which knows no method, beside our own devices at a secured Mosquitto."""
+"""The device of docs/examples/device.py, which knows no method, among our devices at a secured Mosquitto."""
 
 import ast
 import json
@@ -27,7 +27,7 @@ from tests.hostile.test_old_words import said_to, tell_again, until_connected
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "device.py"
-# The evaluation has no quorum: whoever is slow in it must be waited for all the same.
+# The evaluation has no quorum, but it must wait for a slow device all the same.
 TOGETHER = Policy(quorum=3, cohort=3, patience_seconds=60.0, settle_seconds=0.2, straggler_factor=0.0)
 SETTINGS = {"fedpall": {"server_epochs": 1}, "fedhp": {"init_steps": 20}, "fcclplus": {"temperature": 1.0}}
 EXAMPLES, BOTH = 10, ("one", "foreign")
@@ -37,7 +37,7 @@ PAIR = Policy(quorum=2, cohort=2, patience_seconds=60.0, settle_seconds=0.2)
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    """Two of our devices that stay from run to run, and a name for the foreign one."""
+    """Yield two of our devices that stay from run to run, and a name for the foreign one."""
     try:
         made = Federation(
             tmp_path_factory.mktemp("fleet"), "one", "two", "foreign", policy=TOGETHER, rounds=2
@@ -91,7 +91,10 @@ def test_it_takes_part_in_a_run_of_every_method_to_its_end(fleet, method):
 
 
 class Ear:
-    """At a broker in hostile hands: frames that do not pass; answers among them are opened, as we hold all keys."""
+    """A listener at a broker in hostile hands that drops some frames and opens the answers among them.
+
+    It can open them because the test has all keys.
+    """
 
     def __init__(self, fleet, deaf):
         self.deaf, self.heard, self.raw = deaf, [], []
@@ -134,7 +137,10 @@ def test_killed_and_started_again_it_says_the_same_answer_under_a_higher_boot(tm
 
 @pytest.mark.parametrize(("method", "asked"), [("fedhp", True), ("fedavg", False), ("fedproto", False)])
 def test_it_tells_the_samples_of_its_classes_only_where_the_method_asks(tmp_path, method, asked):
-    """However often it is said welcome: here once more, as the broker says its will."""
+    """This holds however often it gets a welcome.
+
+    Here it gets one more, because the broker publishes its will.
+    """
     with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=1) as f:
         coordinator = f.coordinator(method={"name": method, **SETTINGS.get(method, {})})
         device = foreign(f, method)
@@ -181,7 +187,7 @@ def test_a_broadcast_that_is_lost_on_its_way_is_asked_for(tmp_path):
 
 @pytest.mark.parametrize("who", ["one", "foreign"])
 def test_a_device_alone_is_sent_no_broadcast_that_is_its_own_answer(tmp_path, who):
-    """What comes of one answer to FedAvg is that answer."""
+    """With FedAvg, the result of one answer is that answer."""
     with Federation(tmp_path, "one", "foreign", taken_over=True, policy=ALONE, rounds=3) as f:
         coordinator = f.coordinator(method={"name": "fedavg", "lr": 0.02})
         device = f.device("one") if who == "one" else foreign(f, "alone")
@@ -210,7 +216,7 @@ def test_a_refusal_ends_it_in_one_line(tmp_path):
 
 
 def has_begun_at(f, called, boot):
-    """A folder in which it has taken this boot."""
+    """Make a folder of a device that has already used this boot."""
     folder = f.folder / f"foreign-{called}"
     folder.mkdir()
     (folder / "memory").write_bytes(msgpack.packb([boot - 1, 0, 0, "", []]))

@@ -1,4 +1,4 @@
-"""Devices behind 250 kbit/s, 300 ms and 2 % loss: real processes, a real broker, and a proxy that is the line."""
+"""Devices behind 250 kbit/s, 300 ms and 2 % loss: real processes, a real broker, and a proxy as the line."""
 
 import json
 import time
@@ -19,7 +19,7 @@ THIN, FAST = ("thin-1", "thin-2"), "fast"
 
 
 class Answers(Clockwork):
-    """Seconds from the question to each answer of the first round."""
+    """An observer of the seconds from the question to each answer of the first round."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ def test_two_devices_on_thin_lines_answer_in_time_and_do_not_delay_a_third(tmp_p
         ThinLine(broker.address.port, line) as other,
     ):
         ports = dict(zip(THIN, (one.port, other.port), strict=True))
-        address = replace(broker.address, block_bytes=SMALLEST_BLOCK)  # as of a fleet
+        address = replace(broker.address, block_bytes=SMALLEST_BLOCK)  # A fleet has this size.
         devices = members(tmp_path, [*THIN, FAST], address, 2, ports)
         with devices, pytest.raises(EndRun):
             conduct(tmp_path, plan, policy, address, answers)

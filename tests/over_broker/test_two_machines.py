@@ -1,4 +1,7 @@
-"""One coordinator, and devices on two machines that see it through nothing but the broker: network namespaces."""
+"""One coordinator, and devices on two machines that reach it only through the broker.
+
+The machines are network namespaces.
+"""
 
 import itertools
 import json
@@ -27,11 +30,14 @@ def ip(*words):
 
 @pytest.fixture
 def machine():
-    """Makes one: its name, and the address at which it reaches this one."""
+    """Yield a maker of machines.
+
+    It returns the name of a machine, and the address at which that one reaches this machine.
+    """
     made = []
 
     def make():
-        number = os.getpid() % 16_000 * 4 + 65_536 * next(COUNTER)  # of the addresses of this network
+        number = os.getpid() % 16_000 * 4 + 65_536 * next(COUNTER)  # The first address of this network.
         name, here, there = (f"pf{end}{number:x}" for end in "nht")
         net = f"10.{200 + number // 65_536}.{number // 256 % 256}.{number % 256}"
         prefix, last = net.rsplit(".", 1)

@@ -1,4 +1,4 @@
-"""What tests of the wire share."""
+"""Fixtures that tests of the protocol share."""
 
 import tracemalloc
 
@@ -10,7 +10,7 @@ from tests.protocol.objects import ARRAYS, BLOCK
 
 @pytest.fixture
 def little_memory():
-    """The test may take 4 MiB at its peak: what lies about its size must not be believed."""
+    """Fail if the test takes 4 MiB or more at its peak, because input with a false size must not be believed."""
     tracemalloc.start()
     yield
     _, peak = tracemalloc.get_traced_memory()

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for everything that travels."""
+"""Hypothesis strategies for all messages, arrays and frames that travel."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ ARRAYS = st.dictionaries(
     max_size=5,
 )
 
-# Anything that msgpack can say, for a decoder to refuse.
+# Any value that msgpack can encode; a decoder must refuse it.
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -107,7 +107,7 @@ VALUES = st.recursive(
 
 @st.composite
 def damaged(draw, frames: st.SearchStrategy[bytes]) -> bytes:
-    """A good frame with a few bytes changed, cut out or put in."""
+    """Draw a good frame and change, remove or insert a few of its bytes."""
     data = bytearray(draw(frames))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))

@@ -1,4 +1,4 @@
-"""Both ends of a link joined by a made-up network, for tests of what crosses it."""
+"""Both ends of a link, joined by a simulated network, for tests of what crosses the link."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOPICS = Topics("test")
 @dataclass
 class Gate:
     open: bool = True
-    asked: bool = False  # whether what no link can read is the answer to a question
+    asked: bool = False  # Whether an update that the link cannot read is the answer to a task.
     faults: list[Rejected] = field(default_factory=list)
 
     def is_expected(self, update):
@@ -40,7 +40,7 @@ class Gate:
 
 
 class Ends:
-    """A coordinator and devices; what each received, and what each rejected."""
+    """The links of a coordinator and devices, with what each received (`heard`) and rejected (`rejected`)."""
 
     def __init__(self, folder: Path, devices=("a", "b"), conditions=NetworkConditions(), seed=0):
         self.folder, self.clock = folder, VirtualClock()
@@ -76,7 +76,7 @@ class Ends:
         self.links[device] = DeviceLink(me, self.keyring, TOPICS, session, store)
 
     def broadcast(self, arrays, devices, round=1):
-        """Offer arrays to devices and give each the task that stands on them."""
+        """Offer arrays to devices and send each device a task that names them as its broadcast."""
         store = ObjectStore(self.folder / "broadcasts", durable=False)
         manifest = store.put(arrays, self.coordinator.block)
         manifest = self.coordinator.offer(manifest, store, list(devices), set())
@@ -91,7 +91,7 @@ class Ends:
         return name
 
     def unsealed(self, frame, recipient):
-        """Header and payload, as the recipient reads them."""
+        """Return the header and the payload of a frame, as the recipient reads them."""
         return unseal(frame, self.keyring, self.keys[recipient].receive)
 
     def sealed(self, header, payload, signer, recipient):
@@ -101,7 +101,7 @@ class Ends:
         self.clock.run(until, self.clock.now + seconds)
 
     def results(self, receiver, direction):
-        """(message kind, result) -> how many, as the receiver's meter counted them."""
+        """Return (message kind, result) -> number of messages, as the receiver's meter counted them."""
         counted = self.links[receiver].meter.messages
         return {(k, r): n for (d, k, r), n in counted.items() if d == direction and r != "sent"}
 

@@ -1,6 +1,6 @@
-"""HPKE in base mode, plainly from RFC 9180: what docs/protocol.md asks of a client in another language.
+"""HPKE in base mode, written directly from RFC 9180, as docs/protocol.md requires of a client in another language.
 
-X25519, HKDF-SHA256, ChaCha20-Poly1305; one message, no associated data unless given.
+It uses X25519, HKDF-SHA256 and ChaCha20-Poly1305, for one message, with no associated data unless it is given.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def shared_secret(dh, enc, public):
 
 
 def schedule(secret, info):
-    """Key and nonce of the first message."""
+    """Return the key and the nonce of the first message."""
     context = b"\0" + extract(HPKE, b"", b"psk_id_hash", b"") + extract(HPKE, b"", b"info_hash", info)
     prk = extract(HPKE, secret, b"secret", b"")
     return expand(HPKE, prk, b"key", context, 32), expand(HPKE, prk, b"base_nonce", context, 12)

@@ -1,4 +1,4 @@
-"""An object of eight blocks, and what tests do with it."""
+"""An object of eight blocks, and helpers for tests that use it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protofleet.protocol.wire.reasons import Rejected
 from tests.protocol.ends import weights
 
 BLOCK = 16_384
-ARRAYS = weights(30_000)  # 120 kB; the last block is short
+ARRAYS = weights(30_000)  # 120 kB; the last block is shorter.
 BODY = b"".join(encode(ARRAYS))
 
 

@@ -1,4 +1,4 @@
-"""A device written from docs/protocol.md alone, with nothing of ours but the made-up broker, takes part in a run."""
+"""Tests that a device that is written only from docs/protocol.md can take part in a run on the simulated broker."""
 
 import hashlib
 import json
@@ -18,11 +18,11 @@ from tests.support.small_federation import CLASSES, simulation
 
 DOMAIN, SEALING = b"protofleet/1 envelope\0", b"protofleet/1 sealed\0"
 ME, BASE = "foreign", "protofleet/1/simulated/"
-KEY = bytes(range(32))  # for each object; a client that keeps secrets draws one anew for each
+KEY = bytes(range(32))  # The key of each object; a client with secrets draws a new key for each object.
 
 
 class Foreign:
-    """It gives back what it got, and says that it has learned from ten examples."""
+    """A device that sends back the arrays that it received and states ten examples."""
 
     def __init__(self, run, key, secret, coordinator):
         self.key, self.secret, self.clock = key, secret, run.clock
@@ -43,7 +43,7 @@ class Foreign:
             self.block(item.frame)
 
     def tick(self):
-        """Every second: whatever waits for an answer is said again."""
+        """Repeat each second the message that has no answer yet."""
         if self.answer:
             self.update()
         elif self.coming:
@@ -145,7 +145,7 @@ class Foreign:
         self.say("update", {"examples": 10, "metrics": {}, "arrays": self.manifest(body)}, round, phase, base)
 
     def manifest(self, body):
-        """In blocks of 5,000 bytes even where it need not be, to be asked for them."""
+        """Return a manifest with blocks of 5,000 bytes, so that they are requested; return a short body itself."""
         if len(body) < 100:
             return body
         (table,) = struct.unpack("<I", body[:4])

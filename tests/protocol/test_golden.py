@@ -1,4 +1,4 @@
-"""What was once sent is understood for ever, and said in the same bytes."""
+"""Tests that old messages are still understood, and are still sent as the same bytes."""
 
 import pytest
 
@@ -27,7 +27,7 @@ VECTORS = [pytest.param(case_of(v), bytes.fromhex(v["hex"]), id=v["name"]) for v
 
 
 def understand(data):
-    """Read as what the first bytes say it is."""
+    """Decode data as the kind that its first bytes name."""
     if is_block(data):
         return unpack(data)
     if data[:3] == b"PF\x01":
@@ -47,7 +47,7 @@ def test_every_vector_is_understood(case, data):
 
 @pytest.mark.parametrize(("case", "data"), VECTORS)
 def test_every_vector_is_said_in_the_same_bytes(case, data):
-    # A later minor version of ours may say more than the vectors of an earlier one.
+    # A later minor version of ours may send more than the vectors of an earlier one have.
     if not isinstance(case, Envelope) or (case.header.minor == MINOR and not case.frame):
         assert case.encode() == data
 

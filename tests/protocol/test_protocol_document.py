@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: its tables, its numbers and every byte of its example."""
+"""Tests that docs/protocol.md describes the code: its tables, its numbers and each byte of its example."""
 
 import importlib
 import json
@@ -40,7 +40,7 @@ def section(title):
 
 
 def rows(text):
-    """The cells of a section's tables, without their head."""
+    """Return the rows of cells of the tables in a section, without the lines of dashes."""
     found = [
         [cell.strip() for cell in line.strip("|").split(" |")]
         for line in text.splitlines()
@@ -96,7 +96,7 @@ def test_every_reason_is_described_as_the_code_means_it():
 
 
 def test_the_header_is_described_field_by_field():
-    # The other table counts bytes.
+    # The other table of the section counts bytes.
     found = [row for row in rows(section("## 3. The envelope")) if len(row) > 3]
     table = [(int(row[0]), row[1].strip("`"), row[2]) for row in found[1:]]
     expected = [(i, f.name, TYPES[t]) for i, (f, t) in enumerate(zip(fields(Header), FIELD_TYPES))]
@@ -121,7 +121,7 @@ def test_every_key_of_every_message_is_described_with_its_type():
     }
     for name, keys in LATER.items():
         expected[name] |= {key: ({TYPES[t] for t in types}, True) for key, types in keys.items()}
-    # Nil is refused by the coordinator, not by the codec.
+    # The coordinator refuses nil, not the codec.
     expected["update"]["arrays"] = (
         {"bin", "array"},
         False,
@@ -130,7 +130,7 @@ def test_every_key_of_every_message_is_described_with_its_type():
 
 
 def open_payloads():
-    """Of the vectors that are not sealed: what is packed, with its keys in the order of its bytes."""
+    """Yield (kind, payload, name) of each vector that is not sealed, with the keys in the order of the bytes."""
     for vector in load()["vectors"]:
         if vector["content"]["is"] == "Envelope" and not vector["content"]["header"]["suite"]:
             frame = bytes.fromhex(vector["hex"])
@@ -140,7 +140,7 @@ def open_payloads():
 
 
 def described_keys():
-    """By kind: the keys as section 5 lists them, and whether each came with minor version 1."""
+    """Return, for each kind, the keys that section 5 lists, and whether each came with minor version 1."""
     keys, kind = {name: {} for name in DECODERS}, ""
     for row in rows(section("## 5. Messages"))[1:]:
         kind = row[0].strip("`") or kind

@@ -1,4 +1,4 @@
-"""Memory of work that is over goes back to the system, and what the work itself frees does not until then."""
+"""Tests that the memory of work goes back to the system when the work is over, and not before."""
 
 import subprocess
 import sys

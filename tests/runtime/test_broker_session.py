@@ -1,4 +1,4 @@
-"""What a party logs of its connection, and when it gives up."""
+"""Tests of what a party logs about its connection, and of when it gives up."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Child processes: stopped in order, killed where they do not stop, ended with their parent, read by their logs."""
+"""Tests of child processes: stopped in order, killed if they do not stop, ended with their parent, and logged."""
 
 import os
 import select
@@ -24,7 +24,7 @@ subprocess.Popen([sys.executable, "-c", child], env=children.environment_of_chil
 
 
 class Noted(subprocess.Popen):
-    """It notes for how long it was to be waited for."""
+    """A process that adds up the time-outs of all waits for it."""
 
     def __init__(self, command, **how):
         self.seconds = 0.0
@@ -36,7 +36,7 @@ class Noted(subprocess.Popen):
 
 
 class Impatient(Noted):
-    """Whoever waits for it is interrupted once, as by a second Ctrl-C."""
+    """A process whose first wait with a time-out is interrupted, as by a second Ctrl-C."""
 
     interrupted = False
 
@@ -82,13 +82,13 @@ def test_an_interrupt_while_children_are_stopped_leaves_none_of_them(start):
 def test_waiting_returns_those_that_still_run(start):
     ended, running = start(POLITE), start(POLITE)
     ended.kill()
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # and its code can still be read
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # Its exit code can still be read.
     assert children.wait([ended, running], 0.5) == [running]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends children with their parent")
 def test_a_child_ends_with_a_parent_that_is_killed(start):
-    parent = start(PARENT)  # its child writes to the same pipe
+    parent = start(PARENT)  # The child of this parent writes to the same pipe.
     parent.kill()
     assert select.select([parent.stdout], [], [], 30)[0] and os.read(parent.stdout.fileno(), 1) == b""
 

@@ -1,4 +1,4 @@
-"""Who may read what a run leaves on the disks: whole runs in real processes, under the usual umask."""
+"""Tests of who may read the files that whole runs in real processes leave, under the usual umask."""
 
 import os
 import stat
@@ -9,9 +9,9 @@ import pytest
 
 from tests.deploy.local.test_run import ROOT, SMALL, command, place
 
-__all__ = ["place"]  # a fixture
+__all__ = ["place"]  # A fixture.
 
-pytestmark = pytest.mark.slow  # each runs a federation in processes
+pytestmark = pytest.mark.slow  # Each test runs a federation in processes.
 
 
 def run_with(place: Path, umask: int) -> Path:
@@ -25,7 +25,7 @@ def run_with(place: Path, umask: int) -> Path:
 
 
 def open_to_others(folder: Path) -> set[str]:
-    """Files and folders that somebody else could read, write or look into."""
+    """Return the files and folders that other users could read, write or list."""
     found = [folder, *folder.rglob("*")]
     return {str(path.relative_to(folder)) for path in found if stat.S_IMODE(path.lstat().st_mode) & 0o077}
 

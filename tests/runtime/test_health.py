@@ -1,4 +1,4 @@
-"""A process says how it is, and one that hangs ends itself."""
+"""Tests that a process reports its health, and that a process that hangs ends itself."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from protofleet.runtime.metrics_page import Endpoint, exposed
 
 ROOT = Path(__file__).parents[2]
 
-# A device's shell with a party whose loop hangs, or whose work does: with signs of life, or without.
+# The program of a device whose loop hangs, or whose work hangs, with or without signs of life.
 HANGING = """\
 import queue, sys, time, torch
 from protofleet.methods.parts.averaging import weighted_mean
@@ -96,7 +96,7 @@ def start_hanging(how):
 
 
 def run_hanging(how):
-    """Its exit code, what it said, and its errors."""
+    """Return the exit code, the standard output and the errors of a process that hangs."""
     process = start_hanging(how)
     try:
         said, errors = process.communicate(timeout=240)
@@ -115,7 +115,7 @@ def test_a_process_that_hangs_ends_itself_and_leaves_its_stacks(how):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["training", "spreading anchors", "clustering", "averaging", "merging"])
 def test_work_may_last_as_long_as_it_makes_steps(how):
-    code, said, errors = run_hanging(how)  # three times as long as the watchdog waits
+    code, said, errors = run_hanging(how)  # It hangs three times as long as the watchdog waits.
     assert (code, said) == (0, "begun\nended by itself\n"), errors
 
 
@@ -125,7 +125,7 @@ def test_a_process_that_was_stopped_as_a_whole_goes_on():
     try:
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGSTOP)
-        time.sleep(2.0)  # twice as long as the watchdog waits
+        time.sleep(2.0)  # Twice as long as the watchdog waits.
         process.send_signal(signal.SIGCONT)
         said, errors = process.communicate(timeout=240)
     finally:
@@ -151,7 +151,7 @@ def test_no_watch_is_kept_where_none_is_asked_for():
     def watchdogs():
         return {one for one in threading.enumerate() if one.name == "watchdog"}
 
-    before = watchdogs()  # those of other tests may be on their way out
+    before = watchdogs()  # The watchdogs of other tests may still be ending.
     with watchdog(Heartbeats(), 0.0):
         assert watchdogs() <= before
 

@@ -1,4 +1,4 @@
-"""An interrupt while something is imported that takes any error for a missing module."""
+"""Tests of an interrupt during the import of code that treats each error as a missing module."""
 
 import contextlib
 import signal
@@ -18,7 +18,7 @@ def pythons_own_handler():
 
 
 def interrupted(times=1):
-    """What is imported drops every error."""
+    """Raise SIGINT and drop the error, as an imported module may do."""
     for _ in range(times):
         with contextlib.suppress(BaseException):
             signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""A forked child is what an interpreter of its own would be, and ends with the process that has forked it."""
+"""Tests that a forked child is like a new interpreter and ends with the process that forked it."""
 
 import json
 import os
@@ -32,7 +32,7 @@ print(json.dumps({
 }))
 """
 DRAWS = "import os, random, numpy.random; print(random.random(), numpy.random.random(), os.urandom(8).hex())"
-# `run` is an interpreter that does nothing but begin.
+# `run` is an interpreter that only starts.
 FORKS_ITSELF = f"""
 import os, sys
 from protofleet.runtime.children import Program
@@ -108,7 +108,7 @@ def test_a_signal_ends_it_alone_and_is_told(launcher, number):
     one, other = start(launcher, SLEEPS), start(launcher, SLEEPS)
     one.send_signal(number)
     assert one.wait(60) == -number and other.poll() is None
-    one.send_signal(number)  # its number may be another's by now
+    one.send_signal(number)  # Another process may have its number by now.
     for child in (one, other):
         child.stdout.close()
 
@@ -117,7 +117,7 @@ def test_children_end_with_a_launcher_that_is_killed_and_the_next_has_a_new_one(
     child = start(launcher, SLEEPS)
     assert child.stdout.readline() == "up\n"
     os.kill(launcher.pid, signal.SIGKILL)
-    assert said(child) == ""  # nobody holds the other end any more
+    assert said(child) == ""  # No process holds the other end any more.
     assert child.wait(60) == -signal.SIGKILL
     assert said(start(launcher, "print('again')")) == "again\n"
 
@@ -175,7 +175,7 @@ def test_a_program_that_forks_its_own_launcher_leaves_nothing_when_it_is_killed(
     )
     assert made.stdout.readline() == "up\n"
     made.kill()
-    assert said(made) == ""  # neither the launcher nor its child holds the pipe
+    assert said(made) == ""  # Neither the launcher nor its child holds the pipe.
     made.wait(60)
 
 

@@ -1,4 +1,4 @@
-"""Pages that a process has read of a file go back; those that it has changed stay."""
+"""Tests that pages that a process has read from a file are freed, and that changed pages stay."""
 
 import ctypes
 import mmap
@@ -39,7 +39,7 @@ def test_what_was_only_read_is_given_back_and_read_again_where_it_is_needed(libr
 
 
 def test_what_was_changed_before_it_was_protected_stays_changed(library):
-    """As the loader does with a library's tables of addresses."""
+    """The loader does this with the address tables of a library."""
     mapping = mapped(library, mmap.PROT_READ | mmap.PROT_WRITE)
     assert mapping[:] == library.read_bytes()
     mapping[5000:5003] = b"new"

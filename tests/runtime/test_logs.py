@@ -1,4 +1,4 @@
-"""A line of the log is one line, whatever stands in it."""
+"""Tests that a log entry is one line, for any content."""
 
 import io
 import logging

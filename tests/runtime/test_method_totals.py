@@ -1,4 +1,4 @@
-"""Bytes are shown by the method that was in use when they crossed."""
+"""Tests that bytes are shown under the method that was in use when they were sent."""
 
 from collections import Counter
 

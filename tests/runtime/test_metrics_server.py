@@ -1,4 +1,4 @@
-"""Few connections, bounded in time, whatever comes over them; and answers that do not wait for each other."""
+"""Tests that the metrics server limits the number and time of connections, and answers them independently."""
 
 import errno
 import http.client
@@ -22,7 +22,7 @@ PATIENCE = 20.0
 
 @contextmanager
 def served(**checks):
-    """Its port."""
+    """Serve pages and yield the port."""
     registry = CollectorRegistry()
     Gauge("one", "A figure", registry=registry).set(1)
     listening = bound("127.0.0.1", 0)
@@ -31,7 +31,7 @@ def served(**checks):
 
 
 def said(port, request):
-    """All that comes back until the end of the connection."""
+    """Send a request and return all bytes until the end of the connection."""
     with socket.create_connection(("127.0.0.1", port), PATIENCE) as here:
         here.sendall(request)
         return b"".join(iter(lambda: here.recv(1 << 16), b""))
@@ -42,12 +42,15 @@ def first_line(port, request):
 
 
 def other_end_is_open(here):
-    """Whether a process has it, and not the kernel alone. Other files of this process come and go meanwhile."""
+    """Return whether a process, and not only the kernel, still has the other end of the connection.
+
+    Counting the open files of this process would not tell it, because other files open and close meanwhile.
+    """
     wanted = [here.getpeername()[1], here.getsockname()[1]]
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if [int(end.partition(":")[2], 16) for end in fields[1:3]] == wanted:
-            return int(fields[9]) > 0  # its inode
+            return int(fields[9]) > 0  # The inode.
     return False
 
 
@@ -87,14 +90,14 @@ def test_who_takes_its_time_is_left_behind(monkeypatch):
         slow.sendall(b"GET /metrics HT")
         with pytest.raises(ConnectionResetError):
             assert slow.recv(1) == b""
-            raise ConnectionResetError  # or it was closed in good order
+            raise ConnectionResetError  # Or the connection was closed in good order.
 
 
 def test_who_does_not_take_its_answer_is_left_behind(monkeypatch):
-    """Else each would hold its answer in memory for ever."""
+    """Otherwise each such client would hold its answer in memory for ever."""
     monkeypatch.setattr(
         metrics_server, "SECONDS", 3.0
-    )  # of which a busy machine needs some to begin its answer
+    )  # A busy machine needs some of these seconds to begin its answer.
     listening, body = bound("127.0.0.1", 0), bytes(32 << 20)
     large = {"/large": lambda request: Response("200 OK", body=body)}
     with serving(listening, large), socket.create_connection(listening.getsockname(), PATIENCE) as deaf:
@@ -177,7 +180,7 @@ def test_all_addresses_of_both_kinds_are_one_setting():
 
 @contextmanager
 def scraped():
-    """The port of a page, and what is known of who takes it."""
+    """Serve a metrics page and yield its port and the record of its scrapes."""
     scrapes, listening = Scrapes(), bound("127.0.0.1", 0)
     with serving(listening, pages(CollectorRegistry(), {}), scrapes.answered):
         yield listening.getsockname()[1], scrapes

@@ -1,4 +1,4 @@
-"""What a process says of its machine."""
+"""Tests of what a process reports about its machine."""
 
 import os
 import platform

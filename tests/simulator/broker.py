@@ -1,13 +1,13 @@
 """A model of Mosquitto with its measured weaknesses.
 
-- A PUBACK says nothing of delivery: what finds a full queue is dropped in silence.
-- At most 20 messages are unacknowledged on the way to a subscriber, `max_queued` wait, for whom is away too.
-- After a kill only what the last autosave wrote is left, often nothing; old messages of it come again.
-- What a subscriber had not acknowledged when its connection ended is sent again.
-- Of two connections of one name the older is cut: with a word (2.1) or without one (2.0).
-- A party whose network is silent is missed after 1.5 times its keepalive, and then its will is said.
+- A PUBACK does not mean delivery: a message that meets a full queue is dropped without a sign.
+- At most 20 messages to a subscriber are unacknowledged; `max_queued` more wait, also for an absent subscriber.
+- After a kill only the last autosave is left, often nothing; old messages from it come again.
+- Messages that a subscriber had not acknowledged when its connection ended are sent again.
+- Of two connections of one name the older is cut: with a message (2.1) or without one (2.0).
+- A silent party counts as lost after 1.5 times its keepalive, and then the broker publishes its will.
 
-Beside that it may lose, repeat and bring back messages at random, which a chain of bridges does.
+The model may also lose, repeat and bring back messages at random, as a chain of bridges does.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def honest(topic: str, frame: bytes) -> list[Message]:
 
 @dataclass
 class Manners:
-    """How this broker is set up, and how bad it is at the moment."""
+    """The settings of this broker, and its faults at the moment."""
 
     max_packet: int = 1 << 21
     max_queued: int = 1000
-    autosave_seconds: float = 0.0  # 0: nothing is ever written
+    autosave_seconds: float = 0.0  # Seconds between two saves; with 0 the broker never saves.
     says_taken_over: bool = True
     will_at_takeover: bool = True
     loss: float = 0.0
     repeat: float = 0.0
-    late: float = 0.0  # how often a message comes once more, up to `late_seconds` later
+    late: float = 0.0  # The share of messages that come once more, up to `late_seconds` later.
     late_seconds: float = 300.0
 
 
 @dataclass
 class Session:
     name: str
-    expires: float  # seconds after its connection; 0: at once
+    expires: float  # Seconds that it outlives its connection; with 0 it ends at once.
     topics: dict[str, None] = field(default_factory=dict)
     queue: deque[Message] = field(default_factory=deque)
     flying: dict[int, Message] = field(default_factory=dict)
@@ -78,10 +78,10 @@ class Broker:
         if manners.autosave_seconds:
             self._autosave()
 
-    # What connections do.
+    # The calls of connections.
 
     def accept(self, connection: Connection, clean: bool, expires: float, will: Will | None) -> bool:
-        """Whether a session was there already."""
+        """Accept a connection, and return whether it resumes an earlier session."""
         name = connection.client_id
         old = self.sessions.get(name)
         if old and old.connection:
@@ -95,7 +95,7 @@ class Broker:
         return resumed
 
     def resume(self, session: Session) -> None:
-        """Send again what was not acknowledged, then what has waited."""
+        """Send the unacknowledged messages again, then the waiting ones."""
         unacknowledged, session.flying = list(session.flying.values()), {}
         session.queue.extendleft(reversed(unacknowledged))
         self._fill(session)
@@ -128,7 +128,7 @@ class Broker:
             self._fill(session)
 
     def lost(self, connection: Connection, say_will: bool = True) -> None:
-        """A connection has ended, as far as the broker can tell."""
+        """End a connection, as far as the broker can tell."""
         session = self.sessions.get(connection.client_id)
         if session is None or session.connection is not connection:
             return
@@ -142,10 +142,10 @@ class Broker:
                 session.expires, f"broker forgets {session.name}?", lambda: self._expire(session)
             )
 
-    # What happens to it.
+    # The faults of the broker.
 
     def die(self, keeps: str) -> None:
-        """`keeps` is "nothing", "saved" (kill) or "all" (an orderly restart)."""
+        """Stop the broker; `keeps` is "nothing", "saved" (kill) or "all" (an orderly restart)."""
         self.up = False
         connections = [s.connection for s in self.sessions.values() if s.connection]
         if keeps == "all":

@@ -1,4 +1,4 @@
-"""Virtual time: a heap of calls, and a hash over everything that was ever called, in its order."""
+"""Virtual time: a heap of calls, and a hash over all calls in their order."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import count
 
 
 class Clock:
-    """One seed, one history. `log`, where somebody wants to read it, is told every event."""
+    """A virtual clock: one seed has one history. `log` gets every event, if it is given."""
 
     def __init__(self, log: Callable[[str], None] | None = None) -> None:
         self.now, self.events = 0.0, 0
         self.log = log
-        self.alarms: dict[int, Callable[[], None]] = {}  # after the so-manieth event
+        self.alarms: dict[int, Callable[[], None]] = {}  # Calls by the number of the event that they follow.
         self._queue: list[tuple[float, int, str, Callable[[], None]]] = []
         self._order = count()
         self._trace = hashlib.sha256()
@@ -35,7 +35,7 @@ class Clock:
                 self.alarms[self.events]()
 
     def note(self, what: str) -> None:
-        """Part of the history: it must be the same in every run of the seed."""
+        """Add a line to the history; it must be the same in every run of the seed."""
         line = f"{self.now:.6f} {what}"
         self._trace.update(line.encode() + b"\n")
         if self.log:

@@ -1,7 +1,9 @@
-"""What one process owes to others: a word to each hello, and its own answer again until its receipt.
+"""The messages that one process owes to others.
 
-By docs/protocol.md, section 6, and from what it hears and says: an answer is said under a coordinator that has said
-its plan. A second mechanism makes up for most words that are not said, later, so that the run goes well all the same.
+It must respond to each hello, and it must repeat its own answer until the receipt. The module follows
+docs/protocol.md, section 6, and the messages that the process hears and says. An answer is due only under a
+coordinator that has sent its plan. A second mechanism makes up, later, for most messages that are not sent,
+so the run alone does not show that they are missing.
 """
 
 from __future__ import annotations
@@ -23,27 +25,28 @@ from protofleet.protocol.wire.messages import (
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.simulator.promises import demand
 
-FIRST, LONGEST = 5.0, 60.0  # before an update is said again
-SLOW = 4.0  # times as long as the last receipt took, where that is later than FIRST
-CLOCK = 1.06  # how much slower than the world a device may count them
-Question = tuple[int, str]  # round and phase
+FIRST, LONGEST = 5.0, 60.0  # The first and the longest pause in seconds before an update is repeated.
+SLOW = 4.0  # The first pause is this many times the time of the last receipt, if that is longer than FIRST.
+CLOCK = 1.06  # The factor by which the clock of a device may be slow.
+Question = tuple[int, str]  # Round and phase.
 
 
 @dataclass
 class Due:
     owner: str
-    epoch: int = 0  # of a coordinator
-    _asked: dict[str, Question] = field(default_factory=dict)  # whose answers are waited for
-    _greeted: set[str] = field(default_factory=set)  # by these, in this step
-    _owed: set[str] = field(default_factory=set)  # of them, who waits to be asked
-    _answer: Question | None = None  # that was said last
-    _waits: bool = False  # for its receipt
+    epoch: int = 0  # The epoch of a coordinator.
+    _asked: dict[str, Question] = field(default_factory=dict)  # The open question of each asked device.
+    _greeted: set[str] = field(default_factory=set)  # Devices whose hello came in this step.
+    _owed: set[str] = field(default_factory=set)  # Devices that have said hello and wait for a task.
+    _answer: Question | None = None  # The question of the last answer.
+    _waits: bool = False  # The receipt of the last answer is missing.
     _first_said_at: float = 0.0
     _said_at: float = 0.0
-    _receipt_seconds: float = 0.0  # that the last one took
+    _receipt_seconds: float = 0.0  # Seconds that the last receipt took.
     _pause: float = FIRST
-    _under: int = 0  # epoch of the coordinator that a device goes by
-    _welcome: bool = True  # of that one has come: else its answer may be another run's, and is not said
+    _under: int = 0  # The epoch of the coordinator that a device follows.
+    # The welcome of that coordinator has come. Before that, an answer may be another run's and is not sent.
+    _welcome: bool = True
 
     def heard(self, sender: str, message: Message, epoch: int, now: float) -> None:
         if sender == COORDINATOR and epoch > self._under:
@@ -77,13 +80,16 @@ class Due:
                 self._answered((message.round, message.phase), now)
 
     def asks_no_more(self, device: str | None = None) -> None:
-        """Of one its answer is in; of all, the phase has ended or its round begins again."""
+        """End the wait for the answer of a device, or of all devices.
+
+        The answer of one device is in; for all devices, the phase has ended or its round begins again.
+        """
         for name in list(self._asked) if device is None else [device]:
             self._asked.pop(name, None)
             self._owed.discard(name)
 
     def _answered(self, question: Question, now: float) -> None:
-        if question == self._answer and self._waits:  # after its receipt it is another answer to the same
+        if question == self._answer and self._waits:  # After its receipt, it would be a new answer.
             self._pause = min(2 * self._pause, LONGEST)
         else:
             self._first_said_at = now
@@ -91,10 +97,10 @@ class Due:
         self._answer, self._said_at, self._waits = question, now, True
 
     def look(self, now: float, newest: int, waited_for: Collection[str]) -> None:
-        """After a step of its process, which goes on.
+        """Check the debts after a step of the process, which goes on.
 
-        What a turn has asked is said at its end, and by then the phase may have ended in the same turn: so a
-        coordinator's own word counts for whom it waits.
+        The process sends the messages of a turn at the end of the turn. The phase may have ended in the same
+        turn. So the coordinator itself says for which devices it waits.
         """
         greeted, owed, waited = (
             sorted(self._greeted),

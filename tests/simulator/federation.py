@@ -1,4 +1,4 @@
-"""The real Agents and the real coordinator of one scenario, on modelled hosts, lines and broker."""
+"""The real agents and the real coordinator of one scenario, on modelled hosts, lines and broker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ QUICK = {name: quick(keys, name) for name, keys in KEYS.items()}
 
 @dataclass(frozen=True)
 class Registered:
-    """A party's public keys, in a record that may be renewed."""
+    """The public keys of a party, in a record that may be renewed."""
 
     sign: bytes
     receive: bytes
@@ -69,7 +69,7 @@ class Registered:
 
 @dataclass(frozen=True)
 class Parts:
-    """The classes under test: a planted bug takes the place of one of them."""
+    """The classes under test; a planted bug replaces one of them."""
 
     machine: type[RoundMachine] = RoundMachine
     spool: type[Spool] = Spool
@@ -82,7 +82,10 @@ class Parts:
 
 @contextlib.contextmanager
 def tally_known() -> Iterator[None]:
-    """The method of the simulator is no method of the package, and none of its listings shall have it."""
+    """Make the method of the simulator known for a while.
+
+    It does not belong to the package, so it must not stand in any list of the package.
+    """
     known = lambda name, plugin="": tally.METHOD if name == "tally" else load(name, plugin)  # noqa: E731
     with mock.patch.object(protofleet.methods.contract.plan, "load", known), both_kinds():
         yield
@@ -109,13 +112,13 @@ class Federation:
         self.hosts = {name: Host(self.clock) for name in (COORDINATOR, *s.devices)}
         self.weather = {name: Weather() for name in (COORDINATOR, *s.devices)}
         self.work_seconds = dict.fromkeys((COORDINATOR, *s.devices), s.work_seconds)
-        # By place: a device, "coordinator", or a second one of either.
+        # The processes by place: a device, "coordinator", or a second process of either.
         self.processes: dict[str, Process] = {}
         self.platters: dict[Path, Platter] = {}
-        self.ends: list[str] = []  # what processes said that ended of themselves
+        self.ends: list[str] = []  # The words of processes that ended by themselves.
         self.finished, self.boots = False, 0
-        self.least_wall = 1.7e9  # of the coordinator's clock, ever
-        self._set_at = float("inf")  # when the operator sets the clocks
+        self.least_wall = 1.7e9  # The earliest offset that the coordinator's clock ever had, in seconds.
+        self._set_at = float("inf")  # The time at which the operator sets the clocks.
         self._names = (COORDINATOR, *s.devices)
         parts, h = self.parts, self.history
         self._spool, self._state = observed_spool(parts.spool, h), observed_state(parts.memory, h)
@@ -123,7 +126,7 @@ class Federation:
         self._coordinator_link = observed_link(parts.coordinator_link, self.said)
         self._device_link = observed_link(parts.device_link, self.said)
 
-    # Boots. A place is where a process lives: its folder; two places may hold one identity.
+    # Boots. A place is the folder in which a process lives; two places may hold the same identity.
 
     def boot(self, place: str, name: str | None = None, folder: str | None = None) -> None:
         name = name or place
@@ -162,7 +165,7 @@ class Federation:
     def _boot_coordinator(self, process: Process, name: str, folder: Path) -> None:
         spool = self._spool(folder, disk=process.disk)
         if self.scenario.seed % 2 == 0:
-            spool.memory.most = 0  # small answers that are not whole yet are in files, as larger ones are
+            spool.memory.most = 0  # Small unfinished answers are in files, like larger ones.
         epoch = spool.start_run(RUN, self.plan.encode().decode(), process.host.wall())
         me, topics = Identity(COORDINATOR, epoch, self.keys[COORDINATOR]), Topics(FEDERATION)
         line = self._line(process, name, topics.coordinator_subscriptions(), 0.0, clean=True)
@@ -181,7 +184,7 @@ class Federation:
         process.start(CoordinatorService(context, run), line)
 
     def _class_names(self) -> tuple[str, ...]:
-        """Those of the devices' data: with other names they could take no part."""
+        """Return the class names of the devices' data; with other names they could not take part."""
         said = next(data.names for data in self.data.values())
         return tuple(said) or tuple(f"class {i}" for i in range(self.plan.classes))
 
@@ -214,7 +217,7 @@ class Federation:
         line.says = self.said.says
         return line
 
-    # What the nemesis does to them.
+    # The faults that the nemesis causes.
 
     def kill(self, place: str, power: bool = False) -> None:
         process = self.processes.get(place)
@@ -226,7 +229,7 @@ class Federation:
                 self._cut_power(platter, place)
 
     def _cut_power(self, platter: Platter, place: str) -> None:
-        """Everybody on that host dies with it; then its disk has what it has."""
+        """Kill all processes of that host; then its disk keeps what a power cut leaves."""
         for other, process in self.processes.items():
             if other.startswith(f"{place}-again") and process.alive:
                 process.kill(power=True)
@@ -234,7 +237,7 @@ class Federation:
         platter.cut(random.Random(f"{self.scenario.seed}/platter/{self.clock.events}"))
 
     def _exited(self, process: Process, name: str, folder: str | None) -> None:
-        """A process has gone of itself, or died at a point in its own code: its supervisor starts it again."""
+        """Handle a process that ended or died in its own code; its supervisor starts it again."""
         close_files(process)
         if process.ended:
             self.ends.append(f"{process.name}: {process.ended}")
@@ -257,28 +260,28 @@ class Federation:
         if isinstance(party, Agent) and party.finished and not party.view.problem and not process.ended:
             return
         place = process.name
-        if place in self._names and self.processes.get(place) is process:  # nobody looks after a second one
+        if place in self._names and self.processes.get(place) is process:  # A second one has no supervisor.
             seconds = 1.0 + 9.0 * self.dice.random()
             self.clock.after(seconds, f"{place} is started again", lambda: self.boot(place, name, folder))
 
     def _demand_ahead(self, boot: int, name: str) -> None:
-        """No refusal ends a device that a broker has kept since its clock was wrong."""
+        """Demand that no old refusal ends a device: one that a broker kept since its clock was wrong."""
         behind = self.least_wall < 1.7e9 - 0.9 * MOST_AHEAD
         words = f"I13: {name} ended by a refusal of a boot that was another's; its own, {boot}, is none too far ahead"
         demand(behind or boot - 1.7e9 - self.clock.now > 0.9 * MOST_AHEAD, words)
 
     def _renew(self, name: str) -> None:
-        """The operator has read why the device was refused: clocks are set, and its record is a new one."""
+        """Renew a refused device after the operator has read the reason: new record, and right clocks."""
         self.clock.note(f"{name} is renewed")
         self.hosts[name].set()
         self.hosts[COORDINATOR].set()
         self.keyring[name] = replace(self.keyring[name], serial=self.keyring[name].serial + 1)
         if self.said.marks.get(name, NOTHING)[0] > self.hosts[COORDINATOR].wall() + MOST_AHEAD:
-            del self.said.marks[name]  # said under the wrong clock; the new record lets it go
+            del self.said.marks[name]  # It came from the wrong clock, and the new record drops it.
 
     @staticmethod
     def _far(party: Agent | CoordinatorService) -> Reason:
-        """What the log of each is full of where a clock is wrong, its own or another's."""
+        """Return the reason that fills the log of a party if its clock or another clock is wrong."""
         return Reason.EPOCH_AHEAD if isinstance(party, Agent) else Reason.BOOT_AHEAD
 
     def _somebody_sets_the_clock(self) -> None:
@@ -287,7 +290,7 @@ class Federation:
             self.clock.at(self._set_at, "the operator has read the log", self._clock_is_wrong)
 
     def _clock_is_wrong(self) -> None:
-        """The operator has read that devices take no coordinator from the future."""
+        """Set the clocks, after the operator has read that devices accept no coordinator from the future."""
         self._set_at = float("inf")
         self.clock.note("the clocks are set")
         for host in self.hosts.values():
@@ -295,7 +298,7 @@ class Federation:
         for name in self.scenario.devices:
             process = self.processes.get(name)
             party = process.party if process and process.alive else None
-            if isinstance(party, Agent) and not party.link.clock.is_believable:  # it was ahead, and said so
+            if isinstance(party, Agent) and not party.link.clock.is_believable:  # Its numbers are ahead.
                 self.kill(name)
                 self._renew(name)
                 self.clock.after(1.0, f"{name} is started again", lambda name=name: self.boot(name))
@@ -306,13 +309,13 @@ class Federation:
         return self.work_seconds[name] * (0.1 + 0.9 * self.dice.random())
 
     def _watch(self, process: Process) -> None:
-        """After everything that a party did."""
+        """Check a process after each of its steps."""
         party, line = process.party, process.line
         if party is None or line is None:
             return
         if isinstance(party, Agent):
             words = f"I4: {process.name} went back from epoch {process.epoch} to {party.link.epoch}"
-            let_go = party.link.clock.ahead(process.epoch) > 0  # taken over before the clock was set
+            let_go = party.link.clock.ahead(process.epoch) > 0  # It took it over before its clock was set.
             demand(party.link.epoch >= process.epoch or let_go, words)
             process.epoch = party.link.epoch
         if (too_far := party.link.meter.rejected[self._far(party)]) > process.too_far:
@@ -329,9 +332,9 @@ class Federation:
             party.link.due.look(self.clock.now, self.history.newest, waited_for)  # type: ignore[attr-defined]
         process.looked += 1
         if process.alive and process.looked % 8:
-            return  # sums only grow: what is wrong once is wrong at the next look
+            return  # Sums only grow, so a wrong sum is still wrong at the next look.
         if isinstance(party, Agent) and party.link.has_early_block:
-            return  # a block that has come before its task is counted with it
+            return  # A block that comes before its task is counted together with the task.
         meter, back, out = party.link.meter, party.link.peer_direction, party.link.direction  # type: ignore[attr-defined]
         ended = sum(n for (way, _, _), n in meter.messages.items() if way == back)
         words = f"I6: {process.name} was given {process.arrived} frames and counted {ended}"
@@ -347,7 +350,7 @@ class Federation:
 
 
 def close_files(process: Process) -> None:
-    """What the system does for a process that has gone: files closed, transactions rolled back."""
+    """Do what the system does for an ended process: close its files, and roll back its transactions."""
     if isinstance(process.disk, FrailDisk):
         process.disk.die()
     party = process.party

@@ -1,4 +1,7 @@
-"""What each party takes in, held against a plain memory of all that was ever said: frame by frame, at the line."""
+"""A check of each frame that a party accepts, against a plain memory of all messages ever sent.
+
+It sees the frames at the line.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +25,23 @@ from tests.simulator.clock import Clock
 from tests.simulator.due import Due
 from tests.simulator.promises import demand
 
-Place = tuple[int, int]  # boot and sequence number
+Place = tuple[int, int]  # Boot and sequence number.
 Found = tuple[Header, Message, Attachment] | None
 Either = TypeVar("Either", bound=Link)
-WIDTH = 1024  # of the window in docs/protocol.md: who is further behind counts as seen
+WIDTH = 1024  # The width of the window in docs/protocol.md; a number that is further behind counts as seen.
 NOTHING: Place = (-1, -1)
 
 
 @dataclass
 class Said:
-    """Of the whole federation, through all lives of its parties."""
+    """The messages of the whole federation, through all lives of its parties."""
 
     sealed: bool
     clock: Clock
-    where: dict[bytes, str] = field(default_factory=dict)  # envelope -> topic that its sender said it on
-    coordinators: dict[int, Ear] = field(default_factory=dict)  # by epoch
-    owes: dict[int, Due] = field(default_factory=dict)  # of coordinators, by epoch
-    # By device: what no later coordinator may take again.
+    where: dict[bytes, str] = field(default_factory=dict)  # Envelope -> topic that its sender used.
+    coordinators: dict[int, Ear] = field(default_factory=dict)  # Coordinators by epoch.
+    owes: dict[int, Due] = field(default_factory=dict)  # Debts of coordinators by epoch.
+    # By device, the place up to which no later coordinator may accept a frame again.
     marks: dict[str, Place] = field(default_factory=dict)
 
     def says(self, topic: str, frame: bytes) -> None:
@@ -51,11 +54,11 @@ class Said:
             demand(not readable, f"I12: everybody can read the {header.kind} of {header.sender} on {topic}")
 
     def heard_of(self, epoch: int, device: str) -> Place:
-        """How far a device has been heard."""
+        """Return the place up to which a coordinator has heard a device."""
         return self.coordinators[epoch].newest[device]
 
     def accepted(self, device: str, heard: Place) -> None:
-        """An answer has become durable, and with it how far its device had been heard when it came."""
+        """Note that an answer has become durable, and with it the place of its device at that time."""
         self.marks[device] = heard
 
     def asks_no_more(self, epoch: int) -> None:
@@ -64,7 +67,10 @@ class Said:
 
 
 def opens(payload: bytes) -> bool:
-    """Whether anybody can read it. What is sealed to somebody begins with 32 random bytes."""
+    """Return whether a payload is readable without a key.
+
+    A sealed payload begins with 32 random bytes.
+    """
     try:
         return isinstance(msgpack.unpackb(payload), dict)
     except ValueError:
@@ -73,12 +79,12 @@ def opens(payload: bytes) -> bool:
 
 @dataclass
 class Ear:
-    """Of one process."""
+    """The frames that one process has accepted."""
 
     said: Said
     owner: str
-    behind: dict[str, Place] = field(default_factory=dict)  # heard by earlier processes, and acted on
-    told: Mapping[str, Place] = field(default_factory=dict)  # what they have left word of
+    behind: dict[str, Place] = field(default_factory=dict)  # Places that earlier processes acted on.
+    told: Mapping[str, Place] = field(default_factory=dict)  # Places that earlier processes stored.
     newest: dict[str, Place] = field(default_factory=lambda: defaultdict(lambda: NOTHING))
     _taken: set[tuple[str, Place]] = field(default_factory=set)
 
@@ -87,7 +93,7 @@ class Ear:
         what = f"I11: {self.owner} took a {header.kind} of {sender}, boot {place[0]}, number {place[1]},"
         demand(self.said.where.get(frame) == topic, f"{what} which nobody has said on {topic}")
         demand(place[0] >= newest[0], f"{what} after it had heard boot {newest[0]}")
-        if header.kind != "state":  # a will is sealed once, and said at every death of its connection
+        if header.kind != "state":  # A will is sealed once, and comes at every death of the connection.
             demand((sender, place) not in self._taken, f"{what} twice")
             demand(place > self.behind.get(sender, NOTHING), f"{what} which an earlier process had taken")
             demand(place[0] > newest[0] or place[1] > newest[1] - WIDTH, f"{what} after number {newest[1]}")
@@ -95,13 +101,16 @@ class Ear:
         self.newest[sender] = max(place, newest)
 
     def lets_go(self, header: Header, clock: Wall) -> None:
-        """Of an epoch that a device has taken over while its clock judged nobody, and that is far ahead of it now."""
+        """Forget an epoch that is far ahead of the device's clock now.
+
+        The device took it over while its clock was too wrong to judge others.
+        """
         held = self.newest[header.sender][0]
         if header.boot < held and clock.ahead(held) and not clock.ahead(header.boot):
             self.newest[header.sender] = NOTHING
 
     def left_out(self, header: Header) -> None:
-        """As a duplicate."""
+        """Check a frame that the process dropped as a duplicate."""
         sender, place, newest = header.sender, (header.boot, header.sequence), self.newest[header.sender]
         seen = (sender, place) in self._taken or place <= self.told.get(sender, NOTHING)
         too_old = place[0] == newest[0] and place[1] <= newest[1] - WIDTH

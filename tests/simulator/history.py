@@ -1,4 +1,4 @@
-"""What became durable, in the order in which it did: seen at the disk, not told by the code under test."""
+"""The record of what became durable, in its order: seen at the disk, not told by the code under test."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Saved:
     attempt: int
     cohort: tuple[str, ...]
     members: dict[str, Member]
-    state: str  # fingerprint of the server half
+    state: str  # The fingerprint of the server half.
     at: float
 
 
@@ -60,8 +60,8 @@ class Work:
     """One question that a device has worked on, as its disk remembers it."""
 
     answer: Answer
-    payload: dict[str, np.ndarray]  # of the broadcast
-    half: str  # fingerprint of the device's half afterwards
+    payload: dict[str, np.ndarray]  # The arrays of the broadcast.
+    half: str  # The fingerprint of the device's half afterwards.
 
 
 @dataclass
@@ -71,13 +71,13 @@ class History:
     said: Said
     epochs: list[int] = field(default_factory=list)
     saves: list[Saved] = field(default_factory=list)
-    # Round, phase, device, base.
+    # The key is round, phase, device and base.
     taken: dict[tuple[int, str, str, bytes], Taken] = field(default_factory=dict)
-    rows: dict[tuple[int, str, str], bytes] = field(default_factory=dict)  # round, phase, device -> object
+    rows: dict[tuple[int, str, str], bytes] = field(default_factory=dict)  # Round, phase, device -> object.
     closed: dict[tuple[int, int, str], tuple[str, ...]] = field(default_factory=dict)  # round, attempt, phase
-    works: dict[Path, list[Work]] = field(default_factory=lambda: defaultdict(list))  # by a device's folder
-    perhaps: dict[Path, Work] = field(default_factory=dict)  # its device died just then
-    twins: set[str] = field(default_factory=set)  # and names of which a second life may answer otherwise
+    works: dict[Path, list[Work]] = field(default_factory=lambda: defaultdict(list))  # By device folder.
+    perhaps: dict[Path, Work] = field(default_factory=dict)  # Work whose device died while saving it.
+    twins: set[str] = field(default_factory=set)  # Names of which a second life may answer differently.
 
     # Accepted answers that become durable with the next commit, by the spool's folder.
     uncommitted: dict[Path, list[Callable[[], None]]] = field(default_factory=lambda: defaultdict(list))
@@ -87,18 +87,22 @@ class History:
         return self.epochs[-1] if self.epochs else -1
 
     def committed(self, folder: Path) -> None:
-        """A transaction of the spool there is over."""
+        """Note that a transaction of the spool in this folder is over."""
         for note in self.uncommitted.pop(folder, []):
             note()
 
     def copied(self, card: Path, copy: Path) -> None:
-        """With what its device was just about to make durable when it died, if that is on the card."""
+        """Copy the history of a card.
+
+        This includes the answer that its device was about to make durable when it died, if that is on the
+        card.
+        """
         self.works[copy] = list(self.works[card])
         if card in self.perhaps:
             self.perhaps[copy] = self.perhaps[card]
 
     def came_back(self, memory: DeviceState) -> None:
-        """A device starts: what it had made durable must be there."""
+        """Check that a starting device still has what it had made durable."""
         done, perhaps = self.works[memory.folder], self.perhaps.pop(memory.folder, None)
         known = {answer.question for answer in memory.saved.answers}
         if perhaps and perhaps.answer.question in known:
@@ -125,7 +129,7 @@ class History:
 def observed_spool(base: type[Spool], history: History) -> type[Spool]:
     class Observed(base):  # type: ignore[valid-type,misc]
         def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
-            history.uncommitted.pop(folder, None)  # whoever died before its commit has accepted nothing
+            history.uncommitted.pop(folder, None)  # A process that died before its commit accepted nothing.
             history.check_disk(folder)
             super().__init__(folder, durable, disk)
             gone = {what: n for what, n in self.fallbacks.items() if n}
@@ -133,7 +137,7 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
 
         def start_run(self, name: str, settings: str, clock: int, least: int = 0) -> int:
             epoch = super().start_run(name, settings, clock, least)
-            # Else a clock has been set.
+            # An epoch that is ahead of the clock does not count, because a clock has been set since.
             believed = [each for each in history.epochs if not ahead(each, clock)]
             demand(epoch > max(believed, default=-1), f"I4: epoch {epoch} follows {believed}")
             history.epochs.append(epoch)
@@ -153,7 +157,7 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
         ) -> None:
             try:
                 super().save(round, attempt, cohort, members, state, roster, domains, fleet)
-            except Killed:  # while it tidied up: the round has begun
+            except Killed:  # It may have died in the clean-up, after the round began.
                 row = self._db.execute(
                     "SELECT round, attempt FROM checkpoint ORDER BY id DESC LIMIT 1"
                 ).fetchone()
@@ -185,7 +189,7 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
 
         def rollback(self, round: int) -> None:
             super().rollback(round)
-            attempt = history.saves[-1].attempt  # which goes on, without its phases, if nobody saves the next
+            attempt = history.saves[-1].attempt  # Without a next save it goes on without phases.
             for place in [place for place in history.closed if place[:2] == (round, attempt)]:
                 del history.closed[place]
             history.said.asks_no_more(self.mine)
@@ -215,7 +219,7 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
             history.written_by(self.mine, where)
             key = (round, phase, answer.device, answer.base)
             if known := history.taken.get(key):
-                # Attempts may ask A, then B, then A: the answer to B has taken the place of the one to A meanwhile.
+                # Attempts may ask A, then B, then A. Then the answer to B has replaced the first answer to A.
                 replaced = before is not None and before.base != answer.base
                 demand(replaced and known.answer == answer, f"I2: {where} was accepted twice")
             history.said.accepted(answer.device, heard)
@@ -226,7 +230,7 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
         def close_phase(self, round: int, phase: str, devices: Sequence[str]) -> None:
             try:
                 super().close_phase(round, phase, devices)
-            except Killed:  # while it copied its index: the phase has ended
+            except Killed:  # It may have died while it copied its index, after the phase ended.
                 query = "SELECT devices FROM closed WHERE round = ? AND phase = ?"
                 if self._db.execute(query, (round, phase)).fetchone():
                     self._closed(round, phase, devices)
@@ -268,7 +272,7 @@ def observed_state(base: type[DeviceState], history: History) -> type[DeviceStat
             before = self.saved.epoch
             try:
                 super().save_answer(answer, half, epoch)
-            except Killed:  # the name may be there already, only its folder was not synced
+            except Killed:  # The file may have its name already, without a sync of its folder.
                 history.perhaps[self.folder] = self._work(answer, half)
                 raise
             demand(
@@ -310,8 +314,8 @@ def observed_agent(base: type[Agent], history: History) -> type[Agent]:
                 return
             a, me = waiting.answer, self.link.me.name
             where = f"{me} let go of its answer to round {a.round} {a.phase}"
-            # A receipt names no broadcast. One of an attempt before lets the device go early: its next hello brings
-            # the task again, and with it the answer, which it keeps until the round is over.
+            # A receipt names no broadcast. So the receipt of an earlier attempt ends the device's wait too early. The
+            # next hello brings the task again, and the device repeats its answer. It keeps it until the round ends.
             taken = {
                 base.hex(): taken.answer.object.hex()
                 for (*asked, base), taken in history.taken.items()

@@ -1,4 +1,4 @@
-"""A broker that loses the last words of a run, and says refusals again that it has kept."""
+"""A broker that loses the last messages of a run, and repeats refusals that it has kept."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Meddle = Callable[[str, bytes], list[Message]]
 class Keeper:
     dice: random.Random
     topics: Topics
-    losses: int  # so many last words never arrive
-    keeps: bool  # refusals
+    losses: int  # The number of last messages that never arrive.
+    keeps: bool  # The broker keeps refusals, and repeats them.
     _kept: dict[str, list[Message]] = field(default_factory=dict)
 
     def before(self, then: Meddle) -> Meddle:
-        """What is left goes on to whoever else has his hands in it."""
+        """Return a meddler that drops and repeats frames, and passes the rest on to the meddler `then`."""
 
         def meddle(topic: str, frame: bytes) -> list[Message]:
             if is_block(frame):
@@ -41,7 +41,7 @@ class Keeper:
         return meddle
 
     def _again(self, kind: str, sender: str) -> list[Message]:
-        """When a device has greeted, whoever it is now."""
+        """Return a kept refusal for a device that has said hello, in whichever of its lives."""
         kept = self._kept.get(sender, [])
         if not self.keeps or kind != "hello" or not kept or self.dice.random() < 0.5:
             return []

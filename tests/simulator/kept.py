@@ -1,4 +1,4 @@
-"""What the coordinator's disk must hold, read from its files: each answer that was accepted, row and bytes."""
+"""A check of the coordinator's disk, read from its files: the row and the bytes of each accepted answer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from tests.simulator.promises import demand
 
-Row = tuple[int, str, str]  # round, phase, device
+Row = tuple[int, str, str]  # Round, phase and device.
 Devices = tuple[str, ...]
 OF_AN_INDEX = "SELECT round, phase, device, object FROM accepted"
 OF_A_LOG = "SELECT device, object, file, start, size FROM places"
 
 
 def check_answers(folder: Path, accepted: dict[Row, bytes], since: int) -> None:
-    """Each accepted answer of the rounds from `since` on has its row, and each row its bytes."""
+    """Check that each accepted answer since round `since` has its row, and that each row has its bytes."""
     index = folder / "spool.sqlite"
     if not index.exists():
         demand(not accepted, f"I2: {index} is gone")
@@ -31,13 +31,13 @@ def check_answers(folder: Path, accepted: dict[Row, bytes], since: int) -> None:
         demand(round < since or rows.get((round, phase, device)) == name, f"{what} has lost its row")
     for (round, phase, device), name in rows.items():
         if round < oldest:
-            continue  # what a later repetition is told; no replay begins before the oldest snapshot
+            continue  # Such a row only serves a late repeat; no replay begins before the oldest snapshot.
         whole = hashlib.sha256(bytes_of(folder, device, name, places.get((device, name)))).digest() == name
         demand(whole, f"I2: {device}'s answer to round {round} {phase} counts, and its bytes are gone")
 
 
 def bytes_of(folder: Path, device: str, name: bytes, place: list[int] | None) -> bytes:
-    """Of an answer: from the log, or from a file of its own."""
+    """Return the bytes of an answer, from the log or from a separate file."""
     if place:
         file, start, size = place
         path = folder / "answers" / f"{file:08}.log"
@@ -47,7 +47,7 @@ def bytes_of(folder: Path, device: str, name: bytes, place: list[int] | None) ->
 
 
 def check_ended(folder: Path, round: int, ended: dict[str, Devices]) -> None:
-    """No phase of the round has ended but those of the attempt that is in hand."""
+    """Check that only the phases of the current attempt of the round have ended."""
     if not (index := folder / "spool.sqlite").exists():
         return
     with contextlib.closing(sqlite3.connect(index)) as db:

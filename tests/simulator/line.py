@@ -1,4 +1,7 @@
-"""One party's client, as protocol/transport/mqtt.py: a Transport that loses what it had when its connection ends."""
+"""The client of one party, like protocol/transport/mqtt.py.
+
+It is a Transport that loses its waiting messages when its connection ends.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ SHORTEST, LONGEST, STABLE = 0.5, 30.0, 10.0
 
 
 class Connection:
-    """From CONNECT until one of the two ends finds it dead."""
+    """A connection, from CONNECT until one of the two ends finds it dead."""
 
     def __init__(self, line: Line) -> None:
         self.line, self.client_id = line, line.client_id
         self.up = Pipe(line.clock, line.dice, line.weather, f"{line.name} >")
         self.down = Pipe(line.clock, line.dice, line.weather, f"{line.name} <")
         self.up.blocked, self.down.blocked = "up" in line.blocked, "down" in line.blocked
-        self.live = True  # to the client
+        self.live = True  # The client takes it for alive.
 
     def deliver(self, packet: int, message: tuple[str, bytes]) -> None:
         topic, frame = message
@@ -45,19 +48,19 @@ class Connection:
         )
 
     def cut(self, reason: str, final: bool = False) -> None:
-        """The broker ends it, with a word that comes when the network lets it through."""
+        """End the connection from the broker's side; the notice arrives when the network lets it through."""
         self.down.send(4, "DISCONNECT", lambda: self.line.lost(self, reason, final))
         self.up.dead = True
 
     def reset(self, reason: str) -> None:
-        """Both ends learn at once, and everything on the way is gone."""
+        """End the connection for both ends at once; everything on the way is lost."""
         self.up.dead = self.down.dead = True
         line = self.line
         line.clock.after(0.001, f"{line.name} reset", lambda: line.lost(self, reason))
 
 
 class Line:
-    """A Transport. What comes out of it goes to `tell`."""
+    """A Transport that hands its items to `tell`."""
 
     def __init__(
         self, clock: Clock, broker: Broker, dice: random.Random, name: str, client_id: str,
@@ -69,7 +72,7 @@ class Line:
         self.errors = CaughtErrors()
         self.topics = dict.fromkeys(topics)
         self.blocked: set[str] = set()
-        # Of PUBLISH packets, by direction, as the party should count them.
+        # The bytes and frames of PUBLISH packets by direction, as the party should count them.
         self.bytes: Counter[str] = Counter()
         self.frames: Counter[str] = Counter()
         self.before_publish: Callable[[], None] = lambda: None
@@ -83,7 +86,7 @@ class Line:
         self.clock.after(0.0, f"{self.name} connects", self._connect)
 
     def leave(self, will: Will) -> None:
-        """With the broker, to be said when the connection dies."""
+        """Leave a will with the broker, which publishes it when the connection dies."""
         self.will = will
         self.says(will.topic, will.frame)
 
@@ -122,7 +125,7 @@ class Line:
             self._pump()
 
     def close(self) -> None:
-        """In good order: no will is said."""
+        """Close the connection in good order, so that the broker publishes no will."""
         self._over = True
         if (connection := self._connection) and self._open:
             while self._waiting:
@@ -134,10 +137,10 @@ class Line:
         self.bytes["in"] += packet_bytes(item.topic, len(item.frame))
         self.frames["in"] += len(item.frame)
 
-    # What happens to it.
+    # The faults of the line.
 
     def kill(self, power: bool) -> None:
-        """The process is gone; without power nobody tells the broker."""
+        """End the line with its process; if the power fails, the broker gets no notice."""
         self._over = True
         if connection := self._connection:
             connection.down.dead = True
@@ -149,7 +152,7 @@ class Line:
         self._drop()
 
     def block(self, ways: set[str]) -> None:
-        """Packets of these directions go nowhere; after a while each side finds the other silent."""
+        """Drop the packets of these directions; after a while each side finds the other silent."""
         self.blocked = set(ways)
         if connection := self._connection:
             self._block(connection)
@@ -173,7 +176,7 @@ class Line:
             connection.down.heal()
 
     def reset(self) -> None:
-        """A TCP reset: both sides know, at once."""
+        """Reset the TCP connection, so that both sides know at once."""
         if (connection := self._connection) and connection.live:
             connection.reset("connection reset")
             self.broker.lost(connection)
@@ -189,7 +192,7 @@ class Line:
             self.lost(connection, "keepalive timeout")
 
     def lost(self, connection: Connection, reason: str, final: bool = False) -> None:
-        """The client finds its connection dead."""
+        """Handle a connection that the client finds dead."""
         if connection is not self._connection or self._over:
             return
         connection.live, connection.down.dead = False, True
@@ -294,6 +297,9 @@ class Line:
 
 
 def short(topic: str) -> str:
-    """Without what differs from run to run: a broadcast's name depends on a key that is drawn by the system."""
+    """Return a topic without the parts that differ from run to run.
+
+    The name of a broadcast depends on a key that the system draws.
+    """
     parts = topic.split("/")[3:]
     return "bcast" if parts[0] == "bcast" else "/".join(parts)

@@ -1,8 +1,8 @@
-"""A broker that was taken over, and a device that was enrolled and means harm: what they say beside what passes.
+"""A broker that was taken over, and an enrolled device that means harm: the frames that they add.
 
-The broker has no key. It alters what passes, says again what it has kept, on any topic, and makes frames of its own
-in the names of others. The device has a key of its own: it signs what others have sealed, speaks openly where that
-is forbidden, and counts its own messages as it likes.
+The broker has no key. It alters passing frames, repeats kept frames on any topic, and makes frames in the
+names of others. The device has a key of its own. It signs messages that others have sealed, sends unsealed
+messages where the protocol forbids it, and gives its messages any numbers.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import Topics
 from tests.simulator.broker import Message
 
-STRANGER = "d7"  # enrolled, and no device of any scenario
+STRANGER = "d7"  # An enrolled device that is part of no scenario.
 DEEDS = ("alter", "replay", "forge", "sign_anothers", "speak_openly", "miscount")
-KEPT = 400  # frames
-DISTANCES = (0, 1, 2, 1022, 1023, 1024, 1025, 5000)  # around the width of a window, and far beyond
+KEPT = 400  # The number of kept frames.
+DISTANCES = (0, 1, 2, 1022, 1023, 1024, 1025, 5000)  # Around the width of a window, and far above it.
 NUMBERS = ("epoch", "boot", "sequence", "round")
 
 
@@ -48,14 +48,14 @@ class Malice:
     sealed: bool
     deeds: tuple[str, ...]
     rate: float
-    says: Callable[[str, bytes], None]  # told of what the stranger has a right to say
+    says: Callable[[str, bytes], None]  # Gets the messages that the stranger may send.
     _kept: list[Message] = field(default_factory=list)
     _topics: dict[str, None] = field(default_factory=dict)
     _boot: int = 1
     _number: int = 0
 
     def meddle(self, topic: str, frame: bytes) -> list[Message]:
-        """What goes on in the place of a frame."""
+        """Return the messages that replace a frame."""
         self._keep(topic, frame)
         if self.dice.random() >= self.rate:
             return [(topic, frame)]
@@ -78,14 +78,14 @@ class Malice:
             self._kept[self.dice.randrange(KEPT)] = (topic, frame)
 
     def _replayed(self) -> list[Message]:
-        """From any time, and now and then where it was never said."""
+        """Return a kept frame of any time, sometimes on a topic on which it was never published."""
         topic, frame = self.dice.choice(self._kept)
         if self.dice.random() < 0.3:
             topic = self.dice.choice(list(self._topics))
         return [(topic, frame)] * self.dice.choice((1, 1, 3))
 
     def _altered(self, frame: bytes) -> bytes:
-        """One bit, or a number of the header."""
+        """Return the frame with one changed bit, or with a changed number in its header."""
         if is_block(frame) or self.dice.random() < 0.5:
             at = self.dice.randrange(len(frame))
             return frame[:at] + bytes([frame[at] ^ 1 << self.dice.randrange(8)]) + frame[at + 1 :]
@@ -95,7 +95,7 @@ class Malice:
         return _head(replace(header, **{name: number})) + rest
 
     def _forged(self, topic: str, header: Header, head: bytes, rest: bytes) -> list[Message]:
-        """In the name of who has just spoken, with a signature of somebody else or of nobody."""
+        """Forge a frame in the name of the last sender, with another party's signature or a random one."""
         if header.recipient not in self.keys:
             return []
         message = Finished(1) if header.sender == COORDINATOR else Bye("forged")
@@ -110,7 +110,7 @@ class Malice:
         return [(topic, frame)]
 
     def _signed_anothers(self, topic: str, header: Header, head: bytes, rest: bytes) -> list[Message]:
-        """What another has sealed, without having read it."""
+        """Sign a message that another party has sealed; the device cannot read it."""
         if header.suite != SEALED or header.recipient != COORDINATOR:
             return []
         body = _head(self._own(header)) + rest[:-SIGNATURE]
@@ -124,10 +124,10 @@ class Malice:
         return [(self.topics.up(STRANGER), self._sealed(plain, codec.encode(Bye("in clear"))))]
 
     def _miscounted(self, topic: str, header: Header, head: bytes, rest: bytes) -> list[Message]:
-        """A number, another one so far above it, and the first again: all of it its own to say."""
+        """Send a number, a number far above it, and the first again; the device may choose them freely."""
         leap = self.dice.choice(DISTANCES)
         if self.dice.random() < 0.1:
-            leap = MAX_NUMBER - self._number - 10  # then a life of its own begins
+            leap = MAX_NUMBER - self._number - 10  # After that a new boot begins.
         said = [self._want(header), self._want(header, leap)] if leap else [self._want(header)]
         if self._number > MAX_NUMBER // 2:
             self._boot, self._number = self._boot + 1, 0
@@ -137,7 +137,7 @@ class Malice:
         return [*said, said[0]]
 
     def _want(self, header: Header, leap: int = 1) -> Message:
-        """Of an object that nobody has: it asks for nothing that somebody would miss."""
+        """Return a request for blocks of an object that does not exist, so that no party misses an answer."""
         message = BlockRequest(bytes(codec.HASH), ((0, 1),))
         suite = SEALED if self.sealed else OPEN
         own = replace(self._own(header, leap), suite=suite, kind="want", recipient=COORDINATOR)
@@ -156,12 +156,12 @@ class Malice:
 
 
 def _taken_apart(frame: bytes) -> tuple[Header, bytes, bytes]:
-    """The header, its bytes, and what comes after it."""
+    """Return the header, the bytes of the header, and the bytes after it."""
     header, start = read_header(frame)
     return header, frame[:start], frame[start:]
 
 
 def _head(header: Header) -> bytes:
-    """As docs/protocol.md has it."""
+    """Return the bytes of a header, as docs/protocol.md defines them."""
     packed = msgpack.packb([getattr(header, name) for name in Header.__slots__])
     return ENVELOPE + struct.pack("<H", len(packed)) + packed

@@ -1,4 +1,4 @@
-"""What goes wrong, when, for how long: all drawn from the seed before the run begins."""
+"""The faults of a run, their times and their lengths, all drawn from the seed before the run begins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Nemesis:
         self._twins = 0
 
     def prepare(self) -> None:
-        """Everybody boots, and the troubles are put into the calendar."""
+        """Boot all parties, and schedule the faults."""
         f, s, dice = self.f, self.s, self.dice
         for place in self.parties:
             self._climate(place)
@@ -48,12 +48,12 @@ class Nemesis:
         f.clock.at(s.bad_seconds, "all is well", self.heal)
 
     def heal(self) -> None:
-        """Faults stop: second ones are removed, everybody else is switched on, and the network is good."""
+        """Stop all faults: kill second processes, switch all other parties on, and make the network good."""
         f = self.f
         for kind in ("loss", "repeat", "late"):
             setattr(f.broker.manners, kind, 0.0)
         f.broker.manners.max_queued = max(f.broker.manners.max_queued, 1000)
-        f.broker.meddle = self._keeper().before(honest)  # a run ends after all faults but this one
+        f.broker.meddle = self._keeper().before(honest)  # This fault lasts to the end of the run.
         if not f.broker.up:
             f.broker.start()
         for place, process in list(f.processes.items()):
@@ -76,7 +76,7 @@ class Nemesis:
         return Keeper(dice, Topics(FEDERATION), losses, "kept_refusals" in kinds)
 
     def _done(self, place: str) -> bool:
-        """Whether it ended as it should: switching it on again proves nothing."""
+        """Return whether a party ended as it should; to switch it on again would prove nothing."""
         party = self.f.processes[place].party
         problem = getattr(party, "problem", "") or getattr(party, "stopped", "")
         return bool(party and party.finished and not problem and not self.f.processes[place].ended)
@@ -101,7 +101,7 @@ class Nemesis:
 
     def _schedule(self, deed: Callable[[], None]) -> None:
         clock = self.f.clock
-        # Many events come in one moment: times alone would never fall between them.
+        # Many events have the same time, so a fault at a time alone would never fall between them.
         if self.dice.random() < 0.6:
             clock.alarms[self.dice.randrange(20, 2500)] = lambda: self._unless_over(deed)
         else:
@@ -125,12 +125,12 @@ class Nemesis:
         self.f.clock.after(self._briefly(), f"{place} is switched on", lambda: self.f.boot(place))
 
     def _doom(self) -> None:
-        """Death between two effects: what is written is written, what was to be said never is."""
+        """Let a process die between two effects: written data stays, and messages after it are never sent."""
         place = self._anybody()
         if process := self.f.processes.get(place):
             process.doomed_step = ""
             process.doom = self.dice.randint(1, 30)
-            if self.doom_dice.random() < 0.7:  # at a step of one kind, of which there are fewer
+            if self.doom_dice.random() < 0.7:  # It dies at a step of one kind, which is rarer.
                 process.doomed_step = self.doom_dice.choice(("commit", "publish", "rename", "sync"))
                 process.doom = self.doom_dice.randint(1, 5)
 
@@ -167,13 +167,16 @@ class Nemesis:
         host.wall_offset += self.dice.choice((-3600.0, 3600.0, -86_400.0, 1e8, YEAR_1970))
 
     def _second_coordinator(self) -> None:
-        """Somebody starts another on the same folder: an impatient operator, or a supervisor that was mistaken."""
+        """Start another coordinator on the same folder.
+
+        An impatient operator may do that, or a supervisor in error.
+        """
         place = f"{COORDINATOR}-again-{len(self.f.processes)}"
         if COORDINATOR in self.f.processes:
             self.f.boot(place, COORDINATOR, COORDINATOR)
 
     def _replace(self, dice: random.Random) -> None:
-        """A coordinator that hangs, and its supervisor starts another; then the first one goes on where it was."""
+        """Let a coordinator hang while its supervisor starts another; then the first one goes on."""
 
         def hangs() -> None:
             process, seconds = self.f.processes.get(COORDINATOR), dice.choice((0.5, 5.0, 30.0, 90.0))
@@ -191,7 +194,7 @@ class Nemesis:
                 self.f.clock.alarms.setdefault(dice.randrange(20, 1500), lambda: self._unless_over(hangs))
 
     def _twin(self) -> None:
-        """A card was copied, or a name was given twice."""
+        """Start a second device with the same name, because a card was copied or a name was given twice."""
         name = self._device()
         self._twins += 1
         place = f"{name}-twin-{self._twins}"
@@ -202,7 +205,7 @@ class Nemesis:
         self.f.boot(place, name)
 
     def _new_card(self) -> None:
-        """A device comes back with nothing of what it knew, not even the time."""
+        """Start a device again without any of its memory, and without the right time."""
         name = self._device()
         self.f.history.twins.add(name)
         self.f.kill(name, power=True)
@@ -226,7 +229,7 @@ class Nemesis:
             f.work_seconds[place] = dice.choice((3.0, 30.0)) * self.s.work_seconds
 
     def _flap(self, device: str, seconds: float) -> None:
-        """Its connection is cut again and again."""
+        """Cut the connection of a device again and again."""
 
         def flap() -> None:
             process = self.f.processes.get(device)

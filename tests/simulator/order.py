@@ -1,4 +1,4 @@
-"""That the coordinator goes on with nothing, and asks nothing, that would be gone after a crash."""
+"""A check that the coordinator acts on nothing, and asks nothing, that a crash would lose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""python -m tests.simulator.page: writes the table of planted bugs in docs/simulator.md anew, from planted.toml."""
+"""Write the table of planted bugs in docs/simulator.md anew, from planted.toml.
+
+The command is `python -m tests.simulator.page`.
+"""
 
 from protofleet.deploy.pages.generated_table import DOCS, replace_table
 from tests.simulator.planted import BUGS
@@ -14,7 +17,7 @@ def row(bug):
 
 
 def generate(text):
-    """Bugs of one part stand together."""
+    """Replace the table in the page; bugs of the same part stand together."""
     bugs = sorted(BUGS.values(), key=lambda bug: bug.name.partition(": ")[0])
     return replace_table(text, "tests.simulator.page", HEAD + "".join(map(row, bugs)))
 

@@ -1,4 +1,4 @@
-"""One direction of one TCP connection: in order, at some speed, and silent while it is blocked."""
+"""One direction of one TCP connection: in order, at a limited speed, and silent while it is blocked."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.simulator.clock import Clock
 
 @dataclass
 class Weather:
-    """How one party's network behaves. The nemesis changes it while the run goes on."""
+    """The state of the network of one party; the nemesis changes it during the run."""
 
     delay: float = 0.01
     jitter: float = 0.0
     bytes_per_second: float = 1e8
-    reorder: bool = False  # what no TCP does, but a chain of bridges may
+    reorder: bool = False  # TCP never reorders, but a chain of bridges may.
 
 
 class Pipe:
@@ -42,7 +42,7 @@ class Pipe:
     def _arrive(self, size: int, what: str, arrive: Callable[[], None]) -> None:
         if self.dead:
             return
-        if self.blocked:  # it was on the way when the network went
+        if self.blocked:  # The packet was on the way when the network failed.
             self._held.append((size, what, arrive))
         else:
             arrive()
@@ -51,7 +51,7 @@ class Pipe:
         self.blocked = True
 
     def heal(self) -> None:
-        """TCP sends again what it held back."""
+        """Unblock the pipe, and send the held packets again as TCP does."""
         if self.blocked:
             self.blocked, held = False, self._held
             self._held = []

@@ -1,4 +1,7 @@
-"""A plugin of pytest: `PLANT="seal: ..." python -m pytest -p tests.simulator.plant TEST` runs a test over a bug."""
+"""A pytest plugin that runs a test over a planted bug.
+
+The command is `PLANT="seal: ..." python -m pytest -p tests.simulator.plant TEST`.
+"""
 
 from __future__ import annotations
 

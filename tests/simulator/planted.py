@@ -1,6 +1,7 @@
-"""Bugs to plant, one at a time, to see whether the simulator finds them: `python -m tests.simulator --plant`.
+"""Bugs to plant, one at a time, to see whether the simulator finds them.
 
-Each is a line that somebody could well have written, or that really stood there.
+`python -m tests.simulator --planted` plants them. Each bug is a line that a programmer could have written, or
+that really stood there.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class Bug:
     module: str
     old: str
     new: str
-    seeds: tuple[int, ...] = ()  # each found it once; a change elsewhere may give one another history
-    fixed: bool = False  # it was real
-    also_old: str = ""  # a second place, where both ends have to agree on what is wrong
+    seeds: tuple[int, ...] = ()  # Each found it once; later changes may alter their histories.
+    fixed: bool = False  # The bug was real.
+    also_old: str = ""  # A second place, for a bug on which both ends must agree.
     also_new: str = ""
-    test: str = ""  # finds it too
-    seen_as: str = ""  # which promise it breaks
-    of_300: int = 0  # seeds, from 0 on, that found it when all were counted
+    test: str = ""  # A test that finds it too.
+    seen_as: str = ""  # The promise that it breaks.
+    of_300: int = 0  # The number of the seeds 0 to 299 that found it when all were counted.
 
     @property
     def places(self) -> list[tuple[str, str]]:
@@ -46,7 +47,7 @@ BUGS = read_bugs()
 
 @contextlib.contextmanager
 def planted(bug: Bug) -> Iterator[None]:
-    """The functions that the bug changes take the places of the real ones."""
+    """Replace the real functions by those that the bug changes."""
     module = import_module(bug.module)
     source = Path(str(module.__file__)).read_text()
     for old, new in bug.places:
@@ -78,7 +79,10 @@ def plant(stack: contextlib.ExitStack, owner: type, part: str, changed: object) 
 
 
 def other_code(stack: contextlib.ExitStack, real: types.FunctionType, changed: types.FunctionType) -> None:
-    """Others hold it, by an import of its name or in a table: it stays the same function, with other code."""
+    """Give a function other code.
+
+    Other modules hold the function by an imported name or in a table, so it must stay the same object.
+    """
     stack.callback(setattr, real, "__code__", real.__code__)
     real.__code__ = changed.__code__
 
@@ -101,6 +105,9 @@ def code_of(value: object) -> types.CodeType | None:
 
 
 def constants(code: types.CodeType) -> tuple[object, ...]:
-    """With those of the functions inside, whose code objects themselves are never equal."""
+    """Return the constants of a code object, with those of the functions inside it.
+
+    Code objects themselves are never equal.
+    """
     inner = [(c.co_code, constants(c)) if isinstance(c, types.CodeType) else c for c in code.co_consts]
     return (*inner, *code.co_names)

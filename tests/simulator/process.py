@@ -1,4 +1,4 @@
-"""One process on one host: it takes items in turn, on clocks of its own, until it ends, is killed or is stopped."""
+"""One process on one host: it takes items in turn, on its own clocks, until it ends, dies or is stopped."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tests.simulator.clock import Clock
 from tests.simulator.line import Line
 
 T = TypeVar("T")
-SAID = (FencedError, RunMismatchError, DamagedError, BrokerError)  # a process may end with these words
-MOMENT = 0.0005  # what one item takes
-LONG_TURN = 0.02  # of an app that takes several items in one, so that there are several
+SAID = (FencedError, RunMismatchError, DamagedError, BrokerError)  # Errors that may end a process.
+MOMENT = 0.0005  # Seconds that one item takes.
+LONG_TURN = 0.02  # Seconds of a turn that takes several items, so that several items arrive in it.
 
 
 class Killed(BaseException):
-    """The process is gone at this very instruction."""
+    """The death of the process at this very instruction."""
 
 
 @dataclass
 class Host:
-    """What a process is told of the time. Wall clocks are wrong, and jump; monotonic ones start anywhere."""
+    """The clocks of a host. Wall clocks are wrong, and jump; monotonic clocks start anywhere."""
 
     clock: Clock
     wall_offset: float = 1.7e9
@@ -45,7 +45,7 @@ class Host:
         return max(0, int(self.wall_offset + self.clock.now))
 
     def set(self) -> None:
-        """By an operator, who has a watch."""
+        """Set the wall clock right, as an operator with a watch does."""
         self.wall_offset = 1.7e9
 
 
@@ -56,18 +56,18 @@ class Process:
         self.line: Line | None = None
         self.worker = Worker(self, dice)
         self.disk: Disk = Mortal(self)
-        self.alive, self.ended = True, ""  # ended: why it went of its own accord
+        self.alive, self.ended = True, ""  # `ended` says why it ended by itself.
         self.looked = 0
-        self.doomed_step = ""  # of which kind; empty: any
-        self.epoch = 0  # of the coordinator that it has heard last
-        self.too_far = 0  # frames of a coordinator from the future
-        self.arrived = 0  # frames that the party was given
+        self.doomed_step = ""  # The kind of step at which it dies; if empty, any kind.
+        self.epoch = 0  # The epoch of the coordinator that it has heard last.
+        self.too_far = 0  # The number of frames of a coordinator from the future.
+        self.arrived = 0  # The number of frames that the party got.
         self.paused_until = 0.0
-        self.doom = -1  # dies before the so-manieth step from now that lasts or leaves
-        self.turn_items = 1  # that it takes at most before its turn ends
+        self.doom = -1  # It dies before this many more steps that write to the disk or send a message.
+        self.turn_items = 1  # The most items that it takes before its turn ends.
         self.watch: Callable[[Process], None] = lambda process: None
         self.exited: Callable[[Process], None] = lambda process: None
-        self.committed: Callable[[Path], None] = lambda folder: None  # told of each transaction that is over
+        self.committed: Callable[[Path], None] = lambda folder: None  # Called after each transaction.
         self._inbox: deque[Item] = deque()
         self._start_dice: random.Random | None = None
         self._stepping = False
@@ -87,7 +87,7 @@ class Process:
             self._soon(self._moment)
 
     def read_late(self, seconds: float, dice: random.Random) -> None:
-        """Take no item for a while. `Connected` then stands anywhere among those that have come until then."""
+        """Take no item for a while; then `Connected` has a random place among the items that have come."""
         self.paused_until, self._start_dice = self.clock.now + seconds, dice
 
     def _permute_inbox(self) -> None:
@@ -100,7 +100,7 @@ class Process:
             self._inbox = deque(items)
 
     def stop(self, until: float) -> None:
-        """SIGSTOP: time goes on without it."""
+        """Stop the process as SIGSTOP does; time goes on without it."""
         self.paused_until = max(self.paused_until, until)
 
     def kill(self, power: bool = False) -> None:
@@ -168,13 +168,13 @@ class Process:
         if isinstance(item, Arrived):
             self.arrived += 1
             ours = isinstance(party, CoordinatorService) and item.topic == party.link.topics.coord_state
-            echo = ours and not is_block(item.frame)  # of a block somebody lies about where it belongs
-            if self.line and not echo:  # what comes back to a coordinator is nobody's bytes
+            echo = ours and not is_block(item.frame)  # A block on this topic is a lie of another party.
+            if self.line and not echo:  # A coordinator's own frame that comes back is not counted.
                 self.line.count_in(item)
         party.take(item, now)
 
     def guarded(self, call: Callable[[], None]) -> None:
-        """Run our own code; what may end a process with a word ends it, anything else is a bug."""
+        """Run our own code; documented errors end the process with words, and any other error is a bug."""
         try:
             call()
         except Killed:
@@ -210,7 +210,7 @@ class Process:
 
 
 class Mortal(Disk):
-    """Waits for no fsync; its owner may die at each of its steps."""
+    """A disk that waits for no fsync; its owner may die at each of its steps."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(durable=False)
@@ -225,7 +225,7 @@ class Mortal(Disk):
 
 
 class MortalAndFrail(FrailDisk):
-    """And a power cut takes, tears or flips what was not synced."""
+    """A mortal disk from which a power cut takes unsynced data, or tears or flips it."""
 
     def __init__(self, process: Process, platter: Platter) -> None:
         super().__init__(platter)
@@ -240,7 +240,10 @@ class MortalAndFrail(FrailDisk):
 
 
 class Worker:
-    """One job after another. What a job writes it writes when it begins or when it ends, as the dice have it."""
+    """A worker that does one job after another.
+
+    A job writes its data when it begins or when it ends; the dice decide.
+    """
 
     def __init__(self, process: Process, dice: random.Random) -> None:
         self._process, self._dice = process, dice

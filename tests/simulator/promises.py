@@ -1,12 +1,13 @@
-"""What the simulator says when something does not hold."""
+"""The error of the simulator when a promise does not hold."""
 
 from __future__ import annotations
 
 
 class BrokenPromise(BaseException):
-    """An invariant does not hold. The words begin with its number in the design.
+    """An invariant that does not hold; the words begin with its number in the design.
 
-    No Exception: it comes up in the middle of our own code, which goes on after an error with one peer.
+    It is not an Exception, because it rises in the middle of our own code, which goes on after an error with
+    one peer.
     """
 
 

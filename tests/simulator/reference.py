@@ -1,4 +1,4 @@
-"""The unbroken run: what the two halves make of the same accepted answers, with no network and no crash."""
+"""The unbroken run: what the two halves make of the same accepted answers, without network or crash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulator.promises import demand
 
 
 def check_server(plan: Plan, history: History) -> None:
-    """I1, I2: each round's result is a function of its accepted answers, each counted once."""
+    """Check I1 and I2: the result of each round follows from its accepted answers, each counted once."""
     last = {save.round: save for save in history.saves}
     server = plan.server_half()
     for number in range(1, plan.rounds + 2):
@@ -58,7 +58,7 @@ def _replies(history: History, save: Saved, ask: Ask) -> list[Reply]:
 
 
 def check_accepted(folder: Path, history: History) -> None:
-    """I1: every answer that was accepted is one that its device has worked out, of the question it was given."""
+    """Check I1: the device of each accepted answer worked it out, for the question that it got."""
     for (number, phase, device, base), taken in history.taken.items():
         if device in history.twins:
             continue
@@ -69,7 +69,7 @@ def check_accepted(folder: Path, history: History) -> None:
 
 
 def object_name(ask: Ask) -> bytes:
-    """What the coordinator should have called this broadcast."""
+    """Return the name that the coordinator should have given to this broadcast."""
     if not ask.payload:
         return b""
     whole = hashlib.sha256()
@@ -79,7 +79,10 @@ def object_name(ask: Ask) -> bytes:
 
 
 def worked_out(half: ClientHalf, ask: Ask, number: int, data: Splits, reports: str) -> Payload:
-    """As edge_client/trainer/job.py does, without measuring anything but what is sent as an array."""
+    """Return the answer of a half, as edge_client/trainer/job.py computes it.
+
+    It measures only what is sent as an array.
+    """
     half.begin(number)
     half.receive(ask.payload)
     if ask.phase == EVALUATE:
@@ -89,7 +92,10 @@ def worked_out(half: ClientHalf, ask: Ask, number: int, data: Splits, reports: s
 
 
 def check_device(plan: Plan, folder: Path, name: str, data: Splits, works: list[Work]) -> None:
-    """I1: a device's answers and its half are those of one that worked through the same questions undisturbed."""
+    """Check I1: the answers and the half of a device equal those of an undisturbed device.
+
+    The undisturbed device works through the same questions.
+    """
     half = plan.client_half(data.train, name, validation=data.validation)
     for done in works:
         a = done.answer
@@ -99,7 +105,7 @@ def check_device(plan: Plan, folder: Path, name: str, data: Splits, works: list[
         for piece in encode(to_numpy(payload)):
             whole.update(piece)
         where = f"{folder.name}'s answer to round {a.round} {a.phase}"
-        if before is not None:  # it was only measured
+        if before is not None:  # An evaluation only measures, so the half goes back.
             half.restore(before)
         demand(whole.hexdigest() == a.object, f"I1: {where} is not that of an undisturbed device")
         demand(fingerprint(to_numpy(half.state())) == done.half, f"I1: after {where} its half is another")

@@ -1,4 +1,4 @@
-"""One seed from its draw to its verdict."""
+"""The run of one seed, from its draw to its verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.simulator.promises import BrokenPromise, demand
 from tests.simulator.reference import check_accepted, check_device, check_server
 from tests.simulator.scenario import Scenario, draw
 
-AFTERWARDS = 150.0  # for devices to hear that it is over
+AFTERWARDS = 150.0  # Seconds for the devices to hear that the run is over.
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Verdict:
     trace: str
     events: int
     virtual_seconds: float
-    problem: str = ""  # one line; empty: all promises were kept
+    problem: str = ""  # One line; it is empty if all promises were kept.
     details: str = ""
 
 
@@ -47,7 +47,7 @@ def run_scenario(
     with tally_known():
         federation = Federation(scenario, folder, parts, log)
         problem = details = ""
-        gc.disable()  # a seed is short, and a tenth of it would be spent on looking
+        gc.disable()  # A seed is short, and a tenth of its time would go to garbage collection.
         try:
             judge(federation)
         except (Exception, BrokenPromise) as error:  # noqa: BLE001 - what escapes our own code is looked for
@@ -64,7 +64,7 @@ def run_scenario(
 
 
 def judge(f: Federation) -> None:
-    """Run it, and hold it to its promises."""
+    """Run the federation, and check its promises."""
     s = f.scenario
     Nemesis(f).prepare()
     f.clock.run(lambda: f.clock.now >= s.bad_seconds and f.finished, s.bad_seconds + s.bound)
@@ -84,7 +84,7 @@ def judge(f: Federation) -> None:
 
 
 def check_end(f: Federation) -> None:
-    """I10: what is left on the disks is bounded."""
+    """Check I10: the files that are left on the disks are bounded."""
     answers = list((f.folder / COORDINATOR / "updates").glob("*/*"))
     most = 2 * len(f.scenario.devices) * 2
     demand(len(answers) <= most, f"I10: {len(answers)} answers are left on the coordinator's disk")

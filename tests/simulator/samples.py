@@ -1,4 +1,4 @@
-"""What the devices of a world learn from, and the plan by which they do: pictures, series or vectors."""
+"""The samples of the devices and the plan of a run: pictures, series or vectors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from tests.support.small_federation import shard
 
 
 def plan_of(s: Scenario) -> Plan:
-    """That of pictures has the bytes that it always had: their seeds keep their histories."""
+    """Return the plan of a scenario.
+
+    The plan for pictures has the same bytes as always, so that their seeds keep their histories.
+    """
     network = "cnn1d" if len(s.axes) == 2 else "mlp"
     if s.method != "tally":
         held = {"any": shard(0, shape=s.axes or PICTURE)}
         return small_plan(s.method, s.policy.rounds, network=Network(network), shards=held, **s.hyper)
-    # Of series there travel tensors of two axes, of vectors of three.
+    # With series, tensors of two axes travel; with vectors, tensors of three axes.
     travels, size = ({"axes": 4 - len(s.axes)}, USUAL_SIDE) if s.axes else ({}, PICTURE[1])
     return Plan(
         "tally", 2, s.policy.rounds, s.seed % 1000, size, Network(network, feature_size=2), s.hyper | travels,
@@ -30,7 +33,7 @@ def plan_of(s: Scenario) -> Plan:
 
 
 def data_of(s: Scenario, i: int) -> Any:
-    """Of the i-th device."""
+    """Return the data of the i-th device."""
     shape = s.axes or PICTURE
     if s.method != "tally":
         return shard(i, n=12, shape=shape)

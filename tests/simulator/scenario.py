@@ -1,7 +1,7 @@
-"""What one seed draws: the fleet, the rules, and which kinds of trouble there are at all (swarm testing).
+"""The draw of one seed: the fleet, the rules, and the kinds of faults that occur at all (swarm testing).
 
-A seed in which everything goes wrong at once finds less than one in which only a few things do: faults hide each
-other. So each seed first draws which kinds are on.
+A seed with all faults at once finds less than a seed with a few, because faults hide each other. So each seed
+first draws which kinds occur.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ class Scenario:
     policy: RunPolicy
     hyper: dict[str, Any]
     kinds: frozenset[str]
-    bad_seconds: float  # then all faults stop
+    bad_seconds: float  # Seconds after which all faults stop.
     faults: int
     manners: dict[str, Any]
-    work_seconds: float  # of a device, at most
+    work_seconds: float  # The most seconds that a device works on a task.
     sealed: bool
-    malice: float  # how often who means harm does any
-    turn_items: int = 1  # that a coordinator takes at most before it commits
-    axes: tuple[int, ...] = ()  # of one sample; (): a square picture
-    starts: bool = False  # processes read their first items late, and `Connected` anywhere among them
+    malice: float  # The share of frames at which a hostile party does harm.
+    turn_items: int = 1  # The most items that a coordinator takes before it commits.
+    axes: tuple[int, ...] = ()  # The axes of one sample; () means a square picture.
+    starts: bool = False  # Processes read their first items late, with `Connected` anywhere among them.
 
     @property
     def bound(self) -> float:
-        """How long the run may take once all is well.
+        """Return the seconds that the run may take after the last fault.
 
-        What was asked in bad weather may run into its deadline, and its round begin again; a fleet that looks
-        unsteady may wait at each round's start. Every ask after that takes its work, a reconnect and a few repeats.
+        A task of the bad time may run into its deadline, and its round may begin again. A fleet that looks
+        unsteady may wait at the start of each round. Every later task takes its work, a reconnect and a few
+        repeats.
         """
         rounds, p = self.policy.rounds + 1, self.policy
         deadlines = 3 + (rounds if p.flaps else 0)
@@ -57,7 +58,7 @@ class Scenario:
 
 
 def draw(seed: int) -> Scenario:
-    """Each aspect has dice of its own, so that a new one leaves all others of a seed as they were."""
+    """Draw the scenario of a seed; separate dice for each aspect keep old aspects when a new one comes."""
 
     def dice(aspect: str) -> random.Random:
         return random.Random(f"{seed}/{aspect}")

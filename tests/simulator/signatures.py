@@ -1,4 +1,4 @@
-"""Signatures for seeds that are not about signatures: a keyed hash, thirty times as fast as Ed25519."""
+"""Signatures for seeds that do not test signatures: a keyed hash, thirty times as fast as Ed25519."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 64
 
 @dataclass(frozen=True)
 class Quick:
-    """Both halves of a pair: who verifies could sign, which nobody in the simulator does."""
+    """Both halves of a key pair: a party that verifies could also sign, which no party here does."""
 
     secret: bytes
 
@@ -39,7 +39,7 @@ class Quick:
 
 
 class Either:
-    """In the place of Ed25519PublicKey."""
+    """A stand-in for Ed25519PublicKey."""
 
     known: dict[bytes, Quick] = {}
 

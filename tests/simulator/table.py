@@ -1,4 +1,4 @@
-"""What the simulator is worth: of each planted bug, how many seeds find it, and a test that does as well."""
+"""The worth of the simulator: how many seeds find each planted bug, and a test that finds it too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulator.run import Verdict, run_seed
 
 
 def rows(part: str, seeds: range, jobs: int) -> Iterator[str]:
-    """In Markdown, one for each bug whose name begins with `part`."""
+    """Yield the rows of a Markdown table, one for each bug whose name begins with `part`."""
     yield f"| planted | bug | found by, of {len(seeds)} seeds | the first, and as what | a test that finds it |"
     yield "|---|---|---|---|---|"
     for bug in [bug for name, bug in BUGS.items() if name.startswith(part)]:
@@ -38,7 +38,7 @@ def row(bug: Bug, found: list[Verdict]) -> str:
 
 
 def fails(bug: Bug) -> bool:
-    """Whether the test that is named with a bug fails where it is planted."""
+    """Return whether the named test of a bug fails where the bug is planted."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.simulator.plant", bug.test]
     done = subprocess.run(command, env={**os.environ, "PLANT": bug.name}, capture_output=True, text=True)
     return done.returncode == pytest.ExitCode.TESTS_FAILED

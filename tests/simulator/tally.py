@@ -1,8 +1,9 @@
-"""Not a paper: a method in which every mistake of bookkeeping changes a bit, for next to no computing.
+"""A test method in which every bookkeeping mistake changes a bit, for little computing.
 
-Two phases. "train": weights up, of the device's own data and of all that it has done so far. "mix": rows up, of
-another number for each device. The server adds in an order that floating point remembers; the device's state is
-folded with every question it works on, so that working on one twice, or on none, shows in the end.
+It has two phases. "train": weights go up; they depend on the device's data and on all that the device has
+done so far. "mix": rows go up; their number differs for each device. The server adds in an order that
+floating point remembers. Each question that a device works on changes its state. So the end shows if it
+worked on one twice, or on none.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ WIDTH = 4
 @dataclass(frozen=True)
 class Hyper:
     numbers: int = 64
-    rows: int = 6  # at most, of one device in phase "mix"
-    axes: int = 1  # of all that travels, which has as many numbers whatever these are
+    rows: int = 6  # The most rows of one device in phase "mix".
+    axes: int = 1  # The axes of each tensor that travels; they do not change its number of values.
 
     @property
     def weights(self):
@@ -33,7 +34,7 @@ class Hyper:
 
 
 def folded(numbers, axes):
-    """12 as (12,), (2, 6) or (2, 2, 3)."""
+    """Return a shape for these numbers, for example 12 as (12,), (2, 6) or (2, 2, 3)."""
     return (*(axes - 1) * (2,), numbers // 2 ** (axes - 1))
 
 

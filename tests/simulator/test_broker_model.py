@@ -1,4 +1,7 @@
-"""The model of the broker loses what Mosquitto was measured to lose: docs/simulator.md has the figures."""
+"""The model of the broker loses the messages that Mosquitto lost in measurements.
+
+docs/simulator.md has the figures.
+"""
 
 import random
 
@@ -14,7 +17,7 @@ UP = "protofleet/1/sky/up/d0"
 
 
 class Place:
-    """A broker and clients that keep all they are told."""
+    """A broker, and clients that keep all messages they get."""
 
     def __init__(self, **manners):
         self.clock, self.dice = Clock(), random.Random(1)
@@ -95,7 +98,7 @@ def test_what_was_not_acknowledged_comes_again_after_a_reset():
     place = Place()
     reader = place.client("reader", (UP,), expires=600.0, clean=False)
     writer = place.client("writer")
-    reader.block({"up"})  # it hears, and nobody hears its acknowledgements
+    reader.block({"up"})  # It receives, and its acknowledgements are lost.
     publish(writer, range(5))
     place.wait(3.0)
     reader.reset()

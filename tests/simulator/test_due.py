@@ -1,4 +1,4 @@
-"""What the simulator holds to be owed."""
+"""The debts that the simulator demands."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.simulator.promises import BrokenPromise
 
 @pytest.fixture
 def coordinator():
-    """It has asked one device, and has heard a hello of that one since."""
+    """Return the debts of a coordinator that has asked one device, and has heard a hello of it since."""
     due = Due("coordinator", epoch=1)
     due.said("d", Task(1, "train", None, 20.0), 0.0)
     due.heard("d", Hello("d", 2, 10), 1, 1.0)
@@ -31,7 +31,7 @@ def test_an_answer_after_the_receipt_of_one_before_is_owed_as_late_as_that_recei
     for now in (0.0, 5.0, 15.0):
         device.said("coordinator", answer, now)
     device.heard("coordinator", Receipt(1, "train", "late"), 1, 16.0)
-    device.said("coordinator", answer, 40.0)  # the round has begun again
+    device.said("coordinator", answer, 40.0)  # The round has begun again.
     device.look(99.0, 1, ())
     with pytest.raises(BrokenPromise, match="has no receipt, and was said 64.0 s ago"):
         device.look(104.0, 1, ())

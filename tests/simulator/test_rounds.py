@@ -1,4 +1,4 @@
-"""Rounds in bad weather, seen from outside: what the rules promise for whole federations, over many seeds."""
+"""Rounds in bad weather, seen from outside: the rules hold for whole federations, over many seeds."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -19,7 +19,7 @@ DEVICES = tuple(f"d{i}" for i in range(5))
 
 @pytest.fixture
 def judged(tmp_path):
-    """Runs a scenario, holds it to all promises, and hands it over as it ended."""
+    """Run a scenario, check all its promises, and return the federation as it ended."""
     made = []
 
     def run(seed, before=lambda f: None, **changes):
@@ -39,13 +39,13 @@ def judged(tmp_path):
 
 
 def decisions(federation):
-    """All that the coordinator has decided, without the epoch that it goes by."""
+    """Return all decisions of the coordinator, without its epoch."""
     saves = [(s.round, s.attempt, s.cohort, s.state) for s in federation.history.saves]
     return saves, federation.history.closed
 
 
 def as_soon_as(f, holds, call):
-    """Look twenty times a second."""
+    """Check the condition twenty times a second, and make the call when it holds."""
     if holds():
         call()
     else:
@@ -53,7 +53,7 @@ def as_soon_as(f, holds, call):
 
 
 def slow_from_the_start(f, device, seconds):
-    """Slow at its work, but it was there for the first round."""
+    """Make a device slow at its work once the first round has begun."""
     as_soon_as(f, lambda: f.history.saves, lambda: f.work_seconds.update({device: seconds}))
 
 
@@ -69,7 +69,10 @@ def longest_round(federation):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_wall_clock_that_is_no_day_ahead_decides_anything(judged, seed):
-    """Right, an hour off, in 1970, years behind the coordinator's, and all going back by half a day in the middle."""
+    """The clocks are right, an hour off, in 1970 or years behind the coordinator's clock.
+
+    In one case all of them go back by half a day in the middle.
+    """
 
     def wrong(offsets, jump=0.0):
         def before(f):
@@ -102,7 +105,7 @@ def test_a_late_joiner_works_at_the_round_in_hand_and_on_nothing_before_it(judge
 
         def boot(place, *rest):
             if place == "d4" and not at:
-                if not f.history.saves or f.history.saves[-1].round < 3:  # not yet
+                if not f.history.saves or f.history.saves[-1].round < 3:  # It comes only in round 3.
                     f.clock.after(0.5, "d4 is not there yet", lambda: boot(place))
                     return
                 at["round"] = f.history.saves[-1].round
@@ -135,7 +138,7 @@ def test_a_quorum_that_knows_its_pace_does_not_wait_for_its_patience(judged, see
     patient = judged(seed, slow, policy=replace(CALM, gather=5), bad_seconds=3000.0)
     hurried = judged(seed, slow, policy=replace(CALM, gather=5, straggler_factor=3.0), bad_seconds=3000.0)
     assert seconds_of_training(hurried) < seconds_of_training(patient)
-    # After its first patience d0 is silent, and no later round waits for it.
+    # After the first patience d0 counts as silent, and no later round waits for it.
     assert longest_round(patient) >= CALM.patience_seconds > 2 * longest_round(hurried)
     closed = {place: devices for place, devices in hurried.history.closed.items() if place[0] <= CALM.rounds}
     assert {place[0] for place in closed} == set(range(1, CALM.rounds + 1))
@@ -144,7 +147,7 @@ def test_a_quorum_that_knows_its_pace_does_not_wait_for_its_patience(judged, see
 
 @pytest.mark.slow
 def test_a_flapping_device_costs_no_round_its_patience(judged):
-    """Its connection breaks every 11 s and its work takes minutes: without the rule each phase waits for it."""
+    """Its connection breaks every 11 s and its work takes minutes; without the rule each phase waits."""
 
     def flapping(f):
         slow_from_the_start(f, "d0", 500.0)
@@ -164,7 +167,7 @@ def test_a_flapping_device_costs_no_round_its_patience(judged):
         )
         for flaps in (0, 3)
     }
-    # Without the rule a round waits once for its patience: d0 is silent from then on.
+    # Without the rule a round waits once for the whole patience; from then on d0 counts as silent.
     assert lasted[3] < 0.75 * lasted[0], lasted
 
 
@@ -194,7 +197,7 @@ MOMENTS = {
 @pytest.mark.parametrize("keeps", ["nothing", "all"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ten_minutes_without_a_broker_cost_ten_minutes(judged, moment, keeps):
-    """By the rules that a run has when it sets none: a patience of ten minutes, sessions that end sooner."""
+    """The rules are the defaults of a run: a patience of ten minutes, and sessions that end sooner."""
     outage = {}
 
     def before(f):

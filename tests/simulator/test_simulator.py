@@ -1,4 +1,4 @@
-"""The simulator: a few seeds of what `make simulate` runs by the thousand, and whether it can be believed."""
+"""A few of the seeds that `make simulate` runs by the thousand, and tests of the simulator itself."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ def test_every_promise_is_kept_in_any_weather(seed):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpall", "fedplcc"])
 def test_and_by_the_papers_methods(method):
-    """FedPall has two phases, FedPLCC answers of any length."""
+    """FedPall has two phases, and FedPLCC has answers of any length."""
     scenario = next(s for s in map(draw, range(2000)) if s.method == method and len(s.kinds) > 3)
     verdict = run_scenario(scenario)
     assert not verdict.problem, f"python -m tests.simulator --seed {scenario.seed} --trace\n{verdict.details}"
@@ -42,13 +42,13 @@ def test_and_of_samples_that_are_no_pictures(method, axes):
 
 @pytest.mark.parametrize("known", KNOWN_BAD, ids=lambda known: str(known["number"]))
 def test_what_was_found_once_stays_found(known):
-    """In worlds of pictures alone and with inboxes in order, as they were then: else it is another history."""
+    """The worlds have pictures alone and inboxes in order, as at that time; otherwise the history differs."""
     verdict = run_scenario(replace(draw(known["number"]), axes=(), starts=False))
     assert not verdict.problem, f"{known['found']}\n{verdict.details}"
 
 
 def test_a_seed_is_one_history_in_every_process():
-    """Another process hashes strings otherwise, and draws other keys."""
+    """Another process hashes strings differently, and draws other keys."""
     code = "from tests.simulator.run import run_seed; print(run_seed(7).trace)"
     traces = {run_seed(7).trace, run_seed(7).trace}
     for salt in ("1", "2"):
@@ -96,7 +96,7 @@ def test_the_pages_table_of_planted_bugs_is_the_one_that_is_written():
 
 
 def test_faults_stop_in_time_or_the_run_is_said_to_hang():
-    """A fleet that cannot reach its quorum is what the bound is for."""
+    """The bound is there for a fleet that cannot reach its quorum."""
     scenario = draw(0)
     nobody = replace(
         scenario, kinds=frozenset(), policy=replace(scenario.policy, quorum=9, cohort=0, gather=0, spares=0)

@@ -1,4 +1,4 @@
-"""A party that starts reads `Connected` at any place among what came first: what it does is the same."""
+"""A party that starts behaves the same wherever `Connected` stands among its first items."""
 
 from dataclasses import replace
 
@@ -7,12 +7,12 @@ import pytest
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.simulator.test_rounds import CALM, as_soon_as, decisions, judged
 
-__all__ = ["judged"]  # a fixture
-READ_LATE = 20.0  # seconds: every device has said hello more than once
+__all__ = ["judged"]  # This is a fixture.
+READ_LATE = 20.0  # Seconds in which every device says hello more than once.
 
 
 class Behind:
-    """Dice that put `Connected` behind so many of the items that wait."""
+    """Dice that put `Connected` behind this many of the waiting items."""
 
     def __init__(self, number):
         self.number, self.waited = number, 0

@@ -1,4 +1,4 @@
-"""`make soak ROUNDS=5000`: very many rounds of a tiny method in real processes; what grows is named. docs/chaos.md"""
+"""`make soak ROUNDS=5000`: very many rounds of a tiny method in real processes; what grows is named."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.chaos.world import World
 from tests.soak.samples import of_folder, of_process, sizes
 from tests.soak.slopes import Slope, slope
 
-Series = dict[str, list[tuple[float, float]]]  # figure -> (round, value)
-# What a figure may surely have grown by over the whole run before it counts as a leak.
+Series = dict[str, list[tuple[float, float]]]  # Figure -> pairs of round and value.
+# The growth over the whole run that a figure may surely have before it counts as a leak.
 ALLOWED = {
     "memory, MB": 8.0,
     "handles": 2.0,
@@ -28,7 +28,7 @@ ALLOWED = {
     "state, bytes": 100_000.0,
     "seconds a round": 0.05,
 }
-BY_DESIGN = "written, bytes"  # rounds.jsonl, its copy and logs have something of every round
+BY_DESIGN = "written, bytes"  # rounds.jsonl, its copy and the logs grow with every round.
 
 
 def main(arguments: list[str]) -> int:
@@ -83,7 +83,7 @@ def soak(folder: Path, rounds: int, devices: int, every: float, until: float) ->
 
 
 def sample(world: World, series: Series) -> None:
-    """Nothing while processes start or end."""
+    """Add a sample of each process to the series; add nothing while processes start or end."""
     number = world.rounds
     pids = {name: process.child.pid for name, process in world.processes.items() if process.child}
     if number == 0 or world.finished:
@@ -103,7 +103,7 @@ def sample(world: World, series: Series) -> None:
 
 
 def report(series: Series, rounds: int) -> list[str]:
-    """A line for each figure; those that grow come back."""
+    """Print a line for each figure, and return the figures that grow."""
     print(f"{'':32}{'mean':>14}{'per 1,000 rounds':>18}{'+-':>12}")
     leaks = []
     for key, pairs in sorted(series.items()):

@@ -1,4 +1,4 @@
-"""What a process and a folder take at this moment, from /proc and the file system."""
+"""The resources that a process and a folder use at this moment, from /proc and the file system."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def of_process(pid: int) -> dict[str, float]:
 
 
 def of_folder(folder: Path) -> int:
-    """Bytes of all files below."""
+    """Return the bytes of all files in a folder and below it."""
     return sum(sizes(folder.rglob("*")))
 
 
 def sizes(paths: Iterable[Path]) -> Iterator[int]:
-    """Of those that are files; some vanish while they are counted."""
+    """Yield the sizes of the paths that are files; some vanish during the count."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             if path.is_file():

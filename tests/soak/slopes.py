@@ -1,4 +1,4 @@
-"""Does a figure grow with the rounds? A straight line through what was sampled, and how sure its slope is."""
+"""A straight line through samples that shows whether a figure grows with the rounds, and how sure that is."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SPANS = 20  # neighbouring samples are alike, so the line goes through the means of so many equal spans
-T_95 = 2.101  # Student's t of SPANS - 2 degrees, both sides
+SPANS = 20  # Neighbouring samples are alike, so the line goes through the means of this many equal spans.
+T_95 = 2.101  # Student's t for SPANS - 2 degrees of freedom, two-sided.
 
 
 @dataclass(frozen=True)
 class Slope:
     mean: float
     per_round: float
-    margin: float  # of per_round, at 95 %
+    margin: float  # The margin of per_round at 95 %.
 
     @property
     def flat(self) -> bool:
         return abs(self.per_round) <= self.margin
 
     def surely_over(self, grown: float, rounds: float) -> bool:
-        """Whether even the lower end of the margin comes to more than this in so many rounds."""
+        """Return whether the lower end of the margin means a growth of more than `grown` in these rounds."""
         return (self.per_round - self.margin) * rounds > grown
 
 
 def slope(rounds: Sequence[float], values: Sequence[float], warm: float = 0.1) -> Slope:
-    """`warm` is the share of the rounds at the beginning that is left out: caches fill then."""
+    """Return the slope of the values.
+
+    `warm` is the share of the rounds at the beginning that is left out, because caches fill in that time.
+    """
     first = rounds[0] + warm * (rounds[-1] - rounds[0])
     pairs = [(x, y) for x, y in zip(rounds, values, strict=True) if x >= first]
     x, y = spans(pairs)
@@ -40,7 +43,7 @@ def slope(rounds: Sequence[float], values: Sequence[float], warm: float = 0.1) -
 
 
 def spans(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Means of equal shares of the samples."""
+    """Return the means of equal shares of the samples."""
     cuts = [round(i * len(pairs) / SPANS) for i in range(SPANS + 1)]
     shares = [pairs[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
     return [sum(p[0] for p in s) / len(s) for s in shares], [sum(p[1] for p in s) / len(s) for s in shares]

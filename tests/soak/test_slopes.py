@@ -1,4 +1,4 @@
-"""What grows is found, what only trembles is not."""
+"""Growth is found, and noise alone is not."""
 
 import random
 import subprocess
@@ -24,7 +24,7 @@ def test_a_slope_lies_within_its_margin(seed):
 
 def test_noise_alone_is_flat_as_often_as_it_should_be():
     flat = sum(slope(*made(0.0, 2.0, seed=seed)).flat for seed in range(200))
-    assert 180 <= flat <= 198  # 95 % of 200 is 190
+    assert 180 <= flat <= 198  # The expected number is 190, which is 95 % of 200.
 
 
 def test_what_fills_at_the_beginning_is_no_growth():
@@ -51,7 +51,7 @@ sys.stdin.readline()
 
 
 def test_a_process_and_a_folder_are_measured(tmp_path):
-    """One of its own: in this one, threads and files of other tests come to their end."""
+    """The test starts a process, because threads and files of other tests end in this one."""
     (tmp_path / "folder").mkdir()
     command = [sys.executable, "-c", HOLDS, str(tmp_path / "folder" / "file")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -12,7 +12,7 @@ from tests.stored.world import DEVICES, HERE, facts, pack, stopped
 try:
     from protofleet.coordinator.spool.index import FORMAT
 except ImportError:
-    FORMAT = 0  # before files said what they are
+    FORMAT = 0  # Files of that time did not name their format.
 
 target = HERE / f"format-{FORMAT}.tar.xz"
 if target.exists():

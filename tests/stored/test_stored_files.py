@@ -1,4 +1,4 @@
-"""Files of every format there has been are opened, brought up to date, and gone on from."""
+"""Files of every earlier format are opened, brought up to date, and used to go on."""
 
 import json
 

@@ -1,4 +1,7 @@
-"""The run whose files are kept: dead in its second round, which is closed and not yet followed by a snapshot."""
+"""The run whose files are kept: it died in its second round.
+
+That round is closed and has no snapshot after it yet.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def stopped(folder: Path) -> Simulation:
 
 
 def facts(spool: Spool) -> dict[str, Any]:
-    """What any version must find in the files."""
+    """Return the facts that every version must find in the files."""
     remembered = spool.recover()
     assert remembered is not None
     past, members = remembered
@@ -41,7 +44,7 @@ def facts(spool: Spool) -> dict[str, Any]:
             phase: {d: base.hex() for d, base in devices.items()} for phase, devices in past.accepted.items()
         },
         "members": {name: [m.examples, list(m.counts)] for name, m in members.items()},
-        # Whose record the boot is of has stood there since records have counts of their own.
+        # An empty holder is left out: versions whose records had no counts of their own did not store the holder.
         "heard": {name: [mark for mark in marks if mark != ""] for name, marks in spool.last_heard().items()},
         "state": sorted(spool.server_state() or {}),
     }  # fmt: skip
@@ -55,6 +58,6 @@ def pack(folder: Path, target: Path) -> None:
 
 def unpack(source: Path, folder: Path) -> None:
     with tarfile.open(source) as archive:
-        for member in archive.getmembers():  # ours; but nothing else is taken from it than files and folders
+        for member in archive.getmembers():  # The archive is ours; even so, take files and folders only.
             if member.isfile() or member.isdir():
                 archive.extract(member, folder)

@@ -1,4 +1,4 @@
-"""`protofleet enrol ...` as an operator calls it: each command is a process of its own."""
+"""`protofleet enrol ...` as an operator calls it: each command runs in a separate process."""
 
 import os
 import subprocess
@@ -9,7 +9,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def enrol_in(folder, line, code=0):
-    """What it said; it ended with that code, and without a traceback."""
+    """Run `protofleet enrol` in a folder and return what it printed.
+
+    Assert that it ended with this exit code and printed no traceback.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "protofleet", "enrol", *line.split()], stdin=subprocess.DEVNULL,
         cwd=folder, capture_output=True, text=True, timeout=60, check=False,

@@ -1,4 +1,4 @@
-"""The events that a coordinator has said on its standard output, among the lines of its log."""
+"""The events that a coordinator has printed on its standard output, between other lines of its log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def events_in(log: Path) -> list[dict[str, Any]]:
-    """Of one that was killed the last line may be torn."""
+    """Return the events of a log; the last line may be incomplete, if its coordinator was killed."""
     found = []
     for line in log.read_text(errors="replace").splitlines():
         if line.startswith('{"event": '):

@@ -1,4 +1,4 @@
-"""A coordinator and devices as threads of one process, at a real broker."""
+"""A coordinator and devices as threads of one process, connected to a real broker."""
 
 import queue
 import threading
@@ -28,13 +28,13 @@ DEVICES = [f"device-{i}" for i in range(3)]
 
 
 class Federation:
-    """A coordinator and devices as threads of this process, each with a connection of its own."""
+    """A coordinator and devices as threads of this process; each has a separate connection to the broker."""
 
     coordinators_inbox = devices_inbox = queue.SimpleQueue
     session_seconds = 60
     clock = staticmethod(time.monotonic)
     policy = POLICY
-    seconds = 60  # for each party to come to its end
+    seconds = 60  # Seconds that each party has until its thread must end.
 
     def __init__(self, folder, address, federation, method):
         self.folder, self.address, self.topics = folder, address, Topics(federation)
@@ -81,7 +81,7 @@ class Federation:
         return agent, inbox
 
     def at(self, name):
-        """The broker, as this party reaches it."""
+        """Return the address at which this party connects to the broker."""
         return self.address
 
     def start(self, party, inbox):
@@ -100,7 +100,11 @@ class Federation:
         return self
 
     def wait_until_the_coordinator_listens(self, seconds=30.0):
-        """What devices say before is said to nobody, and the meters of both ends differ by it."""
+        """Wait until the coordinator receives its own messages.
+
+        The coordinator does not receive what devices publish before that, so the meters of the two ends would
+        differ.
+        """
         deadline = time.monotonic() + seconds
         while not self.service.link.hears_own_messages:
             assert time.monotonic() < deadline, "the coordinator does not hear its own birth"
@@ -123,7 +127,7 @@ class AtAnswer:
             self.done.set()
 
     def answered(self, run, update, now):
-        """What counts is that it was accepted."""
+        """Ignore the answer; `happened` acts when the answer is accepted."""
 
     stepped = answered
 

@@ -1,7 +1,7 @@
-"""The programs `coordinator` and `device` in processes that are forked, from one that has imported what they need.
+"""The programs `coordinator` and `device`, forked from a process that has already imported their modules.
 
-They are started as `protofleet run` starts its own. Whoever changes a module before others import it starts a new
-interpreter.
+`protofleet run` starts its processes in the same way. A test that must change a module before the program imports
+it starts a new interpreter instead.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.rooms import ROOT
 
 @functools.cache
 def launcher() -> Launcher:
-    """One for all tests of a process; it ends with it."""
+    """Return the launcher that all tests of this process share; the launcher ends when this process ends."""
     return Launcher((*IMPORTED, "protofleet.edge_client.data.sources.folders"))
 
 
 def forked_program(arguments: Sequence[str], log: Path, folder: Path = ROOT) -> ForkedChild:
-    """`protofleet ARGUMENTS` in a folder, asked and told as a subprocess.Popen is."""
+    """Start `protofleet ARGUMENTS` in a folder; the returned child has the methods of subprocess.Popen."""
     with log.open("ab") as written:
         program = Program(log.stem, "protofleet", arguments, folder=str(folder))
         return launcher().start(program, stdout=written.fileno(), stderr=written.fileno())

@@ -1,4 +1,4 @@
-"""`python -m tests.support.forks TEXT`: runs a test's text, and then forks as asked."""
+"""`python -m tests.support.forks TEXT` runs TEXT, which a test gives, and then forks children on request."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""A run in real processes that does not come past a round before it is let: whoever is late does not find it over."""
+"""A run in real processes that waits after a given round until the test lets it continue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.rooms import ROOT
 
-# Every interpreter of the run imports it at its start, and forks have its hook.
+# Every interpreter of the run imports this text at its start, and forked processes inherit its audit hook.
 HOOK = """
 import os, sys, time
 from pathlib import Path
@@ -24,7 +24,7 @@ sys.addaudithook(wait_before_a_line_of_a_later_round)
 
 
 class HeldRun:
-    """Its coordinator waits before it writes down one more than these rounds."""
+    """A run whose coordinator waits, after it has written `rounds` lines of rounds, until `let_go` is called."""
 
     def __init__(self, folder: Path, rounds: int) -> None:
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""A protofleet installed from its wheel, beside the packages of this interpreter and without this checkout."""
+"""A protofleet installed from its wheel, that sees the packages of this interpreter but not this checkout."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def wheel_in(folder: Path) -> Path:
 
 
 def installed_in(folder: Path, wheel: Path) -> Path:
-    """The folder of its programs."""
+    """Install a wheel into a new virtual environment and return the folder of its programs."""
     venv.create(folder, with_pip=False, symlinks=True)
     (library,) = folder.glob("lib/python3*/site-packages")
-    # A line of a .pth adds a folder whose own .pth files are not read: the editable install is not seen.
+    # Python does not read the .pth files of a folder that a .pth line adds, so the editable install is not seen.
     places = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
     (library / "theirs.pth").write_text("\n".join(places))
     done = subprocess.run(
@@ -35,5 +35,5 @@ def installed_in(folder: Path, wheel: Path) -> Path:
 
 
 def own_environment() -> dict[str, str]:
-    """Without PYTHONPATH, which may name this checkout."""
+    """Return the environment without PYTHON... variables, because PYTHONPATH may name this checkout."""
     return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}

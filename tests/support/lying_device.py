@@ -1,7 +1,7 @@
-"""A device that lies: it holds a real key, says what no honest device says, and keeps what it is told.
+"""A lying device: it has a real key, sends what no honest device sends, and keeps the messages that it receives.
 
-It needs a way to publish and calls nobody else's code of the edge, so the same liar works in the simulation and
-over a real broker.
+It needs only a transport and calls no code of the edge client, so the same liar works in the simulation and over a
+real broker.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from protofleet.protocol.wire.reasons import Rejected
 from protofleet.protocol.wire.topics import Topics
 from tests.support.small_federation import CLASSES
 
-KEY = bytes(32)  # it has no secrets
+KEY = bytes(32)  # The liar has no secrets.
 
 
 @dataclass
 class Liar:
-    """`answers` is called with the place of each new task; by default it says nothing, for ever."""
+    """A device that calls `answers` with the place of each new task; without `answers` it never answers."""
 
     name: str
     keys: Keys
@@ -38,15 +38,16 @@ class Liar:
     transport: Transport | None = None
     answers: Any = None
     examples: int = 48
-    hello: dict[str, Any] = field(default_factory=dict)  # on top of an honest one
+    hello: dict[str, Any] = field(default_factory=dict)  # Fields that replace those of an honest hello.
     heard: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     run: str = ""
     epoch: int = 0
     plan: bytes = b""
     sequence: int = 0
-    serves: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)  # object -> body, block size
+    # Object -> (body, block size in bytes).
+    serves: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
     asked: list[tuple[int, str, bytes]] = field(default_factory=list)
-    mute: bool = False  # offers blocks and never sends one
+    mute: bool = False  # A mute liar offers blocks and never sends one.
 
     def take(self, item: object, now: float = 0.0) -> None:
         if isinstance(item, Connected):
@@ -80,7 +81,7 @@ class Liar:
         self.say("hello", {**honest, **self.hello})
 
     def frame(self, kind: str, fields: Any, round=0, phase="", base=b"", **header: Any) -> bytes:
-        """A signed envelope; any field of the header may be something else."""
+        """Return a signed envelope; `header` replaces any fields of an honest header."""
         self.sequence += 1
         honest = {
             "major": 1, "minor": 0, "suite": int(kind != "state"), "kind": kind, "federation": self.topics.federation,
@@ -99,13 +100,13 @@ class Liar:
         self.transport.publish(topic or self.topics.up(self.name), frame)
 
     def update(self, place: tuple[int, str, bytes], body: Any, **fields: Any) -> None:
-        """Arrays are encoded; bytes and manifests go as they are."""
+        """Send an update; a dict of arrays is encoded, bytes and manifests are sent unchanged."""
         if isinstance(body, dict):
             body = encoded(body)
         self.say("update", {"examples": 1, "metrics": {}, "arrays": body, **fields}, *place)
 
     def offer(self, body: bytes, block: int = 4096, parts: list[list[Any]] | None = None) -> list[Any]:
-        """A manifest of a body that is served on request."""
+        """Return a manifest of a body, and keep the body so that its blocks are sent on request."""
         name = hashlib.sha256(body).digest()
         self.serves[name] = (body, block)
         hashes = b"".join(
@@ -139,7 +140,7 @@ def with_table(table: list[Any], raw: bytes = b"") -> bytes:
 
 
 def add_liar(run, name: str = "liar", **more: Any) -> Liar:
-    """A liar that is enrolled in a simulated run."""
+    """Enrol a liar in a simulated run, connect it and return it."""
     keys = Keys.new()
     run.keyring[name] = keys.public
     liar = Liar(name, keys, run.keyring, run.topics, **more)

@@ -1,4 +1,4 @@
-"""A broker that works against its federation: what it does to frames, and a place for it on a real connection."""
+"""A broker that attacks its federation: its actions on frames, and a server that applies them to real connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Later = Callable[[float, Callable[[], None]], Any]
 
 
 class Malice:
-    """Between a frame and those who listen for it. One seed, one history, as far as the frames come in one order."""
+    """The attacks of a broker on published frames: it drops, alters, misdirects, repeats, delays and forges them.
+
+    The same seed gives the same attacks as long as the frames come in the same order.
+    """
 
     def __init__(self, honest: Publish, later: Later, seed: int, rate: float = 0.4) -> None:
         self.honest, self.later, self.dice, self.rate = honest, later, random.Random(seed), rate
@@ -43,7 +46,7 @@ class Malice:
             self.honest(topic, frame, retain)
 
     def _deal(self) -> Publish:
-        """From a shuffled deck: a short run, too, has seen each deed."""
+        """Return the next attack from a shuffled deck, so that a short run also meets each attack."""
         if not self._deck:
             self._deck = self.dice.sample(self.deeds, len(self.deeds))
         return self._deck.pop()
@@ -69,13 +72,13 @@ class Malice:
         self.later(20 * self.dice.random(), lambda: self.honest(topic, frame, retain))
 
     def forge(self, topic: str, frame: bytes, retain: bool) -> None:
-        """Another's header, a payload of its own, a signature that is none."""
+        """Publish the first half of an earlier frame with random bytes as the rest, then the real frame."""
         other = self.dice.choice(self.seen)[1]
         self.honest(topic, other[: len(other) // 2] + self.dice.randbytes(len(other) // 2 + 64), retain)
         self.honest(topic, frame, retain)
 
     def has_read(self, arrays: list[np.ndarray]) -> list[bool]:
-        """For some 12-byte pieces of what a run has learned: whether it has seen them."""
+        """Return, for some 12-byte pieces of the arrays that a run has learned, whether it has seen each one."""
         seen = b"".join(frame for _, frame in self.seen)
         windows = {seen[i : i + 12] for i in range(len(seen) - 11)}
         pieces = [np.ascontiguousarray(v).tobytes()[i : i + 12] for v in arrays for i in range(0, 24, 4)]
@@ -84,10 +87,11 @@ class Malice:
 
 
 class MaliciousBroker:
-    """Speaks MQTT over TLS with the broker's own certificate, and acknowledges whatever it is given.
+    """A server that speaks MQTT over TLS with the broker's own certificate and acknowledges every PUBLISH.
 
-    Connections, subscriptions and deliveries pass through to a Mosquitto behind it that has no rules. What is
-    published goes to a Malice, and on by a connection of its own. `pace` is by how much the parties' clocks run fast.
+    It passes connections, subscriptions and deliveries through to a Mosquitto behind it that has no access rules.
+    It gives every published frame to a Malice, which publishes to that Mosquitto over a separate connection.
+    `pace` is the factor by which the clocks of the parties run faster than real time.
     """
 
     def __init__(self, behind: BrokerAddress, files: TlsFiles, seed: int, rate: float, pace: float) -> None:
@@ -138,7 +142,7 @@ class MaliciousBroker:
         writer.close()
 
     def _take(self, packet: bytes, start: int) -> bytes:
-        """A PUBLISH, and the word that all is well with it."""
+        """Give a PUBLISH to the Malice and return the bytes that acknowledge it."""
         topic, frame = topic_and_frame(packet, start)
         self.malice.publish(topic, frame, bool(packet[0] & 1))
         return acknowledgement(packet, start)

@@ -1,4 +1,4 @@
-"""`mlflow server`, which a test kills as the kernel would, and which comes back with what it had."""
+"""`mlflow server`, which a test can kill with SIGKILL and start again with the same database and files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Final
 
-PATIENCE_SECONDS: Final = 240.0  # its start takes five of one core
+PATIENCE_SECONDS: Final = 240.0  # Its start takes five seconds of one core.
 QUIETLY: Final = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
@@ -26,7 +26,7 @@ class MLflowServer:
         self.start()
 
     def start(self) -> None:
-        """Returns at once; `wait` until it answers."""
+        """Start the server and return at once; call `wait` to wait until the server answers."""
         where = ("--backend-store-uri", f"sqlite:///{self._folder}/mlflow.db")
         where += ("--artifacts-destination", str(self._folder / "files"))
         with (self._folder / "log").open("ab") as log:
@@ -45,7 +45,7 @@ class MLflowServer:
         raise AssertionError((self._folder / "log").read_text())
 
     def kill(self) -> None:
-        """It and its workers, in the middle of whatever they do."""
+        """Kill the server and its workers with SIGKILL, without waiting for their work."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

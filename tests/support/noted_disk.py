@@ -1,4 +1,4 @@
-"""A disk that notes its steps."""
+"""A disk that records its steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from protofleet.protocol.storage.disk import Disk
 
 
 class NotedDisk(Disk):
-    """Each step by its kind and the name of what it is about."""
+    """A disk that records each step in `taken`, as (kind of step, name of the file or folder)."""
 
     def __init__(self, durable: bool = False) -> None:
         super().__init__(durable)

@@ -1,16 +1,20 @@
-"""What files this process has open."""
+"""The files that this process has open."""
 
 import contextlib
 from pathlib import Path
 
 
 def open_files(folder: Path = Path()) -> list[str]:
-    """What each is called, where that is still known. Without a folder, also those that other tests have left, and a
-    thread or a collection of garbage closes in between.
+    """Return the names of the open files below a folder, or of all open files when no folder is given.
+
+    Without a folder the list also has files that other tests have left open; another thread or the garbage collector
+    can close these while this function runs.
     """
-    handles = list(Path("/proc/self/fd").iterdir())  # that of the folder itself is closed again by now
+    # When list() returns, the handle of the folder /proc/self/fd itself is already closed again.
+    handles = list(Path("/proc/self/fd").iterdir())
     named = []
     for each in handles:
-        with contextlib.suppress(FileNotFoundError):  # only to read its name tells that it is still open
+        # Only reading the name tells that the file is still open.
+        with contextlib.suppress(FileNotFoundError):
             named.append(str(each.readlink()))
     return [name for name in named if folder == Path() or name.startswith(f"{folder}/")]

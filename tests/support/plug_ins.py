@@ -13,7 +13,7 @@ DOCS: Final = Path(__file__).parents[2] / "docs"
 
 
 def block(page: str, name: str) -> str:
-    """The Python of a page that stands under this name."""
+    """Return the Python code block of a page of docs/ that has this name."""
     (found,) = re.findall(
         rf"^```python {name}\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL
     )
@@ -25,7 +25,10 @@ def sha256(text: str) -> str:
 
 
 def installed_package(site: Path, name: str, files: Mapping[str, str], entries: Mapping[str, str]) -> Path:
-    """As pip leaves it there: sources, their hashes in RECORD, and group -> "name = module:object"."""
+    """Write a package into a site folder as pip does, and return its dist-info folder.
+
+    pip writes the sources and, in RECORD, their hashes. `entries` maps a group to lines "name = module:object".
+    """
     about = site / f"{name.replace('-', '_')}-1.2.dist-info"
     about.mkdir(parents=True)
     rows = []

@@ -1,4 +1,4 @@
-"""A broker that says what a test tells it to say, for what real ones say only on bad days."""
+"""A broker that sends the packets that a test gives it, for packets that real brokers send only in rare cases."""
 
 from __future__ import annotations
 
@@ -35,16 +35,18 @@ def puback(packet_id: int, code: int = 0) -> bytes:
 
 
 def packet_id(publish: bytes) -> int:
-    """Of a PUBLISH without its fixed header."""
+    """Return the packet id of a PUBLISH whose fixed header is removed."""
     (length,) = struct.unpack_from("!H", publish)
     (number,) = struct.unpack_from("!H", publish, 2 + length)
     return int(number)
 
 
 class ScriptedBroker:
-    """Each connection gets the next script, the last one for ever: bytes to send, `None` to hang up.
+    """An MQTT broker on the loopback that answers each CONNECT with a script.
 
-    `heard` has every packet as (type, bytes after the fixed header).
+    Each connection gets the next script; the last script serves all further connections. A script is a list of
+    bytes to send; `None` closes the connection. `heard` has every received packet as (type, bytes after the
+    fixed header).
     """
 
     def __init__(self, *scripts: Sequence[bytes | None]) -> None:
@@ -64,7 +66,7 @@ class ScriptedBroker:
         self._line.sendall(packet)
 
     def expect(self, kind: int, seconds: float = 20.0) -> bytes:
-        """The next packet of this kind."""
+        """Return the next received packet of this kind, without its fixed header; drop the packets before it."""
         while True:
             found, body = self.heard.get(timeout=seconds)
             if found == kind:

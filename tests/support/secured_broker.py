@@ -15,7 +15,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 
 @dataclass
 class Enrolled:
-    """A fleet and the broker that takes nobody else."""
+    """An enrolled fleet and the broker that accepts no other clients."""
 
     fleet: LocalFederation
     federation: str
@@ -26,7 +26,10 @@ class Enrolled:
 
 
 def start_enrolled(folder: Path, *devices: str, more: Sequence[str] = ()) -> Enrolled:
-    """The caller stops its broker. `more` are further lines of its settings."""
+    """Enrol devices and start a Mosquitto for them; the caller must stop that broker.
+
+    `more` has further lines for the settings file of the broker.
+    """
     federation = f"f{uuid.uuid4().hex[:8]}"
     fleet = enrol_federation(folder, federation, devices)
     mutual_tls = MutualTls(fleet.folder_of("broker"), fleet.tls(COORDINATOR))

@@ -1,4 +1,4 @@
-"""An experiment of two devices that is over in a second, as a file has it."""
+"""The text of an experiment file with two devices; the run ends within a second."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Small things that tests of whole federations build: a tiny plan, tiny skewed data, a simulation of both."""
+"""Small parts for tests of whole federations: a tiny plan, tiny skewed data, and a simulation that uses both."""
 
 from __future__ import annotations
 
@@ -31,21 +31,24 @@ __all__ = [
     "in_blocks", "once_each", "part", "plan", "replace_coordinator", "replace_coordinator_in_the_repeated_round",
     "shard", "simulation",
 ]  # fmt: skip
-torch.set_num_threads(1)  # tests run side by side
+torch.set_num_threads(1)  # Several test processes run at the same time.
 
 
 def simulation(
     folder: Path, method: str, conditions: NetworkConditions | None = None, seed: int = 0, policy: RunPolicy = POLICY,
     hyper: Mapping[str, object] | None = None, shards: Mapping[str, Shard] | None = None, plugin: str = "", **more,
 ) -> Simulation:  # fmt: skip
-    """`shards`: of devices that hold other data than the common ones."""
+    """Return a simulation of three devices, or more, that run a tiny plan of this method.
+
+    `shards` has the data of further devices, and of devices whose data must differ from the common shards.
+    """
     shards = {f"device-{i}": shard(i) for i in range(3)} | dict(shards or {})
     made = plan(method, policy.rounds, plugin, **(hyper or {}))
     return Simulation(made, shards, policy, folder, conditions or NetworkConditions(), seed, **more)
 
 
 def in_blocks(run: Simulation, monkeypatch) -> None:
-    """Honest answers of the tiny network travel as objects too."""
+    """Lower the inline limit to 64 bytes, so that honest answers of the tiny network also travel as objects."""
     monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
     for agent in run.agents.values():
         agent.link.inline = 64
@@ -53,7 +56,7 @@ def in_blocks(run: Simulation, monkeypatch) -> None:
 
 
 def replace_coordinator(run: Simulation, file: RoundsFile) -> None:
-    """It dies, and the next one writes into the same file."""
+    """Kill the coordinator and start another one that writes into the same rounds file."""
     run.kill("coordinator")
     run.boot_coordinator()
     run.service.run.observers.clear()
@@ -61,7 +64,7 @@ def replace_coordinator(run: Simulation, file: RoundsFile) -> None:
 
 
 def replace_coordinator_in_the_repeated_round(run: Simulation, file: RoundsFile) -> None:
-    """As soon as an answer has been put aside."""
+    """Run until the spool has put an answer aside, then replace the coordinator."""
     run.run(until=lambda: bool(run.service.run.spool.recover() and run.service.run.spool.recover()[0].aside))
     replace_coordinator(run, file)
 
@@ -74,7 +77,7 @@ def assert_same(a: Simulation, b: Simulation) -> None:
 
 
 def once_each(make: Callable[[str], Simulation]) -> Callable[[str], Simulation]:
-    """A run by its method, made when it is first asked for: what others are compared with."""
+    """Return a function that makes the run of a method at its first call and returns the same run at later calls."""
     known: dict[str, Simulation] = {}
 
     def of(method: str) -> Simulation:

@@ -1,4 +1,4 @@
-"""`python -m tests.support.source TEXT`: a child whose program stands in the test that starts it."""
+"""`python -m tests.support.source TEXT` runs TEXT: a child process whose program is written in the test."""
 
 import sys
 

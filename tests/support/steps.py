@@ -1,4 +1,4 @@
-"""How much work a call is, counted in steps of the interpreter: the same on every machine, however busy."""
+"""Count the work of a call in steps of the interpreter; the count is the same on every machine, also under load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 
 class Name(str):
-    """A device's name. Whoever hashes or compares it takes steps, also where a set does that for all of its names."""
+    """A device's name whose hashing and comparison take steps of the interpreter.
+
+    So steps are counted also where a set hashes or compares all of its names.
+    """
 
     __slots__ = ()
 
@@ -21,7 +24,10 @@ class Name(str):
 
 
 def steps_of(call: Callable[[], object]) -> int:
-    """Bytecodes under this call. What one function of C does at once is one step, but for names and their sets."""
+    """Return the number of bytecodes that this call executes.
+
+    The work inside one C function counts as one step, except the hashing and comparing of `Name` objects.
+    """
     counted = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Nobody is unheard for good: a ban ends by itself, also after a restart, and strangers share one pause."""
+"""No device is banned for ever: a ban ends by itself, also after a restart, and unknown senders share one pause."""
 
 import os
 
@@ -15,7 +15,7 @@ NAME = "device-1"
 
 
 class Clock:
-    """Like the machine's: it goes on while no process runs."""
+    """A clock like that of the machine, which goes on while no process runs."""
 
     def __init__(self):
         self.now = 1_700_000_000.0
@@ -30,7 +30,7 @@ def clock():
 
 
 def length(folder, clock, bans):
-    """How long a ban lasts, to the minute, as whoever looks once a minute sees it."""
+    """Return how many seconds a ban lasts for an observer that looks once a minute."""
     begun = clock.now
     while NAME in bans.banned:
         clock.now += 60.0

@@ -1,4 +1,4 @@
-"""What the classes of a run are called: most devices say it, one alone never does, and it stays."""
+"""Most devices decide the names of a run's classes, one device alone never does, and the names stay."""
 
 import logging
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import NAMES, shard, simulation
 
 OTHER = ("cat", "cow", "owl")
-LISTENING = 1000.0  # seconds, by which all have been heard
+LISTENING = 1000.0  # seconds until all devices have been heard
 PATIENT = RunPolicy(rounds=2, quorum=2, patience_seconds=30.0, grace_seconds=3.0, settle_seconds=1.0)
 
 
@@ -38,7 +38,7 @@ def judged(made, *hellos, now=0.0):
     return [made.judge(each, now) for each in hellos]
 
 
-# -- one list of names, and who says what
+# -- one list of names, and the names that each device says
 
 
 def test_what_is_stated_refuses_with_both_lists_and_the_first_difference():
@@ -238,7 +238,7 @@ def test_what_is_fixed_stays_when_the_coordinator_starts_again(tmp_path):
 
 
 class Cohorts:
-    """An observer that keeps who is asked together."""
+    """An observer that keeps which devices are asked together."""
 
     def __init__(self):
         self.drawn = set()
@@ -255,7 +255,7 @@ class Cohorts:
 
 @pytest.mark.parametrize("settings", [(), OTHER])
 def test_who_took_part_before_a_restart_is_not_asked_with_one_that_says_other_names_first(tmp_path, settings):
-    """Its network is down when the next coordinator starts, and the broker has not noticed yet."""
+    """The network of that device is down when the next coordinator starts, and the broker has not noticed yet."""
     policy = RunPolicy(rounds=40, quorum=1, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
     cohorts = Cohorts()
     run = simulation(tmp_path, "fedavg", policy=policy, shards=odd_one("device-1"), observers=[cohorts])

@@ -1,4 +1,4 @@
-"""Who counts for which domain, whatever is said in whatever order."""
+"""Each device counts for the right domain, in whatever order messages arrive."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""An error in handling what one peer says ends that peer's say; what is ours raises; what watches costs nothing."""
+"""An error in a peer's message stops that peer, an internal error raises, and an observer's error does no harm."""
 
 import errno
 import logging
@@ -31,7 +31,7 @@ class Planted(Exception):
 
 
 def plant(monkeypatch, place, name, when=lambda *given: True, times=10**9, what=Planted):
-    """The method raises, for the device that was chosen, so often."""
+    """Let the method `name` of `place` raise `what` at the first `times` calls for which `when` is true."""
     honest, left = getattr(place, name), [times]
 
     def raises(*given, **more):
@@ -65,7 +65,7 @@ HANDLERS = {
 
 
 def asking(monkeypatch):
-    """Devices of minor version 0, which ask for all that they get."""
+    """Let the devices be of minor version 0, which must ask for each broadcast that they get."""
     monkeypatch.setattr("protofleet.protocol.wire.forms.DEVICE_FORMS", ())
 
 
@@ -94,7 +94,7 @@ def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment
     in_blocks(run, monkeypatch)
 
     class Fetched(Fetch):
-        """Of the coordinator, not of a device."""
+        """A fetch of the coordinator, not of a device."""
 
     if moment == "wake":
         Fetched.take = lambda fetch, *rest: ({}, False)  # so that it asks again
@@ -106,7 +106,7 @@ def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment
 
 
 def test_an_error_with_a_block_at_its_time_is_that_of_who_asked_first(tmp_path, monkeypatch, caplog):
-    """One device asks late, so blocks wait a while for it, and go out in nobody's turn."""
+    """One device asks late, so blocks wait for it, and no message of a device is handled when they are sent."""
     asking(monkeypatch)
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     link = run.agents[BAD].link
@@ -203,7 +203,7 @@ def test_an_error_in_what_must_last_is_no_peers(tmp_path, monkeypatch, step):
 
 def test_a_key_that_is_gone_between_two_looks_is_looked_up_once(tmp_path):
     class Vanishing(dict):
-        """A folder of records: each is there for one look."""
+        """A folder of records in which each record can be read only once."""
 
         def __getitem__(self, name):
             return self.pop(name)

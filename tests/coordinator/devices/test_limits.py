@@ -1,4 +1,4 @@
-"""What is believed of a device, and what is kept of one that was not believed."""
+"""The coordinator believes claims of devices only within limits, and a refused answer leaves nothing behind."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_a_large_array_is_looked_at_in_slices_and_to_its_end():
 
 
 def test_a_norm_is_taken_over_all_slices_and_compared_with_its_bound():
-    """One device must not outweigh all others. Squares of what is allowed would overflow a float32."""
+    """One device must not outweigh all others. The squares of allowed values would overflow a float32."""
     wants = {"weights": TensorSpec(("n",), most=1 << 30)}
     numbers = np.full(2 * SLICE, 3.0, np.float32)
     norm = float(np.linalg.norm(numbers.astype(np.float64)))

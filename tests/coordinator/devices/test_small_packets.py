@@ -1,4 +1,4 @@
-"""Whether a manifest may be an object, where a broker's packets have become too small for it."""
+"""A manifest can become an object when the broker's packets have become too small for it."""
 
 import pytest
 
@@ -11,10 +11,10 @@ CAN = {"one": frozenset({"manifest"}), "old": frozenset()}
     ("present", "can", "quorum", "goes_on"),
     [
         ({"one", "old"}, CAN, 1, True),
-        ({"old"}, CAN, 1, True),  # the other one is only heard with a connection
+        ({"old"}, CAN, 1, True),  # "one" can be heard only when the broker accepts a connection
         ({"one", "old"}, CAN, 2, False),
         ({"old"}, {"old": frozenset()}, 1, False),
-        ({"earlier", "old"}, {"old": frozenset()}, 1, True),  # it was there before this coordinator was
+        ({"earlier", "old"}, {"old": frozenset()}, 1, True),  # it came before this coordinator
     ],
 )
 def test_a_limit_that_lasts_is_gone_on_with_where_enough_others_have_said_that_they_can(

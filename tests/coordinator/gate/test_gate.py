@@ -1,4 +1,4 @@
-"""What the gate returns: a message that offers an answer, the state of the run, and the decision."""
+"""The gate decides from a message that offers an answer and from the state of the run."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ BROKEN = Problem(Reason.NOT_FINITE, "w is not finite")
 
 
 class State:
-    """Two devices are asked to train; each method is something that has happened since."""
+    """A run that asks two devices to train; each method is an event that can happen after that."""
 
     def __init__(self, folder):
         self.folder, self.unwritten = folder, []

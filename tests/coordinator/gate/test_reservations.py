@@ -1,4 +1,4 @@
-"""Room on the disk: sums that are kept say what all reservations say, and cost no look at them."""
+"""The stored sums of reserved disk space equal the sum of all reservations, without a look at each of them."""
 
 from types import SimpleNamespace
 

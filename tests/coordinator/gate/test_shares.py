@@ -1,4 +1,4 @@
-"""Which offers make way where the room for answers is short."""
+"""Some offers of answers must wait when the room for answers is short."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ def test_of_two_that_want_the_same_the_first_keeps_it():
 
 @given(OFFERS, st.integers(6, 1000))
 def test_whoever_asks_for_no_more_than_its_share_has_it_whatever_others_have_promised(offers, room):
-    """`room` is for all of them and one more; they have promised as much of it as there is."""
+    """`room` is enough for all of them and one more; the others have reserved all of it."""
     share = room // (len(offers) + 1)
     taken = {}
     for device, offer in offers.items():

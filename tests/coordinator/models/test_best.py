@@ -1,4 +1,4 @@
-"""The model of all that was best by validation: the summary's choice, whatever the coordinator dies of."""
+"""The best global model by validation is the one that the summary names, whenever the coordinator dies."""
 
 import errno
 
@@ -18,7 +18,7 @@ MEMBERS = {"a": Member("a", 3)}
 
 
 class Run:
-    """Rounds of a coordinator, as far as this sink sees them. Round n begins with a state of n in every place."""
+    """The rounds of a coordinator as this sink sees them; round n begins with a state in which every value is n."""
 
     def __init__(self, folder, disk=None):
         self.spool = Spool(folder / "coordinator", disk=disk or Disk(False))
@@ -79,7 +79,7 @@ HONEST = {"a": (0.5, 0.6, 0.7), "b": (0.4, 0.6, 0.65), "c": (0.9, 0.93, 0.94)}
     [((0, 1, 2), (1.0, 0.0, 0.0), 3), ((2, 1, 0), (0.0, 0.5, 1.0), 1), ((0, 2, 1), (0.0, 0.0, 1.0), 2)],
 )
 def test_one_device_of_four_does_not_decide_which_model_is_the_best(tmp_path, order, claims, chosen):
-    """It calls the best worse, the worst better, or a later one the best; a restart in between changes nothing."""
+    """The device calls the best model worse, the worst better, or a later one the best. A restart changes nothing."""
     run = Run(tmp_path)
     for number, (point, claim) in enumerate(zip(order, claims, strict=True), 1):
         devices = {**{name: values[point] for name, values in HONEST.items()}, "liar": claim}
@@ -104,7 +104,7 @@ def test_a_replay_changes_no_choice_and_a_later_process_goes_on_with_it(tmp_path
     run.round(1, 0.2)
     run.round(2, 0.6)
     run.restart(tmp_path)
-    run.round(2, 0.9, written=False)  # the line that stands counts
+    run.round(2, 0.9, written=False)  # the line that is already written counts
     run.round(3, 0.6)
     assert run.kept(tmp_path) == run.chosen == 2
     run.round(4, 0.7)
@@ -139,7 +139,7 @@ def test_a_damaged_state_is_said_and_left_where_it_is(tmp_path):
     run = Run(tmp_path)
     run.round(1, 0.2)
     path = next((tmp_path / "coordinator" / "best").glob("*.body"))
-    path.unlink()  # it is a second name of the snapshot
+    path.unlink()  # it is a hard link to the snapshot
     path.write_bytes(b"x")
     with pytest.raises(DamagedError, match="is damaged: its bytes are not those that it is named by"):
         run.kept(tmp_path)

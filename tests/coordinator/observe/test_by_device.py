@@ -1,4 +1,4 @@
-"""A round's bytes by device: they add up to the round's, and are what each device counts itself."""
+"""The bytes by device add up to the bytes of the round and equal what each device counts itself."""
 
 import random
 from collections import Counter
@@ -20,7 +20,7 @@ LAST, WHOLE = "protofleet_round_device_wire_bytes", "protofleet_run_device_wire_
 
 
 def summed(by_device):
-    """(direction, kind) -> bytes, over all rows."""
+    """Return (direction, kind) -> bytes, summed over all rows."""
     found = Counter()
     for ways in by_device.values():
         for way, kinds in ways.items():
@@ -49,7 +49,7 @@ def test_rows_add_up_to_the_round_and_name_the_devices_with_the_most_bytes(seed)
     crossed = crossed_by_chance(draw)
     earlier = {
         (way, "control"): draw.randrange(100) for way in (UP, DOWN)
-    }  # of an earlier process: by no device
+    }  # bytes of an earlier process belong to no device
     total = Counter(earlier)
     for (_, way, kind), size in crossed.items():
         total[way, kind] += size
@@ -85,7 +85,7 @@ def observed(run, folder):
 
 
 def test_each_device_counts_itself_what_its_rows_say(tmp_path):
-    """Nothing is lost here, so what the one end has sent the other has received."""
+    """No message is lost here, so each end has received what the other has sent."""
     run = simulation(tmp_path / "run", "fedavg")
     file, _ = observed(run, tmp_path)
     run.run()

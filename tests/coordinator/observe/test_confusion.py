@@ -1,4 +1,4 @@
-"""Which classes are taken for which: counted by devices at the end, sent where both sides have it, and judged."""
+"""Devices count at the end which classes they confuse, and send it if both sides support it; it is then judged."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def run_of(folder, method="fedavg", **more):
 
 
 def counted_naively(agent, data):
-    """Sample by sample, what the device's last model predicts."""
+    """Count, sample by sample, which class the device's last model predicts for each class."""
     found = [[0] * CLASSES for _ in range(CLASSES)]
     half = agent.run.job.half
     half.model.eval()
@@ -35,9 +35,7 @@ def counted_naively(agent, data):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
 def test_the_last_line_says_of_each_domain_what_was_taken_for_what(tmp_path, method):
-    run, rounds = run_of(
-        tmp_path, method, hyper={"lr": 1e-5}
-    )  # it learns next to nothing, and is often wrong
+    run, rounds = run_of(tmp_path, method, hyper={"lr": 1e-5})  # it learns almost nothing and is often wrong
     run.run()
     *training, last = read_rounds(tmp_path / "rounds.jsonl")
     assert all(line["confusion"] == {} for line in training)
@@ -76,7 +74,7 @@ def test_nobody_is_asked_and_nobody_tells_where_the_coordinator_has_it_off(tmp_p
 
 
 def test_a_device_that_does_not_know_of_it_takes_part_as_before(tmp_path):
-    """Nor does one whose owner has it off, or of an earlier version: it answers the evaluation with no arrays."""
+    """So does a device whose owner has turned it off, or of an earlier version: its evaluation has no arrays."""
     run, rounds = run_of(tmp_path)
     run.agents["device-1"].tasks.runner.tells_confusion = lambda: False
     run.run()

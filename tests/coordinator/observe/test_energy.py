@@ -1,4 +1,4 @@
-"""Joules of a round by device: every phase once, however often its answer is heard of."""
+"""The joules of a round by device count every phase once, however often its answer arrives."""
 
 from protofleet.coordinator.observe.energy import RoundEnergy, total_energy
 from protofleet.coordinator.observe.measured import counted, names_of

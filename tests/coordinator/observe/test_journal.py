@@ -1,4 +1,4 @@
-"""What a run leaves behind says what happened: records, summary, metrics, events."""
+"""A run's records, summary, metrics and events say what happened in it."""
 
 import errno
 import gc
@@ -49,7 +49,7 @@ def observed(folder, method="fedavg", sinks=(), **more):
 
 
 def test_a_coordinator_that_finds_its_run_finished_says_so_to_those_who_watch_it(tmp_path):
-    """`protofleet run` takes a device that ends for one that has failed, until it has heard that the run is over."""
+    """Until `protofleet run` hears that the run is over, it takes the end of a device for a failure."""
     run, _ = observed(tmp_path)
     run.run()
     run.kill("coordinator")
@@ -90,7 +90,7 @@ def test_the_rounds_bytes_add_up_to_what_the_link_counted(tmp_path):
 
 
 def test_a_run_of_fedavg_costs_what_fedavg_would_have_cost(tmp_path):
-    """Else every method would seem to save something."""
+    """Otherwise every method would seem to save bytes."""
     run, rounds = observed(tmp_path)
     run.run()
     assert run.service.run.plan.method == "fedavg"
@@ -111,11 +111,11 @@ def test_a_resumed_run_writes_no_round_twice_and_says_where_it_was_resumed(tmp_p
     found = read_rounds(tmp_path / "rounds.jsonl")
     assert [line["round"] for line in found] == [1, 2, 3, 4]
     assert [line["resumed"] for line in found] == [False, True, False, False]
-    assert len(found[1]["accuracy"]["global"]) == 3  # answers of the earlier life are in it
+    assert len(found[1]["accuracy"]["global"]) == 3  # it has answers of the earlier process
 
 
 def resumed_at(tmp_path, moment, method="fedavg"):
-    """The lines of an unbroken run, and those of one whose coordinator died at that moment and came back."""
+    """Return the lines of two runs: one without a stop, and one whose coordinator dies at `moment` and restarts."""
     found = []
     for name in ("whole", "broken"):
         run, _ = observed(folder := tmp_path / name, method)
@@ -136,7 +136,7 @@ def test_the_bytes_of_a_round_whose_coordinator_died_after_its_answers_are_those
     )
     for way, kinds in whole[1]["payload"].items():
         assert broken[1]["payload"][way] == kinds, way
-        # What the last turn said after its commit, a receipt, was never written down.
+        # The last turn sent a receipt after its commit, and this message was never written down.
         assert sum(broken[1]["wire"][way].values()) >= sum(whole[1]["wire"][way].values()) - A_RECEIPT
     assert broken[1]["resumed"] and broken[1]["seconds"] >= whole[1]["seconds"]
     assert [line["payload"] for line in broken[2:]] == [line["payload"] for line in whole[2:]]
@@ -151,7 +151,7 @@ def test_no_answer_of_a_round_that_was_resumed_goes_uncounted(tmp_path):
 def test_what_crosses_while_nothing_is_accepted_is_written_down_every_minute(tmp_path):
     run, _ = observed(tmp_path, policy=replace(POLICY, patience_seconds=1e6))
     run.clock.run(lambda: run.service.run.machine.asked == "train")
-    run.workers["device-2"].alive = False  # and so the round stays open
+    run.workers["device-2"].alive = False  # so the round stays open
     run.clock.run(lambda: len(run.service.run.machine.answered) == 2)
     before = sum(run.service.link.meter.wire.values())
     run.clock.run(lambda: run.clock.now > 1000)
@@ -199,7 +199,7 @@ def test_a_lost_line_comes_back_from_the_copy_as_it_was_and_what_both_have_lost_
 
 @pytest.mark.parametrize("left", ["", "damaged", "one line"])
 def test_a_copy_that_is_gone_damaged_or_behind_is_made_anew(tmp_path, left):
-    """An earlier version wrote none; who dies between the two leaves it a line behind."""
+    """An earlier version wrote no copy, and a coordinator that dies between the writes leaves it a line behind."""
     run, _ = observed(tmp_path)
     run.run()
     path = tmp_path / "rounds.jsonl"
@@ -216,7 +216,7 @@ def test_lines_of_an_earlier_version_that_have_no_seal_are_read(tmp_path):
     (tmp_path / "rounds.jsonl").write_text('{"round": 1, "kind": "training"}\n{"rounc": 2}\n')
     (table,) = read_rounds(tmp_path / "rounds.jsonl")
     expected = asdict(RoundRecord(1, 0, "training"))
-    for name in ("energy", "measured", "evaluation"):  # such a version wrote none of them
+    for name in ("energy", "measured", "evaluation"):  # such a version wrote none of these
         del expected[name]
     assert table == expected
 
@@ -254,7 +254,7 @@ def test_the_summarys_view_is_that_of_the_runs_settings(tmp_path):
 
 
 def test_lines_of_an_earlier_version_with_numbers_that_are_none_are_read_without_them(tmp_path):
-    """As they were written where a device had measured infinity."""
+    """Such lines were written when a device had measured infinity."""
     path, table = (
         tmp_path / "rounds.jsonl",
         {"round": 1, "kind": "training", "loss": {"global": {"a": 1e999, "b": 2.0}}},
@@ -272,7 +272,7 @@ def test_no_number_that_is_none_can_be_written(tmp_path):
 
 
 def test_a_coordinator_killed_between_two_rounds_leaves_one_line_for_each(tmp_path):
-    """Before the second is saved, the first is written down; and replayed, it is not written again."""
+    """The first round is written down before the second is saved, and a replay does not write it again."""
     lines = tmp_path / "rounds.jsonl"
     run, _ = observed(tmp_path)
     save = run.service.run.spool.save
@@ -368,7 +368,7 @@ def sample(text, name, **labels):
 
 
 def scraped(folder):
-    """A run, and what its coordinator showed at the end."""
+    """Return a finished run and the metrics page that its coordinator serves at the end."""
     run, _ = observed(folder)
     metrics = Metrics(run.service.run.view)
     keep_journal(run.service.run, [metrics])

@@ -1,4 +1,4 @@
-"""A metric of one's own that gives no number: left out of all means, and not without a word."""
+"""A user's own metric that gives no number is left out of all means, and the run says so."""
 
 import logging
 from dataclasses import replace
@@ -29,7 +29,7 @@ METRICS = {"hollow": hollow, "whole": whole}
 
 
 class Shown:
-    """What `protofleet run` shows where there is no terminal."""
+    """An observer that keeps the lines that `protofleet run` shows without a terminal."""
 
     def __init__(self):
         self.display, self.lines = Progress(3), []

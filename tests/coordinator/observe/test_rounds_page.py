@@ -1,4 +1,4 @@
-"""docs/rounds.md has each key of what a run writes down, with the type that it has in the code."""
+"""docs/rounds.md has each key that a run writes, with the type that it has in the code."""
 
 import re
 from pathlib import Path
@@ -28,7 +28,7 @@ TABLES = dict(
 
 
 def rows(cls):
-    """Key -> type, unit, since when."""
+    """Return key -> (type, unit, version since which it exists)."""
     cells = (
         [cell.strip() for cell in line.split("|")[1:-1]] for line in re.findall(r"(?m)^\| `.*$", TABLES[cls])
     )
@@ -36,7 +36,10 @@ def rows(cls):
 
 
 def shape(kind):
-    """A type as the page writes it, whatever it calls the names of an object and of devices."""
+    """Return a type of the page with "string" in place of other names, and objects without their key type.
+
+    The page may use any word for the keys of an object and for the names of devices.
+    """
     kind = re.sub(r"\b(?!int\b|number\b|bool\b|any\b|phase\b|evaluation\b|accuracy\b)\w+", "string", kind)
     return kind.replace("{string: ", "{")
 

@@ -1,4 +1,4 @@
-"""What observers see of a run cannot be used to change it."""
+"""Observers cannot change a run through what they see of it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ ASKED = {
     "missing": (),
     "is_enrolled": ("device-0",),
 }
-# May be changed, and change nothing.
+# These can be changed, but a change has no effect on the run.
 COPIES = ("traffic", "traffic_by_device", "missing", "departures", "earlier_traffic")
 
 
@@ -34,7 +34,7 @@ def run(tmp_path_factory):
 
 
 def changeable(value, seen=""):
-    """What in it could be assigned to or put something into."""
+    """Return the path and the type of each part of `value` that code could change."""
     match value:
         case None | bool() | int() | float() | str() | bytes() | Enum() | Path():
             return []

@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order, the round keeps its promises."""
+"""The round keeps its promises for all events in any order."""
 
 import statistics
 from collections import Counter
@@ -58,7 +58,7 @@ EVENTS = {
     Blamed: Blamed(Recovered(1, 0, tuple("abcd"), {"train": tuple("abcd")}), "train", ("d",), "too large"),
     Woke: Woke(),
 }
-ONLY_AT = {Advanced: Stage.COMPUTING, Blamed: Stage.BLAMING}  # what nobody but our own worker says
+ONLY_AT = {Advanced: Stage.COMPUTING, Blamed: Stage.BLAMING}  # only the coordinator's own worker reports them
 
 
 def assert_refused(m, event, now):
@@ -73,9 +73,9 @@ def assert_refused(m, event, now):
 
 
 class AnyWeather(RuleBasedStateMachine):
-    """Devices that come, go, answer late, twice and wrongly; a coordinator that dies at any moment.
+    """Devices that come, go, and answer late, twice and wrongly, and a coordinator that dies at any moment.
 
-    The test keeps a disk of its own, filled only by the commands, as the service would.
+    The test keeps its own disk, which only the commands fill, as in the service.
     """
 
     machine_class = RoundMachine
@@ -85,7 +85,7 @@ class AnyWeather(RuleBasedStateMachine):
         super().__init__()
         self.now, self.said = 0.0, []
         self.unenrolled = set()
-        self.reborn = 0  # so much was said by earlier processes
+        self.reborn = 0  # number of commands of earlier processes
         self.machine = self.machine_class(self.policy, self.policy.rounds)
         self.thinking = None  # the Advance that the worker has in hand
         self.disk = {"save": None, "closed": {}, "accepted": {}}
@@ -173,7 +173,7 @@ class AnyWeather(RuleBasedStateMachine):
 
     @rule()
     def crash(self):
-        """Only the disk is left; devices that are there say hello again."""
+        """Kill the coordinator, start a machine from the disk alone, and let the present devices say hello again."""
         self.reborn = len(self.said)
         present, self.machine, self.thinking = (
             sorted(self.machine.roster),
@@ -190,7 +190,7 @@ class AnyWeather(RuleBasedStateMachine):
             self.happen(Joined(device))
 
     def base(self, phase):
-        """A broadcast depends on all that the server half has seen since the save."""
+        """Return the base of a broadcast, which depends on all that the server half has seen since the save."""
         m = self.machine
         seen = (m.round, phase, self.disk["closed"].get((m.round, PHASES[0])) if phase == "mix" else None)
         return repr(seen).encode()
@@ -223,7 +223,7 @@ class AnyWeather(RuleBasedStateMachine):
 
     @invariant()
     def who_has_answered_is_not_asked_again(self):
-        """Neither after an answer that was accepted nor after a refused one, as long as the question is open."""
+        """Check that no device is asked again after an accepted or a refused answer while the question is open."""
         said = set()
         for command in self.said[self.reborn :]:
             match command:
@@ -285,7 +285,7 @@ class AnyWeather(RuleBasedStateMachine):
         assert m.stage is not Stage.COLLECTING or set(m.cohort) - over
 
     def teardown(self):
-        """With faults over and a quorum present, the run ends: liveness."""
+        """Check liveness: the run ends when no more faults happen and a quorum is present."""
         for device in DEVICES:
             self.join(device)
         for _ in range(200):
@@ -387,11 +387,11 @@ def test_too_few_answers_by_the_deadline_start_the_round_again_with_what_is_in()
     commands = m.handle(Woke(), 5.0)
     assert commands[0] == Rollback() and commands[1] == Save(1, 1, ("a", "b"))
     sends = m.handle(Advanced("train", b"base"), 6.0)
-    assert [c.device for c in sends] == ["b"]  # the answer of a is good for the same question
+    assert [c.device for c in sends] == ["b"]  # the answer of "a" stays valid, as the question is the same
 
 
 def test_a_round_that_begins_again_asks_everybody_its_first_phase_again():
-    """Also whoever did not answer it the first time: of the attempt that failed no phase has ended."""
+    """This includes devices that did not answer it the first time: no phase of the failed attempt has ended."""
     m = machine(cohort=3, quorum=2, patience_seconds=5.0, settle_seconds=1.0)
     for device in "abc":
         m.handle(Joined(device), 0.0)
@@ -412,7 +412,7 @@ def test_a_device_that_left_is_waited_for_only_so_long():
     answer(m, "a"), answer(m, "b")
     m.handle(Left("c"), 2.0)
     assert m.wake_at == 5.0
-    assert m.handle(Joined("c"), 3.0) == [Send("c", 1, "train", 97.0)]  # back in time: asked again
+    assert m.handle(Joined("c"), 3.0) == [Send("c", 1, "train", 97.0)]  # back in time, so it is asked again
     assert m.wake_at == 100.0
 
 
@@ -608,7 +608,7 @@ NAN = Problem(Reason.NOT_FINITE, "weights is not finite")
 
 
 def in_round_two(**rules):
-    """After a first round of all; what the disk would know of it comes with it."""
+    """Return a machine after a first round of all four devices, and what the disk would know of that round."""
     m = machine(**{"quorum": 3, "gather": 4, "rounds": 5, **rules})
     started(m, "abcd")
     for device in "abcd":
@@ -735,9 +735,9 @@ def test_who_was_put_aside_is_no_part_of_the_quorum_nor_of_another_attempt():
 
 
 def steps_of_an_answer(number, quorum):
-    """Of the last but one of so many devices: by then all that answers make known is known.
+    """Count the steps of one late answer among `number` devices, when all that answers can show is known.
 
-    The median of eleven, as names that meet in a hash table, or a table that grows, cost an answer now and then.
+    The result is the median of eleven answers, as hash collisions and growing tables make some of them cost more.
     """
     names = [Name(f"device-{i:03}") for i in range(number)]
     m = machine(quorum=quorum, gather=number, straggler_factor=2.5, straggler_seconds=60.0)
@@ -762,7 +762,10 @@ def test_an_answer_costs_no_more_where_many_are_asked(quorum):
 
 
 def quorum_but_for_broken(m):
-    """Of four whose answers are all needed one has none that can be used, three times over."""
+    """Let one of four devices answer with broken numbers in each of three attempts, while the quorum needs all.
+
+    Return the commands at each of its answers.
+    """
     said = []
     for attempt in range(3):
         for device in "abc":
@@ -788,13 +791,13 @@ def test_a_round_that_broken_numbers_alone_keep_from_its_quorum_ends_the_run_aft
 
 
 def without(past, device, returned=()):
-    """What the disk knows of round 1 once that answer is left out."""
+    """Return what the disk knows of round 1 after the answer of `device` is left out."""
     closed = tuple(d for d in past.cohort if d != device)
     return replace(past, closed={"train": closed})
 
 
 def fails_once_more(m, base, broken="cd", now=3.0):
-    """Half of a cohort of four cannot work with the broadcast; the last commands."""
+    """Let the `broken` devices of a cohort of four report that the broadcast fails, and return the last commands."""
     for device in "abcd":
         problem = NAN if device in broken else None
         commands = answer(m, device, round=2, base=base, problem=problem, now=now)
@@ -802,7 +805,10 @@ def fails_once_more(m, base, broken="cd", now=3.0):
 
 
 def on_trial(**rules):
-    """Round 2 has failed twice, as it stands on an answer of round 1. What the disk knows, and the Blame."""
+    """Let round 2 fail twice because of an answer of round 1.
+
+    Return the machine, what the disk knows, and the Blame command.
+    """
     m, past = in_round_two(**rules)
     assert any(isinstance(c, Rollback) for c in fails_once_more(m, b"two"))
     m.handle(Woke(), 1000.0), m.handle(Advanced("train", b"two"), 1000.0)
@@ -812,7 +818,7 @@ def on_trial(**rules):
 
 
 def leave_out(m, past, device, base):
-    """The commands of going back, and of the round that begins again."""
+    """Leave out the answer of `device`, begin round 2 again and return the commands that go back a round."""
     commands = m.handle(Blamed(past, "train", (device,), "one at a time", trial=True), 1002.0)
     m.handle(Advanced("train", b"base"), 1002.0)
     again = m.handle(Advanced(None), 1002.0)
@@ -864,7 +870,7 @@ def test_where_most_are_broken_meanwhile_the_next_answer_is_left_out_all_the_sam
 
 @pytest.mark.parametrize(("attempts", "trials"), [("auto", 4), (4, 3), (2, 0)])
 def test_after_as_many_attempts_the_run_has_diverged(attempts, trials):
-    """By default after one more than the cohort has devices: as it was, and without each answer."""
+    """By default it has one more attempt than the cohort has devices: one with all answers, and one without each."""
     m, past = in_round_two(attempts=attempts)
     fails_once_more(m, b"two")
     m.handle(Woke(), 1000.0), m.handle(Advanced("train", b"two"), 1000.0)
@@ -913,7 +919,10 @@ def test_the_first_phase_of_the_first_round_stands_on_no_answer():
 
 
 def test_a_silent_device_is_not_drawn_again_and_nobody_waits_for_it():
-    """With seats for all but one it costs one patience, whatever hellos it says, and is asked beside the cohort."""
+    """With seats for all but one, the silent device costs one patience, even if it says hello.
+
+    It is asked in addition to the cohort.
+    """
     m = machine(cohort=3, quorum=3, gather=4, rounds=20, grace_seconds=5.0, patience_seconds=100.0)
     now, patience_spent = 0.0, 0
     for device in "abcd":
@@ -933,7 +942,10 @@ def test_a_silent_device_is_not_drawn_again_and_nobody_waits_for_it():
 
 
 def silent_in_round_one(**rules):
-    """Its question has been closed without it after the whole patience; the second one is open."""
+    """Return a machine whose first round was closed without device "c" after the whole patience.
+
+    The question of the second round is open.
+    """
     m = machine(quorum=2, gather=3, grace_seconds=5.0, patience_seconds=100.0, rounds=9, **rules)
     started(m)
     answer(m, "a"), answer(m, "b")

@@ -1,4 +1,4 @@
-"""The tests of the machine are themselves tested: each fault planted here must be found by them."""
+"""Each fault that is planted in the machine here must be found by the tests of the machine."""
 
 import inspect
 import sys
@@ -146,7 +146,7 @@ FAULTS = {
 
 
 def mutant(old: str, new: str) -> type:
-    """The machine with the fault, in itself or in a part of it."""
+    """Return the class of the machine with the fault, in its own module or in a module of a part."""
     sources = {part.__name__: Path(part.__file__).read_text() for part in PARTS}
     (faulty,) = [name for name, source in sources.items() if source.count(old) == 1]
     broken = types.ModuleType(faulty)
@@ -164,7 +164,7 @@ def mutant(old: str, new: str) -> type:
 
 
 def machine_tests():
-    """The tests of the machine that take no fixture."""
+    """Yield the tests of the machine that take no fixture."""
     for module in (test_machine, test_bad_weather):
         for name, test in vars(module).items():
             if name.startswith("test_") and not inspect.signature(test).parameters:
@@ -172,7 +172,7 @@ def machine_tests():
 
 
 def is_found(broken: type) -> bool:
-    """By a test of the machine, or by random events."""
+    """Tell whether a test of the machine or random events find the fault."""
     with mock.patch.object(test_machine, "RoundMachine", broken):
         try:
             for machine_test in machine_tests():
@@ -193,5 +193,5 @@ def test_a_planted_fault_is_found(fault):
 
 @pytest.mark.slow
 def test_the_machine_without_a_fault_passes_the_same_however_often_it_is_compiled():
-    """A machine of another module: what a fault is found by must not be that alone."""
-    assert not is_found(mutant("# the same devices have to answer", "# they have to answer"))
+    """A compiled machine is of another module, and that alone must not make a test fail."""
+    assert not is_found(mutant("# the same devices must answer", "# they must answer"))

@@ -1,4 +1,4 @@
-"""When rounds begin: the pause after a round, the hours of the day, and clocks that jump."""
+"""Rounds begin after a pause and in the set hours of the day, also with clocks that jump."""
 
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -74,7 +74,7 @@ def test_where_the_clock_skips_an_hour_a_window_begins_after_the_gap_and_one_ins
 
 def test_where_the_clock_shows_an_hour_twice_rounds_begin_in_both():
     """In Berlin, 02:00 to 03:00 of 25 October 2026 comes twice."""
-    first = unix(2026, 10, 25, 0, 30)  # 02:30 of summer
+    first = unix(2026, 10, 25, 0, 30)  # 02:30 of summer time
     assert [left("02:00-03:00", at, berlin) for at in (first, first + HOUR)] == [0.0, 0.0]
     assert (
         left("02:00-03:00", first + 1.5 * HOUR, berlin)
@@ -115,7 +115,7 @@ def test_the_time_is_said_by_the_hour_and_with_the_day_where_that_is_far():
     assert opening_words(unix(2026, 5, 6, 22, 0), noon, utc) == "22:00 on 06 May"
 
 
-# The machine. Its `now` is Unix time where it is given no other.
+# The machine. Its `now` is Unix time if it gets no other wall clock.
 
 
 def machine(rounds=3, local=utc, **policy):
@@ -125,7 +125,7 @@ def machine(rounds=3, local=utc, **policy):
 
 
 def to_the_end_of_a_round(m, now, wall=None):
-    """From COMPUTING at a round's start; returns the commands of its end."""
+    """Take a machine that computes at the start of a round to the round's end, and return the last commands."""
     m.handle(Advanced("train", b"base"), now, wall)
     m.handle(Answered("a", m.round, "train", b"base"), now, wall)
     return m.handle(Advanced(None), now, wall)
@@ -157,7 +157,7 @@ def test_no_round_begins_outside_the_hours_and_one_that_runs_goes_on_and_is_repe
     assert [type(c) for c in m.handle(Woke(), night)] == [Save, Advance]
     morning = unix(2026, 5, 5, 6, 0)
     m.handle(Advanced("train", b"base"), morning - 1.0)
-    commands = m.handle(Woke(), morning + 59.0)  # nobody has answered
+    commands = m.handle(Woke(), morning + 59.0)  # no device has answered
     assert Advance in {type(c) for c in commands} and m.attempt == 1, "the same round, after 06:00"
     m.handle(Advanced("train", b"base"), morning + 60.0)
     for device in "ab":

@@ -1,4 +1,4 @@
-"""What is kept of an open ask from answer to answer says the same as all of it, looked at anew."""
+"""The figures kept from answer to answer of an open ask equal those computed again from all answers."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""A device weighs at most so many times the median of its cohort, whatever it claims."""
+"""A device weighs at most a fixed multiple of the median of its cohort, whatever it claims."""
 
 from hypothesis import given
 from hypothesis import strategies as st

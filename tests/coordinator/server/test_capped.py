@@ -1,4 +1,4 @@
-"""Claims of samples reach a server half capped: examples, arrays that count samples, and the counts of a hello."""
+"""Claims of samples are capped before a server half gets them: examples, arrays of counts, and counts of a hello."""
 
 import numpy as np
 import torch

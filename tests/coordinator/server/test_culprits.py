@@ -1,4 +1,4 @@
-"""Who must be left out, found by trying: never somebody too many, and at a bounded price."""
+"""Trials find the devices that must be left out: never one too many, and at a bounded price."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Whose answer is out of all proportion, and who is never taken for that."""
+"""Answers that are far too large are found, and normal answers are never taken for such."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""A server half between two asks: what a round has come to is tried out before anybody builds upon it."""
+"""Between two asks, a server half's result of a round is tried out before any device builds upon it."""
 
 import pytest
 

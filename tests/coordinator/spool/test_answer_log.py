@@ -1,4 +1,4 @@
-"""Small answers in one file: durable after one sync, whole or not there, and gone when nobody wants them."""
+"""Small answers share one file: they are durable after one sync, whole or absent, and deleted when not needed."""
 
 import errno
 import hashlib
@@ -57,7 +57,7 @@ def test_a_refused_answer_takes_no_room_and_leaves_those_before_it_alone(tmp_pat
     log.sync()
     second = log.append("c", b"second")
     log.sync()
-    log.forget("c", second)  # it is durable, and a row may name it
+    log.forget("c", second)  # it is durable, so a row may name it
     assert log.size == len(b"firstsecond") and log.read("a", first, 0, 5) == b"first"
     assert log.names("a") == [first] and not log.names("b")
 
@@ -69,7 +69,7 @@ def test_a_later_process_knows_what_rows_tell_and_appends_to_a_file_of_its_own(t
     told = rows(log, ("a", kept))
     log.close()
     with (tmp_path / "00000001.log").open("ab") as file:
-        file.write(b"half of an ans")  # when it died
+        file.write(b"half of an ans")  # the process died while it wrote this
     again = log_of(tmp_path, *told)
     assert again.has("a", kept) and not again.has("b", lost)
     new = again.append("c", b"new")
@@ -77,7 +77,7 @@ def test_a_later_process_knows_what_rows_tell_and_appends_to_a_file_of_its_own(t
 
 
 def test_two_processes_that_began_on_one_folder_append_to_files_of_their_own(tmp_path):
-    """Where a folder's lock holds nobody off, the index stops the older one: but it stops at no name of a file."""
+    """If the folder's lock stops no process, the index stops the older one, but it does not guard names of files."""
     older, newer = log_of(tmp_path), log_of(tmp_path)
     first = newer.append("a", b"of the newer one")
     second = older.append("a", b"of the older one")

@@ -1,4 +1,4 @@
-"""A run's folder on a disk that is nearly full: whatever room there is, it opens, or says that the disk is full."""
+"""A run's folder on a nearly full disk opens, or the error says that the disk is full, for any room that is left."""
 
 import subprocess
 import sys
@@ -68,7 +68,10 @@ def test_the_index_opens_or_says_that_the_disk_is_full_whatever_room_there_is(tm
 
 @pytest.fixture
 def make_spool():
-    """A run's folder as a kill leaves it: with the log of its index, and without the memory beside it."""
+    """Return a function that makes a run's folder as a kill leaves it.
+
+    The folder has the log (-wal) of its index, but not the shared memory file (-shm).
+    """
 
     def make(folder):
         begun = "; ".join((

@@ -1,4 +1,4 @@
-"""SQLite's log beside the index: what it holds, when it is merged, and when it is not believed."""
+"""SQLite's log beside the index holds changes, is merged at the right time, and is ignored if it does not fit."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def opened(disk):
-    """The index of a process, which ends with the test."""
+    """Return a function that opens an index, as a process does, and close each index when the test ends."""
     made = []
 
     def index(disk=disk):
@@ -129,7 +129,7 @@ def test_while_somebody_reads_the_log_stays_and_nothing_of_it_is_lost(opened, di
     index, readers = opened(), []
 
     def read_on(step, what):
-        """Somebody else always reads, from just before the merge to the next one."""
+        """Keep one reader open at all times, from just before each merge to the next one."""
         if step == "merge":
             readers.append(reader_of(index))
             for reader in readers[:-1]:
@@ -158,7 +158,7 @@ def test_while_somebody_reads_the_log_stays_and_nothing_of_it_is_lost(opened, di
 
 
 def test_a_log_that_is_long_is_not_merged_before_its_time(opened):
-    """What begins a log says where it belongs, and SQLite would begin it anew."""
+    """The beginning of a log says where it belongs, and SQLite would start the log again."""
     index = opened()
     begin_round(index, 1)
     before = index.path.read_bytes()

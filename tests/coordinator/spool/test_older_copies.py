@@ -1,4 +1,4 @@
-"""A folder put back from an older copy, the coordinator's or a device's: it is said, and there is a way on."""
+"""The folder of the coordinator or a device restored from an older copy is reported, and the run can go on."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def last_answer(run, name):
 
 
 def put_back(run, name, copy):
-    """The party's folder is that of an earlier moment, and the party starts again."""
+    """Kill a party, put an earlier copy of its folder in place, and start the party again."""
     run.kill(name)
     if name == "coordinator":
         run.service.run.spool.close()
@@ -50,7 +50,7 @@ def put_back(run, name, copy):
 
 
 def older_coordinator(folder, method):
-    """At round 2 again, with devices that have answered round 3."""
+    """Return a run whose coordinator is back at round 2 while its devices have answered round 3."""
     run = reached(simulation(folder, method, policy=replace(POLICY, rounds=6)), 2)
     shutil.copytree(folder / "coordinator", folder / "copy")
     reached(run, 4)
@@ -96,7 +96,7 @@ def test_only_most_devices_can_make_the_coordinators_folder_an_older_copy(tmp_pa
     copies = OlderCopyDetector(spool, 60.0, lambda: 3)
     for hour in range(3):
         for device in present[:devices]:
-            for number in range(100):  # whatever it says, and however often it starts again
+            for number in range(100):  # for any message and any number of starts
                 hello = Hello(device, 3, 10, holds=(bytes([number] * 32),))
                 copies.hello_received(hello, number, b"", 3600.0 * hour + number)
                 copies.answered(device, 2 + 100 * hour + number, 3600.0 * hour + number)
@@ -179,7 +179,7 @@ def test_an_emptied_folder_of_a_device_that_says_what_it_holds_is_noticed_too(tm
     run.kill("device-1")
     run.boot_device("device-1")
     reached(run, 3)
-    DeviceState(tmp_path / "copy").boot(50)  # a clock sees to it that its number is above the old ones
+    DeviceState(tmp_path / "copy").boot(50)  # the clock makes its number larger than the old ones
     put_back(run, "device-1", tmp_path / "copy")
     run.run()
     assert (
@@ -200,7 +200,7 @@ def test_a_copy_from_an_earlier_phase_of_the_same_round_is_noticed(tmp_path, cap
 
 @pytest.mark.parametrize("kept", [1, 2])
 def test_an_older_copy_is_noticed_where_all_rounds_have_one_broadcast(tmp_path, caplog, kept):
-    """Devices that learn alone: nothing is broadcast to them, and their answers are empty."""
+    """The devices learn alone: they get no broadcast, and their answers are empty."""
     run = reached(simulation(tmp_path, "singleset"), kept)
     shutil.copytree(tmp_path / "device-1", tmp_path / "copy")
     reached(run, 4, "evaluate")
@@ -232,7 +232,7 @@ def test_parties_that_come_back_as_they_were_are_not_taken_for_older_copies(tmp_
     assert_same(honest, run)
 
 
-LONG = ("run", "small.toml", "--set", "rounds=250")  # so many that it is not over before it is interrupted
+LONG = ("run", "small.toml", "--set", "rounds=250")  # enough rounds that the interrupt comes before the end
 
 
 def begun(place):
@@ -245,7 +245,7 @@ def begun(place):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_older_copies_of_a_real_runs_folders_are_said_and_gone_on_from(place):
-    """Of the coordinator's folder alone, of all that the coordinator writes, and of a device's."""
+    """It copies the coordinator's folder alone, all that the coordinator writes, or a device's folder."""
     (place / "small.toml").write_text(
         (place / "small.toml").read_text() + "[policy]\npatience_seconds = 6.0\n"
     )

@@ -1,4 +1,4 @@
-"""Answers of a few blocks: in memory until they are whole, then in the log; in files where the memory is used up."""
+"""Answers of a few blocks stay in memory until they are whole, then go to the log, or to files if memory is full."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a spool gives back after a restart, a power cut, and a round that began again."""
+"""A spool gives its contents back after a restart, a power cut, and a round that began again."""
 
 import sqlite3
 
@@ -24,7 +24,7 @@ def platter(tmp_path):
 
 @pytest.fixture
 def spool(platter):
-    """At the start of round 1, on a disk that keeps what was synced and nothing else."""
+    """Yield a spool at the start of round 1, on a disk that keeps only what was synced."""
     spool = Spool(platter.folder, disk=FrailDisk(platter))
     spool.start_run("spring", '{"rounds": 3}', 1)
     save(spool, 1)
@@ -37,7 +37,7 @@ def save(spool, round, attempt=0):
 
 
 def accept(spool, device, round, phase="train", whole=False):
-    """`whole`: it came in one message."""
+    """Store and accept an answer of a device and return its object; `whole` means that it came in one message."""
     store, arrays = spool.store(device), {"w": np.full(3, round + 0.5)}
     answer = store.put_bytes(b"".join(encode(arrays))) if whole else store.put(arrays).object
     spool.accept(round, phase, Accepted(device, BASE, answer, 5, {}))
@@ -46,7 +46,7 @@ def accept(spool, device, round, phase="train", whole=False):
 
 
 def test_whether_a_folder_is_of_this_run_can_be_asked_while_its_coordinator_runs(spool, platter):
-    """Before a running coordinator is stopped for settings that the next one would refuse."""
+    """This question comes before a running coordinator is stopped for settings that the next one would refuse."""
     check_run(platter.folder, "spring", '{"rounds": 3}')
     for other in (("summer", '{"rounds": 3}'), ("spring", '{"rounds": 4}')):
         with pytest.raises(
@@ -54,7 +54,7 @@ def test_whether_a_folder_is_of_this_run_can_be_asked_while_its_coordinator_runs
         ):
             check_run(platter.folder, *other)
     check_run(platter.folder / "nobody's yet", "summer", "")
-    accept(spool, "device-0", 1)  # nothing was taken over by asking
+    accept(spool, "device-0", 1)  # the question took nothing over
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_round_that_begins_again_has_no_phase_that_ended(spool, saved, started
 
 
 def test_going_back_in_a_round_leaves_the_one_before_as_it_ended(spool, started_again):
-    """A damaged snapshot would make the replay begin there."""
+    """With a damaged snapshot, the replay would begin at the round before."""
     spool.close_phase(1, "train", list(DEVICES))
     save(spool, 2)
     spool.close_phase(2, "train", ["device-0"])
@@ -133,7 +133,7 @@ def test_answers_are_kept_as_long_as_a_replay_may_begin_at_their_round(spool):
 
 @pytest.fixture
 def taken_over(spool):
-    """Another coordinator has the folder now."""
+    """Let another coordinator take over the folder, and yield its spool."""
     later = Spool(spool.folder, durable=False)
     later.start_run("spring", '{"rounds": 3}', 1)
     yield later
@@ -160,7 +160,7 @@ def test_a_file_that_is_gone_though_nobody_has_taken_over_is_missed_as_what_it_i
 
 
 def steps(spool, call):
-    """Of SQLite's machine, in what this call asks of it."""
+    """Return the number of steps of SQLite's virtual machine during the call."""
     counted = 0
 
     def step():

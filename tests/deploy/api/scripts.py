@@ -1,4 +1,4 @@
-"""Programs of users: each a script in a folder of its own, run by an interpreter of its own."""
+"""Run programs of users: each is a script in a separate folder, run by a separate interpreter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def started(place: Path, text: str, held: HeldRun) -> subprocess.Popen[str]:
 
 
 def said(place: Path, text: str, environment: dict[str, str], seconds: float = 200) -> str:
-    """Its standard output; it must have ended well, and have said nothing else."""
+    """Run a script and return its standard output; it must end with exit code 0 and no standard error."""
     done = subprocess.run(
         [sys.executable, written(place, text)], cwd=place, env=environment, capture_output=True, text=True,
         timeout=seconds,

@@ -1,4 +1,4 @@
-"""`protofleet.load_model`: what a run has learned, an export, and what a board serves."""
+"""`protofleet.load_model` loads the model of a run, of an export, and of a board that serves one."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ KINDS = ("circle", "line", "square")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A run of the model of all, with an export of it, and one of devices' own models."""
+    """Return a folder with two runs: one of a global model, with an export of it, and one of devices' own models."""
     folder = furnished(tmp_path_factory.mktemp("models"))
     table = {"base": str(folder / "small.toml"), "rounds": 4}
     training = {"epochs": 8, "batch": 8, "lr": 0.05}
@@ -32,7 +32,7 @@ def place(tmp_path_factory):
 
 
 def stored(place):
-    """Some pictures as their files have them, [N, 3, 8, 8], and what they show."""
+    """Return the paths of some pictures, their pixels as [N, 3, 8, 8], and the class of each."""
     paths = [place / "data" / kind / f"{number}.png" for kind in KINDS for number in range(5)]
     pixels = np.stack([np.asarray(Image.open(path)) for path in paths]).transpose(0, 3, 1, 2)
     return paths, pixels, [kind for kind in KINDS for _ in range(5)]
@@ -52,7 +52,7 @@ def test_a_model_predicts_pictures_arrays_and_tensors_alike(place):
     assert sum(a == b for a, b in zip(said, shows, strict=True)) >= 12
     assert said == model.predict(list(pixels)) == model.predict([torch.from_numpy(one) for one in pixels])
     assert said == model.predict(pixels.tolist()) == model.predict(np.array([*map(str, paths)]))
-    last = pixels.transpose(0, 2, 3, 1)  # as a file of arrays has them
+    last = pixels.transpose(0, 2, 3, 1)  # the form that a file of arrays has
     assert said == model.predict(last) == model.predict(list(last)) and said[:1] == model.predict(last[0])
     assert model.predict([]) == [] and said == model.predict(one for one in pixels)
     assert model.predict(paths[0]) == model.predict(pixels[0]) == said[:1]
@@ -78,7 +78,7 @@ def test_its_accuracy_on_the_test_samples_is_that_of_the_run(place):
         )
         test = load_shard(settings).test
         scaling = Scaling(model.card.input)
-        pixels = (test.x * 255 + 255).div(2).round()  # back to what is stored
+        pixels = (test.x * 255 + 255).div(2).round()  # back to the stored values
         assert torch.equal(scaling(pixels), test.x)
         confusion = model.confusion(pixels, test.y)
         right, total = right + int(confusion.trace()), total + int(confusion.sum())

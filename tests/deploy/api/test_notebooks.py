@@ -20,7 +20,10 @@ def test_a_notebook_is_stored_as_it_is_before_it_was_run(name):
 
 
 def ran(name, folder, monkeypatch):
-    """Its code cells with what they have shown; a cell that raises fails the test, with its traceback."""
+    """Run a notebook and return its code cells with their outputs.
+
+    A cell that raises fails the test, with the traceback of the cell.
+    """
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
@@ -33,7 +36,7 @@ def ran(name, folder, monkeypatch):
 
 
 def shown(cells, kind):
-    """All data of this MIME type, in order."""
+    """Return all outputs of this MIME type, in order."""
     outputs = [output for cell in cells for output in cell.outputs]
     return [output.data[kind] for output in outputs if kind in output.get("data", {})]
 

@@ -1,4 +1,4 @@
-"""`import protofleet`: what is public, that it is cheap, and that a type checker sees the same."""
+"""`import protofleet` gives the public names, is cheap, and shows a type checker the same names."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""`protofleet.run` as programs use it: whole runs in real processes, from every place that code runs in."""
+"""Programs can call `protofleet.run` from every place that code runs in, for whole runs in real processes."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from tests.deploy.local.test_run import furnished, wait_for_rounds
 from tests.deploy.local.test_run import protofleet as command
 from tests.support.held_run import HeldRun
 
-# No `if __name__ == "__main__"`, a loop that runs, a thread, two runs in one process.
+# The script has no `if __name__ == "__main__"`, but a running event loop, a thread, and two runs in one process.
 EVERYWHERE = """
     import asyncio, json, signal, threading
     import protofleet
@@ -41,7 +41,7 @@ EVERYWHERE = """
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Where a script has run: runs/small, and there/other-s7."""
+    """Run the script EVERYWHERE and return its folder, with the runs runs/small and there/other-s7."""
     folder = furnished(tmp_path_factory.mktemp("python"))
     (folder / "said.json").write_text(said(folder, EVERYWHERE, ENVIRONMENT))
     return folder

@@ -1,4 +1,4 @@
-"""`protofleet.testing.simulate`: the numbers of a whole federation, in this process and without a broker."""
+"""`protofleet.testing.simulate` gives the numbers of a whole federation in one process without a broker."""
 
 import pytest
 import torch

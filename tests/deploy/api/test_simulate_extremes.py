@@ -1,4 +1,4 @@
-"""`simulate` of every method where data or batches are as small as they can be."""
+"""`simulate` works with every method when data or batches are as small as possible."""
 
 import math
 
@@ -10,7 +10,7 @@ from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.nets.base import Net
 from protofleet.testing import simulate
 
-# Settings that keep a simulation short, or a method from diverging on a few samples; of those that have them.
+# Settings that keep a simulation short or keep a method from diverging on a few samples, where a method has them.
 CHEAP = {
     "epochs": 1, "lr": 0.02, "server_epochs": 2, "server_steps": 2, "head_epochs": 2, "init_steps": 5, "virtual": 4,
     "lambda1": 1.0, "lam": 1.0, "temperature": 1.0,

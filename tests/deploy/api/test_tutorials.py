@@ -1,4 +1,4 @@
-"""The tutorials, from an empty folder to their end: every file is written and every command said, in order."""
+"""The tutorials, from an empty folder to their end: every file is written and every command is run, in order."""
 
 import json
 import os
@@ -27,7 +27,10 @@ def wheel(tmp_path_factory):
 
 
 class Reader:
-    """Does what a page says, in a folder of its own. What it would download is there: our wheel, and the packages."""
+    """A reader who does what a page says, in a separate folder.
+
+    The reader downloads nothing: the wheel of this checkout and the packages are there.
+    """
 
     def __init__(self, folder, wheel):
         self.folder, self.wheel, self.said = folder, wheel, []
@@ -56,7 +59,7 @@ class Reader:
 
     @property
     def environment(self):
-        """Without what names this checkout, or the environment that the tests run in."""
+        """Return the environment variables without those that name this checkout or the tests' environment."""
         hidden = str(Path(sys.executable).parent)
         path = os.pathsep.join(one for one in os.environ["PATH"].split(os.pathsep) if one != hidden)
         return {**{k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}, "PATH": path}
@@ -93,19 +96,22 @@ def test_a_researcher_gets_from_an_empty_folder_to_a_table_with_a_method_of_thei
     assert len(curve) == 8 and curve[-1] == "mine" and curve[0].startswith(" 0.00 MB")
 
 
-# In one shell, as `&` and `jobs` are of it; whatever happens, nothing of it runs on.
+# All lines run in one shell, because `&` and `jobs` belong to a shell. At its end it kills all its jobs.
 PROLOGUE = "set -ex\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n. env/bin/activate\n"
 
 
 def engineers_lines(port):
-    """Up to the boards, which are of tests/containers."""
+    """Return the files and the command lines of the engineer's tutorial up to its section "On the boards".
+
+    tests/containers runs that section.
+    """
     steps = [step for step in steps_of("tutorial-engineer.md") if step.section != "On the boards"]
     files = {step.file: step.text.replace("8883", str(port)) for step in steps if step.file}
     lines = [line for step in steps if not step.file for line in step.text.splitlines()]
     assert lines[:3] == ["python3 -m venv env", ". env/bin/activate", "pip install protofleet"]
     as_root = (
         " --user root" if os.geteuid() == 0 else ""
-    )  # else Mosquitto becomes one who may not read these files
+    )  # otherwise Mosquitto becomes a user who may not read these files
     said = [line + as_root if line.startswith("protofleet enrol fleet") else line for line in lines[3:]]
     return files, "\n".join(said).replace("8883", str(port))
 

@@ -1,4 +1,4 @@
-"""A user's script under `mypy --strict`: what is public has types, and they are ours."""
+"""A user's script passes `mypy --strict`, because public names have the project's own types."""
 
 import subprocess
 import sys

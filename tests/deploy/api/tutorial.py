@@ -1,4 +1,4 @@
-"""A tutorial as a reader follows it: files are written, and commands are said, in the order of the page."""
+"""Read the steps of a tutorial, files to write and commands to run, in the order of the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FENCE = re.compile(r"^```(\w+) (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Step:
-    """A file to be written, or lines for a shell (`file` is empty)."""
+    """A step of a tutorial: a file to write, or lines for a shell (then `file` is empty)."""
 
     section: str
     file: str

@@ -1,4 +1,4 @@
-"""On a real Mosquitto: for every identity, topic and direction, what is allowed is what the table says."""
+"""A real Mosquitto allows each identity on each topic and in each direction what the table says."""
 
 import time
 
@@ -15,7 +15,7 @@ from tests.support.secured_broker import start_enrolled
 
 IDENTITIES = ("coordinator", "d1", "d2")
 DIGEST = "ab" * 32
-TAKEN = {0, 16}  # 16: nobody listens
+TAKEN = {0, 16}  # 16 means that the topic has no subscriber
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,10 @@ def secured(tmp_path_factory):
 
 
 def topics_of(federation):
-    """Every topic of the table for two devices, and some that are in no table."""
+    """Yield each topic with its sender and its receivers.
+
+    They are every topic of the table for two devices, and some topics that are in no table.
+    """
     t = Topics(federation)
     yield t.coord_state, "coordinator", {"d1", "d2"}
     yield t.round, "coordinator", {"d1", "d2"}
@@ -55,7 +58,10 @@ def test_the_plain_statement_above_names_every_row_of_the_table():
 
 
 def puback(secured, name, topic, frame=b"x"):
-    """What the broker answers to one publish. A connection each: 2.0.11 hangs up after it has denied one."""
+    """Return the reason code with which the broker answers one publish.
+
+    Each call makes a new connection, as Mosquitto 2.0.11 closes a connection after it has denied a publish.
+    """
     answered = []
     client = Client(CallbackAPIVersion.VERSION2, "x", protocol=MQTTProtocolVersion.MQTTv5)
     client.tls_set_context(tls_context(secured.fleet.tls(name)))
@@ -78,9 +84,9 @@ def test_each_identity_writes_exactly_where_the_table_says(secured, name):
 
 @pytest.mark.parametrize("name", IDENTITIES)
 def test_each_identity_hears_exactly_what_the_table_says(secured, name):
-    """It asks for everything there is. Mosquitto grants that, and delivers what the rules allow.
+    """Each identity subscribes to all topics. Mosquitto grants that, and delivers what the rules allow.
 
-    To the table comes one thing: patterns hold for every name, so the coordinator may hear what it says to all.
+    Beyond the table, patterns hold for every name, so the coordinator may hear what it sends to all devices.
     """
     topics = [t for t in topics_of(secured.federation) if t[1]]
     hearer = Peer(name, secured.address(name), subscriptions=["#", "$SYS/#"])
@@ -88,7 +94,7 @@ def test_each_identity_hears_exactly_what_the_table_says(secured, name):
         hearer.next(Connected)
         for topic in (topic for topic, writer, _ in topics if writer == name):
             hearer.mqtt.publish(topic, b"x")
-        assert hearer.mqtt.flush(PATIENCE)  # the broker has taken them
+        assert hearer.mqtt.flush(PATIENCE)  # then the broker has taken them
         for topic, writer, _ in topics:
             if writer != name:
                 assert puback(secured, writer, topic) in TAKEN

@@ -1,4 +1,4 @@
-"""The brokers that `make demo` and the tests run on."""
+"""The brokers of `make demo` and of the tests start, serve and stop."""
 
 import importlib.util
 import os
@@ -19,7 +19,7 @@ from protofleet.protocol.transport.address import BrokerAddress, BrokerError
 from tests.conftest import PATIENCE
 
 REPOSITORY = Path(__file__).parents[3]
-preflight = partial(addresses.preflight, seconds=PATIENCE)  # however the machine stands still
+preflight = partial(addresses.preflight, seconds=PATIENCE)  # even if the machine stands still for a time
 
 
 def until(happened, seconds=20.0):

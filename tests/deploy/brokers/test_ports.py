@@ -1,4 +1,4 @@
-"""Ports that are free now and are still free when a program listens there later."""
+"""A port that is free now is still free when a program listens there later."""
 
 import fcntl
 import os
@@ -28,14 +28,14 @@ print(*(free_port() for _ in range(20)))
 
 @pytest.fixture(autouse=True)
 def turns(tmp_path, monkeypatch):
-    """Of this test alone: other tests take ports meanwhile."""
+    """Return a folder of turns for this test alone, as other tests take ports at the same time."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     return tmp_path / f"protofleet-ports-{os.getuid()}"
 
 
 def taken_by_others(processes=3):
-    """Ports that processes take at once."""
+    """Return the ports that several processes take at the same time."""
     started = [
         subprocess.Popen([sys.executable, "-c", NEXT], stdout=subprocess.PIPE, text=True)
         for _ in range(processes)
@@ -52,12 +52,12 @@ def test_a_port_that_was_given_is_given_to_no_other_process_though_nobody_listen
 def test_a_port_on_which_somebody_listens_is_passed_over(turns):
     port = free_port()
     with socket.create_server((LOOPBACK, port)):
-        turns.write_text(str(port - FIRST - 1))  # whose turn it would be
+        turns.write_text(str(port - FIRST - 1))  # the port that would be next
         assert free_port() != port
 
 
 def test_no_file_stays_open_and_no_connection_is_given_such_a_port():
-    """In a process of its own: in this one other tests' threads open and close files."""
+    """It runs in a separate process, because threads of other tests open and close files in this one."""
     done = subprocess.run([sys.executable, "-c", FILES_OF_FIFTY], capture_output=True, text=True)
     before, after, *ports = map(int, done.stdout.split())
     first, last = map(int, CONNECTIONS.read_text().split())
@@ -73,7 +73,7 @@ def test_a_file_that_says_no_turn_begins_anew(turns, text):
 
 
 def test_where_no_file_can_be_kept_ports_are_drawn(turns):
-    turns.symlink_to(turns.parent / "elsewhere")  # anybody may put one there, and it is not followed
+    turns.symlink_to(turns.parent / "elsewhere")  # any user may put a link there, and it is not followed
     assert 0 < free_port() < 65536 and not (turns.parent / "elsewhere").exists()
 
 

@@ -16,7 +16,7 @@ DIGEST = "ab" * 32
 
 
 def key(row, device):
-    """As RabbitMQ sees a topic."""
+    """Return the routing key that RabbitMQ makes of a topic."""
     return "protofleet/1/lab/".replace("/", ".") + row.pattern.format(device=device, digest=DIGEST).replace(
         "/", "."
     )
@@ -50,7 +50,7 @@ def test_other_federations_are_out_of_reach(rules):
             for strange in (".lab.", ".1."):
                 changed = key(row, device).replace(strange, strange.replace("a", "x").replace("1", "2"), 1)
                 assert not re.search(rules[user][verb], changed), (user, changed)
-            if user != COORDINATOR:  # to whom d1.more is one more device
+            if user != COORDINATOR:  # for the coordinator, d1.more is one more device
                 assert not re.search(rules[user][verb], key(row, device) + ".more")
 
 

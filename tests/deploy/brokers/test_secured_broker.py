@@ -1,4 +1,4 @@
-"""A real Mosquitto with our settings takes whom it should, and tells the others what a person needs."""
+"""A real Mosquitto with the project's settings accepts the right parties, and the others get a useful message."""
 
 import contextlib
 import datetime as dt
@@ -35,7 +35,7 @@ preflight = partial(addresses.preflight, seconds=PATIENCE)
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """A machine that stands still for some seconds is no reason why a broker does not take somebody."""
+    """Make the time limits longer, so that a machine that stands still for some seconds fails no test."""
     monkeypatch.setattr(transports, "CONNECT_SECONDS", PATIENCE)
     monkeypatch.setattr(disconnect, "preflight", preflight)
     monkeypatch.setattr(disconnect, "RELOAD_SECONDS", PATIENCE)
@@ -53,7 +53,7 @@ def secured(tmp_path):
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory):
-    """One that no test changes."""
+    """Yield an enrolled federation with a broker that no test changes."""
     try:
         made = start_enrolled(tmp_path_factory.mktemp("standing"), "d1", "d2")
     except BrokerError as error:
@@ -64,13 +64,13 @@ def standing(tmp_path_factory):
 
 @pytest.fixture
 def join_as(secured):
-    """Connects parties; when that has come back, the broker knows what they listen to."""
+    """Return a function that connects a party and returns when the broker knows the party's subscriptions."""
     peers, topics = [], Topics(secured.federation)
 
     def join(name, **options):
         peers.append(joined := Peer(f"{secured.federation}.{name}", secured.address(name), **options))
         joined.next(Connected)
-        # Brokers work in order: whoever has taken this word has taken the subscriptions before it.
+        # A broker works in order: when it has taken this message, it has taken the subscriptions before it.
         joined.mqtt.publish(topics.down("d2") if name == COORDINATOR else topics.device_state(name), b"here")
         assert joined.mqtt.flush(PATIENCE)
         return joined
@@ -100,7 +100,7 @@ def assert_both_say(address: BrokerAddress, *parts: str) -> None:
 
 
 def certificate(standing, folder, since, until, authority=None):
-    """Files of d1 with other dates, or of another authority."""
+    """Return the TLS files of d1 with a certificate of other dates or of another authority."""
     root = (authority or standing.fleet.authority()).roots[0]
     key, now = new_key(), dt.datetime.now(dt.timezone.utc)
     cert = issue_certificate(root.tls_ca, key.public_key(), "d1", (), 5, (now + since, now + until))
@@ -147,7 +147,7 @@ def test_a_certificate_of_tomorrow_is_told_with_this_clock(standing, tmp_path):
 
 @pytest.fixture
 def impostor():
-    """Something on the loopback that speaks TLS with these files, and hears nobody out."""
+    """Return a function that starts a server on the loopback that speaks TLS with the files but no MQTT."""
     servers = []
 
     def start(files: TlsFiles) -> int:
@@ -161,7 +161,7 @@ def impostor():
                     line, _ = server.accept()
                 except OSError:
                     return
-                # Whoever does not trust it may be gone before it looks.
+                # A client that does not trust the server may be gone before the server reads.
                 with contextlib.suppress(OSError), line:
                     context.wrap_socket(line, server_side=True).close()
 
@@ -216,7 +216,7 @@ def test_a_key_open_to_others_is_not_used(standing, tmp_path):
     assert "is open to others (mode 0644); chmod 600" in preflight(
         replace(standing.broker.address, tls=files)
     )
-    (tmp_path / "key").chmod(0o640)  # a group of its own
+    (tmp_path / "key").chmod(0o640)  # only a group may read it too
     assert preflight(replace(standing.broker.address, tls=files)) is None
 
 
@@ -247,7 +247,7 @@ def test_a_revoked_device_is_mute_at_once_cut_off_and_does_not_come_back(secured
         secured.fleet.authority(), "d1", "stolen", secured.fleet.folder_of("broker")
     )
     assert said.startswith("d1 is revoked (1 certificates) and disconnected from 127.0.0.1:")
-    # 2.0.11 hangs up without a word, and the next connection is refused; later ones say that another has come.
+    # 2.0.11 disconnects without a reason and refuses the next connection; later brokers say that another one came.
     lost = thief.next(Disconnected, lambda item: item.final or "has been revoked" in item.reason)
     assert "CERTIFICATE_REVOKED" in lost.reason or "another process has connected" in lost.reason
     thief.mqtt.publish(topics.up("d1"), b"after")
@@ -255,14 +255,14 @@ def test_a_revoked_device_is_mute_at_once_cut_off_and_does_not_come_back(secured
     assert coordinator.next(Arrived) == Arrived(topics.up("d2"), b"still here")
     assert_both_say(secured.address("d1"), "has been revoked; enrol again")
     again = secured.fleet.authority()
-    # Within the same second.
+    # This revocation is within the same second.
     second = disconnect.revoke_and_disconnect(again, "d2", "", secured.fleet.folder_of("broker"))
     assert second.startswith("d2 is revoked")
     assert_both_say(secured.address("d2"), "has been revoked")
 
 
 def test_after_the_minutes_of_a_check_everybody_takes_the_next_approval_and_the_list_holds(secured):
-    """The certificate by which the broker was checked has ended, and what revoked it with it."""
+    """The certificate that checked the broker has ended, and its revocation has ended with it."""
     fleet = secured.fleet
 
     def take_next_approvals(authority):
@@ -283,7 +283,7 @@ def test_after_the_minutes_of_a_check_everybody_takes_the_next_approval_and_the_
 
 
 def test_the_rules_alone_silence_a_revoked_device_that_is_still_connected(secured, join_as):
-    """Between the reload and the cut: this is what 2.0.11 leaves open otherwise."""
+    """Between the reload and the cut, Mosquitto 2.0.11 would otherwise leave a connected device its access."""
     topics, broker = Topics(secured.federation), secured.fleet.folder_of("broker")
     coordinator = join_as(COORDINATOR)
     thief = join_as("d1", subscriptions=topics.device_subscriptions("d1"))
@@ -297,7 +297,7 @@ def test_the_rules_alone_silence_a_revoked_device_that_is_still_connected(secure
     coordinator.mqtt.publish(topics.round, b"secret")
     coordinator.mqtt.close()
     thief.mqtt.publish(topics.up("d1"), b"x")
-    assert "Not authorized" in thief.next(Denied).reason  # and what was said before that has not arrived
+    assert "Not authorized" in thief.next(Denied).reason  # and earlier messages have not arrived
     assert thief.inbox.empty() or not isinstance(thief.inbox.get(), Arrived)
 
 
@@ -315,7 +315,7 @@ def test_a_renewal_is_used_at_the_next_connection_and_stops_nobody(secured, join
     coordinator = join_as(COORDINATOR)
     coordinator.mqtt.publish(topics.round, b"go on")
     assert device.frame(topics.round) == b"go on"  # on the old connection
-    authority.revoke({old}, "replaced")  # so that the old certificate cannot be what it comes back with
+    authority.revoke({old}, "replaced")  # so that it cannot come back with the old one
     lifecycle.reissue_approvals(authority, "broker")
     disconnect.install_broker(authority, fleet.folder_of("broker"))
     secured.broker.kill()
@@ -400,6 +400,6 @@ def test_a_broker_that_does_not_run_is_named_when_it_shall_reload(tmp_path):
     fleet = enrol_federation(tmp_path, "lab", ["d1"])
     with pytest.raises(BrokerError, match="no Mosquitto runs by"):
         disconnect.reload(fleet.folder_of("broker"))
-    (fleet.folder_of("broker") / "mosquitto.pid").write_text("1")  # somebody else's
+    (fleet.folder_of("broker") / "mosquitto.pid").write_text("1")  # of another authority
     with pytest.raises(BrokerError, match="no Mosquitto runs by"):
         disconnect.reload(fleet.folder_of("broker"))

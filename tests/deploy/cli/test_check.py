@@ -1,4 +1,4 @@
-"""`protofleet check FILE` of a file that is none yet: one line, and not one for each check."""
+"""`protofleet check FILE` of a file that is not valid yet prints one line, and not one for each check."""
 
 import json
 import warnings
@@ -93,8 +93,8 @@ def test_metrics_of_ones_own_are_tried_on_what_a_device_may_have(tmp_path, capsy
 
 
 def test_what_tries_a_network_brings_no_warning_of_torch_on_itself():
-    """It would stand in the midst of what is said of the author's file."""
-    torch.set_warn_always(True)  # and not once a process
+    """The warning would stand in the middle of the lines about the author's file."""
+    torch.set_warn_always(True)  # otherwise torch warns only once per process
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

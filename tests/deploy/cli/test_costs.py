@@ -1,4 +1,4 @@
-"""The papers' claims about communication, from closed forms and networks; and the table that prints them."""
+"""Closed forms and networks give the papers' claims about communication, and a table prints them."""
 
 import pytest
 

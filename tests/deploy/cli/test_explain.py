@@ -1,4 +1,4 @@
-"""What a person can ask about a method."""
+"""A person can ask for an explanation of each method."""
 
 from dataclasses import fields
 

@@ -1,4 +1,4 @@
-"""What computes nothing imports no torch, which takes a second of CPU and 200 MB."""
+"""Commands that compute nothing do not import torch, which takes a second of CPU and 200 MB."""
 
 import json
 import os
@@ -32,7 +32,7 @@ WORDS = {
     "enrol list --root nowhere": 2,
 }
 
-REST = {  # of a summary: what a report needs, and a comparison does not
+REST = {  # the keys of a summary that a report needs and a comparison does not
     "paper": "", "devices": {}, "fedavg": {"up": 1, "down": 1}, "broker": "", "security": "sealed",
     "accuracy": {"start": {}, "final": {}, "pooled": None, "best_by_validation": {}},
 }  # fmt: skip

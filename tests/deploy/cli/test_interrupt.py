@@ -1,4 +1,4 @@
-"""Ctrl-C in a command: one line, and the exit code of one that was stopped."""
+"""Ctrl-C in a command gives one line and the exit code of a stopped command."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from protofleet.runtime.launcher import CAN_FORK
 from tests.rooms import ROOT
 
-# As where it meets a C module that runs Python text while it is imported.
+# The same happens where Ctrl-C meets a C module that runs Python text while it is imported.
 INTERRUPTED = """
 from protofleet.deploy.cli import main
 main.parser = lambda: exec("raise KeyboardInterrupt")

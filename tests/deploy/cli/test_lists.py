@@ -1,4 +1,4 @@
-"""What there is to choose from: as a table and as JSON, with the nearest name for one that is unknown."""
+"""Lists of the choices are printed as a table or as JSON, and an unknown name gets the nearest name."""
 
 import json
 import time
@@ -134,7 +134,7 @@ def test_a_broken_file_is_named_with_its_line_and_keeps_nobody_from_the_others(
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory):
-    """A folder with something to list for each command."""
+    """Return a folder in which each command has something to list."""
     folder = tmp_path_factory.mktemp("listed")
     (folder / "two.toml").write_text(TWO)
     banned = folder / "run" / "coordinator" / "banned"

@@ -1,4 +1,4 @@
-"""`protofleet model` and `protofleet predict`, as a user has them in a shell; and what is said of each mistake."""
+"""`protofleet model` and `protofleet predict`, as a user runs them in a shell, and the message of each mistake."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ BOARD = re.compile(r"^```sh board\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory):
-    """A device's folder with three versions, and pictures of other sizes than the model's."""
+    """Return a device's folder with three versions of the model, and pictures that have not the model's size."""
     folder = tmp_path_factory.mktemp("board")
     published = ModelPublisher(ModelSettings(), folder / "state", Origin("owl", None), Disk(durable=False))
     made, data = plan("fedavg", 3), shard(0)
@@ -168,7 +168,7 @@ def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
     assert code == 2 and "model.onnx cannot be used: " in err
     (version / "model.onnx").write_bytes(
         b"no mode1"
-    )  # a flipped bit: it might still be run, and answer otherwise
+    )  # a flipped bit: the model might still run and give other answers
     code, out, err = said(capsys, *words)
     assert (code, out) == (2, "") and err.startswith(
         f"protofleet: {version}: model.onnx is not that of the card: its SHA-256 is "
@@ -188,7 +188,7 @@ def test_a_model_with_other_numbers_than_its_card_says_is_not_used(board, capsys
 
 
 class Spool:
-    """A folder that is watched, in made-up time: what happens in it before each look is given."""
+    """A watched folder in simulated time; the test gives the changes that happen before each look."""
 
     def __init__(self, board, folder, capsys):
         folder.mkdir(exist_ok=True)
@@ -197,7 +197,7 @@ class Spool:
         self.chosen = ChosenModel(board / "state", onnx=False)
 
     def write(self, content, name="new.png"):
-        """In place, as `>` and `>>` do."""
+        """Write a file in place, as `>` and `>>` do."""
         (self.folder / name).open("r+b" if (self.folder / name).exists() else "wb").write(content)
 
     def watched(self, *steps, looks=20):
@@ -223,13 +223,13 @@ def spool(board, tmp_path, capsys):
 
 def test_a_picture_that_stalls_half_written_has_one_line_once_it_is_whole(spool):
     half = spool.picture[: len(spool.picture) // 2]
-    stall = [lambda: None] * 8  # of four seconds
+    stall = [lambda: None] * 8  # eight looks, which are four seconds
     found = spool.watched(lambda: spool.write(half), *stall, lambda: spool.write(spool.picture))
     assert found == (["new.png"], ["1 picture predicted"])
 
 
 def test_a_picture_that_becomes_whole_while_it_is_read_has_one_line(spool):
-    """Between the look that found it unchanged and the reading of it."""
+    """The picture changes between the look that found it unchanged and the reading."""
     now, begun = spool.chosen.now, len(spool.picture) // 2
 
     def finish_and_open():
@@ -244,7 +244,7 @@ def test_a_picture_that_becomes_whole_while_it_is_read_has_one_line(spool):
 
 
 def test_a_picture_of_reserved_size_whose_time_is_kept_is_not_lost(spool):
-    """Written into a file that has its length from the beginning, by a program that sets the old time again."""
+    """A program writes into a file that has its full length from the beginning, and then sets the old time again."""
 
     def write(content):
         spool.write(content)
@@ -291,11 +291,11 @@ def test_a_watched_folder_has_a_line_for_each_new_picture_once_it_is_whole(board
     )
     try:
         assert watching.stderr.readline() == f"watching {folder}; Ctrl-C ends it\n"
-        with (folder / "slow.png").open("wb") as file:  # half of it is there for three looks
+        with (folder / "slow.png").open("wb") as file:  # half of the file is there for three looks
             for half in (picture[: len(picture) // 2], picture[len(picture) // 2 :]):
                 file.write(half)
                 file.flush()
-                time.sleep(1.6)  # a copy takes its time
+                time.sleep(1.6)  # a copy takes some time
         (folder / "note.txt").write_text("no picture")
         (folder / ".hidden.png").write_bytes(picture)
         row = json.loads(watching.stdout.readline())

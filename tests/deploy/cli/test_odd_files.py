@@ -1,4 +1,4 @@
-"""Files of a run that are not what they should be, and commands that come too late: one line, and no traceback."""
+"""Wrong files of a run and commands that come too late give one line of error and no traceback."""
 
 import json
 import os
@@ -48,7 +48,7 @@ ODD += [json.dumps({**SUMMARY, "views": {"a": {}, "b": {"final": {"mean": 1e999}
 
 
 def is_said(text):
-    """Whether this summary, of a version that wrote no seals, may be taken as it stands."""
+    """Tell whether this summary without a seal, as earlier versions wrote it, may be read as it stands."""
     try:
         return json.loads(text).keys() >= SUMMARY.keys()
     except (ValueError, AttributeError, RecursionError):
@@ -104,7 +104,7 @@ def test_a_report_of_odd_lines_leaves_them_out_and_says_so(tmp_path):
 
 
 def test_every_odd_summary_is_a_report_or_one_line(tmp_path, capsys):
-    """In this process, as they are many."""
+    """The commands run in this process, because there are many of them."""
     from protofleet.deploy.cli.main import main
 
     for i, text in enumerate(ODD):
@@ -184,7 +184,7 @@ def test_an_index_that_cannot_be_used_names_the_way_on_with_a_backup(tmp_path):
         last = said.strip().splitlines()[-1]
         assert code == (2 if name == "spool.sqlite" else 1)
         if name == "spool.sqlite":
-            assert "its copy has taken its place" in said  # and then it is as above
+            assert "its copy has taken its place" in said  # then the files are as above
             shutil.copyfile(folder / "spool.copy.sqlite", folder / "spool.sqlite")
             (folder / "spool.sqlite").write_bytes(b"no database")
     assert "spool.copy.sqlite" in last and "protofleet go-on" in last and "under another name" in last

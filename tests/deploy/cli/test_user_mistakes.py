@@ -1,4 +1,4 @@
-"""What a user gets wrong, over all sub-commands: one line with what is wrong, and never a traceback."""
+"""Each mistake of a user, in all sub-commands, gives one line that names it, and never a traceback."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ federation = "lab"
 method = { name = "fedavg" }
 network = { name = "resnet18" }
 """
-# What is typed after `protofleet`: what the one line has to say.
+# The words typed after `protofleet` -> the text that the one line must contain.
 MISTAKES = {
     "": "arguments are required: COMMAND",
     "run": "required: experiments",

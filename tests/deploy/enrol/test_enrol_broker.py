@@ -1,4 +1,4 @@
-"""What is said of an enrolled broker gets into its settings, or is refused before anything is made."""
+"""Options of an enrolled broker get into its settings, or they are refused before any file is made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.enrol import enrol_in
 
 @pytest.fixture
 def lab():
-    """A folder that every user may enter."""
+    """Yield a folder that every user may enter, with a root and a coordinator."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         folder.chmod(0o755)
@@ -43,7 +43,7 @@ def conf(folder, name="broker"):
 
 
 def answers(folder, port, broker="broker"):
-    """What keeps the Mosquitto that is started here, with the command that was told, from taking the coordinator."""
+    """Start Mosquitto with the command that enrol printed, and return why it refuses the coordinator, or None."""
     address = replace(BrokerAddress(), port=port, host="localhost", tls=tls_files(folder / "coordinator"))
     settings = f"{broker}/mosquitto.conf"
     program = subprocess.Popen(["mosquitto", "-c", settings], cwd=folder, stderr=subprocess.PIPE)
@@ -68,7 +68,7 @@ def test_a_broker_that_is_enrolled_by_whoever_starts_it_runs_with_no_further_wor
 
 @pytest.mark.slow
 def test_where_nothing_was_said_of_it_a_later_word_still_gets_into_the_settings(lab):
-    """As of a broker that was enrolled before its user was, or that moves to another port."""
+    """This happens to a broker that was enrolled before its user existed, or that moves to another port."""
     me, port = pwd.getpwuid(os.geteuid()).pw_name, free_port()
     install = asked(lab, "broker", "broker", "--host localhost")
     enrol_in(lab, install)

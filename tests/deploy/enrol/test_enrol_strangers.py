@@ -1,6 +1,6 @@
-"""What strangers send in to be enrolled, or to be installed; and what an operator's lists say over years.
+"""Requests and approvals of strangers are refused, and the operator's lists stay right over years.
 
-By people's commands; as processes of their own where what one has written is read by another much later.
+The tests use the commands that people use. They are separate processes where a later command reads the files.
 """
 
 import sys
@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """With a root, a coordinator and a request of d1."""
+    """Return the working folder with a root, a coordinator and a request of d1."""
     monkeypatch.chdir(tmp_path)
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
     enrol(authority, tmp_path / "coordinator", "coordinator", 30)
@@ -51,7 +51,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def lab(folder, capsys):
-    """`protofleet enrol ...` there; gives what it said."""
+    """Return a function that runs `protofleet enrol ...` in the folder and returns its output."""
 
     def run(line, code=0):
         found = main(["enrol", *line.split()])
@@ -64,8 +64,7 @@ def lab(folder, capsys):
 
 @pytest.fixture
 def process(folder):
-    """The same, each command as a process of its own."""
-
+    """Return a function that runs each `protofleet enrol ...` command in the folder as a separate process."""
     return partial(enrol_in, folder)
 
 
@@ -76,7 +75,7 @@ def why(call, *arguments, **options):
 
 
 def request_of(folder, **other):
-    """The fields of the request that waits in a folder, some of them others', signed again with its keys."""
+    """Return the request that waits in a folder with the fields in `other` replaced, and the key to sign it."""
     keys = key_folder.load_keys(folder / "pending")
     made, _ = new_request(FEDERATION, "d1", (), keys)
     found = {
@@ -93,7 +92,7 @@ def request_of(folder, **other):
     return body, keys.identity
 
 
-# -- keys that are none
+# -- invalid keys
 
 
 @pytest.mark.parametrize("key", RECEIVE, ids=bytes.hex)
@@ -129,7 +128,7 @@ def test_the_operator_is_told_in_one_line_and_nothing_is_issued(lab, tmp_path):
 
 
 def weak_from_before(root, folder):
-    """d1 as an earlier release enrolled it: request, record and register speak of a receive key of small order."""
+    """Enrol d1 as an earlier release did: request, record and register have a receive key of small order."""
     authority = Authority(root, durable=False)
     asked = lifecycle.review_request(authority, read_armoured(REQUEST, folder / "pending" / REQUEST))
     lifecycle.approve(authority, asked)
@@ -193,7 +192,7 @@ def test_an_interrupt_while_a_request_is_read_is_no_wrong_signature():
     data = new_csr("d1", ec.generate_private_key(ec.SECP256R1()))
 
     def interrupted_in_its_signature(frame, event, argument):
-        """Of the first call of Python text that the library makes then."""
+        """Raise KeyboardInterrupt at the first Python function that the library calls from `read_csr`."""
         if frame.f_code.co_filename != csr_file and frame.f_back.f_code.co_name == "read_csr":
             raise KeyboardInterrupt
 
@@ -207,7 +206,7 @@ def test_an_interrupt_while_a_request_is_read_is_no_wrong_signature():
         sys.settrace(before)
 
 
-# -- what is approved, and for what
+# -- approvals, and what they are for
 
 
 def test_a_request_is_approved_for_the_part_that_was_said_and_no_other(lab, tmp_path):
@@ -239,11 +238,14 @@ def test_a_request_is_approved_for_the_name_that_was_said_and_no_other(lab, tmp_
     lab("approve d1/pending/request --root root --yes --name d1")
 
 
-# -- whom an owner believes
+# -- roots that an owner believes
 
 
 def stranger(tmp_path, keys_of, signed_by, approved_by):
-    """An approval of d1's own request, with a record of the stranger's, and roots of his choice around the honest."""
+    """Forge an approval of d1's request: the record is the stranger's, and so is the choice of roots and signers.
+
+    Write it to the file "forged" and return the fingerprint of the honest root.
+    """
     evil = make_authority(tmp_path / "evil", FEDERATION, 1, durable=False)
     asked = lifecycle.review_request(evil, read_armoured(REQUEST, tmp_path / "d1/pending" / REQUEST))
     made = read_approval(lifecycle.approve(evil, asked), [evil.roots[0].public])
@@ -273,7 +275,7 @@ def test_a_strangers_approval_is_not_installed_by_who_compares_the_right_fingerp
 
 
 def test_an_approval_that_only_a_retired_root_has_signed_is_not_a_newcomers(lab, tmp_path):
-    """Both roots have signed that they are two; who has stolen the old one approves, and shows the new one."""
+    """Both roots have signed the rotation. A thief of the old root approves with it and shows the new root."""
     right = stranger(tmp_path, ["evil", "honest"], ["evil", "honest"], ["evil"])
     said = lab(f"install forged --folder d1 --fingerprint {right}", code=2)
     assert "signed by root" in said and not (tmp_path / "d1/current").exists()

@@ -1,4 +1,4 @@
-"""Processes that are known by their enrolment, and what the end of an enrolment does to a run that goes on."""
+"""Processes are known by their enrolment, and an enrolment can end while a run goes on."""
 
 import time
 from dataclasses import replace
@@ -72,7 +72,7 @@ def test_a_device_that_joins_while_a_run_goes_on_is_known_at_once(fleet):
 
 
 def test_a_revocation_that_is_installed_beside_a_running_coordinator_holds_within_a_second(fleet, tmp_path):
-    """Even where the record's file is still there: the list is what counts."""
+    """This holds even if the file of the record is still there, because only the list counts."""
     kept = tmp_path / "records"
     kept.mkdir()
     for name in "ab":
@@ -92,7 +92,7 @@ def test_a_revocation_that_is_installed_beside_a_running_coordinator_holds_withi
 
 
 class Silence:
-    """A transport by which nothing goes."""
+    """A transport that must not be used."""
 
     def publish(self, topic, frame, retain=False, qos=1):
         raise AssertionError(f"nothing is to be said on {topic}")
@@ -115,8 +115,8 @@ def enrolled_anew(fleet, name):
 def test_what_a_device_says_by_a_new_record_is_not_rejected_by_the_old_one_that_is_believed_still(
     fleet, again
 ):
-    """A rejected hello ends a device whose boots were those of a wrong clock."""
-    folder, now = fleet.folder_of(COORDINATOR), time.time()  # which stands still
+    """A rejected hello would end a device whose boot numbers came from a wrong clock."""
+    folder, now = fleet.folder_of(COORDINATOR), time.time()  # this clock stands still
     ring = KnownRecords(
         fleet.root / "records", load_trust(folder / "current"), clock=lambda: now, follow=folder
     )

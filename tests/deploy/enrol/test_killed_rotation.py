@@ -1,7 +1,7 @@
-"""`protofleet enrol rotate`, killed before each change of the operator's folder: the next one completes it.
+"""After `protofleet enrol rotate` was killed before any change of the operator's folder, the next one completes it.
 
-A process of its own imports the commands once, and each command is a fork of it: the one that is to be killed dies of
-SIGKILL in an audit hook.
+A separate process imports the commands once, and each command is a fork of it. The command under test dies of SIGKILL
+in an audit hook.
 """
 
 import os
@@ -14,7 +14,7 @@ import pytest
 from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
 from tests.support.enrol import ROOT, enrol_in
 
-pytestmark = pytest.mark.slow  # some forty kills each
+pytestmark = pytest.mark.slow  # about forty kills in each test
 
 KILLER = """
 import os, shutil, signal, sys
@@ -57,7 +57,7 @@ for at in range(1000):
 
 
 def killed_at_each_step(place, line, *next_ones):
-    """Folders in which a command was killed at its 1st, 2nd, ... change, and the next ones ended well."""
+    """Return folders in which a command was killed at its 1st, 2nd, ... change and `next_ones` then succeeded."""
     done = subprocess.run(
         [sys.executable, "-c", KILLER, str(place), line, *next_ones], stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=240, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -83,7 +83,7 @@ def lab(tmp_path):
 
 
 def trusted(folder, name):
-    """Who installed it can use all that it holds: roots, record, certificate."""
+    """Load the roots, the record and the certificate that `name` has installed, and return the keys of the roots."""
     return load_enrolled(folder / name / CURRENT, time.time()).trust.roots.keys
 
 
@@ -98,7 +98,7 @@ def installing(*names):
 def test_a_rotation_that_was_killed_anywhere_is_completed_by_the_next_one(lab):
     next_ones = ["rotate --root root", *installing("broker", "coordinator")]
     folders = killed_at_each_step(lab, "rotate --root root", *next_ones)
-    # Three files of the root, register, statements, two approvals: each part and rename.
+    # The changes are writes and renames of three files of the root, the register, the statements and two approvals.
     assert len(folders) > 20
     for folder in folders:
         assert "root 2 is introduced" in (folder / "said").read_text()

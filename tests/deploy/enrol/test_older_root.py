@@ -1,4 +1,4 @@
-"""What hosts hold tells that a root is an older copy."""
+"""The files that hosts hold show that a root is an older copy."""
 
 import shutil
 
@@ -24,12 +24,12 @@ def root(tmp_path):
 
 @pytest.fixture
 def copy(root, tmp_path):
-    """Of the root, as it was before the test began."""
+    """Return a copy of the root as it was before the test began."""
     return Authority(tmp_path / "copy", durable=False)
 
 
 def held_of(root, copy):
-    """What a host of that root holds, as the copy reads it."""
+    """Return what a host of that root holds, as the copy of the root reads it."""
     revoked = read_armoured(REVOCATIONS, root.folder / "revoked.statement")
     return read_held(copy, revoked, read_armoured(ROOTS, root.folder / "roots.statement"), root.crl())
 
@@ -60,7 +60,7 @@ def test_the_root_itself_and_one_that_is_newer_than_the_hosts_are_taken(root, co
 def test_a_root_in_which_one_of_two_was_revoked_again_is_told_of_the_other(root, copy):
     revoke(root, "a", "sold")
     revoke(root, "b", "lost")
-    copy.register = copy.register.with_revocation_lists(copy.now() + 100)  # newer, whatever second it is
+    copy.register = copy.register.with_revocation_lists(copy.now() + 100)  # newer than all lists so far
     revoke(copy, "a", "sold")
     said = problem(copy, {"hub": held_of(root, copy)}, "a")
     assert "it lacks revocations that hub holds; revoked there and valid here: b;" in said

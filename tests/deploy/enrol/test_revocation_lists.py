@@ -1,4 +1,4 @@
-"""What an operator's lists of revoked certificates say over years: whoever holds one takes every later one."""
+"""A party that holds one of the operator's lists of revoked certificates accepts each later one, over years."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ program()
 
 @pytest.fixture
 def folder(tmp_path):
-    """With a root, a coordinator and a request of d1."""
+    """Return a folder with a root, a coordinator and a request of d1."""
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
     enrol(authority, tmp_path / "coordinator", "coordinator", 30)
     key_folder.make_request(tmp_path / "d1", FEDERATION, "d1", (), new_keys=True, durable=False)
@@ -42,13 +42,12 @@ def folder(tmp_path):
 
 @pytest.fixture
 def process(folder):
-    """Runs `protofleet enrol ...` there, each command as a process of its own."""
-
+    """Return a function that runs each `protofleet enrol ...` command in the folder as a separate process."""
     return partial(enrol_in, folder)
 
 
 def test_a_list_that_outlives_what_it_revokes_is_still_taken_later(process, folder):
-    """By commands: a device of some minutes is revoked, its certificate ends, and whoever holds the list goes on."""
+    """A device's certificate of some minutes is revoked and then ends; hosts that hold the list go on."""
     process("approve d1/pending/request --root root --yes --days 0.01")
     process("revoke d1 --root root")
     process("install root/approvals/coordinator.approval --folder coordinator")
@@ -60,7 +59,10 @@ def test_a_list_that_outlives_what_it_revokes_is_still_taken_later(process, fold
 
 
 def hours_later(folder, line):
-    """The same, by a clock that is so far ahead: what has minutes must neither end too early nor be waited for."""
+    """Run the command with a clock that is 3 hours ahead.
+
+    A certificate of some minutes must not end too early, and the test cannot wait for its end.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.source", HOURS_LATER, "enrol", *line.split()], cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
@@ -69,7 +71,7 @@ def hours_later(folder, line):
 
 
 class Years:
-    """An operator's folder through what may happen to it, and a party that takes every list that is published."""
+    """An operator's folder over years, with a party that must accept every list that is published."""
 
     def __init__(self, folder):
         self.now = 1_800_000_000.0
@@ -109,11 +111,11 @@ class Years:
         shutil.rmtree(self.folder)
         shutil.copytree(self.copy, self.folder)
         self.now += 60  # a copy takes longer
-        self.enrol(2)  # so that there is somebody, however old the copy is
+        self.enrol(2)  # so that the root knows a name, however old the copy is
         self.revoke(canary=True)
 
     def published(self):
-        """Whatever an approval would carry now is taken, and no version ever says two things."""
+        """Check that the party accepts the list of an approval made now, and that each version has one content."""
         authority = self.opened()
         authority.save()
         told = read_armoured("revocations", self.folder / "revoked.statement")
@@ -157,7 +159,7 @@ def test_whatever_an_operator_does_every_later_list_is_taken(tmp_path_factory, d
 
 
 def test_a_register_of_an_earlier_form_goes_on_with_lists_that_everybody_takes(process, folder):
-    """Its version may have said two things already; the next one says one."""
+    """The version of such a register may have had two contents already; the next version has one."""
     process("approve d1/pending/request --root root --yes")
     process("revoke d1 --root root")
     register = load_register(folder / "root")

@@ -1,4 +1,4 @@
-"""Models as files in a folder, and what another process, without protofleet, gets from each."""
+"""Write models to files in a folder, and let another process without protofleet compute the scores of each."""
 
 import subprocess
 import sys
@@ -28,7 +28,10 @@ for path in sorted(folder.glob("*.npy")):
 
 
 def answers_of(cases, folder, seconds):
-    """By file, the scores of its model and those of the file. A case: name, model, card, forms."""
+    """Return, for each file, the scores of the model and the scores that the other process gets from the file.
+
+    A case is a name, a model, its card and the forms to write.
+    """
     wanted = {}
     for name, model, card, forms in cases:
         x = card.input.drawn(7, seed=3)

@@ -1,4 +1,4 @@
-"""Every rule, exported: another process, without protofleet, gets the same answers."""
+"""Another process, without protofleet, gets the same answers from the export of every rule."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.deploy.export.answered import answers_of
 from tests.methods.served.trained import each_way, learned, model_of, plan_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # most of it is one fixture
-# Each has operators of its own; the other ways to predict are one of these behind other numbers.
+# Each of these rules has its own operators; the other ways to predict use one of them with other numbers.
 GRAPHS = [
     ("fedavg", "predict"), ("fedlsa", "predict"), ("fedlsa", "anchor"), ("fedproto", "predict"), ("fedhp", "predict"),
     ("fedplcc", "prototype"), ("fedsr", "predict"), ("fednh", "predict"), ("fedpall", "predict"),

@@ -1,4 +1,4 @@
-"""`protofleet export` on real runs: what it writes, what others make of it, and each mistake in one line."""
+"""`protofleet export` on real runs: its files, other programs that read them, and one line for each mistake."""
 
 import errno
 import json
@@ -41,7 +41,11 @@ network = {{ name = "cnn23" }}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """One of a model of all, with a process for each device; and one of devices' own models, in one process."""
+    """Return the folder of two runs.
+
+    The run "all" has a global model and a process for each device.
+    The run "own" has devices' own models and one process.
+    """
     place = tmp_path_factory.mktemp("place")
     for name, method, rounds, processes in (("all", "fedlsa", 3, '"each"'), ("own", "fedproto", 2, 1)):
         text = RUN.format(name=name, method=method, rounds=rounds, processes=processes)
@@ -93,7 +97,7 @@ def test_card_and_tensors_in_the_folder_are_the_model_again(runs, tmp_path):
 
 
 def test_where_no_device_says_how_it_scales_samples_what_is_assumed_is_said(runs, tmp_path, capsys):
-    """As on the host of a coordinator, where no device keeps its models."""
+    """This is so on the host of a coordinator, where no device keeps its models."""
     shutil.copytree(runs / "all" / "coordinator", tmp_path / "alone")
     exported(tmp_path / "alone", "--format", "safetensors", "--out", tmp_path / "m")
     assert "nobody here knows how devices scale their samples; assumed: 0 to 255" in capsys.readouterr().out
@@ -102,7 +106,7 @@ def test_where_no_device_says_how_it_scales_samples_what_is_assumed_is_said(runs
 
 
 def test_the_accuracies_of_another_way_are_its_own(runs, tmp_path):
-    """They were those of the method's way, whichever was exported."""
+    """Earlier, the card had the accuracies of the method's own way to predict, whichever way was exported."""
     for chosen in ("--best", "--last"):
         exported(
             runs / "all", chosen, "--way", "anchor", "--format", "safetensors", "--out", tmp_path / chosen
@@ -177,7 +181,7 @@ def test_summary_and_report_say_what_predicts(runs):
 
 
 def test_folders_of_a_coordinator_and_of_a_device_are_enough(runs, tmp_path, capsys):
-    """As a deployed fleet has them, each on its own machine."""
+    """In a deployed fleet each of the two folders is on its own machine."""
     shutil.copytree(runs / "all" / "coordinator", tmp_path / "state")
     exported(tmp_path / "state", "--best", "--format", "safetensors", "--out", tmp_path / "a")
     assert card_in(tmp_path / "a").tensors == find_model(runs / "all", Wanted("best")).card.tensors
@@ -263,8 +267,8 @@ def test_an_export_that_fails_leaves_no_folder_behind(runs, tmp_path, capsys, mo
 def test_a_later_export_takes_the_place_of_an_earlier_one_as_a_whole(runs, tmp_path):
     place = tmp_path / "m"
     exported(runs / "all", "--format", "pt2", "--out", place)
-    (tmp_path / ".m.abc.new").mkdir()  # of one that was killed
-    place.rename(tmp_path / ".m.abc.old")  # and of one between its two renames
+    (tmp_path / ".m.abc.new").mkdir()  # left by an export that was killed
+    place.rename(tmp_path / ".m.abc.old")  # left by one that died between its two renames
     exported(runs / "all", "--format", "safetensors", "--best", "--out", place)
     assert sorted(path.name for path in place.iterdir()) == ["card.json", "model.safetensors", "predict.py"]
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
@@ -305,7 +309,7 @@ def test_without_its_packages_onnx_is_refused_in_a_line_and_is_no_default(
 
 
 def test_hints_name_the_packages_of_every_extra():
-    """No index has protofleet, so `pip install 'protofleet[export]'` is no way out."""
+    """No index has protofleet, so `pip install 'protofleet[export]'` would not help."""
     told = read_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]
     told.pop("dev")
     assert {
@@ -324,7 +328,7 @@ def test_where_there_is_no_run_nothing_is_said_of_packages(tmp_path, capsys, mon
 
 
 def test_all_that_the_page_s_commands_need_is_in_the_extra_that_it_names(runs, capsys, monkeypatch):
-    """Writing ONNX, checking it, and predict.py: the packages that the messages and programs name."""
+    """These are the packages that the messages and programs name for writing ONNX, checking it, and predict.py."""
     extra = read_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]["export"]
     inside = {re.match(r"[\w-]+", line)[0] for line in extra}
     assert {"onnx", "onnxscript", program.IMPORTS["onnx"]} == inside

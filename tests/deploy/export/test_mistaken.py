@@ -1,4 +1,4 @@
-"""What `export`, `predict` and `model` say where another folder, file or word was meant: one line, its own."""
+"""`export`, `predict` and `model` answer a mistaken folder, file or word with one line that fits the mistake."""
 
 import json
 
@@ -10,7 +10,7 @@ from protofleet.deploy.cli.main import main
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Folders that look like what a user may name; the runs in them cannot be opened, nor need to be."""
+    """Return folders like those that a user may name; the runs in them cannot be opened and need not be."""
     place = tmp_path_factory.mktemp("place")
     for run in ("one", "two"):
         for folder in ("coordinator", "devices/owl/kept", "logs"):

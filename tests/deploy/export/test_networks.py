@@ -1,6 +1,6 @@
-"""The bundled networks, in every form: another process, without protofleet, gets the same answers.
+"""Another process, without protofleet, gets the same answers from each bundled network in every form.
 
-The deepest take minutes: `make exports` has them too.
+The deepest networks take minutes: `make exports` includes them.
 """
 
 import os
@@ -30,13 +30,13 @@ NETWORKS = sorted(RECIPES if os.environ.get("PROTOFLEET_DEEP") else RECIPES.keys
 
 
 def network_model(name):
-    """Of the smallest samples that it takes, of a few classes."""
+    """Return a model of the network for the smallest samples that it takes and a few classes, with its card."""
     recipe = RECIPES[name]
-    shape = SHAPES[max(recipe.ranks)](max(8, recipe.smallest))  # as settings allow
+    shape = SHAPES[max(recipe.ranks)](max(8, recipe.smallest))  # at least 8, as in settings
     made = {"size": shape[1]} if len(shape) == 3 else {"shape": shape}
     plan = Plan("fedavg", 3, rounds=1, network=Network(name), **made)
     half = plan.client_half(NoSamples(), "")
-    with torch.no_grad():  # statistics of a batch norm that are not those of a fresh one
+    with torch.no_grad():  # so that a batch norm has other statistics than a fresh one
         half.model.train()
         half.model(input_of(plan).drawn(8) / 255)
         half.model.eval()

@@ -1,4 +1,4 @@
-"""predict.py of an export: a few lines to read, and each mistake of whoever runs it is one line with exit code 2."""
+"""predict.py of an export is short to read, and answers each mistake of its user with one line and exit code 2."""
 
 import os
 import re
@@ -20,7 +20,10 @@ from tests.methods.served.trained import model_of
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A folder with a model of small pictures; and one whose program takes a series, without a model."""
+    """Return a folder with two exports, one for small pictures and one for series, and with inputs for them.
+
+    The export for series has a program but no model.
+    """
     folder = tmp_path_factory.mktemp("exported")
     model, card = model_of("fedavg", "predict")
     for name, given in (("pictures", card), ("series", replace(card, input=Input((6, 16))))):

@@ -1,4 +1,4 @@
-"""Two exports into one place at once: neither takes the other's folder away, and the last one is there as a whole."""
+"""When two exports write to one place at once, neither deletes the other's folder, and the last one is whole."""
 
 import pytest
 

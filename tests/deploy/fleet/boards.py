@@ -1,4 +1,4 @@
-"""Boards as values: a Jetson in good order, and whatever a test changes about it."""
+"""Boards as values: a Jetson in good order, which a test can change."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def jetson(**changes: Any) -> Facts:
 
 
 def deployed(**changes: Any) -> Installed:
-    """All of WANTED, and a process that runs it."""
+    """Return a board on which all of WANTED is installed, with a process that runs it."""
     whole = Installed(
         True, "roots", RELEASE, frozenset({RELEASE}), frozenset(), settings=b"signed", unit=UNIT, tls="tls",
         roots="roots", coordinator="coordinator", good=GOOD,
@@ -76,7 +76,7 @@ FILES = {
 
 
 def jetson_files(root: Path) -> Path:
-    """The kernel's files of a Jetson, as far as we read them."""
+    """Write the kernel's files of a Jetson that the project reads, and return the root."""
     for name, text in FILES.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

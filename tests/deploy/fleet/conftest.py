@@ -1,4 +1,4 @@
-"""Boards that are made up are healthy at once or never: nothing is gained by waiting for them."""
+"""Do not wait for the health of the tests' boards, which are healthy at once or never."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""A board behind `Ssh` that is a recording: it keeps every command line with its stdin, and answers from facts.
+"""A recorded board behind `Ssh`: it keeps every command line with its stdin, and answers from facts.
 
-What a step of remote.sh leaves behind is done to the facts, so that a second plan finds what the first has changed.
+Each step of remote.sh changes the facts, so that a second plan finds what the first plan has changed.
 """
 
 from __future__ import annotations
@@ -45,13 +45,16 @@ FIT: Final = {
 
 @dataclass
 class RecordedBoard:
-    """`lines`: each call as `program arguments`, of which the first is the script or the folder's files."""
+    """A board that keeps its calls.
 
-    folder: Path  # where its keys are made
+    Each of `lines` is a call as `program arguments`; the first argument is the script or the files of the folder.
+    """
+
+    folder: Path  # the folder for the board's keys
     facts: dict[str, str] = field(default_factory=lambda: dict(FIT))
-    fails: Mapping[str, str] = field(default_factory=dict)  # step: what it says when it fails
+    fails: Mapping[str, str] = field(default_factory=dict)  # step -> the message with which it fails
     connected: bool = True
-    doing: Mapping[str, object] = field(default_factory=dict)  # what its status says otherwise
+    doing: Mapping[str, object] = field(default_factory=dict)  # the fields of its status that differ
     commands: list[list[str]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     incoming: dict[str, bytes] = field(default_factory=dict)
@@ -170,7 +173,7 @@ class RecordedBoard:
         }  # fmt: skip
 
     def _version(self) -> int:
-        """Of the signed settings in use."""
+        """Return the version of the signed settings in use."""
         statement = from_armour(SETTINGS, self.facts["settings"].encode())
         fields = Reader(SETTINGS, unverified_body(SETTINGS, statement))
         fields.text(), fields.text()
@@ -178,7 +181,7 @@ class RecordedBoard:
 
 
 def one_line(text: bytes) -> str:
-    """As facts.sh says what has several lines."""
+    """Return a text of several lines as facts.sh prints it, on one line."""
     return text.decode().replace("\n", " ").strip()
 
 
@@ -187,7 +190,7 @@ def digest(data: bytes) -> str:
 
 
 def recording(boards: Mapping[str, RecordedBoard], folder: Path):
-    """What `commands.run` takes to connect."""
+    """Return the connect function that `commands.run` takes, which records in place of connecting."""
 
     @contextmanager
     def connect(fleet: Fleet, hosts: dict[str, Host]) -> Iterator[dict[str, Ssh]]:

@@ -1,7 +1,7 @@
-"""A board of this machine's own making: real root, real users, real files, and nothing outside is touched.
+"""A board inside this machine, with real root, real users and real files, which touches nothing outside.
 
 Its /etc, /opt, /usr, /var and /run lie over those of this machine, in a mount namespace that ends with a process.
-Only systemctl and journalctl are made up.
+Only systemctl and journalctl are replaced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ exec sleep infinity
 
 
 class NoBoardError(RuntimeError):
-    """None can be made here. The message says why."""
+    """The error that no board can be made on this machine; its message gives the reason."""
 
 
 class RootBoard:
@@ -63,17 +63,17 @@ class RootBoard:
         return done
 
     def sh(self, text: str, check: bool = True) -> str:
-        """By root."""
+        """Run a shell line as root and return its output."""
         return self.run("sh", "-c", text, check=check).stdout.strip()
 
     def as_user(self, text: str, user: str = "protofleet") -> str:
-        """Whatever a process of that user may do."""
+        """Run a shell line as that user, with the rights of the user's processes, and return its output."""
         return self.run(
             "setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "sh", "-c", text
         ).stdout
 
     def step(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Of a deployment, as `Ssh.run` has it done."""
+        """Run a step of a deployment in the same way as `Ssh.run`."""
         return self.run("sh", "-s", "--", *words, stdin=Place().steps, check=check)
 
     def facts(self, how: str = "quick") -> str:

@@ -1,4 +1,4 @@
-"""A change that is whole on every device and bad for the model comes to no second wave."""
+"""A change that every device installs without fault, but that harms the model, gets no second wave."""
 
 import http.server
 import threading
@@ -23,7 +23,7 @@ DIGITS, STREET = ("mnist", "test", "global"), ("svhn", "test", "global")
 
 
 def check_of(*readings, care=CARE):
-    """Sees one reading after the other, and the last for ever."""
+    """Return a check that sees one reading after the other, and the last one from then on."""
     waiting, clock = list(readings), SimpleNamespace(now=0.0)
 
     def look(url):

@@ -1,11 +1,11 @@
-"""How a board does, by the files of a Jetson and by those of a machine that has none of them."""
+"""The metrics of a board come from the files of a Jetson, or from a machine that has none of them."""
 
 from protofleet.edge_client.host.sensors import Sensors
 from tests.deploy.fleet.boards import jetson_files
 
 
 def told(board):
-    """name without its prefix -> {label or "": value}"""
+    """Return each metric's name without its prefix -> {label or "": value}."""
     return {
         family.name.removeprefix("protofleet_device_"): {
             next(iter(sample.labels.values()), ""): sample.value for sample in family.samples

@@ -1,4 +1,4 @@
-"""A coordinator takes the settings that its root has signed for it, and nothing else where that is asked for."""
+"""A coordinator takes the settings that its root has signed for it, and can be told to take no others."""
 
 import time
 

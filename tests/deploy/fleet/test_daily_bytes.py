@@ -1,4 +1,4 @@
-"""The bytes of a board and day: the closed form of a method times the rounds that the policy lets begin."""
+"""The bytes of a board per day are the closed form of a method times the rounds that the policy lets begin."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Each check, broken and whole, by facts that no test machine has."""
+"""Each check of the doctor fails and passes with facts that no test machine has."""
 
 import json
 import os
@@ -163,7 +163,7 @@ def test_an_address_that_is_none_is_misuse(capsys):
 
 @pytest.fixture
 def facts_of(tmp_path):
-    """Runs facts.sh with some tools replaced by others."""
+    """Return a function that runs facts.sh with some tools replaced and returns the facts."""
 
     def run(python="python3", models="", **tools):
         for name, text in tools.items():
@@ -212,7 +212,7 @@ def test_the_python_that_is_checked_is_the_one_that_the_fleet_file_names(facts_o
 
 
 def test_what_a_device_serves_is_seen_as_its_links_and_cards_say(facts_of, tmp_path):
-    """Written as a device writes it, names of classes that look like keys included."""
+    """The cards are written as a device writes them, with names of classes that look like keys."""
     models, none = ModelVersions(tmp_path / "models", disk=Disk(durable=False)), facts_of()
     for number, validation in ((1, 0.5), (2, 0.9), (3, 0.7)):
         card = replace(card_of(plan_of("fedavg"), model_of("fedavg", "predict")[0], "predict"), round=number)

@@ -1,4 +1,4 @@
-"""`protofleet deploy apply` as a process, with an `ssh` of ours that answers as boards do; one is honest."""
+"""`protofleet deploy apply` is a process, with a false `ssh` that answers like boards, of which one is honest."""
 
 import os
 import subprocess
@@ -52,7 +52,7 @@ done
 
 
 def asked(folder, name, hosts=(), receive=b""):
-    """A request as a board whose process was taken over makes it: for anything, with its own keys."""
+    """Return a request of a board with a hostile process: for any name and hosts, signed with the board's keys."""
     made, _ = key_folder.make_request(folder, "lab", name, tuple(hosts), new_keys=True, durable=False)
     if not receive:
         return (folder / "pending/request").read_text()
@@ -62,7 +62,7 @@ def asked(folder, name, hosts=(), receive=b""):
 
 
 def operators_machine(folder, requests):
-    """A root, a fleet of these boards, and an `ssh` and `rsync` of ours."""
+    """Make a root, a fleet of the boards in `requests`, and false `ssh` and `rsync` programs."""
     authority = make_authority(folder / "root", "lab", 1, durable=False)
     enrol(authority, folder / "coordinator", "coordinator", 30)
     (folder / "facts").write_text(FACTS.format(now=int(time.time())).replace("\n", "\0"))

@@ -1,4 +1,4 @@
-"""Host keys are believed when somebody has compared them; ssh-keygen is real, only the network is made up."""
+"""Host keys are believed when a person has compared them; ssh-keygen is real, only the network is simulated."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""Facts in, steps out."""
+"""A plan turns the facts of hosts into steps."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def test_what_the_federation_has_renewed_is_installed_while_the_device_runs(chan
         Service("inactive", "dead", True),
         Service("failed", "failed", True),
         Service("active", "running", False, 77, 0, RELEASE, MARK),  # not started at the next boot
-        Service("active", "running", True, 77, 0, "e" * 16, MARK),  # switched, and never started
+        Service("active", "running", True, 77, 0, "e" * 16, MARK),  # switched but never started
         Service("active", "running", True, 77, 0, RELEASE, "e" * 16),  # another unit
     ],
 )
@@ -106,8 +106,8 @@ def test_what_was_rolled_back_by_hand_is_not_said_to_have_failed():
     ("sub", "restarts", "age", "over", "healthy"),
     [
         ("running", 0, 5, "", True),
-        ("running", 1, 86_400, "", True),  # a crash of long ago
-        ("running", 7, 5, "", False),  # connected for the moment
+        ("running", 1, 86_400, "", True),  # its crash was long ago
+        ("running", 7, 5, "", False),  # it is connected only for the moment
         ("running", 0, 5, "the coordinator refuses this device", False),  # it is about to end
         ("auto-restart", 3, 5, "", False),
     ],
@@ -131,7 +131,7 @@ def test_a_device_that_is_not_fit_is_not_touched_and_all_reasons_are_said():
 
 
 def test_wherever_a_deployment_breaks_off_the_next_plan_is_the_rest_of_it():
-    """What each step leaves behind, one after the other, as facts."""
+    """The test makes the facts that each step leaves behind, one step after the other."""
     shipped = {"user": True, "good": None, "service": Service(), "status": None}
     stages = [
         (

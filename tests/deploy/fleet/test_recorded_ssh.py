@@ -1,4 +1,4 @@
-"""The exact words of a deployment: command lines and their stdin, as `Ssh` hands them to ssh and rsync."""
+"""The exact command lines and stdin of a deployment, as `Ssh` gives them to ssh and rsync."""
 
 import argparse
 import json
@@ -45,7 +45,7 @@ class Desk:
         (self.folder / "fleet.toml").write_text(write_toml(table))
 
     def deploy(self, step, *hosts, **options):
-        """What was said to the board, by this command alone."""
+        """Run one step of the deployment and return the lines that this step alone sent to the board."""
         given = {"yes": True, "replace": False, "force": False, "strict": False, "reason": "", "broker": None}
         given |= {"set": [], "hours": 1.0, "fleet": self.folder / "fleet.toml", "hosts": list(hosts)}
         before = len(self.board.lines)
@@ -156,7 +156,7 @@ def test_a_new_board_is_deployed_in_exactly_these_words(desk):
     release, fingerprint = desk.release, shlex.quote(desk.authority.fingerprint)
     *first, record, allow = lines
     assert first == [
-        LOOK,  # who needs nothing is left alone
+        LOOK,  # a host that needs nothing is left alone
         LOOK,
         "remote.sh prepare",
         "remote.sh settle",
@@ -329,7 +329,10 @@ def test_a_plan_after_a_rollback_by_hand_says_that_it_was_one(deployed, capsys):
 
 
 class Refused(RecordedBoard):
-    """Its data have other classes than the run: it is heard, says why it ends, and systemd starts it again."""
+    """A board whose data have other classes than the run.
+
+    The coordinator hears it, it says why it ends, and systemd starts it again.
+    """
 
     def _answer(self, step, arguments):
         if step == "state":

@@ -1,4 +1,4 @@
-"""Broker, coordinator and devices of one fleet: one machinery, in the order in which they need each other."""
+"""One program deploys broker, coordinator and devices of a fleet, in the order in which they need each other."""
 
 import argparse
 import itertools
@@ -199,7 +199,7 @@ def test_a_board_of_a_new_fleet_serves_its_model_where_its_service_may_write(wri
 
 
 def test_a_service_that_its_manager_stops_has_not_failed_and_one_that_another_stops_comes_again(written):
-    """With what real processes end by a signal is in tests/hostile/test_signals.py."""
+    """tests/hostile/test_signals.py has the exit codes of real processes that end by a signal."""
     settings = boards_of(written)[0]
     coordinator = service_unit(ROLES["coordinator"], jetson(), Host("127.0.0.10"))
     devices = [
@@ -210,7 +210,7 @@ def test_a_service_that_its_manager_stops_has_not_failed_and_one_that_another_st
         assert {"SuccessExitStatus=143", "Restart=always"} <= set(
             unit.splitlines()
         ) and "KillSignal" not in unit
-    # It stays active after success, so what only looks like one must not be one.
+    # The unit stays active after a success, so only a real success may count as one.
     assert {"RemainAfterExit=yes", "Restart=on-failure"} <= set(coordinator.splitlines())
     assert {"KillSignal=SIGINT", "SuccessExitStatus=130"} <= set(coordinator.splitlines())
 
@@ -378,7 +378,7 @@ def test_a_broker_s_host_needs_mosquitto_and_no_torch():
 
 
 class Desk:
-    """An operator's machine with a fleet of three hosts that are recordings."""
+    """An operator's machine with a fleet of three recorded hosts."""
 
     def __init__(self, folder):
         self.folder, self.boards = folder, {}
@@ -526,7 +526,7 @@ def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_aske
 
 @pytest.fixture
 def copied(desk, capsys):
-    """The root is back from a copy that was made before board-1 was revoked; the hosts know of that."""
+    """Restore the root from a copy that is older than the revocation of board-1, which the hosts know."""
     desk.deploy("apply")
     root, copy = desk.folder / "fleet/root", desk.folder / "copy"
     shutil.copytree(root, copy)
@@ -596,7 +596,7 @@ def test_who_is_revoked_again_with_an_older_root_is_told_to_the_hosts_and_it_is_
 
 
 def test_a_root_that_is_lost_is_to_be_put_back_and_no_new_one_is_advised(written, capsys):
-    """No deployment is needed to know it: `init` has made one."""
+    """No deployment is needed to know that a root existed, as `init` has made one."""
     fleet = ["--fleet", "fleet/fleet.toml"]
     key, kept, root = written / "root/roots/1/root.key", written / "kept", written / "root"
     key.rename(kept)
@@ -652,7 +652,7 @@ def test_whatever_is_wrong_in_a_fleet_s_file_is_one_line_that_names_it_once(one_
 
 @pytest.fixture(scope="module")
 def one_written(tmp_path_factory):
-    """For all mistakes."""
+    """Return a folder that `deploy init` has written, which the tests of all mistakes share."""
     folder = tmp_path_factory.mktemp("one") / "fleet"
     assert main([INIT[0], str(folder), *INIT[2:]]) == 0
     shutil.copy(folder / "fleet.toml", folder / "good.toml")

@@ -1,4 +1,4 @@
-"""What root does on a device whose own process was taken over: real root, a real user, links wherever it writes."""
+"""Steps of root on a device whose own process is hostile: real root, a real user, links wherever root writes."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ id -un >>/opt/ran-as
 for open in /proc/self/fd/*; do readlink "$open"; done >/var/lib/protofleet/open 2>/dev/null
 exit 0
 """
-VICTIM = "/etc/victim"  # of root, as is all in it
+VICTIM = "/etc/victim"  # it and all its files belong to root
 NAMES = ("request", "tls.crt", "roots", "coordinator.record", "root.key", "status.json", "card.json")
 ALL = " ".join(NAMES)
 HOME, KEYS, SHOWN = "/var/lib/protofleet", "/var/lib/protofleet/keys", "/run/protofleet"
@@ -74,7 +74,7 @@ def board():
 
 
 def outside(board):
-    """All that is not the user's own: owner, mode, size, target, time of change; and what root alone may touch."""
+    """Return owner, mode, size, link target and change time of all files outside the user's own."""
     return board.sh(
         f"find /opt/protofleet /etc/protofleet {VICTIM} /etc/shadow -printf '%p %u %g %m %s %l %C@\\n' | sort"
     )
@@ -96,7 +96,7 @@ def test_root_follows_no_link_that_the_devices_user_has_planted(board, link):
 
 @pytest.mark.slow
 def test_what_never_ends_holds_up_no_step(board):
-    """A pipe that nobody writes to, and a file without an end."""
+    """The test has a pipe that no process writes to, and a file without an end."""
     board.as_user(
         f"mkdir -p {KEYS}/current {KEYS}/pending; mkfifo {KEYS}/current/tls.crt {SHOWN}/status.json"
     )
@@ -121,7 +121,7 @@ def test_no_program_of_a_release_runs_as_root(board):
 
 @pytest.mark.parametrize("name", ["../../../var/lib/protofleet/evil", "", "a b", "aaaa/../b"])
 def test_a_release_is_a_name_and_no_path(board, name):
-    """What a device tells of itself comes back as an argument of a step."""
+    """What a device tells about itself comes back as an argument of a step."""
     board.as_user(f"mkdir -p {HOME}/evil/bin; touch {HOME}/evil/.complete")
     before = outside(board)
     for step in ("build", "load", "request", "enrol", "check", "switch", "block", "allow"):
@@ -143,7 +143,7 @@ def test_what_the_devices_user_holds_is_seen_whatever_groups_the_board_has(board
 
 
 def test_what_a_host_holds_of_who_is_revoked_is_said_whole(board, tmp_path):
-    """Of as many as a list takes: a root that was put back from an old copy is known by it."""
+    """The list is as long as allowed. By this list an operator notices a root that was restored from an old copy."""
     key = Ed25519PrivateKey.generate()
     revoked = issue_revocations(Revocations("lab", 7, frozenset(range(MAX_SERIALS))), [key])
     authority = make_authority(tmp_path / "root", "lab", 1, durable=False)

@@ -1,4 +1,4 @@
-"""What a fleet's file makes of each device's settings."""
+"""A fleet's file gives each device its settings."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_metrics_are_served_where_the_file_knows_the_device(address):
 
 
 def test_a_host_with_a_name_says_itself_where_it_is_scraped():
-    """On the device the name may be the loopback, as Debian has it, or nothing at all."""
+    """On the device the name may mean the loopback, as on Debian, or may be unknown."""
     with pytest.raises(
         SettingsError, match=r"its address is the name 'board-1'; set metrics_host to the address"
     ):

@@ -1,4 +1,4 @@
-"""A fleet's plug-ins: shipped beside the wheels under the root's manifest, and allowed by hash in what it signs."""
+"""A fleet's plug-ins are shipped with the wheels under the root's manifest and allowed by hash in signed settings."""
 
 import pytest
 import tomllib

@@ -1,4 +1,4 @@
-"""The ONNX template of a fleet's boards: shipped with the release, under its manifest, and named by settings."""
+"""The ONNX template of a fleet's boards is shipped with the release, under its manifest, and named by settings."""
 
 import hashlib
 import json

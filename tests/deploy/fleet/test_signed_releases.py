@@ -1,4 +1,4 @@
-"""What comes to a device is what the federation's root has signed, until it runs: with real root and real users."""
+"""A device gets and runs only what the federation's root has signed, here with real root and real users."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ TOP = "/opt/protofleet"
 
 
 class Direct:
-    """What `Ssh` does, to a board that is reached without a network."""
+    """A replacement of `Ssh` for a board that needs no network."""
 
     name = "board-1"
 
@@ -58,7 +58,7 @@ def board():
 
 
 def our_wheel(folder):
-    """Of this checkout, without a build: its sources, and what pip asks for."""
+    """Write a wheel of this checkout without a build, from its sources and the files that pip needs."""
     folder.mkdir()
     info = "protofleet-0.1.0.dist-info"
     with zipfile.ZipFile(folder / "protofleet-0.1.0-py3-none-any.whl", "w") as made:
@@ -101,7 +101,10 @@ def executor(control, board):
 
 
 def with_torch(board):
-    """This interpreter's packages, as a vendor's own; they have to fit the Python of the system."""
+    """Give the board this interpreter's packages as if a vendor had installed them.
+
+    They must fit the Python of the system, or the test is skipped.
+    """
     version = subprocess.run(
         ["/usr/bin/python3", "--version"], capture_output=True, text=True
     ).stdout.split()[-1]
@@ -245,14 +248,14 @@ def test_the_roots_of_a_device_are_followed_and_not_exchanged(executor, board, c
 
 
 def same_but(control, confirm=lambda name, fingerprint: True):
-    """Opened anew: the root may have changed."""
+    """Return a new control plane of the same fleet, as the root may have changed."""
     return ControlPlane(
         control.fleet, Releases(control.fleet, Path(control.fleet.root).parent / "again"), confirm
     )
 
 
 def control_like(roots, control):
-    """The same, but it offers these roots."""
+    """Return a new control plane of the same fleet that offers these roots."""
     made = same_but(control)
     made.roots = lambda: roots
     return made
@@ -274,9 +277,9 @@ def test_signatures_are_judged_as_by_cryptography():
 
 @pytest.mark.slow
 def test_a_board_that_reaches_no_index_is_told_so_and_why(tmp_path, board, monkeypatch):
-    """And not that there is no such version, which is all that pip ends with."""
+    """The operator must not read only that there is no such version, which is the last line of pip."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)  # this machine's, which finds them
+        monkeypatch.delenv(name)  # with this machine's settings pip would find an index
     control = control_of(tmp_path, our_wheel(tmp_path / "wheels"), dependencies="index")
     mirror = "[global]\nindex-url = http://127.0.0.1:9/simple\nretries = 1\n"
     board.run("sh", "-c", "rm -rf /etc/xdg/pip; cat >/etc/pip.conf", stdin=mirror)

@@ -1,4 +1,4 @@
-"""What comes back from a device is data, and no more than that."""
+"""Text that comes back from a device is only data."""
 
 import shutil
 import subprocess
@@ -33,7 +33,7 @@ def test_a_path_that_would_begin_a_line_of_ssh_s_configuration_is_refused(tmp_pa
     host = Host("board.example")
     with pytest.raises(SettingsError, match=f"{key} is .*takes no quotes, backslashes and line breaks"):
         if key == "key":
-            object.__setattr__(host, "key", path)  # what is joined to a folder is checked as a whole
+            object.__setattr__(host, "key", path)  # the path is checked after it is joined to its folder
             configuration(host, fleet_of(host), tmp_path)
         else:
             configuration(host, fleet_of(host, known_hosts=path), tmp_path)

@@ -1,4 +1,4 @@
-"""A board whose service's user, or whose root, says whatever it likes: it harms nobody's command but its own."""
+"""A board whose user or root is hostile can send any text, and harms only the commands of that board."""
 
 import json
 import os
@@ -30,7 +30,7 @@ sed "s|^shown=.*|shown={folder}/$3|; s|^user=.*|user=root|" | eval "$here"
 
 
 def forged():
-    """Status files: the keys stand between all kinds of line ends, in a string, in the open, and without any JSON."""
+    """Yield status files with forged keys between all kinds of line ends, in and after JSON, and without JSON."""
     keys = "".join(end + end.join(FORGED) + end for end in ENDS)
     yield json.dumps({**HONEST, "run": "r" + keys}, ensure_ascii=False) + keys
     yield "".join(f' "pid": 1,{end}' for end in ENDS) + keys
@@ -38,7 +38,7 @@ def forged():
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
-    """Real scripts in a real shell, behind the program that is called for ssh."""
+    """Return an `Ssh` whose false `ssh` program runs the real scripts in a real shell."""
     (tmp_path / "bin").mkdir()
     for name, text in {
         "ssh": SHIM.format(folder=tmp_path),
@@ -151,7 +151,7 @@ def test_a_state_that_is_nonsense_is_refused_with_its_value():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_arbitrary_status_and_facts_end_no_command_of_another_board(both, capsys, seed):
-    """Bytes of all kinds in every field at once; whatever happens is a line of this board."""
+    """Every field has arbitrary bytes at once, and each effect is a line about this board."""
     dice = random.Random(seed)
     kept = dict(both.board.facts)
     pieces = [

@@ -1,4 +1,4 @@
-"""What images are made of and built upon, without an engine."""
+"""The files and base images of the project's images are right; the tests need no container engine."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from tests.deploy.locks.test_locks import SOURCE, wheel_of
 
 ID = "sha256:" + "0" * 64
 DIGEST = f"python@{ID}"
-# Of each image the engine's id, as docker tells it: files beside it.
+# A false docker that tells the engine's id of each image, from files beside it.
 DOCKER = """\
 #!/bin/sh
 cd "$(dirname "$0")"
@@ -41,7 +41,7 @@ def test_packages_of_an_image_come_by_their_hashes_but_for_those_that_are_pinned
 
 @pytest.fixture
 def before_pip(tmp_path):
-    """`sourced(index)`: what a build makes of an index, asked by a pip that has no settings of its own."""
+    """Return `sourced(index)`, which runs a build's choice of the index, with a pip that has no other settings."""
     (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "python3").chmod(0o755)
     (tmp_path / "wheels").mkdir()
@@ -68,7 +68,7 @@ def test_a_build_without_a_network_says_at_once_what_it_cannot_reach_and_the_way
 
 
 def test_an_index_that_answers_is_asked_also_where_it_has_no_pip(before_pip):
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as empty:  # it answers all with 501
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as empty:  # it always answers 501
         threading.Thread(target=empty.serve_forever, daemon=True).start()
         done = before_pip(f"http://127.0.0.1:{empty.server_port}/simple")
         empty.shutdown()
@@ -115,7 +115,7 @@ def test_a_stack_knows_every_image_that_it_starts(words):
 
 @pytest.fixture
 def engine(tmp_path):
-    """`up(*words)` against an engine that has a coordinator and a demo, which were built here."""
+    """Return `up(*words)`, which runs against a false engine with a coordinator and a demo that were built here."""
     (tmp_path / "ids").mkdir()
     (tmp_path / "docker").write_text(DOCKER)
     (tmp_path / "docker").chmod(0o755)

@@ -1,4 +1,4 @@
-"""Many runs with one command: each file with each seed, none twice, none lost for another's sake."""
+"""One command runs each file with each seed: no run starts twice, and none is lost because another one fails."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def started(monkeypatch):
-    """Runs that end at once; the real ones are in test_run."""
+    """Replace runs by ones that end at once, and return the names of those started; test_run has real runs."""
     names = []
 
     def run(experiment, runs, launcher, track=()):

@@ -1,4 +1,4 @@
-"""All devices' data in one process: an upper bound that says of itself that it is not federated."""
+"""A run on all devices' data in one process is an upper bound, and its output says that it is not federated."""
 
 import json
 
@@ -31,7 +31,7 @@ def test_one_model_learns_from_the_union_of_all_training_samples(place):
     model = experiment.plan.model()
     for number in (1, 2):
         order = seeded(experiment.seed, number, "centralised", "train")
-        torch.randint(1 << 62, (), generator=order)  # a seed for layers that draw, of which there are none
+        torch.randint(1 << 62, (), generator=order)  # a seed for layers that draw; this network has none
         sgd = torch.optim.SGD(
             model.parameters(), lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay
         )

@@ -1,4 +1,4 @@
-"""`protofleet data` and `protofleet run` compare what classes are called before anything starts."""
+"""`protofleet data` and `protofleet run` compare the names of classes before any process starts."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def experiment(tmp_path, field=PETS):
 
 
 def refused(capsys, *arguments):
-    """The one line of a command that ends with exit code 2."""
+    """Run a command that must end with exit code 2, and return its one line of errors."""
     assert main(list(arguments)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line

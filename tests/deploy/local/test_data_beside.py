@@ -1,4 +1,4 @@
-"""An experiment beside a folder `data`: each device has its folder there, unless the file says where data are."""
+"""Next to a folder `data`, each device of an experiment has its folder there, unless the file names another place."""
 
 import json
 

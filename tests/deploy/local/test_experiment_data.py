@@ -1,4 +1,4 @@
-"""The papers' Digits as the experiment files say them, on small files in the published formats."""
+"""The experiment files load the papers' Digits, here from small files in the published formats."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from protofleet.edge_client.data.shard import load_shard
 from tests.edge_client.data.files import write_class_folders, write_mnist, write_svhn, write_usps
 
 FOLDER = Path(__file__).parents[3] / "experiments"
-SIZES = {"mnist": (400, 60), "usps": (800, 40), "svhn": (600, 80)}  # of training and test
+SIZES = {"mnist": (400, 60), "usps": (800, 40), "svhn": (600, 80)}  # numbers of samples for training and test
 PICTURES = {"synth": "test", "mnistm": "test", "syn": "val"}  # 200 for training and 20 in this half
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """The shards of an experiment of a person whose home has all of Digits."""
+    """Return a function that loads the shards of an experiment for a person whose home has all of Digits."""
     home = tmp_path_factory.mktemp("home")
     cache = home / ".cache" / "protofleet"
     write_mnist(cache / "mnist", *SIZES["mnist"])
@@ -71,7 +71,7 @@ def test_fedpalls_five_devices_test_on_a_fifth_of_all_and_learn_from_a_tenth_of_
 
 
 def test_folders_of_data_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
-    """Each to its own, in a chain of bases; `--set`, to where the command was given, as any path there."""
+    """In a chain of bases each path is relative to its file, and a path of `--set` to the working folder."""
     for folder in ("here", "tables/base"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "tables/base/common.toml").write_text(

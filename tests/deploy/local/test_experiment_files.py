@@ -1,4 +1,4 @@
-"""The experiment files can be run as they stand, and a file may rest on another, its base."""
+"""The experiment files can be run as they are, and a file may build on another file, its base."""
 
 from collections import defaultdict
 from dataclasses import fields, replace
@@ -38,7 +38,7 @@ of_every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.
 
 @pytest.fixture(autouse=True, scope="module")
 def networks_are_built_once():
-    """Nineteen files have the same eight networks, of which GoogLeNet alone takes a second."""
+    """Build each network once, as nineteen files have the same eight networks and GoogLeNet takes a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nets, "build", cache(nets.build))
         yield
@@ -51,7 +51,7 @@ def read(path: Path) -> Experiment:
 
 @of_every_file
 def test_a_file_says_a_run_that_can_start(path):
-    experiment = read(path)  # decodes, and checks every device's settings
+    experiment = read(path)  # it decodes and checks every device's settings
     plan = experiment.plan
     with torch.device("meta"):
         assert plan.model().classes == experiment.classes
@@ -74,7 +74,7 @@ def test_no_two_files_are_runs_of_one_name():
 
 
 def test_nobody_is_waited_for_in_vain():
-    """A [policy] without a quorum would go on with the first answer."""
+    """A [policy] without a quorum would continue with the first answer."""
     for path in FILES:
         experiment = read(path)
         asked = experiment.effective_policy.cohort or len(experiment.shards)
@@ -82,7 +82,7 @@ def test_nobody_is_waited_for_in_vain():
 
 
 def root_of(path: Path) -> Path:
-    """The base of its base ..."""
+    """Follow the chain of bases and return the last file, which has no base."""
     base = tomllib.loads(path.read_text()).get("base")
     return root_of((path.parent / base).resolve()) if base else path
 
@@ -100,7 +100,10 @@ def test_rows_of_a_table_differ_in_nothing_but_the_method_and_its_network(folder
 
 
 def data_without_validation(experiment: Experiment) -> object:
-    """FedGA learns by validation samples; a paper that trains on all there is gives the other methods none."""
+    """Return the shards of an experiment, without validation samples if its method is FedGA.
+
+    FedGA learns from validation samples. A paper that trains on all samples gives the other methods none.
+    """
     if experiment.plan.method != "fedga":
         return experiment.shards
     return {name: replace(data, validation=0.0) for name, data in experiment.shards.items()}
@@ -140,7 +143,7 @@ def test_every_base_is_one():
     assert set(BASES) <= {path.resolve() for path in used}
 
 
-# How a file rests on another
+# How a file builds on its base
 
 
 @pytest.fixture
@@ -185,7 +188,7 @@ def test_what_the_command_line_sets_is_on_top(write):
 
 @pytest.fixture
 def moon(write):
-    """A base that names MOON, with a setting of MOON's and two that all methods have."""
+    """Write a base that names MOON, with a setting of MOON alone (mu) and two of all methods (lr, epochs)."""
     text = 'name = "base"\nrounds = 1\n\n[method]\nname = "moon"\nlr = 0.05\nepochs = 2\nmu = 5.0\n'
     return write("moon.toml", text)
 
@@ -337,7 +340,7 @@ def test_the_data_of_a_file_with_a_base_can_be_asked_for(capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(SIX)
 
 
-# What follows from a file is computed once
+# Values that follow from a file are computed once
 
 
 def test_the_shards_and_the_plan_of_an_experiment_are_computed_once(write, monkeypatch):
@@ -346,9 +349,9 @@ def test_the_shards_and_the_plan_of_an_experiment_are_computed_once(write, monke
     )
     shards, plans = counted(monkeypatch, DataSettings), counted(monkeypatch, Plan)
     experiment = read_experiment(path, [])
-    own = 1  # of the file's [data] table
+    own = 1  # one for the file's [data] table
     assert len(shards) == 20 + own
-    stated = len(plans)  # one that the coordinator's settings check, one that they give
+    stated = len(plans)  # one to check the coordinator's settings, one that they give
     assert stated == 2
     for name in experiment.shards:
         device_settings(experiment, name, BrokerAddress(), Path("runs"))

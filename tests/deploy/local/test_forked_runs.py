@@ -1,4 +1,4 @@
-"""A run whose processes are forked: the same bits as from fresh interpreters, and it leaves nothing behind."""
+"""A run with forked processes gives the same bits as one with fresh interpreters, and leaves nothing behind."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ STAGES = {
 }
 
 
-# As systemd, a batch system or `kill` end it.
+# systemd, a batch system and `kill` end a run in this way.
 TERMINATED = dict.fromkeys(("it starts the broker", "it has ended a round"), signal.SIGTERM)
 
 
@@ -70,7 +70,7 @@ def test_control_c_or_a_sigterm_at_any_stage_is_one_line_and_leaves_no_process(p
         family.update(descendants(run.pid))
         return STAGES[stage](run, place)
 
-    # Before, Python itself says where it was interrupted.
+    # If the interrupt comes earlier, Python itself prints the place.
     assert wait_until(lambda: b"_multiarray" in Path(f"/proc/{run.pid}/maps").read_bytes(), 60)
     assert wait_until(reached, 60)
     run.send_signal(TERMINATED.get(stage, signal.SIGINT))

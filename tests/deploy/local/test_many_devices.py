@@ -1,4 +1,4 @@
-"""`protofleet fleet`: each device a process, restarted when it ends in error, all ended by one signal."""
+"""`protofleet fleet` makes each device a process, restarts one that ends in error, and ends all at one signal."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def test_a_device_that_ends_in_error_is_restarted_and_all_end_with_a_signal(tmp_
 
 def test_a_device_that_is_killed_is_forked_again_and_none_outlives_a_fleet_that_is_killed(tmp_path):
     members(tmp_path, "d1", "d2")
-    for name in ("d1", "d2"):  # it opens its settings, which nobody writes
+    for name in ("d1", "d2"):  # it waits for its settings, which no process writes
         (tmp_path / name / "settings.toml").unlink()
         (tmp_path / name / "settings.toml").symlink_to(tmp_path / "pipe")
     os.mkfifo(tmp_path / "pipe")

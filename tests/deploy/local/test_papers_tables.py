@@ -1,4 +1,4 @@
-"""The experiment files beside the papers' tables: no cell is missing; settings and figures are the stated ones."""
+"""The experiment files cover each cell of the papers' tables, with the settings and figures that papers state."""
 
 import re
 from pathlib import Path
@@ -12,10 +12,10 @@ from protofleet.protocol.settings.reader import tomllib
 FOLDER = Path(__file__).parents[3] / "experiments"
 TABLES = tomllib.loads((Path(__file__).parent / "papers.toml").read_text())
 CELLS = {f"{stem}-{method}": figure for stem, row in TABLES.items() for method, figure in row.items()}
-# Rows of the tables that are one method with a part left out; the whole one is a row above.
+# Rows of the tables in which one method lacks a part; the complete method has a row above.
 ABLATIONS = re.compile(r"fedlsa/table[45]-|fedplcc/table5-|fedsa/table4-")
 
-# What the papers state in words: (files, path of the setting, value).
+# Settings that the papers state in words: (files, path of the setting, value).
 STATED = [
     ("fedlsa/table*", "rounds", 100),
     ("fedlsa/table*", "method.epochs", 5),
@@ -92,7 +92,7 @@ def test_a_setting_that_a_paper_states_is_its_files(pattern, key, value):
 
 
 def value_at(table, key):
-    """As it stands in the file or its bases, or else the method's own default."""
+    """Return the value in the file or its bases, or else the default of the method."""
     first, _, name = key.partition(".")
     if first == "method" and name not in table["method"]:
         return getattr(load(table["method"]["name"]).Hyper(), name)

@@ -1,6 +1,6 @@
-"""What a run says of its processes when they fail: the last line of a log, and a full disk before anything else.
+"""A run whose process fails shows the last line of its log, and a full disk before anything else.
 
-Whether they are forked or interpreters of their own makes no difference.
+It makes no difference whether the processes are forked or are separate interpreters.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
 
 @dataclass
 class Sources:
-    """Starts the source that it is given in the place of a command of ours."""
+    """A starter that starts the test's source in place of a command of the project."""
 
     starter: Starter
     problem = ""

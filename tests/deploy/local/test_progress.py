@@ -1,4 +1,4 @@
-"""The display of a run fits its terminal, however many devices and domains there are and however they are called."""
+"""The display of a run fits its terminal for any number of devices and domains and for any names."""
 
 import io
 import json
@@ -34,7 +34,7 @@ def answered(device, up):
 
 
 def screen(columns, lines, events, earlier=()):
-    """Its lines, as a terminal of this size gets them."""
+    """Return the lines of the display as a terminal of this size gets them."""
     written = io.StringIO()
     console = Console(file=written, width=columns, height=lines, force_terminal=True, color_system=None)
     progress = Progress(40, console)

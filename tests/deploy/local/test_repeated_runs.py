@@ -1,4 +1,4 @@
-"""A run of real processes repeats to its row, stops where its policy says, and says what it came from."""
+"""A run of real processes gives the same row again, stops where its policy says, and names its sources."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A run that is killed with all its processes goes on to the same bits; and nothing else is taken for it."""
+"""A run that is killed with all its processes continues to the same bits, and no other run is taken for it."""
 
 import json
 import os
@@ -18,12 +18,12 @@ from tests.support.held_run import HeldRun
 
 __all__ = ["place"]  # a fixture
 ROUNDS = 10
-# Another moment in every session.
+# Each test session kills at another moment.
 SEED = int(os.environ.get("PROTOFLEET_TEST_SEED", time.time_ns() % 100_000))
 
 
 def bits(folder):
-    """Names of the objects that the run has come to: they are hashes."""
+    """Return the names of the objects at the end of the run, which are hashes of their content."""
     with sqlite3.connect(folder / "coordinator" / "spool.sqlite") as db:
         server = db.execute("SELECT object FROM checkpoint ORDER BY round DESC, id DESC").fetchone()[0]
     books = {
@@ -35,7 +35,7 @@ def bits(folder):
 
 
 def descendants(pid, levels=9):
-    """Children, their children and so on."""
+    """Return the ids of the children of a process, of their children and so on."""
     listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True).stdout
     parents = {int(child): int(parent) for child, parent in map(str.split, listed.splitlines())}
     found, last = set[int](), {pid}
@@ -46,7 +46,7 @@ def descendants(pid, levels=9):
 
 
 def name_of(pid):
-    """Of a process; nothing of one that is gone, which a list of them may still have."""
+    """Return the name of a process, or "" if it is gone, as a list of processes may be older."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
@@ -76,7 +76,7 @@ def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place)
     )  # fmt: skip
     dice = random.Random(SEED)
     wait_for_rounds(place, dice.randrange(1, 5))
-    time.sleep(dice.random() * a_rounds_seconds(place / "whole" / "small"))  # to meet any moment of a round
+    time.sleep(dice.random() * a_rounds_seconds(place / "whole" / "small"))  # any moment of a round
     family = descendants(run.pid)
     run.send_signal(signal.SIGKILL)
     run.wait()
@@ -84,7 +84,7 @@ def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place)
     again = protofleet(*arguments, "--resume", cwd=place, timeout=200)
     assert "is finished" not in again.stderr, f"it was over before it was killed; PROTOFLEET_TEST_SEED={SEED}"
     assert again.returncode == 0 and "continuing the unfinished run" in again.stdout, again.stderr
-    # No round need say that it was resumed: the line of the last one may stand, and the next one not be begun.
+    # Perhaps no round says that it was resumed: the last one may have its line before the next one begins.
     assert "resuming in round" in (place / "runs" / "small" / "logs" / "coordinator.log").read_text()
     assert bits(place / "runs" / "small") == bits(place / "whole" / "small"), f"PROTOFLEET_TEST_SEED={SEED}"
     assert [line["round"] for line in lines(place)] == list(range(1, ROUNDS + 2))
@@ -99,7 +99,7 @@ def a_rounds_seconds(folder):
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the second where it ends between two steps of reading
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ends while it is read
         return False
 
 

@@ -1,4 +1,4 @@
-"""The command as a person uses it: whole runs in real processes, and every mistake in one clear line."""
+"""The command as a person uses it does whole runs in real processes and answers each mistake with one line."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def place(tmp_path):
 
 
 def furnished(tmp_path):
-    """A folder with data and an experiment."""
+    """Put data and an experiment into a folder, and return the folder."""
     from PIL import Image
 
     dice = np.random.default_rng(0)
@@ -133,7 +133,7 @@ def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place)
 
 
 def start(place, held=None):
-    """Of forty rounds: some seconds, and as long as it takes where it is `held`."""
+    """Start a run of forty rounds, which takes some seconds, or as long as `held` holds it."""
     environment = held.environment if held else {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command("run", "small.toml", "--set", "rounds=40"),
@@ -142,7 +142,7 @@ def start(place, held=None):
 
 
 def wait_for_rounds(place, number, name="small"):
-    """Whole ones: the run may be writing a line at any moment."""
+    """Wait until the run has written `number` whole lines of rounds, as it may be in the middle of a line."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         if len(read_rounds(place / "runs" / name / "rounds.jsonl")) >= number:
@@ -204,7 +204,7 @@ def test_a_broker_of_the_run_that_is_killed_is_started_again_at_once(place, brok
 
 
 def processes_with(*words):
-    """Those of the first word's program, not of a shell around it, whose command line has all words."""
+    """Return the processes whose command line has all words, without the shells that started them."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -321,7 +321,7 @@ def test_keys_are_never_overwritten(place):
 
 
 def mount(place, size):
-    """A small disk of its own; only root may make one."""
+    """Mount a separate small disk, or skip the test, as only root may mount one."""
     place.mkdir(exist_ok=True)
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True

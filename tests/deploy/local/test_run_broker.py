@@ -1,4 +1,4 @@
-"""The broker of `protofleet run`: everybody enrolled and in TLS, unless the settings say otherwise."""
+"""The broker of `protofleet run` has all parties enrolled and uses TLS, unless the settings say otherwise."""
 
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode, encode, w
 from protofleet.protocol.transport import address as addresses
 from tests.conftest import PATIENCE
 
-preflight = partial(addresses.preflight, seconds=PATIENCE)  # however the machine stands still
+preflight = partial(addresses.preflight, seconds=PATIENCE)  # even if the machine stands still for a time
 TABLE = {
     "name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"},
     "devices": {"clients": {"mnist": 2}},
@@ -60,7 +60,7 @@ def test_a_device_that_bears_the_brokers_name_is_told(tmp_path):
 
 
 def test_a_run_that_an_earlier_version_began_is_gone_on_with(tmp_path, capsys):
-    """It wrote its settings without those that have come since."""
+    """The earlier version wrote its settings without those that were added later."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     lines = write_toml(encode(experiment())).splitlines()

@@ -1,4 +1,4 @@
-"""A run whose devices read the files of a board with a power sensor: its joules are its watts times its seconds."""
+"""A run on a board with a power sensor reports joules that are its watts times its seconds."""
 
 import json
 import re
@@ -13,14 +13,14 @@ from tests.edge_client.host.boards_of_power import ina
 pytestmark = pytest.mark.slow
 WATTS = 6.0
 DEVICES = 3
-EACH = WATTS / DEVICES  # of the one board that they share
+EACH = WATTS / DEVICES  # each device's share of the watts of their one board
 CHANGES = ["name=drawing", "method.epochs=1000", f"devices.processes={DEVICES}"]
 ANSWERED = re.compile(r"round (\d) train: answered in ([\d.]+) s")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The run's folder, and how long the command took."""
+    """Return the run's folder and how many seconds the command took."""
     place = furnished(tmp_path_factory.mktemp("run"))
     board = ina(place / "board", 0, {"VDD_IN": WATTS, "VDD_CPU": 4.0})
     options = chain.from_iterable(("--set", change) for change in [*CHANGES, f"devices.board_root={board}"])
@@ -41,7 +41,7 @@ def test_joules_of_training_are_the_watts_times_the_seconds_of_work(run):
         assert [number for number, _ in said] == ["1", "2"]
         for number, seconds in said:
             joules = energy(run)[int(number) - 1][name]["train"]
-            # Within 3 %, and the twentieth of a second to which the log rounds.
+            # The difference is at most 3 %, and the twentieth of a second to which the log rounds.
             assert joules == pytest.approx(EACH * float(seconds), rel=0.03, abs=EACH * 0.06)
             assert float(seconds) > 0.5, "too short to tell"
 

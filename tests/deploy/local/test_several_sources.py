@@ -1,4 +1,4 @@
-"""One federation over domains of several sources, as its file says them."""
+"""One federation can have domains of several sources, which its file names."""
 
 import pytest
 

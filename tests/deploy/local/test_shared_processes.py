@@ -1,4 +1,4 @@
-"""Devices of a run that share processes: what a run comes to, and what ends with whom."""
+"""Devices of a run can share processes: the results stay the same, and an error ends only what it must."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ TOGETHER = ("--set", "devices.processes=1")
 
 
 def pids_of_devices(folder):
-    """Of the processes that many share."""
+    """Return the ids of the processes that several devices share."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -76,7 +76,7 @@ def test_a_run_that_can_reach_no_quorum_any_more_ends_with_the_reason_of_a_devic
     folder = place / "runs" / "small" / "devices" / "device-2"
     folder.mkdir(parents=True)
     (folder / "device.json").write_text("{")
-    ran = protofleet("run", "small.toml", *TOGETHER, cwd=place, timeout=240)  # a round would wait for 600 s
+    ran = protofleet("run", "small.toml", *TOGETHER, cwd=place, timeout=240)  # a round would wait 600 s
     assert ran.returncode == 1 and "device-2: " in ran.stderr and "DamagedError" not in ran.stderr, ran.stderr
 
 
@@ -94,7 +94,7 @@ METHOD = replace(fedavg.METHOD, Client=Client)
 
 @pytest.mark.slow
 def test_an_authors_error_ends_a_run_at_the_first_time(place):
-    """It would come again at the same line: no device is started again."""
+    """The error would come again at the same line, so no device is started again."""
     (place / "mine.py").write_text(AUTHORS)
     text = (place / "small.toml").read_text().replace('name = "fedavg"', 'file = "mine.py"')
     (place / "small.toml").write_text(text)
@@ -112,7 +112,7 @@ def log_of_devices(place):
 
 @contextmanager
 def standing_still(pid):
-    """Between two changes of its files that are to be one."""
+    """Stop a process, so that it sees two changes of its files as one."""
     os.kill(pid, signal.SIGSTOP)
     try:
         assert wait_until(lambda: all(state_of(task) == "T" for task in Path(f"/proc/{pid}/task").iterdir()))
@@ -135,12 +135,12 @@ def test_a_device_that_an_error_has_ended_comes_back_into_its_process_and_the_ru
     wait_for_rounds(place, 2)
     state = place / "runs" / "small" / "devices" / "device-2" / "device.json"
     (worker,) = [pid for pid in descendants(run.pid) if name_of(pid) == "devices-1"]
-    with standing_still(worker):  # else it may write another one in between
+    with standing_still(worker):  # otherwise it may write another one in between
         state.rename(state.with_name("aside"))
         state.mkdir()  # it can replace no file
     held.let_go()
     assert wait_until(lambda: "device-2: ended by an error; the other" in log_of_devices(place), 30)
-    with standing_still(worker):  # else it may start without any
+    with standing_still(worker):  # otherwise it may start without any
         state.rmdir()
         state.with_name("aside").rename(state)
     said = run.communicate(timeout=200)[0]
@@ -168,7 +168,7 @@ def test_devices_share_processes_above_four_a_core_or_as_it_is_set(place, settin
     [("0", 16, [2, 2, 2, 2]), ("0", 2, [4, 4]), ("each", 2, [1] * 8), ("6", 2, [2, 2, 1, 1, 1, 1])],
 )
 def test_devices_on_a_gpu_share_four_processes_or_as_many_as_are_set(place, setting, cores, sizes):
-    """Each process takes memory of the GPU for itself."""
+    """Each process takes memory of the GPU for its own context."""
     assignments = ["devices.count=8", f"devices.processes={setting}"]
     experiment = read_experiment(place / "small.toml", assignments)
     assert [len(group) for group in experiment.device_groups(cores, on_gpu=True)] == sizes

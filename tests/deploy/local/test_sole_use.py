@@ -1,4 +1,4 @@
-"""A run's folder is one process's: a second start is refused, and a start that came to nothing is in nobody's way."""
+"""A run's folder belongs to one process: a second start is refused, and a failed start blocks no later one."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def file(tmp_path):
 
 
 def holder(folder):
-    """A process that has the folder by now."""
+    """Start a process and return it when it holds the folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -94,7 +94,7 @@ def test_a_batch_that_meets_a_run_of_another_command_ends_there(file, tmp_path, 
 
 
 def unfinished(runs, round_of_snapshot):
-    """As a start with other settings leaves it, before a line is written."""
+    """Write the folder that a start with other settings leaves before it writes a line."""
     (runs / "two" / "coordinator").mkdir(parents=True)
     (runs / "two" / "experiment.toml").write_text("rounds = 99\n")
     with sqlite3.connect(runs / "two" / "coordinator" / "spool.sqlite") as db:
@@ -121,7 +121,7 @@ def test_a_run_that_has_ended_a_round_is_not_put_aside_by_itself(file, tmp_path,
 
 
 def finished(runs):
-    """An earlier run, of other settings."""
+    """Write the files of an earlier run that had other settings."""
     (runs / "two").mkdir(parents=True)
     (runs / "two" / "experiment.toml").write_text("rounds = 99\n")
     (runs / "two" / "summary.json").write_text("{}")
@@ -129,7 +129,7 @@ def finished(runs):
 
 def test_a_broker_that_nobody_reaches_is_said_before_an_earlier_run_is_renamed(file, tmp_path, capsys):
     finished(tmp_path / "runs")
-    with socket.socket() as closed:  # bound, and nobody listens
+    with socket.socket() as closed:  # bound, but no process listens
         closed.bind(("127.0.0.1", 0))
         address = f"broker.address.port={closed.getsockname()[1]}"
         words = ["--set", "broker.kind=external", "--set", address, "--runs", str(tmp_path / "runs")]

@@ -1,4 +1,4 @@
-"""A grid of settings, tried with every seed: what validation chooses, and whether the grid was wide enough."""
+"""A sweep tries a grid with every seed, chooses by validation, and says whether the grid was wide enough."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def file(tmp_path):
 
 
 def finish(runs, trial, validation, test, ended="finished"):
-    """A folder as a finished run leaves it; the first of its two rounds was the best one on validation images."""
+    """Write the folder of a finished run, whose first round of two was the best on validation images."""
     folder = runs / trial.name
     folder.mkdir(parents=True)
     (folder / "experiment.toml").write_text(write_toml(encode(trial)))
@@ -50,7 +50,7 @@ def finish(runs, trial, validation, test, ended="finished"):
 
 
 def finished(grid, runs, scores):
-    """Every trial of it, with (validation, test) by point; seeds lie a hundredth apart."""
+    """Finish every trial of the grid with the (validation, test) of its point; validation grows by 0.01 per seed."""
     for point in grid.points:
         for i, trial in enumerate(point.trials):
             validation, test = scores[point.values]
@@ -196,7 +196,7 @@ def test_one_value_or_words_have_no_edge_and_one_seed_may_be_chance(file, tmp_pa
 
 
 def all_at(grid, runs, scores):
-    """Every seed of a point at its score."""
+    """Finish every trial of the grid with the validation score of its point."""
     for point in grid.points:
         for trial in point.trials:
             finish(runs, trial, scores[point.values[0]], 0.5)
@@ -391,7 +391,7 @@ def test_of_equal_points_one_inside_the_grid_is_chosen_and_the_others_are_near(f
 
 
 def test_seeds_that_an_earlier_version_has_run_are_of_the_same_point(file, tmp_path):
-    """It knew fewer settings, and wrote down none of those that it did not know."""
+    """The earlier version knew fewer settings, and its files lack those that it did not know."""
     grid = plan_grid(file, [read_axis("method.lr=0.02")], [1, 2], ["policy.quorum=1"])
     finished(grid, tmp_path, {("0.02",): (0.5, 0.6)})
     written = tmp_path / grid.trials[0].name / "experiment.toml"

@@ -1,4 +1,4 @@
-"""A process that its author's code ends without a word, and with exit code 0, as if all were done."""
+"""The author's code can end a process without a message and with exit code 0, as if it had finished."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def said_of(name, log):
 def test_the_run_ends_at_once_and_names_the_process_its_code_and_its_log(place, who, log, arguments):
     ran = run(place, who, *arguments)
     assert ran.returncode == 1, ran.stdout + ran.stderr
-    first = "device-1" if log == "devices-1" else who  # of those who have ended with it
+    first = "device-1" if log == "devices-1" else who  # of the processes that have ended with it
     assert ran.stderr.splitlines()[-1] == f"protofleet: {said_of(first, log)}", ran.stderr
 
 
@@ -63,7 +63,7 @@ def test_where_enough_devices_are_left_the_run_says_so_and_goes_on(place):
 
 @pytest.mark.slow
 def test_who_ends_as_a_finished_run_is_taken_up_again_has_not_ended_too_early(place):
-    """It died after its last round, before its summary."""
+    """The run died after its last round and before its summary."""
     assert protofleet("run", "small.toml", cwd=place).returncode == 0
     summary = place / "runs" / "small" / "summary.json"
     summary.unlink()

@@ -1,4 +1,4 @@
-"""docs/your-data.md, read from its first line to its last: what it shows is done, in one folder."""
+"""The commands of docs/your-data.md are run from its first line to its last, in one folder."""
 
 import contextlib
 import re

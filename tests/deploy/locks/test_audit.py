@@ -1,4 +1,4 @@
-"""The dependency scan: what it finds, and what it says where nothing can be looked up."""
+"""The dependency scan reports what it finds, and says so where it can look up nothing."""
 
 import json
 import stat
@@ -17,7 +17,7 @@ OFFLINE = "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='api.os
 
 @pytest.fixture
 def scanner(tmp_path):
-    """A program that says what a test tells it to say, in the place of pip-audit."""
+    """Return a function that writes a program in the place of pip-audit, with the output that the test gives."""
 
     def make(code, said="", complained=""):
         path = tmp_path / "pip-audit"

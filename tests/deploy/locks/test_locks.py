@@ -1,4 +1,4 @@
-"""Nothing is installed but files whose hashes are written down here."""
+"""Only files whose hashes are written down in the locks are installed."""
 
 import os
 import re
@@ -37,7 +37,7 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
 def wheel_of(folder, name="tiny", version="1.0"):
-    """As small as pip takes it."""
+    """Write the smallest wheel that pip accepts, and return its path."""
     path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as made:
         made.writestr(f"{name}.py", "")
@@ -66,7 +66,7 @@ def test_every_package_that_we_ask_for_is_locked_in_the_version_of_the_constrain
 
 
 def locked_on(python, but=("cpu",)):
-    """Name to versions that the locks install on this Python, and the environment that markers are asked of."""
+    """Return name -> versions that the locks install on this Python, and the environment for markers."""
     here = {
         "python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux",
         "platform_machine": "x86_64", "platform_python_implementation": "CPython", "extra": "",
@@ -92,8 +92,8 @@ def test_what_is_asked_for_is_installed_on_every_python(python):
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_what_a_locked_package_asks_for_itself_is_locked_for_every_python_too(python):
-    """By what is written in the packages of this environment; those of other Pythons are asked of the index below."""
-    there, here = locked_on(python, but=("cpu", "data"))  # of data.txt pictures are taken, and no code
+    """The packages of this environment say what they need; a test below asks the index for other Pythons."""
+    there, here = locked_on(python, but=("cpu", "data"))  # data.txt gives pictures and no code
     installed = {normalized_name(one.name): one for one in distributions()}
     seen = [
         installed[n] for n, (version,) in there.items() if n in installed and installed[n].version == version
@@ -119,7 +119,7 @@ def test_every_python_is_one_that_is_checked():
 
 @pytest.mark.slow
 def test_the_index_has_every_locked_package_for_every_python_and_machine(tmp_path, capfd):
-    """`--check`; where no index can be reached there is nothing to see, and CI has one."""
+    """This is `--check`. Without an index it shows nothing, but CI has an index."""
     code = locks.main(["--check", "--folder", str(tmp_path / "uv")])
     said = capfd.readouterr()
     if code == locks.NOT_CHECKED and "CI" not in os.environ:
@@ -247,7 +247,7 @@ def test_a_wheel_that_is_brought_along_is_taken_in_place_of_the_locked_one(tmp_p
 
 @pytest.mark.slow
 def test_the_wheel_of_our_own_is_built_with_locked_tools_alone(tmp_path):
-    """A newer setuptools, wherever pip finds one, is fetched by name and run; unless its hash is asked for."""
+    """Without a required hash, pip would fetch a newer setuptools by name, from any place, and run it."""
     source, planted = tmp_path / "source", tmp_path / "planted"
     for package in PACKAGES:
         shutil.copytree(SOURCE / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))

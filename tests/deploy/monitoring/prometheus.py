@@ -1,4 +1,4 @@
-"""A real Prometheus with the settings and rules that are shipped, over processes of this machine."""
+"""Run a real Prometheus with the shipped settings and rules over processes of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 60.0
 
 class Prometheus:
     def __init__(self, folder: Path, coordinator: int, devices: Mapping[str, int]) -> None:
-        """`devices` are names and ports."""
+        """Start Prometheus; `devices` has the names of devices and their ports."""
         shutil.copytree(RULES.parent, folder)
         settings = (folder / "prometheus.yml").read_text()
         for shipped, here in (
@@ -69,22 +69,22 @@ class Prometheus:
             return json.load(answer)["data"]
 
     def now(self, query: str) -> list[dict[str, Any]]:
-        """Each series with its `metric` and its `value`, a time and a text."""
+        """Return each series with its `metric` and its `value`, which is a time and a text."""
         found: list[dict[str, Any]] = self.ask("query", query=query)["result"]
         return found
 
     def number(self, query: str) -> float:
-        """Of the one series; NaN where there is none."""
+        """Return the value of the one series, or NaN if there is none."""
         found = self.now(query)
         assert len(found) <= 1, f"{query}: {found}"
         return float(found[0]["value"][1]) if found else float("nan")
 
     def wait_for(self, query: str) -> None:
-        """Until this has a result."""
+        """Wait until this query has a result."""
         self.wait_until(lambda: self.now(query), query)
 
     def wait_for_scrapes(self, seconds: float) -> None:
-        """Until all that is scraped has been, so many seconds from now."""
+        """Wait until all targets have been scraped later than `seconds` from now."""
         self.wait_for(f"min(timestamp(up)) > {time.time() + seconds}")
 
     def wait_until(self, check: Any, what: str) -> None:

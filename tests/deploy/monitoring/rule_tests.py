@@ -1,4 +1,4 @@
-"""Prometheus' own tests of rules, over the rules that are shipped."""
+"""Run Prometheus' own rule tests over the shipped rules."""
 
 import json
 import re
@@ -17,7 +17,10 @@ needs_promtool = pytest.mark.skipif(
 
 
 def run_promtool(folder, tests, every="1m"):
-    """`tests` as promtool has them. The groups are evaluated in the order given: recorded figures first."""
+    """Run promtool on `tests`, which have promtool's own form, and return the finished process.
+
+    The rule groups are evaluated in the order of the files: recording rules first, then alerts.
+    """
     order = re.findall(
         r"- name: (\S+)", (RULES / "recording.yml").read_text() + (RULES / "alerts.yml").read_text()
     )

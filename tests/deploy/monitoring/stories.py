@@ -1,7 +1,7 @@
-"""What a Prometheus has seen of real processes within seconds, drawn out over the minutes that alerts wait for.
+"""Stretch what Prometheus has seen of real processes within seconds over the minutes that alerts wait for.
 
-A stage is what was seen of each series within some seconds. Drawn out, a counter goes on as fast as it went, a time
-that has moved keeps its distance from now, and everything else goes through its values again and again.
+A stage has the samples of each series within some seconds. When it is stretched, a counter goes on at the same speed,
+a time that has moved keeps its distance from now, and everything else repeats its values again and again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TypeAlias
 from tests.deploy.monitoring.prometheus import Prometheus
 from tests.deploy.monitoring.rule_tests import run_promtool
 
-SECONDS = 1.6  # of a stage
+SECONDS = 1.6  # length of a stage
 EVERYTHING = '{job=~".+", __name__!~"scrape_.*|ALERTS.*|.*_created|protofleet:.*"}'
 Samples: TypeAlias = Sequence[tuple[float, float]]  # time and value
-Stage: TypeAlias = Mapping[str, Samples]  # by series, as it is written
-Story: TypeAlias = Sequence[tuple[Stage, int]]  # and for how many minutes
+Stage: TypeAlias = Mapping[str, Samples]  # series, as Prometheus writes it -> samples
+Story: TypeAlias = Sequence[tuple[Stage, int]]  # each stage and its number of minutes
 
 
 def stage(prometheus: Prometheus) -> Stage:
-    """Of what is there from now on."""
+    """Return the stage that begins now."""
     prometheus.wait_for_scrapes(SECONDS)
     return samples(prometheus, f"{EVERYTHING}[{SECONDS * 1000:.0f}ms]")
 
@@ -33,13 +33,13 @@ def samples(prometheus: Prometheus, query: str) -> Stage:
 
 
 def ended(told: Stage) -> Stage:
-    """As it was at the last scrape, which has one time for all that one process shows."""
+    """Return the samples of the last scrape, which has one time for all series of a process."""
     newest = max(seen[-1][0] for seen in told.values())
     return {name: seen[-1:] for name, seen in told.items() if seen[-1][0] == newest}
 
 
 def changed(told: Stage, metric: str, value: float) -> Stage:
-    """With this value in all series of the metric, of which there are some."""
+    """Return the stage with this value in all series of the metric, of which there must be some."""
     ours = {name: [(at, value) for at, _ in seen] for name, seen in told.items() if metric_of(name) == metric}
     assert ours, metric
     return {**told, **ours}
@@ -55,9 +55,9 @@ def metric_of(series: str) -> str:
 
 
 def drawn(name: str, story: Story) -> list[str]:
-    """The values of one series, one a minute."""
+    """Return the values of one series, one a minute, as promtool writes them."""
     values: list[str] = []
-    shown, raw = float("nan"), float("nan")  # the last value here, and what it was made of
+    shown, raw = float("nan"), float("nan")  # the last value here, and the sample that it came from
     for told, minutes in story:
         now, seen = 60.0 * len(values), told.get(name)
         if not seen:
@@ -67,7 +67,7 @@ def drawn(name: str, story: Story) -> list[str]:
         (began, first), (until, last) = seen[0], seen[-1]
         if re.search("_(total|count|sum|bucket)$", metric_of(name)):
             slope = (last - first) / (until - began) if until > began else 0.0
-            begins = shown + first - raw if first >= raw else first  # else it began anew, or is new
+            begins = shown + first - raw if first >= raw else first  # otherwise it has restarted or is new
             made = [begins + slope * 60 * i for i in range(minutes)]
         elif not metric_of(name).endswith("_timestamp_seconds"):
             made = [seen[i % len(seen)][1] for i in range(minutes)]
@@ -83,8 +83,10 @@ def drawn(name: str, story: Story) -> list[str]:
 def who_fires(
     folder: Path, story: Story, lines: Mapping[str, Callable[[int], float]] | None = None
 ) -> set[str]:
-    """All that are raised at any time of it, by the rules that are shipped. `lines` are drawn in place of what was
-    seen of a metric: its value by the minute."""
+    """Return all alerts that the shipped rules raise at any time of the story.
+
+    `lines` gives a metric values that replace those of the story: a function from the minute to the value.
+    """
     names = sorted({name for told, _ in story for name in told})
     minutes = sum(long for _, long in story)
     series = {name: " ".join(drawn(name, story)) for name in names}

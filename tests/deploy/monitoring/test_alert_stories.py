@@ -1,6 +1,6 @@
-"""What happens to a federation, and exactly who is told: real processes and a real Prometheus.
+"""Each event in a federation of real processes raises exactly the right alerts in a real Prometheus.
 
-Its samples are drawn out over the hours that alerts wait for; then each panel is asked for what it shows of them.
+The samples are stretched over the hours that alerts wait for. Then each panel is asked what it shows of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ OWN_END, BROKERS_END = (
 
 
 class Pace:
-    """Rounds go on while it is going, and no faster than the story has them: devices share one slot to work in."""
+    """A control of the pace of rounds, which proceed only inside `going` and not faster than the story has them.
+
+    The devices share one slot to work in, and the control holds this slot at other times.
+    """
 
     def __init__(self, folder: Path, rounds: Callable[[], int]) -> None:
         folder.mkdir()
@@ -79,12 +82,12 @@ class Pace:
 
 @dataclass
 class Lived:
-    """A federation that is over: what a Prometheus has seen of its stages, and still answers about."""
+    """A federation after its end, with the stages that Prometheus has seen and can still be asked about."""
 
     prometheus: Prometheus
     run: Path
     stages: dict[str, Stage] = field(default_factory=dict)
-    over: float = 0.0  # when its first run was
+    over: float = 0.0  # when its first run was over
     ended: float = 0.0
 
     def note(self, name: str) -> None:
@@ -111,10 +114,10 @@ def lived(tmp_path_factory):
 
 
 def live_through(f, found, pace, ports):
-    """One stage after the other."""
+    """Take the federation through all stages, one after the other, and note each one."""
     seen, slots = found.prometheus, Slots(str(f.folder.parent / "slots"), 1)
     devices = {n: f.device(n, metrics_port=ports[n], slots=slots, stays=True) for n in DEVICES}
-    seen.wait_for("sum(protofleet_device_connected) == 3")  # and say hello to nobody
+    seen.wait_for("sum(protofleet_device_connected) == 3")  # no coordinator hears their hellos
     coordinator = f.coordinator()
     seen.wait_for("protofleet_devices_present == 3 and protofleet_round == 1")
     found.note("the first round stands")
@@ -124,7 +127,7 @@ def live_through(f, found, pace, ports):
             seen.wait_for(
                 f"protofleet_round > {len(f.rounds()) + rounds} and protofleet_coordinator_connected == 1"
             )
-            # An answer is on its way for a part of each round, and for no longer: so it has to be seen.
+            # An answer is on its way only for a part of each round, so an empty outbox must be seen in between.
             seen.wait_until(lambda: outboxes_are_seen_empty(found, name), f"empty outboxes while {name}")
 
     goes_on("running", rounds=5)
@@ -133,7 +136,7 @@ def live_through(f, found, pace, ports):
     found.note("without a coordinator")
     coordinator.start()
     seen.wait_for("protofleet_coordinator_connected == 1 and protofleet_devices_present == 3")
-    seen.wait_for("sum(protofleet_device_outbox_answers) == 0")  # what was on its way has been said again
+    seen.wait_for("sum(protofleet_device_outbox_answers) == 0")  # answers on their way are sent again
     found.note("stands after a restart")
     goes_on("running after a restart")
     devices["d1"].kill()
@@ -159,10 +162,10 @@ def live_through(f, found, pace, ports):
         seen.wait_until(
             lambda: outboxes_are_seen_empty(found, "the next run"), "empty outboxes in the next run"
         )
-    seen.wait_for("changes(protofleet_round[1500ms]) == 0")  # everybody is asked, and nobody works
+    seen.wait_for("changes(protofleet_round[1500ms]) == 0")  # all are asked, and none works
     devices["d3"].kill()
     lifecycle.revoke(f.fleet.authority(), "d3", "sold")
-    # By whoever has it now, who has nothing to give: of an answer that nobody takes is told as well.
+    # The new owner starts it, with no answer: an answer that the coordinator refuses would raise another alert.
     f.device("d3", metrics_port=ports["d3"], slots=Slots(str(f.folder.parent / "no-slots"), 1), stays=True)
     with pace.going():
         seen.wait_for('protofleet_rejected_total{job="coordinator", reason="unknown_sender"} > 0')
@@ -177,7 +180,7 @@ def live_through(f, found, pace, ports):
 
 
 def outboxes_are_seen_empty(found, name):
-    """In this stage, each once."""
+    """Note the stage and tell whether each device's outbox was empty at least once in it."""
     found.note(name)
     outboxes = [
         seen for n, seen in found.stages[name].items() if metric_of(n) == "protofleet_device_outbox_answers"
@@ -186,7 +189,7 @@ def outboxes_are_seen_empty(found, name):
 
 
 def last_words(found, up):
-    """What was scraped of the coordinator last, with the devices as they were before."""
+    """Return the last samples that were scraped from the coordinator, with the devices' samples from before."""
     others = {
         name: seen for name, seen in found.stages["with the broker again"].items() if 'job="devices"' in name
     }
@@ -226,7 +229,10 @@ STORIES = {
 
 
 def says_hello(minute: int) -> float:
-    """When a device that has nothing else to say, or says it to a round that stands, was heard at the latest."""
+    """Return the oldest time at which a device that is alive but quiet can have been heard last.
+
+    Such a device has nothing else to say, or it says hello to a round that stands.
+    """
     return 60.0 * minute - QUIET_SECONDS
 
 
@@ -274,7 +280,7 @@ def lines_of(run):
 
 
 def last(lived, metric):
-    """The last value of each series of the first run, by its labels."""
+    """Return the last value of each series of the first run, by its labels."""
     found = lived.prometheus.ask("query", query=f"last_over_time({metric}[1h])", time=str(lived.over))[
         "result"
     ]
@@ -316,19 +322,22 @@ def panels():
 
 
 def as_its_source_asks(lived, target):
-    """What Grafana's data source sends for a panel of some 200 points: with the variables' "All", and its own."""
+    """Return the answer to the query that Grafana's data source sends for a panel of about 200 points.
+
+    The variables of the dashboard stand at "All", and Grafana's own variable has its value.
+    """
     query = re.sub(r"\$(device|domain|view|method)\b", ".*", target["expr"])
     step = max(INTERVAL, round((lived.ended - lived.prometheus.began) / 200))
     query = query.replace("$__rate_interval", f"{max(step + INTERVAL, 4 * INTERVAL):g}s")
     assert "$" not in query, f"a variable of Grafana's that nothing is put in place of: {query}"
-    if target["instant"]:  # as of the time that the panel ends with
+    if target["instant"]:  # at the end of the panel's time
         at = lived.ended
         return lived.prometheus.ask("query", query=query, time=str(at))["result"]
     times = {"start": str(lived.prometheus.began), "end": str(lived.ended), "step": str(step)}
     return lived.prometheus.ask("query_range", query=query, **times)["result"]
 
 
-# What this machine has nothing of, and of what there was none.
+# Panels without values: this machine has no such sensor.
 EMPTY = {
     'max(protofleet_device_temperature_celsius{device=~"$device"})',
     'protofleet_device_temperature_celsius{device=~"$device"}',
@@ -349,7 +358,7 @@ def expression(name, title, number=0):
 
 
 def test_fedavg_saves_nothing_against_itself(lived):
-    """Nor costs it more, but for what is said again after a death of its coordinator or its broker."""
+    """It does not cost more either, except for what is sent again after its coordinator or its broker died."""
     undisturbed = max(seen[-1][0] for seen in lived.stages["running"].values())
     for name in ("federation", "bytes"):
         for one in as_its_source_asks(lived, expression(name, "Saved against FedAvg")):
@@ -363,7 +372,7 @@ def test_mean_accuracy_is_of_each_view_alone(lived):
 
 
 def shown_at(lived, title, at):
-    """What a panel shows of this moment, by device, direction and kind."""
+    """Return the values that a panel shows for the moment `at`, by device, direction and kind."""
     query = re.sub(r"\$(device|method)\b", ".*", expression("bytes", title)["expr"])
     found = lived.prometheus.ask("query", query=query, time=str(at))["result"]
     labels = ("device", "direction", "kind")
@@ -371,7 +380,7 @@ def shown_at(lived, title, at):
 
 
 def by_device(lines):
-    """As rounds.jsonl has it."""
+    """Return the bytes by device, direction and kind, summed over the lines of rounds.jsonl."""
     found = Counter()
     for line in lines:
         for device, ways in line["by_device"].items():

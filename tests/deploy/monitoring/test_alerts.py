@@ -1,4 +1,4 @@
-"""Each alert is raised by what it is for, and by nothing else: Prometheus' own rule tests, from one table."""
+"""Each alert is raised by its cause and by nothing else, as Prometheus' own rule tests show, from one table."""
 
 import json
 import re
@@ -23,7 +23,7 @@ ROUNDS = {
     'protofleet_round_duration_seconds_bucket{job="coordinator", le="+Inf"}': "0+6x10000",
 }
 SINCE = 'protofleet_round_since_timestamp_seconds{instance="c"}'
-NEXT = 'protofleet_round_next_timestamp_seconds{instance="c"}'  # in a pause
+NEXT = 'protofleet_round_next_timestamp_seconds{instance="c"}'  # it is set in a pause
 SESSION = 'protofleet_coordinator_connected{instance="c"}'
 PRESENT, QUORUM = 'protofleet_devices_present{instance="c"}', 'protofleet_quorum{instance="c"}'
 STARTED = 'protofleet_start_timestamp_seconds{job="coordinator", instance="c"}'
@@ -46,7 +46,7 @@ ACCURACY = 'protofleet_accuracy_ratio{split="test", domain="m", view="global"}'
 UP = 'up{job="coordinator", instance="c"}'
 
 
-# alert -> (series that raise it, series that do not, minutes after which one looks)
+# alert -> (series that raise it, series that do not, minutes after which the test looks)
 CASES = {
     "RoundStalled": (
         {SINCE: "60x100", SESSION: "1x100", PRESENT: "2x100", QUORUM: "2x100", NEXT: "0x100", **ROUNDS},
@@ -96,7 +96,7 @@ CASES = {
         {'protofleet_rejected_total{job="devices", reason="stale_epoch"}': "0x40 1x20", STARTED: "0x39 2340x20",
          RUN_INFO % ("a", "c"): "1x60", RUN_INFO % ("b", "e"): "1x60"}, 45,
     ),
-    # Stopped in order, for a backup, a restore and another method, as often as it likes.
+    # The coordinator is stopped in order many times, for a backup, a restore and another method.
     "CoordinatorRestarting": (
         {UNCLEAN: "0x3 240x3 480x3 720x20"},
         {UNCLEAN: "0x3 240x3 480x30", STARTED: "0x3 240x3 480x3 720x20"}, 14,
@@ -200,7 +200,7 @@ def test_every_alert_has_a_case():
 def test_every_alert_says_what_it_means_and_what_to_do():
     text = (RULES / "alerts.yml").read_text()
     for what in ("meaning", "look_at", "what_to_do"):
-        assert text.count(f" {what}: ") >= len(names()) - 1, what  # Watchdog has nothing to look at
+        assert text.count(f" {what}: ") >= len(names()) - 1, what  # Watchdog has no `look_at`
 
 
 def test_the_page_of_operations_has_the_alerts_as_the_rules_say_them():
@@ -222,7 +222,7 @@ def test_every_alert_links_to_its_entry_in_the_page():
 @needs_promtool
 @pytest.mark.parametrize("page", ["", "https://wiki.example/operations.md"])
 def test_what_is_said_of_a_disk_is_what_is_left_of_it_and_where_its_entry_is(tmp_path, page):
-    """And not how far below nothing it will be in a day."""
+    """The text does not tell how far below zero the space will be in a day."""
     left = 8_000_000_000 - 240 * 10_000_000
     expected = {
         "summary": f"the disk of c has {left / 2**30:.4g}GiB left",
@@ -233,7 +233,7 @@ def test_what_is_said_of_a_disk_is_what_is_left_of_it_and_where_its_entry_is(tmp
 
 
 def alert_annotations(folder, name, series, minutes, page):
-    """As a Prometheus with that page in its external labels would send them."""
+    """Return the annotations of an alert that a Prometheus with that page in its external labels would send."""
     test = {
         "interval": "1m", "external_labels": {"runbooks": page} if page else {},
         "input_series": [{"series": s, "values": v} for s, v in series.items()],
@@ -259,7 +259,7 @@ def test_prometheus_takes_the_settings(tmp_path):
 @needs_promtool
 @pytest.mark.parametrize("raised", [True, False], ids=["raises", "does_not_raise"])
 def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else(tmp_path, raised):
-    """promtool compares all of an alert's labels; here only its name counts: ALERTS is asked as any other series."""
+    """An alert test of promtool compares all labels, but here only the name counts, so the test queries ALERTS."""
     tests = []
     for name, (guilty, innocent, minutes) in CASES.items():
         series = guilty if raised else innocent

@@ -1,4 +1,4 @@
-"""The dashboards are what Grafana's own types say they may be, and ask for what the code shows."""
+"""The dashboards fit Grafana's own types and query only metrics that the code shows."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def texts():
 
 
 def missing(ours, theirs, where=""):
-    """What of ours is not in theirs, which may say more."""
+    """Return the places in `ours` that `theirs` lacks or has otherwise; `theirs` may have more keys."""
     if isinstance(ours, dict):
         if not isinstance(theirs, dict):
             return [where]
@@ -44,7 +44,7 @@ def missing(ours, theirs, where=""):
 
 @pytest.fixture
 def as_grafana_reads():
-    """A dashboard as it comes back from Grafana's own types."""
+    """Return a function that reads a dashboard into Grafana's own types and writes it as JSON again."""
     if sys.version_info < (3, 11):
         pytest.skip(
             "grafana-foundation-sdk is for Python 3.11 and later, where the dashboards are held to it"
@@ -72,7 +72,7 @@ def test_a_word_that_grafana_does_not_know_is_found(as_grafana_reads):
 
 
 def test_the_files_are_those_that_the_source_writes():
-    """If not: python -m protofleet.deploy.monitoring"""
+    """If this fails, write the files again with `python -m protofleet.deploy.monitoring`."""
     assert {path.name: path.read_text() for path in FOLDER.glob("*.json")} == generate()
 
 

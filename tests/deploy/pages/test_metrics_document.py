@@ -1,4 +1,4 @@
-"""docs/metrics.md is what the code writes, and says of all that a run shows what Prometheus is told of it."""
+"""docs/metrics.md is what the code writes, and describes every metric that a run shows to Prometheus."""
 
 import re
 import time
@@ -31,7 +31,7 @@ MEANINGS = {name: words for name, _, _, words in ROWS}
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """What a coordinator and a device show after a run, with everything there is to be read."""
+    """Return all metrics that a coordinator and a device show after a run, with every source of metrics present."""
     folder = tmp_path_factory.mktemp("metrics")
     run = simulation(folder / "run", "fedavg")
     board = Sensors(jetson_files(folder / "board"))
@@ -55,7 +55,7 @@ def named(families):
 
 
 def test_the_page_is_the_one_that_the_source_writes():
-    """If not: python -m protofleet.deploy.pages.metrics"""
+    """If this fails, write the page again with `python -m protofleet.deploy.pages.metrics`."""
     assert PAGE.read_text() == generate()
 
 
@@ -76,7 +76,7 @@ def test_nothing_is_on_the_page_that_nobody_shows(shown):
 
 
 def test_a_devices_name_is_a_label_on_three_gauges_and_three_counters_only():
-    """As the page says."""
+    """The page says so too."""
     assert [kind for kind, labels in DOCUMENTED.values() if "device" in labels] == [
         "gauge",
         "counter",

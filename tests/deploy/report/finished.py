@@ -1,4 +1,4 @@
-"""A finished run on the disk, with everything that a report has a section for."""
+"""A finished run on the disk, with data for every section of a report."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Margins between anchors in a run's report: a curve a class, by the class's name, and their mean."""
+"""A run's report shows margins between anchors: a curve for each class, with its name, and their mean."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tests.deploy.report.finished import whole_line, whole_run
 
 
 def section(folder, margins, **summary):
-    """Of a run that reports these in every round."""
+    """Return the report's section of a run that has these margins in every round."""
     run = whole_run(folder)
     figures = {f"margin.{label}": gap for label, gap in margins.items()}
     lines = [{**whole_line(number, 4), "figures": figures} for number in range(1, 6)]
@@ -23,7 +23,7 @@ def section(folder, margins, **summary):
 
 
 def columns(html):
-    """Of the table of the numbers: a curve and its value in the first round."""
+    """Return each curve of the table of numbers with its value in the first round."""
     _, table = html.split("margins between anchors over rounds</caption>")
     names, values = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("</tr>")[:2])
     return dict(zip(names[1:], map(float, values[1:]), strict=True))

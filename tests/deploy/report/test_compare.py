@@ -1,4 +1,4 @@
-"""Runs side by side: seeds in one row, the view said, rounds chosen by validation, bytes counted to a goal."""
+"""A comparison has seeds in one row, names the view, chooses rounds by validation, and counts bytes to a goal."""
 
 import json
 import re
@@ -28,7 +28,10 @@ def finished(
     folder, name, test, *, validation=None, method="fedavg", reports="global", seed=1, domains=DOMAINS,
     settings="", up=UP, measured=None, **more,
 ):  # fmt: skip
-    """A run on the disk. `test` are mean accuracies in the order of measurement, the last evaluation included."""
+    """Write a finished run to the disk.
+
+    `test` has the mean accuracies in the order of measurement, with the last evaluation at the end.
+    """
     rounds = len(test) - 1
     lines = []
     for i, value in enumerate(test):
@@ -57,7 +60,7 @@ def finished(
 
 @pytest.fixture
 def runs(tmp_path):
-    """FedAvg with three seeds ends with 0.8 on average; FedProto, personal, with one."""
+    """Return runs of FedAvg with three seeds, which end with 0.8 on average, and one personal run of FedProto."""
     found = [
         finished(tmp_path / f"avg-s{s}", f"avg-s{s}", [0.1, 0.4, 0.7 + d, 0.75, 0.8 + d], seed=s)
         for s, d in ((1, 0.0), (2, 0.02), (3, -0.02))
@@ -122,7 +125,7 @@ def test_bytes_are_those_of_the_whole_run_with_everything_on_the_wire(runs):
     avg, proto = rows_of(runs, 2)
     up, down = 4 * UP, 5 * DOWN
     assert (
-        avg["tensors up"] == human_bytes(up)  # three times the same: no deviation is written
+        avg["tensors up"] == human_bytes(up)  # the same for all three seeds, so no deviation is written
         and avg["tensors down"] == human_bytes(down)
     )
     assert avg["on the wire"] == human_bytes(up + down + 16) and proto["tensors up"] == human_bytes(40)
@@ -135,7 +138,7 @@ def test_a_goal_is_reached_with_the_bytes_of_the_rounds_behind_the_measured_mode
     crossed = [r * (UP + DOWN) for r in rounds]
     assert avg["rounds to 90%"] == f"{mean(rounds):.1f} ± {stdev(rounds):.1f}"
     assert avg["tensors to 90%"] == f"{human_bytes(mean(crossed))} ± {human_bytes(stdev(crossed))}"
-    # A device's own model is measured after the training of its round: that round has crossed.
+    # A device's own model is measured after the training of its round, so that round reaches the goal.
     assert (proto["rounds to 90%"], proto["tensors to 90%"]) == ("2", human_bytes(2 * (10 + DOWN)))
 
 
@@ -198,7 +201,7 @@ def test_a_domain_that_missed_a_round_counts_with_its_last_measurement(tmp_path)
     run = finished(tmp_path / "a", "a", [0.9, 0.3, 0.8, 0.6], reports="personal", measured=measured)
     (group,) = read_groups([run])
     points = group.runs[0].points("personal")
-    assert [p.rounds for p in points] == [2, 3, 3]  # before round 2 street is unknown
+    assert [p.rounds for p in points] == [2, 3, 3]  # the domain street is unknown before round 2
     assert [p.accuracy["mean"] for p in points] == pytest.approx([(0.95 + 0.25) / 2, 0.55, 0.45])
     assert "last measurement" in tables([group], None, 0.9)[0].note
     whole = finished(tmp_path / "b", "b", [0.9, 0.3])
@@ -252,7 +255,7 @@ def test_settings_that_change_no_result_and_seeds_of_the_data_make_no_other_expe
         for i, words in enumerate(more)
     ]
     assert [row["seeds"] for row in rows_of(both)] == ["2"]
-    for run in both:  # a coordinator of its own writes no experiment.toml
+    for run in both:  # a coordinator without `protofleet run` writes no experiment.toml
         (run / "experiment.toml").unlink()
     assert [row["seeds"] for row in rows_of(both)] == ["2"]
 
@@ -332,7 +335,7 @@ def test_without_a_baseline_the_groups_that_run_fedavg_are_named(runs, tmp_path)
 
 
 def test_names_of_shorter_lines_stand_behind_the_longest(runs):
-    """Beside their own ends they would lie on the others."""
+    """Names at the ends of their own lines would lie on the other lines."""
     lines = [Line("long", [(1, 0.1), (20, 0.9)], "#000"), Line("short", [(1, 0.1), (5, 0.5)], "#111")]
     (picture,) = pictures_of(line_chart(lines, str, "x", "y"))
     places = {node.text: node.get("x") for node in picture.iter() if node.tag.endswith("text")}
@@ -370,7 +373,7 @@ def test_bytes_have_a_logarithmic_axis_where_runs_differ_much(runs, tmp_path):
 
 
 def keep_margins(run, gap):
-    """Prototypes `gap` apart, local class means 1 apart."""
+    """Save features of a round, with prototypes `gap` apart and local class means 1 apart."""
     folder = run / "devices" / "a" / "pictures"
     folder.mkdir(parents=True)
     rows, labels = np.array([[0.0], [1.0]], np.float32), np.array([0, 1])
@@ -448,7 +451,7 @@ def test_curves_survive_few_points(log):
 
 
 def test_of_devices_own_models_the_last_evaluation_is_no_best_round(tmp_path):
-    """It may be of another model, as one after a last fit; of a global model it is the last round's."""
+    """It may measure another model, such as one after a last fit. For a global model it belongs to the last round."""
     for reports, best in (("personal", 2), ("global", 3)):
         folder = tmp_path / reports
         finished(folder, "run", [0.1, 0.4, 0.3, 0.9], reports=reports)

@@ -1,4 +1,4 @@
-"""A comparison for spreadsheets, LaTeX and programs: the tables of the page, and no name is a command of LaTeX."""
+"""A comparison for spreadsheets, LaTeX and programs has the page's tables, and no name is a LaTeX command."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ def written(runs, tmp_path, capsys):
 
 
 class Page(HTMLParser):
-    """Its tables: the caption, and rows of (text, whether it is bold)."""
+    """A parser of a page's tables: `tables` has each caption with its rows of (text, whether it is bold)."""
 
     def __init__(self, text):
         super().__init__()
@@ -121,7 +121,7 @@ def test_csv_tells_the_rounds_that_were_planned_from_those_that_a_diverged_run_h
 
 
 def test_latex_says_what_bold_is_as_the_page_does():
-    """The global model and a device's own are not compared: each view has a best in its column."""
+    """The global model and a device's own model are not compared, so each view has its own best in a column."""
     rows = [["a", "global", "50"], ["b", "global", "60"], ["c", "personal", "90"], ["d", "personal", "80"]]
     views = Table("Accuracy", "A note.", ["run", "view", "mean"], rows, frozenset({(1, 2), (2, 2)}))
     said = "A note. Bold: the best of its column among runs with the same view."

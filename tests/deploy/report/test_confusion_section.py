@@ -1,4 +1,4 @@
-"""The report's section on confused classes."""
+"""The report has a section on confused classes."""
 
 import re
 from pathlib import Path

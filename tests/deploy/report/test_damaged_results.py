@@ -1,4 +1,4 @@
-"""What a run has come to, on a disk that rots: no figure that is not what was written, and it is said."""
+"""A run's results on a disk that damages files: no wrong figure is shown, and the damage is reported."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from tests.deploy.local.test_run import furnished, protofleet
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of real processes."""
+    """Return a folder with a finished run of real processes."""
     made = furnished(tmp_path_factory.mktemp("finished"))
     done = protofleet("run", "small.toml", cwd=made)
     assert done.returncode == 0, done.stderr
@@ -24,13 +24,13 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def run(finished, tmp_path) -> Path:
-    """A copy of it, to be spoiled."""
+    """Return a copy of the run that the test may damage."""
     shutil.copytree(finished, tmp_path / "place")
     return tmp_path / "place" / "runs" / "small"
 
 
 def flips(data):
-    """One bit of each byte, another one from byte to byte."""
+    """Yield the data with one bit flipped, once for each byte; the place of the bit changes from byte to byte."""
     for at, byte in enumerate(data):
         yield data[:at] + bytes([byte ^ (1 << (5 * at % 8))]) + data[at + 1 :]
 
@@ -96,7 +96,7 @@ def test_the_copy_alone_gives_every_line_of_a_run_that_ended_early_or_not(run, e
 
 
 def test_a_run_of_an_earlier_version_is_read_as_it_was(run):
-    """Neither its summary nor its lines carry a seal, there is no copy of them, and a file beside them is unknown."""
+    """Its summary and its lines have no seal, there is no copy of them, and an unknown file is in the folder."""
     before = read_run(run)
     (run / "summary.json").write_text(json.dumps(before.summary))
     lines = [{key: value for key, value in line.items() if key in UNSEALED} for line in before.rounds]

@@ -1,4 +1,4 @@
-"""What devices learn from: as bubbles, as a table, and as one number."""
+"""The report shows the data that devices learn from as bubbles, as a table, and as one number."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def fleet(*rows, names=()):
 
 
 def total_variation(rows):
-    """By hand: half of the sum of what is too much and of what is too little."""
+    """Compute the mean total variation by hand, from the larger of the sums of too large and too small shares."""
     everything = [sum(column) for column in zip(*rows)]
     distances = []
     for row in rows:

@@ -1,5 +1,4 @@
-"""What devices have drawn: in a run's report, in tables, and accuracy against it; and what is said of those that
-cannot tell."""
+"""Reports and tables show the energy that devices used, accuracy against energy, and devices without a sensor."""
 
 import json
 import re
@@ -16,7 +15,7 @@ from tests.deploy.report.test_report import folder  # noqa: F401 - a fixture
 
 
 def drawing(path, energy):
-    """A finished run whose lines say so: device -> phase -> joules, in every round."""
+    """Write `energy` (device -> phase -> joules) into every round of a finished run, and return its folder."""
     lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
     (path / "rounds.jsonl").write_text("".join(sealed_line({**line, "energy": energy}) for line in lines))
     summary = json.loads((path / "summary.json").read_text())

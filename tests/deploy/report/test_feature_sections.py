@@ -1,4 +1,4 @@
-"""Pictures of features: read from what runs save, measured as FedLSA's fig. 1 has it, laid out the same each time."""
+"""Pictures of features come from files of runs, are measured as in FedLSA's fig. 1, and have a fixed layout."""
 
 import math
 import re
@@ -60,7 +60,7 @@ def save(run, device, number, **arrays):
 
 
 def features(n=12, seed=0, classes=CLASSES, size=SIZE):
-    """Clouds around the unit vectors of their classes."""
+    """Return features in clouds around the unit vectors of their classes, and the labels."""
     labels = np.arange(n) % classes
     points = np.eye(classes, size)[labels] + 0.1 * dice(seed).normal(size=(n, size))
     return points.astype(np.float32), labels
@@ -68,7 +68,7 @@ def features(n=12, seed=0, classes=CLASSES, size=SIZE):
 
 @pytest.fixture
 def run(tmp_path):
-    """Two devices, anchors received in rounds 1, 2 and the last evaluation (3)."""
+    """Return a run of two devices that receive anchors in rounds 1, 2 and the last evaluation (3)."""
     for i, device in enumerate(DEVICES):
         for number in (1, 2, 3):
             x, y = features(seed=10 * i + number)
@@ -87,7 +87,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def clusters(tmp_path):
-    """As `fedplcc` saves them: several prototypes a class, on devices and on the server."""
+    """Save features as `fedplcc` does, with several prototypes for a class on devices and on the server."""
     for i, device in enumerate(DEVICES):
         x, y = features(seed=i)
         local = {"sent__prototypes": x[:6], "sent__labels": y[:6], "sent__counts": np.arange(1, 7)}
@@ -101,7 +101,7 @@ def clusters(tmp_path):
 
 
 def drawn(html):
-    """Every picture, parsed; nothing in them is not a number."""
+    """Return every picture, parsed, and check that no number in the page is nan or inf."""
     assert "nan" not in html.replace("nance", "") and "inf" not in html
     return pictures_of(html)
 
@@ -285,7 +285,7 @@ def test_a_projection_is_the_same_each_time_and_keeps_neighbours_together():
 
 
 @settings(max_examples=15, deadline=None)
-@example(8, 2, 1.0, True)  # their mean is not exactly any of them
+@example(8, 2, 1.0, True)  # their mean is not exactly equal to any of them
 @given(st.integers(1, 20), st.integers(1, 5), st.sampled_from([0.0, 1e-30, 1.0, 1e30]), st.booleans())
 def test_any_finite_points_have_finite_places(n, size, scale, same):
     points = scale * dice(n).normal(size=(n, size))
@@ -303,7 +303,7 @@ def test_thinning_keeps_each_class_in_its_proportion_and_draws_the_same():
     assert np.array_equal(labels[few.features[:, 0].astype(int)], few.labels)
     assert np.array_equal(few.features, subsample(whole, 100).features)
     assert len(subsample(whole, 5000).labels) == 1000
-    turns = snapshot(np.zeros((1001, 1)), np.arange(1001) % 10)  # every tenth would be of one class
+    turns = snapshot(np.zeros((1001, 1)), np.arange(1001) % 10)  # every tenth sample would be of one class
     assert np.bincount(subsample(turns, 101).labels).tolist() == pytest.approx([10] * 10, abs=1)
 
 
@@ -332,7 +332,7 @@ def test_margins_are_bars_for_every_class_with_the_local_ones_outlined(run):
     bars = [t for t in titles(picture) if t]
     assert sum(t.startswith("anchors:") for t in bars) == CLASSES
     assert sum(t.startswith("largest local:") for t in bars) == CLASSES
-    assert min(float(bar.get("x")) for bar in picture.findall("{*}rect")) > WIDE.left  # that of class 0
+    assert min(float(bar.get("x")) for bar in picture.findall("{*}rect")) > WIDE.left  # class 0 has its bar
     text = sections.margins_section(run, 2)
     _, local, _ = margins_of_run(run)
     mean = sum(local.values()) / CLASSES

@@ -1,4 +1,4 @@
-"""Runs that differ in one or two numbers, as figures of hyper-parameters."""
+"""Runs that differ in one or two numbers become figures of hyper-parameters."""
 
 import re
 
@@ -12,7 +12,7 @@ from tests.deploy.report.test_compare import finished
 
 
 def groups(tmp_path, settings, seeds=(1, 2)):
-    """A run for each of these lines of settings and each seed; the later ones are better."""
+    """Write a run for each text of settings and each seed; later settings have better accuracy."""
     folders = [
         finished(
             tmp_path / f"{i}-{seed}", f"run-{i}-s{seed}", [0.1, 0.5 + 0.05 * i + 0.01 * seed],
@@ -73,7 +73,7 @@ def test_a_pair_without_a_result_leaves_its_cell_out(tmp_path):
         ["size = 8", "size = 16"],  # too few for a curve
         ['kind = "a"', 'kind = "b"', 'kind = "c"'],  # no numbers
         ["a = 1\nb = 1\nc = 1", "a = 2\nb = 2\nc = 1", "a = 2\nb = 2\nc = 3"],  # three of them
-        ["size = 8", "size = 16", ""],  # one says nothing
+        ["size = 8", "size = 16", ""],  # one run lacks the setting
         ["flag = true", "flag = false", "flag = 3"],
     ],
 )

@@ -1,4 +1,4 @@
-"""Metrics of one's own in a run's report: a curve by domain over rounds, its numbers, a table of the means."""
+"""A run's report shows a user's own metrics: a curve by domain over rounds, its numbers, and a table of means."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The report and the comparison, for a small screen, a printer, a keyboard and a screen reader."""
+"""The report and the comparison work on a small screen, a printer, a keyboard and a screen reader."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def html(request):
 
 
 class Elements(HTMLParser):
-    """All start tags with their attributes."""
+    """A parser that keeps all start tags of a page with their attributes."""
 
     def __init__(self, html):
         super().__init__()
@@ -66,7 +66,7 @@ class Elements(HTMLParser):
 
 
 def palettes():
-    """Of light and of dark paper."""
+    """Return the colours of the light and of the dark page by name."""
     light, dark = re.findall(r":root \{(.*?)\}", CSS, re.DOTALL)
     read = [dict(re.findall(r"(--[\w-]+): (#[0-9a-f]{6})", block)) for block in (light, dark)]
     return read[0], read[0] | read[1]

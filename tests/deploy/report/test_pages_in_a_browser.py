@@ -1,6 +1,6 @@
-"""The pages in Chromium, on a phone and on a desk, in light and in dark, judged by axe-core and by a ruler.
+"""axe-core and measurements check the pages in Chromium, in phone and desktop width, in light and in dark.
 
-Needs a Chromium, and `npm install axe-core` in the root, or PROTOFLEET_AXE with the path of an axe.min.js.
+The tests need a Chromium, and `npm install axe-core` in the root, or PROTOFLEET_AXE with the path of an axe.min.js.
 """
 
 import html
@@ -32,7 +32,7 @@ pytestmark = [
     ),
 ]
 
-# Runs in each page, and tells the page around it.
+# This script runs in each page and tells the page around it.
 JUDGE = """
 <script src="axe.min.js"></script><script>
 addEventListener("load", async () => {
@@ -57,7 +57,10 @@ addEventListener("message", m => document.querySelector("pre").append(m.data + "
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Of a run and of a comparison, each with its judge, and a page that holds all in both widths."""
+    """Write the pages of a run and of a comparison, each with the checking script, and a page that frames them.
+
+    The frames have both widths.
+    """
     folder = tmp_path_factory.mktemp("pages")
     runs = [finished(folder / f"avg-s{s}", f"avg-s{s}", [0.1, 0.4, 0.7 + s / 100], seed=s) for s in (1, 2)]
     groups = read_groups(

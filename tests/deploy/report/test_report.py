@@ -1,4 +1,4 @@
-"""What people look at: the report, its pictures, the live display and the plain lines."""
+"""The report, its pictures, the live display and the plain lines show a run to people."""
 
 import io
 import json

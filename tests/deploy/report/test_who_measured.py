@@ -1,4 +1,4 @@
-"""A point of a curve says who measured it, and a sampled cohort is never taken for all devices."""
+"""A point of a curve names the devices that measured it, and a sampled cohort is never taken for all devices."""
 
 from protofleet.coordinator.observe.curves import measured, measurements
 from protofleet.deploy.report.comparison import Run, best_by_validation
@@ -34,7 +34,7 @@ def page_of(lines, view, rounds):
 
 
 def sampled_global():
-    """Lucky cohorts show 0.99; all devices show 0.5 and 0.6."""
+    """Return the lines of a run whose sampled cohorts measure 0.99 or 0.98, and all devices 0.5 and 0.6."""
     lines = [line(n, "global", 0.99, SAMPLED) for n in (1, 2)]
     lines += [line(3, "global", 0.5, ALL, evaluation=by_all("global", 0.5)), line(4, "global", 0.98, SAMPLED)]
     return [*lines, line(5, "global", 0.6, ALL, kind="evaluation")]

@@ -1,4 +1,4 @@
-"""What a device's name becomes elsewhere: no two devices ever become one, and none becomes something unusable."""
+"""Names made from a device's name are usable everywhere, and two devices never get the same one."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from protofleet.protocol.wire.topics import Topics
 TABLE = {"name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"}}
 KEY = ec.generate_private_key(ec.SECP256R1())
 HOST_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-# Such as a file system, a host name or a pattern may take for one.
+# Names that a file system, a host name or a pattern could take for the same name.
 NAMES = (
     "a", "A", "ab", "a.b", "a_b", "a-b", "A.b", "a.", "a_", "a-", "a.b.record", "a.b.toml", "current", "devices",
     "x" * 64, "x" * 63 + "X", "x" * 63 + "_",
@@ -37,7 +37,7 @@ def experiment(**more):
 
 
 def of_domains(*names, **more):
-    """A folder has whatever domains one says; nobody reads it here."""
+    """Return an experiment with these domains, all in one folder that no test reads."""
     domains = {name: {"source": "folder", "root": "/data"} for name in names}
     return experiment(data={"classes": list("0123456789")}, domains=domains, **more)
 
@@ -106,7 +106,7 @@ def test_a_name_with_a_dot_is_refused_over_rabbitmq_alone(tmp_path, run, domain)
     prepare(Stack(tmp_path / "s", made))
 
 
-# -- devices of an experiment, which are called as their domains
+# -- devices of an experiment, which have the names of their domains
 
 
 @pytest.mark.parametrize(

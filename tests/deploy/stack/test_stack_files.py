@@ -1,4 +1,4 @@
-"""What `make up` writes before any container starts."""
+"""`make up` writes files before any container starts."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def test_the_same_stack_is_prepared_again_and_keeps_its_keys(stack):
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
-    """A program in the place of docker that notes what it is asked, and does what a test says."""
+    """Return a function that puts a program in the place of docker; it notes its arguments and runs `script`."""
 
     def make(script):
         path = tmp_path / "bin" / "docker"
@@ -111,7 +111,7 @@ def docker(tmp_path, monkeypatch):
 
 @pytest.fixture
 def finished(tmp_path):
-    """The words of a stack whose first run has ended, but for what differs from one to the next."""
+    """Return the command's arguments that are the same for each run of a stack whose first run has ended."""
     words = [
         "--folder",
         str(tmp_path / "s"),

@@ -1,4 +1,4 @@
-"""What a tracker is told of a run, when, and that nothing it does can harm the run."""
+"""A tracker gets the right numbers of a run at the right time, and cannot harm the run."""
 
 import json
 import threading
@@ -23,7 +23,7 @@ WHOLE = 4  # rounds; the last evaluation is one more line
 
 
 class Recorder:
-    """A tracker that keeps what it is told. `fails_at`: the round that it cannot take."""
+    """A tracker that keeps what it gets, and fails at the round `fails_at`."""
 
     def __init__(self, fails_at=0):
         self.began, self.rounds, self.ending, self.fails_at = [], {}, None, fails_at
@@ -189,7 +189,7 @@ def test_a_run_waits_for_no_tracker_that_hangs(run, recorder, monkeypatch):
 
 
 def test_bytes_of_a_long_run_are_read_once_and_a_file_in_its_place_from_its_beginning(run, monkeypatch):
-    monkeypatch.setattr("protofleet.deploy.trackers.rounds_tail.MOST_BYTES", 700)  # less than a line
+    monkeypatch.setattr("protofleet.deploy.trackers.rounds_tail.MOST_BYTES", 700)  # less than a whole line
     tail = RoundsTail(run / "rounds.jsonl", 2)
     assert tail.more() == []
     write_lines(run, [1, 2, 3])
@@ -198,7 +198,7 @@ def test_bytes_of_a_long_run_are_read_once_and_a_file_in_its_place_from_its_begi
         found += more
     assert [line["round"] for line in found] == [2, 3]
     other = run / "other"
-    first = {**whole_line(1, WHOLE), "phases": []}  # so that all the others begin elsewhere
+    first = {**whole_line(1, WHOLE), "phases": []}  # so that all later lines begin at other bytes
     again = [first, *(whole_line(number, WHOLE) for number in (2, 3, 4))]
     other.write_text("".join(map(sealed_line, again)))
     other.replace(run / "rounds.jsonl")

@@ -1,4 +1,4 @@
-"""Trackers that installed packages bring, and a sweep's runs, each a run there."""
+"""Installed packages can bring trackers, and each run of a sweep becomes a run in the tracker."""
 
 import json
 import shutil

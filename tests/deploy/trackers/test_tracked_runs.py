@@ -1,4 +1,4 @@
-"""A real run, broken off and gone on with, read back with TensorBoard's and MLflow's own readers."""
+"""A real run that was stopped and continued is read back with TensorBoard's and MLflow's own readers."""
 
 import itertools
 import json
@@ -36,8 +36,10 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tracked(server, tmp_path_factory):
-    """Stopped by Ctrl-C when two rounds are written, and finished by the same command, in the middle of which a
-    server dies that had three of them."""
+    """Run an experiment that Ctrl-C stops after two written rounds and the same command finishes.
+
+    While the second command runs, the tracking server dies when it has three rounds.
+    """
     place = furnished(tmp_path_factory.mktemp("tracked"))
     options = ("run", "small.toml", "--set", f"rounds={ROUNDS}", "--set", "devices.count=2", *TRACKERS)
     run = place / "runs" / "small"
@@ -51,7 +53,7 @@ def tracked(server, tmp_path_factory):
     wait_until_tracked(run, 4, second, [*OURS, f"mlflow={server.address}"])
     server.kill()
     held.let_go()
-    server.start()  # it takes longer than what is left of the run
+    server.start()  # the start takes longer than the rest of the run
     out, errors = second.communicate(timeout=240)
     assert second.returncode == 0, out + errors
     return SimpleNamespace(place=place, run=run, stopped=said, state=state, out=out, said=errors)
@@ -96,7 +98,7 @@ def run_in(address, name="small"):
 
 
 def metrics_in(address, run):
-    """(round, name) -> value; each stands there once."""
+    """Return (round, name) -> value, and check that each pair is there once."""
     read = {}
     for name in run.data.metrics:
         for metric in client(address).get_metric_history(run.info.run_id, name):
@@ -158,7 +160,7 @@ def test_a_tracking_server_that_is_away_is_one_line_and_the_run_ends_well(tracke
             said
         )
         assert "Traceback" not in said
-    assert len(tracked.stopped.splitlines()) == 2, tracked.stopped  # with that it was stopped
+    assert len(tracked.stopped.splitlines()) == 2, tracked.stopped  # the two lines of the stop
     assert tracked.out.splitlines()[-1] == "report: runs/small/report.html" and "http" not in tracked.out
 
 
@@ -185,7 +187,7 @@ def test_a_server_that_is_killed_in_the_middle_ends_no_run_and_has_each_number_o
 def test_an_mlflow_that_dies_at_any_call_has_each_number_once_afterwards(
     tracked, tmp_path, monkeypatch, dies_at
 ):
-    """The calls of a finished run, few numbers in each; what follows the one at which it died comes with the next."""
+    """A finished run makes calls with few numbers each. What follows a failed call comes with the next follower."""
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
@@ -221,7 +223,7 @@ def test_a_run_is_tracked_afterwards_into_a_folder_of_ones_own(tracked, tmp_path
 
 
 def test_a_follower_ends_when_the_run_of_another_process_has_ended(tracked, tmp_path):
-    """As a service's: nothing but the coordinator's own files are there."""
+    """The run is like that of a service: only the coordinator's own files are there."""
     run = tmp_path / "service"
     run.mkdir()
     follower = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""When a hello is sent, and which refusal ends a device."""
+"""A hello is sent at the right times, and only some refusals end a device."""
 
 from collections import Counter
 
@@ -70,7 +70,7 @@ def test_hellos_are_seldom_only_where_the_coordinator_knows_the_device_and_says_
 
 
 def pauses(parts, number):
-    """Between hellos that nobody answers."""
+    """Return the pauses in seconds between hellos that get no answer."""
     found = []
     for _ in range(number):
         before, parts.context.now = parts.context.now, parts.hellos.next_at
@@ -103,7 +103,7 @@ def test_no_other_message_makes_the_pauses_short_again(parts):
 
 
 def reconnected(folder, number, waited_for, welcomed=True):
-    """When a device that had said hello before says it over a new connection, to the coordinator of before."""
+    """Return the time of a device's hello to the same coordinator over a new connection, after an earlier hello."""
     parts = AgentParts(folder / str(number), f"device-{number}")
     parts.hellos.received(State(True), EPOCH)
     parts.hellos.connected(waited_for=False)
@@ -131,7 +131,7 @@ def test_a_device_whose_hello_may_be_lost_says_it_at_once_over_a_new_connection(
 
 
 def test_after_a_broker_lost_all_connections_the_hellos_of_a_fleet_are_spread_over_seconds(tmp_path):
-    """And no second of them has most."""
+    """No second has most of the hellos."""
     times = sorted(reconnected(tmp_path, number, waited_for=False) for number in range(60))
     assert times[-1] - times[0] > 0.8 * SPREAD_SECONDS and times[-1] <= 100.0 + SPREAD_SECONDS
     assert max(Counter(int(at) for at in times).values()) < 40

@@ -1,4 +1,4 @@
-"""Devices say hello seldom where the coordinator says whom it waits for, and at the end nobody is left hanging."""
+"""Devices seldom say hello if the coordinator names those it waits for, and at the end no device is left waiting."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -19,7 +19,7 @@ from protofleet.protocol.wire.blocks import is_block
 from protofleet.protocol.wire.messages import HERE, RoundStatus, State, Welcome
 from tests.support.small_federation import POLICY, assert_same, simulation
 
-LONG = 20.0  # of work: after its first `here` a device is quiet
+LONG = 20.0  # seconds of work; after its first `here` a device is quiet
 SLOW = replace(POLICY, patience_seconds=1e6)
 
 
@@ -29,7 +29,7 @@ def honest(tmp_path_factory):
 
 
 class Ear:
-    """Every envelope with the time at which it was said; those that `drops` names never reach anybody."""
+    """A record of all envelopes with the times of sending; the broker loses those that `drops` selects."""
 
     def __init__(self, run, drops=lambda header, topic: False):
         self.heard, self.drops, self._run = [], drops, run
@@ -52,7 +52,10 @@ def gaps(times):
 
 
 def waiting_for_one(folder):
-    """A round in which two have answered, and the third is at work for ever."""
+    """Run a round in which two devices answer and the third never ends its work.
+
+    Return the ear, which has heard the envelopes from the moment of the ask to second 3000.
+    """
     run = simulation(folder, "fedavg", policy=SLOW)
     run.run(until=lambda: run.service.run.machine.asked == "train")
     run.workers["device-2"].alive = False
@@ -143,7 +146,7 @@ def test_a_finished_that_was_lost_is_said_again_until_the_device_has_said_bye(tm
 
 
 def test_a_device_that_hears_no_here_any_more_asks_whether_the_run_is_over(tmp_path):
-    """All that the coordinator says of itself is lost, and it is not told again."""
+    """All state messages of the coordinator are lost, and the device gets no second one."""
     run = simulation(tmp_path, "fedavg", policy=SLOW)
     run.run(until=lambda: run.service.run.machine.asked == "train")
     run.clock.call_at(100.0, lambda: None)

@@ -1,4 +1,4 @@
-"""A device believes nothing delivered until it has the receipt: a PUBACK is none."""
+"""A device takes an answer as delivered only when it has the receipt; a PUBACK is no receipt."""
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def test_after_a_late_receipt_the_next_answer_waits_four_times_as_long_before_it
 
 
 def test_an_answer_that_the_broker_took_and_lost_is_said_again_before_anybody_asks(tmp_path):
-    """The next hello would bring the task again, 15 s after the last word that was heard; this is sooner."""
+    """The next hello, 15 s after the last message that was heard, would bring the task again. This is sooner."""
     honest = simulation(tmp_path / "honest", "fedavg").run()
     run = simulation(tmp_path / "lossy", "fedavg")
     publish, said = run.broker.publish, []

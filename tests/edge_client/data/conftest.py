@@ -1,4 +1,4 @@
-"""The six domains of digits, built once for all tests, and a thread of our own."""
+"""Build the six domains of digits once for all tests, and let torch compute on one thread."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,10 @@ from protofleet.edge_client.data.shard import load_shard
 
 @pytest.fixture(scope="session")
 def all_digits(tmp_path_factory) -> Path:
-    """A folder with all six. Test processes share it, and the package's own lock lets one of them build."""
+    """Return a folder with all six domains of Digits.
+
+    All test processes share the folder. The lock of the package lets one process at a time build it.
+    """
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "digits"
     for domain in domains("digits"):

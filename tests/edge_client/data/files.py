@@ -1,4 +1,4 @@
-"""Small files as the data sets are published, and pictures that a test knows again."""
+"""Write small files in the published form of data sets, and pictures that a test can recognise."""
 
 import bz2
 import struct
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
-    """Magic number, sizes big-endian, bytes."""
+    """Write an IDX file: a magic number, the sizes as big-endian numbers, and the bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
     path.write_bytes(head + array.astype(np.uint8).tobytes())
@@ -23,7 +23,7 @@ def write_mnist(folder: Path, train: int, test: int) -> None:
 
 
 def write_usps(path: Path, values: np.ndarray, labels: np.ndarray) -> None:
-    """`label index:value ...`, labels from 1."""
+    """Write a USPS file with lines of `label index:value ...`, where labels begin at 1."""
     lines = [
         f"{label + 1} {' '.join(f'{i}:{value:.4f}' for i, value in enumerate(row, 1))} \n"
         for row, label in zip(values, labels, strict=True)
@@ -39,7 +39,7 @@ def write_svhn(path: Path, images: np.ndarray, labels: np.ndarray) -> None:
 
 
 def write_class_folders(folder: Path, counts: dict[str, int]) -> None:
-    """Picture i of class c is of the colour (c, i, 0)."""
+    """Write a folder of pictures for each class; picture i of class c has the colour (c, i, 0)."""
     for c, (name, n) in enumerate(counts.items()):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(n):
@@ -47,6 +47,6 @@ def write_class_folders(folder: Path, counts: dict[str, int]) -> None:
 
 
 def colours(part) -> list[tuple[int, int, int]]:
-    """Of plain pictures, back from a part's normalised pixels."""
+    """Return the colours of plain pictures, computed from the normalised pixels of a part."""
     middle = part.x[:, :, part.x.shape[2] // 2, part.x.shape[3] // 2]
     return [tuple(colour) for colour in ((middle + 1) * 127.5).round().int().tolist()]

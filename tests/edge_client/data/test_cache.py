@@ -1,4 +1,4 @@
-"""What is kept is whole, right, and made once, whoever comes at the same time."""
+"""A cached file is whole, right, and made only once, even if several processes come at the same time."""
 
 import os
 import subprocess

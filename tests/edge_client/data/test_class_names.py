@@ -1,4 +1,4 @@
-"""What each source calls its classes, known without reading a picture, and the same as its data say."""
+"""Each source knows the names of its classes without reading a picture, and they equal those of its data."""
 
 import logging
 

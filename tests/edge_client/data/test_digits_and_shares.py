@@ -1,4 +1,4 @@
-"""The six-domain digits come out the same everywhere, and shares are disjoint, covering and repeatable."""
+"""The six-domain digits are the same everywhere, and shares are disjoint, complete and repeatable."""
 
 import hashlib
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The six domains are what they say: real where real, drawn alike everywhere, and far enough from each other."""
+"""Of the six domains, real ones are real, drawn ones are the same everywhere, and all differ enough."""
 
 import importlib.machinery
 import importlib.util
@@ -55,7 +55,7 @@ def test_scans_are_grey_and_drawings_coloured(all_digits):
 
 
 def ridge(x, y):
-    """The best linear classifier of 16x16 grey pictures."""
+    """Return the weights of the linear classifier that ridge regression finds for 16x16 grey pictures."""
     features = torch.cat([x, torch.ones(len(x), 1)], 1)
     normal = features.T @ features + 10 * torch.eye(features.shape[1])
     return torch.linalg.solve(normal, features.T @ torch.nn.functional.one_hot(y, 10).float())
@@ -81,7 +81,7 @@ def test_the_drawn_domains_leave_the_test_fonts_and_photo_areas_out_of_training(
     train, test = ({glyph.tobytes() for glyph in synthetic.read_glyphs(test)} for test in (False, True))
     assert len(train) == 16 and len(test) == 5 and not train & test
     photo = np.zeros((40, 100, 3), np.uint8)
-    photo[:] = np.arange(100)[None, :, None]  # a pixel says where it lies
+    photo[:] = np.arange(100)[None, :, None]  # each pixel has its column as its value
     places = StableRandom("places").below(1 << 20, 500, 4)
     training, testing = (crops([photo], places, 8, test) for test in (False, True))
     assert training.max() == 79 and testing.min() == 80 and testing.max() == 99 and training.min() == 0

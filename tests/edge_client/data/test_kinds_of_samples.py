@@ -1,4 +1,4 @@
-"""Vectors, series and images of any shape: from tables, arrays and packages, scaled by constants that are stated."""
+"""Vectors, series and images of any shape come from tables, arrays and packages, scaled by stated constants."""
 
 import numpy as np
 import pytest
@@ -101,7 +101,7 @@ def test_arrays_of_series_are_as_they_are_and_images_of_any_channels_are_pixels(
 
 
 def test_bytes_are_numbers_to_a_run_of_series_and_grey_pixels_to_one_of_images(tmp_path):
-    """As sensors of 8 bits give them; they were taken for pictures, and nothing could be made of them."""
+    """Sensors of 8 bits give such bytes. Earlier they were taken for pictures, and a run could not use them."""
     x = np.random.default_rng(2).integers(0, 256, (40, 3, 28), np.uint8)
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(40) % 2)
     scale = Scale((100.0, 120.0, 140.0), (50.0,))
@@ -132,7 +132,7 @@ def test_pixels_of_another_form_than_the_settings_say_how_they_must_be(tmp_path,
 
 
 def test_pixels_take_no_scale_and_are_not_mixed_with_other_numbers(tmp_path):
-    """What was silent: the scale counted for nothing, and a test had other numbers than the training."""
+    """Earlier there was no message: the scale had no effect, and the test had other numbers than the training."""
     pixels = np.random.default_rng(1).integers(0, 256, (20, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "a.npz", x=pixels, y=np.arange(20) % 2)
     others = np.moveaxis(pixels, -1, 1).astype(np.float32)

@@ -1,4 +1,4 @@
-"""From settings to tensors: scale, sizes, caps, what is held out, and the same on every machine."""
+"""Settings become the same tensors on every machine, with scale, sizes, caps and held-out samples."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """40, 30 and 20 pictures of three classes for training and test together."""
+    """Return a folder with 40, 30 and 20 pictures of three classes, for training and test together."""
     root = tmp_path_factory.mktemp("pictures")
     write_class_folders(root, {"a": 40, "b": 30, "c": 20})
     return root

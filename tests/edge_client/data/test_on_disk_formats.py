@@ -1,4 +1,4 @@
-"""Each reader on small files in the exact form in which the data set is published."""
+"""Each reader reads small files in the exact form in which its data set is published."""
 
 import bz2
 import gzip
@@ -79,7 +79,7 @@ def test_svhn_from_its_matlab_files_where_ten_is_zero(tmp_path):
 
 
 class Python2(pickle._Pickler):
-    """Writes bytes as Python 2 wrote its strings, which is how CIFAR is published."""
+    """A pickler that writes bytes as Python 2 wrote its strings, which is the form of the published CIFAR."""
 
     dispatch = dict(pickle._Pickler.dispatch)
 

@@ -1,4 +1,4 @@
-"""Pictures as strangers leave them: other formats, pipes, more pixels than memory, and tables that claim too much."""
+"""Pictures of strangers can have other formats, be pipes, exceed memory, or have tables that claim too much."""
 
 import io
 import os
@@ -56,7 +56,7 @@ MEASURE = """
 
 
 def measured(path):
-    """Bytes that a process takes for a picture, and what is wrong with it."""
+    """Return the bytes of memory that a process needs for a picture, and the error that it finds."""
     script = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(MEASURE), str(path)]
     run = subprocess.run(script, capture_output=True, text=True, timeout=120, check=True)
     size, _, said = run.stdout.strip().partition(" ")
@@ -71,7 +71,7 @@ def encoded(image, form, **more):
 
 @pytest.fixture
 def ghostscript(tmp_path, monkeypatch):
-    """The place where a program that is called `gs` notes that it has run."""
+    """Put a false Ghostscript (`gs`) first on the PATH and return the file that it makes when it runs."""
     ran, folder = tmp_path / "ran", tmp_path / "bin"
     folder.mkdir()
     for name in ("gs", "gswin64c"):
@@ -113,7 +113,7 @@ def test_a_pipe_that_is_called_a_png_is_refused_at_once(tmp_path):
 
 
 def test_a_file_that_grows_while_it_is_read_takes_no_more_than_the_limit(tmp_path, monkeypatch):
-    """As large as the limit when it is opened, larger when it is read."""
+    """The file is as large as the limit when it is opened, and larger when it is read."""
     monkeypatch.setattr(plain_file, "MOST_BYTES", 1000)
     path, stat = tmp_path / "log.png", os.fstat
 
@@ -174,7 +174,7 @@ def gradient(mode, side):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_pixels_are_those_of_the_plain_conversion(name):
-    """What this took before it bounded memory: all in colours, then resized."""
+    """The plain conversion is the earlier one without a memory limit: the whole picture in colours, then resized."""
     mode, form, more = KINDS[name]
     content = encoded(gradient(mode, 97), form, **more)
     with Image.open(io.BytesIO(content)) as image:  # noqa: TID251 - the oracle
@@ -194,7 +194,7 @@ def test_no_picture_takes_more_memory_than_is_counted_for_it(tmp_path, name):
     gradient(mode, side).save(path, form, **more)
     counted = side * side * bytes_per_pixel(mode, form)
     taken, said = measured(path)
-    own = 16 << 20  # of Pillow's allocator, which takes blocks of this size, and of its code
+    own = 16 << 20  # for Pillow's allocator, which takes blocks of this size, and for its code
     assert said == "" and taken <= counted + 2 * path.stat().st_size + own
 
 
@@ -217,7 +217,7 @@ def stripped(many):
 
 
 def noted(pieces):
-    """A JPEG whose camera's note goes through many segments, and claims a number for each four of its bytes."""
+    """Return a JPEG whose camera note (Exif) has `pieces` segments and claims a number for each 4 of its bytes."""
     size = 65_000 * pieces
     note = tiff([(0x011A, 4, size // 4 - 100, 200), (0x0128, 4, size // 4 - 100, 200)], bytes(size - 38))
     parts = [note[at : at + 65_000] for at in range(0, size, 65_000)]
@@ -262,7 +262,7 @@ def test_a_bomb_is_refused_in_one_line_before_it_takes_memory(tmp_path, name):
 
 @pytest.mark.slow
 def test_a_hundred_megapixels_of_16_bits_take_what_the_limit_says(tmp_path):
-    """They took 1,078 MB, and a comment said 300."""
+    """Earlier they took 1,078 MB, and a comment said 300."""
     path = tmp_path / "deep.png"
     Image.fromarray(np.zeros((10_000, 10_000), np.uint16)).save(path)
     taken, said = measured(path)

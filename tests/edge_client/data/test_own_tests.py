@@ -1,4 +1,4 @@
-"""A client's own test, from what it holds itself, and a fraction of a domain for each client."""
+"""A client can have its own test from its own samples, and a fraction of a domain."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ HALF = {"a": 16, "b": 12, "c": 8}
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """180 pictures of three classes, a fifth of them published for the test."""
+    """Return a folder with 180 pictures of three classes, of which a fifth is published for the test."""
     root = tmp_path_factory.mktemp("pictures")
     write_class_folders(root, COUNTS)
     return root
@@ -95,7 +95,7 @@ def test_each_client_has_its_fraction_of_the_domain_and_no_two_the_same_pictures
     assert len(seen) == len(set(seen))
     for shard in found:
         assert abs(len(shard.train.y) - fraction * 144) <= 1 + fraction * parts
-        assert counts(shard.test) == list(HALF.values())  # all of it, however little is learnt from
+        assert counts(shard.test) == list(HALF.values())  # the test is not reduced
 
 
 def test_a_fraction_keeps_the_mix_where_a_number_of_samples_balances_it(pictures):
@@ -106,7 +106,7 @@ def test_a_fraction_keeps_the_mix_where_a_number_of_samples_balances_it(pictures
 
 
 def test_a_fraction_is_of_what_is_left_for_training(pictures):
-    """FedPall's: a fifth of all for the test, and a tenth of the rest."""
+    """FedPall takes a fifth of all samples for the test, and a tenth of the rest for each client."""
     (found,) = shards(pictures, 1, own_test=0.2, fraction=0.1)
     assert (len(found.train.y), len(found.test.y)) == (round(0.1 * 0.8 * 180), 36)
 

@@ -1,4 +1,4 @@
-"""Folders of pictures: which are for training and which for the test, in which order classes count, what is wrong."""
+"""Folders of pictures: the choice of training and test, the order of classes, and messages for mistakes."""
 
 import math
 import re
@@ -37,7 +37,7 @@ def test_thirty_of_a_hundred_pacs_pictures_rounded_up_are_for_the_test(tmp_path,
     found = shard("pacs", tmp_path, domain="photo", classes=("dog", "horse"), seed=0)
     assert len(found.test.y) == math.ceil(0.3 * sum(sizes))
     again = shard("pacs", tmp_path, domain="photo", classes=("dog", "horse"), seed=9)
-    # A seed shares out, it does not redefine.
+    # A seed chooses shares, but it does not change the split into training and test.
     assert sorted(colours(again.test)) == sorted(colours(found.test))
 
 
@@ -113,7 +113,7 @@ def test_pictures_of_other_kinds_and_hidden_ones(tmp_path):
 
 
 def test_grey_of_16_bits_is_the_same_picture_as_that_of_8_and_32_bits_are_refused(tmp_path):
-    """Pillow makes white of all above 255, and half of a camera's greys were lost without a word."""
+    """Pillow makes all values above 255 white, so half of a camera's greys were lost without a message."""
     shades = np.random.default_rng(0).integers(0, 256, (9, 9), np.uint8)
     Image.fromarray(shades).save(tmp_path / "8.png")
     Image.fromarray(shades.astype(np.uint16) * 257).save(tmp_path / "16.png")

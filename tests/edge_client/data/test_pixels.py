@@ -1,4 +1,4 @@
-"""Resizing and painting in whole numbers, against the same in floating point, pixel by pixel."""
+"""Resizing and painting in whole numbers agree, pixel by pixel, with the same in floating point."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_a_warp_reads_where_the_map_points():
 
 
 def naive_warp(image, matrix, shift):
-    """Output pixel by output pixel, four samples each, in floating point."""
+    """Warp an image in floating point, one output pixel after the other, with four samples each."""
     height, width = image.shape
     xx, xy, yx, yy = (value / ONE for value in matrix)
 

@@ -1,4 +1,4 @@
-"""Readers give each pixel and each label its right place; torchvision, where it reads the same files, agrees."""
+"""Readers put each pixel and each label in its right place, and agree with torchvision on the files that it reads."""
 
 import bz2
 import pickle
@@ -170,7 +170,7 @@ def garments(tmp_path, n=80):
     write_mnist(tmp_path, n, 40)
     images = np.zeros((n, 28, 28), np.uint8)
     images[:, 8:20, 8:20] = 100
-    images[:, 0, 0] = np.arange(n)  # which one it is
+    images[:, 0, 0] = np.arange(n)  # the number of the image
     write_idx(tmp_path / "train-images-idx3-ubyte", images)
     return {domain: fashion.read(tmp_path, domain).train for domain in fashion.STYLES}
 

@@ -1,4 +1,4 @@
-"""What each client would have is known from labels alone, to the image, and which number of parts is the largest."""
+"""The exact size of each client's share and the largest number of parts are known from labels alone."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Clients of one domain share it without a message: nothing twice, nothing left over, the same for everyone."""
+"""Clients of one domain share its samples without a message: each sample once, and all clients agree."""
 
 import math
 from fractions import Fraction
@@ -68,7 +68,7 @@ def test_random_shares_are_equally_large(labels, parts):
 
 
 def skew(beta):
-    """How far the clients' mixes are from the mix of all, averaged over seeds."""
+    """Return the distance of the clients' mixes of classes from the mix of all, averaged over clients and seeds."""
     labels = np.arange(2000) % 10
     found = []
     for seed in range(5):
@@ -90,7 +90,7 @@ def test_dirichlet_shares_have_the_mean_and_the_spread_of_the_distribution():
         for mine, _ in shares_of("dirichlet", labels, labels, parts, beta, seed)
     ]
     assert np.mean(shares) == pytest.approx(1 / parts)
-    # Of one component of Dirichlet(beta, ..., beta).
+    # The mean for one component of Dirichlet(beta, ..., beta).
     variance = (1 / parts) * (1 - 1 / parts) / (parts * beta + 1)
     assert np.var(shares) == pytest.approx(variance, rel=0.2)
 
@@ -119,7 +119,10 @@ def test_what_cannot_be_dealt_says_why_and_what_to_do(n, parts, beta):
 
 
 def fair(counts, k):
-    """Samples handed out one at a time, always to a class that has fewest of those with some left."""
+    """Give out `k` samples one at a time and return how many each class got, sorted.
+
+    Each sample goes to the class that got the fewest until then, of the classes that have samples left.
+    """
     given = [0] * len(counts)
     for _ in range(min(k, sum(counts))):
         hungry = [c for c in range(len(counts)) if given[c] < counts[c]]
@@ -137,8 +140,8 @@ def test_balanced_picks_are_as_even_as_the_classes_allow(labels, k, seed):
 
 
 def one_share_for_all(given, counts):
-    """Whether some fraction of each class, rounded to the nearest, is what was given of it (halves either way)."""
-    # |given - fraction * count| <= 1/2 for all: the classes' ranges of such fractions have one in common.
+    """Tell whether one fraction of each class, rounded to the nearest (halves either way), gives `given`."""
+    # |given - fraction * count| <= 1/2 holds for all classes if their ranges of such fractions have one in common.
     lowest = max(Fraction(2 * g - 1, 2 * n) for g, n in zip(given, counts))
     return lowest <= min(Fraction(2 * g + 1, 2 * n) for g, n in zip(given, counts))
 

@@ -60,4 +60,4 @@ def test_a_gamma_draw_too_small_for_a_float_still_has_a_logarithm():
     rng = StableRandom("tiny")
     logs = [rng.log_gamma_draw(1e-4) for _ in range(50)]
     assert all(math.isfinite(value) for value in logs)
-    assert min(logs) < -1000  # exp of it is 0
+    assert min(logs) < -1000  # its exp is 0

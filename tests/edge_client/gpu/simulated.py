@@ -1,10 +1,10 @@
-"""A GPU that counts as torch.cuda is documented to, shared by processes or threads through a folder.
+"""A simulated GPU that counts like torch.cuda's documentation; processes or threads share it through a folder.
 
 Segments are reserved from the GPU, and cut into blocks, which are allocated. A freed block joins the free blocks
 on both sides of it, and its segment stays reserved. Releasing the cache gives back only segments without an allocated
 block; what stays is `inactive_split_bytes` of torch.cuda.memory_stats. So one small block that lives as long as the
 process, such as cuBLAS's workspace, keeps a whole segment reserved, and later work takes its memory from there
-without reserving more. A process that ends, in whatever way, gives all back. The first look at what is free takes the
+without reserving more. A process that ends in any way gives all back. The first look at the free memory takes the
 process's context.
 """
 
@@ -23,7 +23,7 @@ ROUNDED = 512
 
 
 def segment_size(size):
-    """As torch's allocator has them: small blocks share 2 MiB, middle ones 20 MiB."""
+    """Return the size of a new segment as torch's allocator has it: small blocks share 2 MiB, middle ones 20 MiB."""
     if size <= MiB:
         return 2 * MiB
     return 20 * MiB if size < 10 * MiB else -(-size // (2 * MiB)) * 2 * MiB
@@ -38,7 +38,7 @@ class Block:
 
 @dataclass(eq=False)
 class Segment:
-    """Its blocks, in the order of their addresses."""
+    """A segment of GPU memory with its blocks in the order of their addresses."""
 
     size: int
     small: bool
@@ -49,7 +49,7 @@ class Segment:
         return any(block.used for block in self.blocks)
 
     def take(self, block, size):
-        """Give out the block, and cut off what is left of it where that is worth a block of its own."""
+        """Give out the block, and make a new block of the rest if the rest is large enough."""
         left = block.size - size
         if left >= ROUNDED if self.small else left > MiB:
             block.size = size
@@ -69,7 +69,7 @@ class Segment:
 
 @dataclass
 class SimulatedGpu:
-    """One process's view."""
+    """A simulated GPU as one process sees it."""
 
     folder: os.PathLike
     total: int = 1000 * MiB
@@ -111,7 +111,7 @@ class SimulatedGpu:
             self._release()
 
     def allocate(self, size):
-        """The smallest free block that it fits into, or one of a new segment."""
+        """Take the smallest free block that `size` bytes fit into, or a block of a new segment."""
         size = -(-size // ROUNDED) * ROUNDED
         with self._locked():
             self._take_context()
@@ -141,7 +141,7 @@ class SimulatedGpu:
             self.free(block)
 
     def end(self):
-        """As when the process ends."""
+        """Give back all memory, as when the process ends."""
         self._file.close()
 
     def _new_segment(self, size, small):
@@ -196,7 +196,7 @@ class SimulatedGpu:
 
 @dataclass
 class GpuProcess:
-    """A process of devices: its allocator and its admission."""
+    """A process of devices with its allocator and its admission."""
 
     gpu: SimulatedGpu
     admission: Admission

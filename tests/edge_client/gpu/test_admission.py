@@ -1,4 +1,4 @@
-"""Devices that share a GPU: one peak is measured, others are admitted by it, and nobody ends for want of memory."""
+"""Devices share a GPU: one peak is measured, others are admitted by it, and no device ends for lack of memory."""
 
 import contextlib
 import logging
@@ -27,11 +27,11 @@ def folder(tmp_path):
 
 
 def quickly():
-    time.sleep(0.001)  # between two looks at what is waited for
+    time.sleep(0.001)  # the pause between two looks while it waits
 
 
 def training(process, size=100 * MiB, inside=lambda: None):
-    """A piece of work that takes so much at once, in several blocks."""
+    """Return a piece of work that holds `size` bytes at once, in two blocks, while it calls `inside`."""
 
     def do():
         with process.gpu.block(size // 2), process.gpu.block(size // 2):
@@ -42,14 +42,14 @@ def training(process, size=100 * MiB, inside=lambda: None):
 
 
 def measured(folder, **options):
-    """A process that knows what training takes."""
+    """Return a process that has measured once how much memory training takes."""
     process = GpuProcess.on(folder, quickly, **options)
     assert process.admission.run(TRAIN, training(process)) == "learned"
     return process
 
 
 def together(*calls):
-    """What each returns or raises, on a thread of its own."""
+    """Make each call on a separate thread, and return the results or raise the error of a call."""
     found = queue.SimpleQueue()
 
     def call(number, do):
@@ -78,7 +78,7 @@ def test_two_processes_work_at_once_where_there_is_room_for_both(folder):
 
 
 class AtOnce:
-    """How many work, and the most that have."""
+    """A counter of the pieces of work that run now, and of the most that ran at once."""
 
     def __init__(self):
         self.now = self.most = 0
@@ -117,7 +117,7 @@ def enter(at_once):
 
 
 def test_a_hundred_devices_in_four_processes_share_a_gpu_without_running_out(folder):
-    """It holds two peaks, and each device has data of another size."""
+    """The GPU has room for two peaks, and each device has data of another size."""
     total = 4 * 100 * MiB + SPARE + 450 * MiB
     processes = [GpuProcess.on(folder, quickly, total=total) for _ in range(4)]
     answers = []
@@ -136,7 +136,7 @@ def test_a_hundred_devices_in_four_processes_share_a_gpu_without_running_out(fol
 
 
 def test_the_first_piece_of_each_kind_is_measured_while_nobody_else_works(folder):
-    """The second's has no peak yet: it waits until the first has ended, in spite of all the room."""
+    """The second device's piece has no peak yet, so it waits until the first has ended, although there is room."""
     refused, order, begun = threading.Event(), [], threading.Event()
     first, second = measured(folder), GpuProcess.on(folder, refused.set)
 
@@ -167,7 +167,7 @@ def until(holds):
 
 
 def test_a_device_with_more_data_is_admitted_by_more(folder):
-    """Its peak would not fit beside the other's, though that of the device that was measured would."""
+    """Its peak does not fit next to the other one, although the peak of the measured device would."""
     total = 2 * 100 * MiB + SPARE + 250 * MiB
     first, second = measured(folder, total=total), measured(folder, total=total)
     large = Work("train", "train", 2000)
@@ -187,7 +187,7 @@ def test_a_device_with_more_data_is_admitted_by_more(folder):
 
 def test_a_turn_that_runs_out_is_given_back_and_taken_again_alone(folder, caplog):
     process = measured(folder, total=100 * MiB + 200 * MiB)
-    sizes = [400 * MiB, 100 * MiB]  # a stranger has left in between
+    sizes = [400 * MiB, 100 * MiB]  # another program has left in between
 
     def do():
         return training(process, sizes.pop(0))()
@@ -200,7 +200,7 @@ def test_a_turn_that_runs_out_is_given_back_and_taken_again_alone(folder, caplog
 
 
 class Circle:
-    """Refers to itself, so only the garbage collector ends it."""
+    """An object that refers to itself, so that only the garbage collector deletes it."""
 
 
 def test_what_the_work_that_ran_out_held_is_free_for_the_next_even_if_it_refers_to_itself(folder):
@@ -228,7 +228,7 @@ def test_what_does_not_fit_alone_says_the_value_the_limit_and_the_way_out(folder
 
 def test_a_context_that_finds_no_room_is_such_an_error_too(folder):
     process = GpuProcess.on(folder, quickly, total=50 * MiB)
-    process.gpu.free_bytes = lambda: 0  # as the real one says then
+    process.gpu.free_bytes = lambda: 0  # the real one says so then
     with pytest.raises(GpuFullError, match="the 0 MB of the GPU's 52 MB"):
         process.admission.run(TRAIN, training(process))
 
@@ -245,7 +245,7 @@ def test_another_error_of_the_work_is_raised_and_its_turn_is_over(folder):
 
 
 def test_what_a_device_leaves_on_the_gpu_is_promised_to_nobody(folder):
-    """A device alone in its process keeps its data there. The second has nothing yet of what it was promised."""
+    """A device alone in its process keeps its data on the GPU. The second has not used its promised memory yet."""
     total = 3 * 100 * MiB + SPARE + 250 * MiB
     first, second = measured(folder, total=total), measured(folder, total=total)
     refused, order, begun = threading.Event(), [], threading.Event()
@@ -271,7 +271,7 @@ def test_what_a_device_leaves_on_the_gpu_is_promised_to_nobody(folder):
 
 
 def turns_of(folder):
-    """Taken and waited for."""
+    """Return the number of turns that are taken or waited for."""
     return len(list((folder / "turns" / "simulated").glob("*.turn")))
 
 
@@ -304,7 +304,7 @@ def work_for_ever(folder, begun):
 
 
 def test_who_asks_for_little_does_not_overtake_who_asks_for_much(folder):
-    """Which would wait for ever."""
+    """Otherwise the device that asks for much would wait for ever."""
     gpu = SimulatedGpu(folder)
     place = folder / "turns" / "order"
     with Turns(place, gpu).turn(None):
@@ -346,7 +346,7 @@ def keeps(process, size):
 
 
 def test_work_that_fits_into_what_the_pool_keeps_is_not_counted_as_nothing(folder):
-    """As in a process in which something else was computed before. Nothing new is reserved for it."""
+    """This is so in a process that has computed something else before. Nothing new is reserved for the work."""
     process = GpuProcess.on(folder, quickly)
     keeps(process, 200 * MiB)
     process.gpu.release_cache()
@@ -358,7 +358,7 @@ def test_work_that_fits_into_what_the_pool_keeps_is_not_counted_as_nothing(folde
 
 
 def test_no_more_are_admitted_than_fit_once_the_pool_that_served_the_first_is_gone(folder):
-    """Each needs 400 MiB, and was measured while its process's pool had them; 700 MiB are left for both."""
+    """Each needs 400 MiB, and was measured while the pool of its process had them. 700 MiB are left for both."""
     processes, held = [GpuProcess.on(folder, quickly, total=900 * MiB) for _ in range(2)], []
     for process in processes:
         held.append(keeps(process, 410 * MiB))

@@ -1,4 +1,4 @@
-"""On a real GPU: it counts as the simulated one does, and every method learns there. Skipped where there is none."""
+"""A real GPU counts like the simulated one, and every method learns there; without a GPU the tests are skipped."""
 
 import gc
 
@@ -44,7 +44,7 @@ def gpu():
 
 
 class Real:
-    """Takes and frees as the simulated GPU does."""
+    """A real GPU with the methods of the simulated one to take and free memory."""
 
     def __init__(self, gpu):
         self.gpu = gpu
@@ -57,7 +57,7 @@ class Real:
 
 
 def figures(gpu, blocks):
-    """What is reserved and allocated, and the peaks, after each step; all from where they began."""
+    """Return the reserved and allocated bytes and both peaks after each step, less the values at the start."""
     gpu.reset_peak()
     taken, found, reserved, allocated = [], [], gpu.reserved_bytes(), gpu.allocated_bytes()
     for what, number in STEPS:
@@ -138,7 +138,7 @@ def test_every_method_learns_with_devices_that_share_it(method, stays, gpu, tmp_
 
 
 def test_layers_that_draw_draw_the_same_for_the_same_question(gpu):
-    """A device whose work ran out of memory, or that was started anew, answers with the same bits."""
+    """A device whose work ran out of memory, or that was restarted, answers with the same bits."""
 
     def trained():
         with initialised_from(1):

@@ -1,4 +1,4 @@
-"""What is shown of a GPU that devices share."""
+"""The metrics show a GPU that devices share."""
 
 from prometheus_client import CollectorRegistry
 

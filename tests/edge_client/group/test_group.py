@@ -1,4 +1,4 @@
-"""Many devices on one loop: each has its turns, and a fault ends the one whose it is."""
+"""Many devices run on one loop: each gets its turns, and a fault ends only the device that has it."""
 
 import logging
 import queue
@@ -17,7 +17,7 @@ NEVER = float("inf")
 
 
 class FakeAgent:
-    """As much of an agent as a group sees."""
+    """A false agent with the parts that a group uses."""
 
     def __init__(self):
         self.finished, self.taken, self.woken, self._due = False, [], [], NEVER
@@ -62,7 +62,7 @@ def member(name, patience=NEVER):
 
 
 class Fleet:
-    """Three devices, and what their group waits for."""
+    """A group of three devices and the queue that the group waits for."""
 
     def __init__(self, most_restarts=NEVER, **options):
         self.ready, self.now, self.options = queue.SimpleQueue(), 0.0, options
@@ -124,7 +124,7 @@ def test_each_is_woken_when_it_is_due():
         fleet.agent(name).wake_at = float(at)
         fleet.inboxes[name].put(Arrived("t", b"good"))
     fleet.turn()
-    fleet.wake(0.0)  # what is looked at every few seconds
+    fleet.wake(0.0)  # the checks that run every few seconds
     assert fleet.group.wake_at == 1.0
     fleet.wake(2.5)
     assert [fleet.agent(name).woken for name in "abc"] == [[2.5], [], [2.5]]
@@ -156,13 +156,13 @@ def test_a_device_that_an_error_has_ended_is_put_together_again(caplog):
     first, inbox = fleet.devices["b"], fleet.inboxes["b"]
     inbox.put(Arrived("t", b"bad"))
     fleet.turn()
-    assert len(fleet.group.running) == 2 and "starts again in 0.5 s" in caplog.text  # it had run for long
+    assert len(fleet.group.running) == 2 and "starts again in 0.5 s" in caplog.text  # it ran for a long time
     fleet.wake(100.4)
     assert fleet.devices["b"] is first
     assert fleet.group.wake_at == 100.5
     fleet.wake(100.5)
     assert fleet.devices["b"] is not first and len(fleet.group.running) == 3 and not fleet.ended
-    inbox.put(Arrived("t", b"late"))  # what its work before comes to
+    inbox.put(Arrived("t", b"late"))  # the result of its earlier work
     fleet.inboxes["b"].put(Arrived("t", b"good"))
     fleet.turn()
     assert fleet.agent("b").taken == [Arrived("t", b"good")]

@@ -1,4 +1,4 @@
-"""Boards as far as their power sensors go: files of the kernel, with what a test wants them to say."""
+"""Write the kernel's files of a board's power sensors, with the values that a test chooses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write(root: Path, **files: object) -> Path:
-    """`a__b=1` is the file a/b."""
+    """Write one file for each keyword, where `a__b=1` is the file a/b, and return the root."""
     for name, text in files.items():
         path = root / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -15,7 +15,7 @@ def write(root: Path, **files: object) -> Path:
 
 
 def ina(root: Path, number: int, rails: dict[str, float]) -> Path:
-    """A chip that measures so many watts of each rail, at 5 V."""
+    """Write the files of a chip that measures the given watts on each rail, at 5 V, and return the root."""
     chip = root / f"sys/class/hwmon/hwmon{number}"
     write(chip, name="ina3221")
     for i, (rail, watts) in enumerate(rails.items(), 1):

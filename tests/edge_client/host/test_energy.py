@@ -1,4 +1,4 @@
-"""Joules: which sensor counts, how its readings become energy, and what is said where it fails."""
+"""The right sensor counts, its readings become joules, and a failure of it is reported."""
 
 import logging
 
@@ -42,7 +42,7 @@ def test_without_such_a_rail_those_beside_each_other_are_added_up(tmp_path, cloc
     ina(tmp_path, 1, {"VIN_SYS_5V0": 3.0})
     write(
         tmp_path, sys__class__hwmon__hwmon2__power1_input=90_000_000
-    )  # a graphics card measures itself alone
+    )  # a graphics card measures only itself
     write(tmp_path, sys__class__hwmon__hwmon2__name="amdgpu")
     meter = EnergyMeter(power_sensor(tmp_path), clock=clock)
     before = meter.read()
@@ -82,7 +82,7 @@ def test_packages_and_their_memory_count_and_nothing_twice(tmp_path, clock):
     meter = EnergyMeter(power_sensor(tmp_path), clock=clock)
     before = meter.read()
     clock.now += 1
-    write(first, energy_uj=2_999_999)  # it has gone round, at 1,000 J
+    write(first, energy_uj=2_999_999)  # the counter has wrapped at 1,000 J
     write(memory, energy_uj=6_500_000)
     for zone in others:
         write(zone, energy_uj=77_000_000)
@@ -105,7 +105,7 @@ def test_a_counter_that_was_set_back_is_a_gap_and_no_energy(tmp_path, clock):
 def test_a_board_without_a_sensor_that_can_be_read_has_none(tmp_path, caplog):
     zone = rapl(tmp_path, "intel-rapl:0", "package-0", 1)
     (zone / "energy_uj").unlink()
-    (zone / "energy_uj").mkdir()  # root itself cannot read it
+    (zone / "energy_uj").mkdir()  # even root cannot read it
     with caplog.at_level(logging.INFO, "protofleet.device"):
         assert meter_of_board(str(tmp_path), 1) is None
     assert "no power sensor can be read: energy is not measured" in caplog.text

@@ -1,4 +1,4 @@
-"""In a container or a service the memory left is what its limits leave, not what the machine has."""
+"""In a container or a service, the limits decide how much memory is left, not the memory of the machine."""
 
 import pytest
 
@@ -10,7 +10,7 @@ UNLIMITED_V1 = "9223372036854771712"
 
 
 def machine(root, groups, available=8000):
-    """`groups` is what /proc/self/cgroup says."""
+    """Write the /proc files of a machine: `groups` is the text of /proc/self/cgroup, `available` is in MiB."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/meminfo").write_text(f"MemTotal: 16000000 kB\nMemAvailable: {available * 1024} kB\n")
     (root / "proc/self/cgroup").write_text(groups)

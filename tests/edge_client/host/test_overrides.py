@@ -1,4 +1,4 @@
-"""A few settings from afar, for some time: who may say it, what may be said, and that it ends by itself."""
+"""Remote overrides change a few settings for some time, only from allowed senders, and end by themselves."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who can let a device run a plug-in: its owner by plain settings, the root by signed ones, and nobody from afar."""
+"""Only a device's owner, by plain settings, and the root, by signed ones, can let it run a plug-in."""
 
 from dataclasses import fields
 

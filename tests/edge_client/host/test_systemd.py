@@ -1,4 +1,4 @@
-"""A device as its own machine sees it: the service manager, a status file, and a stop between two questions."""
+"""A device works with its machine: the service manager, a status file, and a stop between two questions."""
 
 import socket
 
@@ -13,7 +13,7 @@ from tests.support.small_federation import simulation
 
 @pytest.fixture
 def manager(tmp_path):
-    """systemd's end of the socket: what the process has said."""
+    """Open a socket in the place of systemd's, and yield the notifier and a function that reads its messages."""
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
         door.bind(path)
@@ -31,7 +31,7 @@ def manager(tmp_path):
 
 
 def to_its_end(sim):
-    """Until every answer has its receipt, and the devices wait for another run."""
+    """Run the simulation until every answer has its receipt and the devices wait for another run."""
     for agent in sim.agents.values():
         agent.stays = True
     sim.run(
@@ -84,7 +84,7 @@ def test_a_status_of_other_software_is_no_status(tmp_path):
 
 
 def test_a_device_that_is_drained_ends_between_two_questions(tmp_path):
-    """Asked to stop in the middle of its work, it still delivers the answer."""
+    """A device that is asked to stop in the middle of its work still delivers the answer."""
     sim = simulation(tmp_path / "run", "fedavg")
     agent = sim.agents["device-1"]
     sim.run(until=lambda: agent.view.working and agent.view.receipts["accepted"] == 1)
@@ -93,7 +93,7 @@ def test_a_device_that_is_drained_ends_between_two_questions(tmp_path):
     sim.run(until=lambda: agent.finished)
     assert agent.view.problem == "" and agent.state.last_round == 2
     assert agent.view.receipts["accepted"] == 2, "what it had in hand has its receipt"
-    sim.boot_device("device-1")  # and whoever starts it again finds it where it stopped
+    sim.boot_device("device-1")  # a later start continues where it stopped
     to_its_end(sim)
     assert sim.service.run.machine.round >= 3 and sim.agents["device-1"].view.receipts["accepted"] >= 1
 

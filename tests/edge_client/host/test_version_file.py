@@ -1,4 +1,4 @@
-"""Which version of something signed a device has followed."""
+"""A file keeps which version of a signed text a device has followed."""
 
 import pytest
 

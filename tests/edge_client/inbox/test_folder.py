@@ -1,4 +1,4 @@
-"""What a device takes out of its inbox, and what it leaves there with a reason."""
+"""A device takes the right samples out of its inbox, and leaves other files there with a reason."""
 
 import errno
 import logging
@@ -57,7 +57,7 @@ def test_a_file_that_is_still_written_to_counts_when_it_has_come_to_rest(tmp_pat
     path = inbox.folder / "cat" / "slow.png"
     path.write_bytes(whole[:20])
     assert inbox.look() == () and lines(caplog) == []
-    os.utime(path, (1, 1))  # copied by something that stalls for longer than we wait
+    os.utime(path, (1, 1))  # the copying program stalls for longer than the device waits
     assert inbox.look() == () and "cat/slow.png is skipped: it is no" in lines(caplog)[0]
     assert inbox.look() == () and len(lines(caplog)) == 1, "once"
     path.write_bytes(whole)
@@ -139,7 +139,7 @@ def test_series_come_as_arrays(tmp_path, caplog):
 
 
 def test_numbers_that_are_none_of_the_devices_kind_are_no_samples(tmp_path, caplog):
-    """One of them made a run diverge, and the words blamed the learning rate."""
+    """One such number made a run diverge, and the message blamed the learning rate."""
     series, pictures = inbox_at(tmp_path / "a", shape=(6, 128)), inbox_at(tmp_path / "b")
     np.save(series.folder / "cat" / "a.npy", np.full((6, 128), 1e30))
     np.save(series.folder / "cat" / "b.npy", np.full((6, 128), 299.0))
@@ -188,7 +188,7 @@ def test_a_look_takes_so_many_new_files_and_the_next_one_the_others(tmp_path, mo
 
 
 def test_an_array_of_bytes_is_pixels_as_a_picture_is_with_channels_first_or_last(tmp_path, caplog):
-    """Taken for float numbers they would enter the network as 0 to 255, beside pictures of -1 to 1."""
+    """As float numbers they would enter the network as 0 to 255, together with pictures of -1 to 1."""
     inbox = inbox_at(tmp_path, shape=(3, 4, 5))
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8)
     Image.fromarray(pixels).save(inbox.folder / "cat" / "a.png")
@@ -221,7 +221,7 @@ def test_what_finds_no_room_waits_and_is_taken_when_there_is_some(tmp_path, capl
 
 
 def test_a_file_that_becomes_readable_is_looked_at_again(tmp_path, caplog, monkeypatch):
-    """As when its owner or mode is changed: that moves neither its time nor its size."""
+    """A change of its owner or mode makes it readable, and changes neither its time nor its size."""
     inbox = inbox_at(tmp_path)
     path = picture(inbox.folder / "cat" / "a.png", 1)
     denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
@@ -258,7 +258,7 @@ def test_too_many_files_are_said_once(tmp_path, caplog, monkeypatch):
 
 
 def test_a_time_that_lies_ahead_of_the_clock_holds_no_file_back(tmp_path, caplog):
-    """A board without a clock of its own wakes up in 1970."""
+    """A board without its own real-time clock starts with a time in 1970."""
     inbox = inbox_at(tmp_path, now=lambda: 100.0)
     picture(inbox.folder / "cat" / "a.png", 1)
     assert len(inbox.look()) == 1 and lines(caplog) == []

@@ -1,4 +1,4 @@
-"""A real device with an inbox at a real Mosquitto, killed in the middle of training, and then its copy beside it."""
+"""A real device with an inbox is killed in the middle of training, and a copy of its folder checks its bits."""
 
 import json
 import os
@@ -32,12 +32,12 @@ HYPER = {
     "epochs": 60,
     "batch": 8,
     "lr": 0.01,
-}  # a second a round, where nobody else computes
+}  # a second per round if no other program computes
 SECONDS = 60.0
 
 
 class Story:
-    """One run: a device with two classes on its disk, whose inbox is filled while it trains."""
+    """A run of a device with two classes on its disk, whose inbox is filled while it trains."""
 
     def __init__(self, folder: Path, trainer: str) -> None:
         self.folder, self.trainer = folder, trainer
@@ -53,7 +53,7 @@ class Story:
         self.processes: list[subprocess.Popen] = []
 
     def fill(self, count: int, first: int = 0) -> list[Path]:
-        """Series of the classes in turn, long since at rest."""
+        """Put series of the two classes in turn into the inbox, with a file time of a minute ago."""
         made = []
         for i in range(first, first + count):
             path = self.inbox / "ab"[i % 2] / f"{i}.npy"
@@ -137,7 +137,10 @@ def answer_of_round(story: Story, number: int):
 
 @pytest.fixture(scope="module", params=["inside", "child"])
 def story(request, tmp_path_factory):
-    """Filled while round 2 is trained; killed in a later round; filled, and robbed of a file, before it is back."""
+    """Run a device whose inbox is filled in round 2, and which is killed in a later round.
+
+    Before the device starts again, its inbox gets more files and loses one.
+    """
     try:
         made = Story(tmp_path_factory.mktemp("story"), request.param)
     except BrokerError as error:
@@ -183,7 +186,7 @@ def test_it_was_killed_in_a_round_that_it_had_fixed_and_not_answered(story):
 
 
 def test_a_killed_device_gives_the_bits_that_the_list_of_its_round_demands(story):
-    """Computed beside it, from a copy of its folder: with other files in the inbox than the round had."""
+    """The expected bits come from a copy of its folder, while the inbox has other files than the round had."""
     settings = story.settings()
     settings = decode(DeviceSettings, {**encode(settings), "folder": str(story.copy), "trainer": "inside"})
     state = DeviceState(story.copy, durable=False)

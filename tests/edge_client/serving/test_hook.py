@@ -1,4 +1,4 @@
-"""The owner's command is told of another version; whatever it does, the device goes on."""
+"""The owner's command is told about each change of version, and the device goes on whatever the command does."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def test_a_program_that_it_leaves_running_is_left_alone(tmp_path):
     note = tmp_path / "pids"
     text = "import subprocess, sys; print(subprocess.Popen(['sleep', '30']).pid, file=open(sys.argv[1], 'a'))"
     hook = ModelHook(python(text, str(note)))
-    for told in (1, 2):  # and nobody waits for it
+    for told in (1, 2):  # and the device does not wait for it
         hook.changed(tmp_path)
         until(lambda told=told: note.exists() and len(note.read_text().split()) == told)
     for pid in map(int, note.read_text().split()):
@@ -103,5 +103,5 @@ def test_when_the_device_ends_what_it_has_not_done_is_ended(tmp_path):
     until(lambda: note.exists() and note.read_text())
     hook.stop()
     until(lambda: not is_running(int(note.read_text())))
-    hook.changed(tmp_path)  # and nothing begins any more
+    hook.changed(tmp_path)  # and no new command starts
     assert not hook.failures

@@ -1,4 +1,4 @@
-"""The systemd units that docs/serving.md shows, as systemd itself reads them."""
+"""systemd itself reads the units that docs/serving.md shows."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""From what a half has learned to a version: a copy that can fail, and a training that goes on."""
+"""A publisher copies a trained half into a version; the copy can fail, but the training goes on."""
 
 import errno
 import json
@@ -64,7 +64,7 @@ def test_by_default_it_is_the_model_whose_accuracy_the_paper_reports(tmp_path):
         published = publisher(tmp_path / method)
         job, made = job_of(method, published)
         _, measured = job.run(TRAIN, 2, first_payload(made))
-        round = 2 if kind == "personal" else 1  # what a task brings is of the round before
+        round = 2 if kind == "personal" else 1  # a task brings the model of the round before
         published.versions.accept(made.digest.hex(), 2)
         (version,) = published.versions.whole()
         assert (version.kind, version.round) == (kind, round)
@@ -88,7 +88,7 @@ def test_where_a_method_makes_no_model_of_all_that_is_said_once(tmp_path, caplog
 
 
 class FullDisk(Disk):
-    """Fills up while a version is written; or has too little room before."""
+    """A disk that fills up while a version is written, or has too little room before."""
 
     def __init__(self, at="", free=1 << 30):
         super().__init__(durable=False)
@@ -145,7 +145,7 @@ def test_settings_say_what_is_wrong_with_them():
 
 
 def test_a_template_is_filled_with_each_version(tmp_path):
-    """Whose numbers are where, its card says; what lies between them stays."""
+    """The card of the template says where each tensor's numbers are, and the bytes between them stay."""
     plain = publisher(tmp_path / "plain")
     job, made = job_of("fedavg", plain)
     job.run(EVALUATE, 3, first_payload(made))
@@ -171,7 +171,7 @@ def test_a_template_is_filled_with_each_version(tmp_path):
 
 
 def test_a_template_that_scales_samples_otherwise_is_refused(tmp_path):
-    """Scaling is no tensor: it would stay the template's, beside a card that says another."""
+    """Scaling is no tensor: the version would keep the template's scaling, while its card names another one."""
     (tmp_path / "model.onnx").write_bytes(b"")
     plain = publisher(tmp_path / "plain")
     job, made = job_of("fedavg", plain)

@@ -1,4 +1,4 @@
-"""The device's side of serving: whoever moves current, it is noticed; nobody from afar chooses what is run."""
+"""The device notices each change of `current`, by any program, and no remote party chooses what it runs."""
 
 import json
 
@@ -48,7 +48,7 @@ def begun(versions):
 
 def test_each_change_of_current_is_counted_and_told_whoever_has_made_it(versions):
     serving = begun(versions)
-    write(versions, 1)  # as the training does, in whatever process
+    write(versions, 1)  # as the training does, in any process
     serving.happened("answered", round=2)
     write(versions, 2, waits=True)
     serving.happened("answered", round=2)
@@ -100,7 +100,7 @@ def test_prometheus_is_told_which_round_is_served(versions):
 
 @pytest.mark.parametrize("key", ["models", "on_model"])
 def test_no_plan_of_a_coordinator_says_what_a_device_runs(key):
-    """Nor does a tuning: tests/edge_client/host/test_overrides.py."""
+    """A remote override does not say it either: see tests/edge_client/host/test_overrides.py."""
     table = json.loads(plan("fedavg").encode())
     for value in (["reload"], {"on_model": ["reload"]}):
         with pytest.raises(SettingsError, match=f"plan.{key} is not a setting"):

@@ -1,4 +1,4 @@
-"""A board's model.onnx, filled without any package for ONNX, is the board's model."""
+"""A board fills its model.onnx without any package for ONNX, and the file then holds the board's model."""
 
 import hashlib
 import json

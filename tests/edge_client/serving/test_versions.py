@@ -1,4 +1,4 @@
-"""Versions of a model in a folder: what counts, what is served, what stays."""
+"""A folder of versions of a model: which versions count, which one is served, and which ones stay."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_a_model_of_the_device_s_own_is_served_once_its_answer_is_accepted(versi
     assert rounds(versions) == []
     versions.accept(PLAN, 3)
     assert named(versions, "current") == 3
-    versions.accept(PLAN, 3)  # its receipt came twice
+    versions.accept(PLAN, 3)  # its receipt came a second time
     assert rounds(versions) == [3]
 
 
@@ -71,7 +71,7 @@ def test_the_same_model_again_is_no_other_version(versions):
 def test_the_newest_stay_and_those_that_a_link_names(versions):
     for round, validation in enumerate((0.5, 0.9, 0.6, 0.9, 0.7, 0.8), 1):
         write(versions, round, validation)
-    assert named(versions, "champion") == 2  # the first of equals
+    assert named(versions, "champion") == 2  # the first of equal versions
     assert rounds(versions) == [2, 5, 6]
 
 

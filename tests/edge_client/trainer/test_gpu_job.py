@@ -1,4 +1,4 @@
-"""Jobs that share a GPU, of every method: with the bits of a device that has it for itself, also out of memory."""
+"""Jobs of every method that share a GPU, even when memory runs out, give the bits of a device with its own GPU."""
 
 import contextlib
 from collections import Counter
@@ -29,12 +29,14 @@ from tests.support.small_federation import once_each, simulation
 
 
 class OutOfMemoryAtTheEnd(LocalJob):
-    """Every third piece of a phase runs out of memory, when it has changed the half already: never the first, which
-    no other device's work can be blamed for, and never one that is tried again."""
+    """A job in which every third piece of a phase runs out of memory after it has changed the half.
+
+    The first piece never does, as no other device's work can be the cause. A piece that is tried again never does.
+    """
 
     def __init__(self, *args, pieces, **kwargs):
         super().__init__(*args, **kwargs)
-        self.pieces = pieces  # of each phase, of all devices
+        self.pieces = pieces  # phase -> pieces of work of all devices
 
     def run(self, phase, number, received):
         result = super().run(phase, number, received)
@@ -45,7 +47,7 @@ class OutOfMemoryAtTheEnd(LocalJob):
 
 
 def on_shared_gpu(folder, method, *, stays):
-    """The small federation, with all devices in one process on one GPU."""
+    """Run the small federation with all devices in one process on one GPU, and return the run and the GPU's usage."""
     run = simulation(folder / "run", method)
     (folder / "turns").mkdir()
     process, pieces = GpuProcess.on(folder), Counter()
@@ -67,7 +69,7 @@ def jobs(process, name, data, stays, pieces):
 
 
 def learned(run):
-    """The server half's state, and what each device has saved."""
+    """Return the state of the server half and the half that each device has saved."""
     found = {f"server/{k}": v.numpy() for k, v in run.service.run.server_runner.server.state().items()}
     for name, agent in run.agents.items():
         found |= {f"{name}/{k}": v.copy() for k, v in (agent.state.half() or {}).items()}
@@ -79,8 +81,8 @@ def alone(tmp_path_factory):
     return once_each(lambda method: simulation(tmp_path_factory.mktemp(method), method).run())
 
 
-# What leaves comes back from its state each time; what stays is the job's affair. One method of each shape, and those
-# with networks of their own: `make gpu` runs every method, where there is a GPU.
+# A half that leaves the GPU comes back from its state each time; the job handles one that stays. The cases are one
+# method of each shape, and those with their own networks. `make gpu` runs every method on a machine with a GPU.
 OWN_NETWORKS = ("singleset", "adcol", "fcclplus", "fedgen", "fedkd", "fedsr", "fml", "rucr")
 STAY = ("singleset", "fedavg", "fedpall", "rucr")
 CASES = [("leaves", name) for name in (*SHAPES, *OWN_NETWORKS)] + [("stays", name) for name in STAY]
@@ -111,7 +113,7 @@ PLAN = Plan("fedavg", 10, 3, 1, 16, Network("mlp"), {"epochs": 1, "batch": 16, "
 
 @pytest.fixture
 def trainer(tmp_path):
-    """On a GPU of some size, which computes as the CPU does."""
+    """Yield a function that makes a trainer on a simulated GPU, which computes on the CPU."""
     (tmp_path / "turns").mkdir()
     threads = torch.get_num_threads()
 
@@ -149,7 +151,7 @@ def test_a_trainer_works_in_turns_whether_its_device_is_alone_in_its_process_or_
 
 
 def test_work_that_finds_no_memory_is_reported_as_a_training_that_died_of_it(trainer):
-    """The device says so to the coordinator, and asks for work again after a while."""
+    """The device reports this to the coordinator, and asks for work again after a while."""
     job = trainer(deadline=NoMemory()).start(PLAN)
     with pytest.raises(TrainerDiedError) as death:
         job.run("train", 1, received())

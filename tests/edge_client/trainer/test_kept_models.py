@@ -1,4 +1,4 @@
-"""What a device keeps of its own models: the last, and the best by validation; and never at the cost of training."""
+"""A device keeps the last of its own models and the best by validation, and this never disturbs training."""
 
 import errno
 import hashlib
@@ -141,7 +141,7 @@ DATA = load
 
 
 def kinds_of_samples(folder):
-    """Raw samples, and the settings that read them: pixels as arrays and by a function, and scaled numbers."""
+    """Return raw samples with the settings that read them: pixels as arrays and by a function, and scaled numbers."""
     folder.mkdir()
     dice = np.random.default_rng(0)
     pixels = dice.integers(0, 256, (40, 8, 8, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""Devices of one machine that work in turn: never more than there are slots, whatever becomes of who has one."""
+"""Devices of one machine work in turn, never more than there are slots, even if the holder of a slot dies."""
 
 import fcntl
 import os
@@ -21,9 +21,9 @@ from protofleet.protocol.settings.reader import encode, write_toml
 from protofleet.runtime.health import STUCK
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 120.0  # seconds, for a process that imports torch on a machine that has other work
+PATIENCE = 120.0  # seconds that a process may need to import torch on a busy machine
 
-# It says when it is ready, works when it is told to, and prints when its network was passed first and last.
+# It says when it is ready, works when it is told to, and prints the times of its network's first and last pass.
 DEVICE = """
 import sys, time
 from pathlib import Path
@@ -47,7 +47,7 @@ job.run("train", 1, to_numpy(ask.payload))
 print(passes[0], passes[-1])
 """
 
-# Its worker asks for a slot, says when it asks and when it has it, and keeps it for ever where it is told to.
+# Its worker asks for a slot, prints when it asks and when it has it, and keeps it for ever if it is told to.
 WORKER = """
 import sys, threading, time
 from protofleet.edge_client.group.device import Process
@@ -87,7 +87,7 @@ def start():
 
 
 def at_once(spans):
-    """The most that lie over one moment."""
+    """Return the largest number of spans that share one moment."""
     return max(sum(first <= moment <= last for first, last in spans) for moment, _ in spans)
 
 
@@ -110,7 +110,7 @@ class Work:
 
 
 def has_it(worker):
-    """When it has asked, and since when it has it."""
+    """Return the times at which the worker asked for a slot and got it."""
     return float(worker.stdout.readline()), float(worker.stdout.readline())
 
 
@@ -160,10 +160,8 @@ def test_a_process_that_is_killed_with_a_slot_frees_it(tmp_path, start):
 
 @pytest.mark.slow
 def test_a_watchdog_ends_who_is_stuck_with_a_slot_and_nobody_who_waits_for_it(tmp_path, start):
-    asked, _ = has_it(
-        stuck := start(WORKER, tmp_path, "keeps", 5)
-    )  # its last sign of life is from when it asked
-    waiting = start(WORKER, tmp_path, "gives it back", 1)  # much less than it has to wait
+    asked, _ = has_it(stuck := start(WORKER, tmp_path, "keeps", 5))  # its last sign of life was when it asked
+    waiting = start(WORKER, tmp_path, "gives it back", 1)  # much shorter than its wait
     _, since = has_it(waiting)
     assert since > asked + 5
     assert (waiting.wait(PATIENCE), stuck.wait(PATIENCE)) == (0, STUCK)

@@ -1,4 +1,4 @@
-"""Training in a process of its own: the same bits, and a death that is reported and not fatal."""
+"""Training in a separate process gives the same bits, and its death is reported and not fatal."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def asked(plan):
 
 @pytest.fixture
 def trainer(tmp_path):
-    """A process that trains, and what its agent would have saved."""
+    """Return a function that starts a trainer process; `saved` returns the state that its agent has saved."""
     made = []
 
     def start(saved=lambda: None, **changes):
@@ -69,7 +69,7 @@ def trainer(tmp_path):
 
 
 def rounds_of(job, ask, count=2):
-    """What comes of some rounds, each on top of the one before."""
+    """Run `count` rounds, each of which receives the answer of the last, and return all answers and states."""
     found, received = [], copies(to_numpy(ask.payload))
     for number in range(1, count + 1):
         payload, metrics = job.run(ask.phase, number, received)
@@ -79,7 +79,7 @@ def rounds_of(job, ask, count=2):
 
 
 def copies(arrays):
-    """Of what may be the model's own memory."""
+    """Return copies of arrays that may be the model's own memory."""
     return {name: value.copy() for name, value in arrays.items()}
 
 
@@ -96,7 +96,7 @@ def cpu_seconds(pid):
 
 
 def kill_at_work(pid, before):
-    """As soon as it has worked for 50 ms since then."""
+    """Kill a process as soon as it has worked for 50 ms more than `before`, its seconds of CPU time."""
     while cpu_seconds(pid) < before + 0.05:
         time.sleep(0.002)
     os.kill(pid, signal.SIGKILL)
@@ -124,7 +124,7 @@ def test_a_process_of_its_own_gives_the_same_bits(tmp_path, trainer):
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the_same_bits(tmp_path, trainer):
-    plan = plan_of(epochs=400)  # many times the work that it is let do
+    plan = plan_of(epochs=400)  # many times the work that it can do before it is killed
     ask = asked(plan)
     _, expected = unbroken(tmp_path, plan, ask, count=2)
     saved = []
@@ -165,7 +165,7 @@ def test_a_process_that_died_between_two_pieces_of_work_is_replaced_with_the_sam
     child = trainer()
     job = child.start(plan)
     os.kill(child.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # with all threads; the code can still be read
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # with all threads; its exit code stays readable
     assert_equal(rounds_of(job, ask, count=1), expected)
 
 
@@ -251,7 +251,7 @@ def test_the_process_ends_with_its_agent(tmp_path):
 
 
 def ended(pid):
-    """Wait until this process of another parent has come to its end."""
+    """Wait until a process that is not a child of this one has ended."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
@@ -273,7 +273,7 @@ def test_the_kernel_s_own_count_says_whether_memory_ran_out(tmp_path):
 
 
 def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
-    """Once in the middle of a run. The others need not wait, and the device's later answers are what they were."""
+    """It dies once in the middle of a run. The others need not wait, and the device's later answers stay the same."""
     sim = simulation(tmp_path / "run", "fedavg", policy=POLICY)
     agent, heard = sim.agents["device-1"], []
     start_job, deaths = agent.tasks.runner.start_job, iter([True])
@@ -329,7 +329,7 @@ def test_every_bye_is_counted_as_one_of_a_closed_list():
 
 
 def test_an_agent_holds_an_answer_once_and_no_copy_of_it(tmp_path):
-    """What a board of little memory has to bear: through the pipe comes each array, and nothing beside it."""
+    """A board with little memory needs this: each array comes through the pipe, and there is no second copy."""
     ours, theirs = socket.socketpair()
     sent = {"weights.large": np.ones(4_000_000, np.float32), "weights.none": np.empty((0, 3), np.float32)}
     with ours, theirs:

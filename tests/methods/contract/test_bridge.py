@@ -1,4 +1,4 @@
-"""The ways out of torch: to wire names, to NumPy; and the way to a method by its name."""
+"""Tests of the conversions from torch to wire names and to NumPy, and of finding a method by its name."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_wire_arrays_are_contiguous_and_any_byte_order_is_read():
 
 
 class Shelf(Mapping):
-    """Counts what is read."""
+    """A mapping of arrays that records each name that is read."""
 
     def __init__(self, *names):
         self.names, self.reads = names, []

@@ -1,4 +1,4 @@
-"""Every method of the package, through the wire, without naming one."""
+"""Tests of every method of the package through the wire, without the name of any method."""
 
 import contextlib
 import functools
@@ -15,12 +15,13 @@ from protofleet.methods.contract.catalog import names
 from tests.support.few_methods import SHAPES, of_each_shape
 from tests.support.small_federation import assert_same, simulation
 
-HOME_OF_SHAPES = str(Path(__file__).parent.parent / "shapes")  # methods of a shape that no method has yet
+# The folder of methods of a shape that no other method has yet.
+HOME_OF_SHAPES = str(Path(__file__).parent.parent / "shapes")
 
 
 @contextlib.contextmanager
 def more_methods():
-    """While it lasts: other tests of the same process know the real ones alone."""
+    """Add the methods of tests/methods/shapes for the duration of a test; other tests see only the real methods."""
     methods.__path__.append(HOME_OF_SHAPES)
     yield
     methods.__path__.remove(HOME_OF_SHAPES)
@@ -32,7 +33,11 @@ every_run = pytest.mark.parametrize("unbroken", of_each_shape(METHODS), indirect
 
 
 def every_run_and(name, first, *others):
-    """All with the first; one method of each shape with all others, and the rest with one of them in turn."""
+    """Parametrize tests by (method, run).
+
+    All methods get the first run. One method of each shape also gets all other runs; each further method gets one of
+    the other runs in turn.
+    """
     longer = functools.partial(pytest.param, marks=pytest.mark.slow)
     found = [(method, first) if method in SHAPES else longer(method, first) for method in METHODS]
     for i, method in enumerate(METHODS):
@@ -48,7 +53,7 @@ def shapes():
 
 @pytest.fixture(scope="module", params=METHODS)
 def unbroken(request, tmp_path_factory):
-    """One quiet run of each method, to compare the others with."""
+    """Return (method, a run of it without faults), with which tests compare other runs."""
     return request.param, simulation(tmp_path_factory.mktemp(request.param), request.param).run()
 
 
@@ -123,7 +128,7 @@ def test_the_same_seed_is_the_same_history(tmp_path):
 @pytest.mark.parametrize("method", of_each_shape(METHODS))
 def test_bytes_are_the_same_at_both_ends_and_add_up(method, tmp_path):
     run = simulation(tmp_path, method).run()
-    run.clock.run(lambda: False, run.clock.now + 10)  # let the last words arrive
+    run.clock.run(lambda: False, run.clock.now + 10)  # Let the last messages arrive.
     coordinator = run.meters["coordinator"]
     devices = [run.meters[d] for d in run.agents]
     up = sum((m.payload for m in devices), start=type(coordinator.payload)())

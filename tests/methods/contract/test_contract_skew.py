@@ -1,4 +1,4 @@
-"""Every method on uneven fleets, through the wire: nothing may stop, and nothing may stop being a number."""
+"""Tests of every method on uneven fleets through the wire: no run may stop, and all values must stay finite."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from protofleet.deploy.contract.worlds import Subject
 from protofleet.methods.contract.catalog import names
 
 METHODS = names()
-pytestmark = pytest.mark.slow  # six runs of each of thirty methods
+pytestmark = pytest.mark.slow  # Six runs of each of thirty methods.
 
 
 @pytest.mark.parametrize("method", METHODS)

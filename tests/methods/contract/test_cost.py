@@ -1,4 +1,4 @@
-"""What crosses is what the closed form says, for every method that there is: through both halves, then the wire."""
+"""Tests that every method sends the numbers that its closed form states, between its halves and over the wire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.few_methods import of_each_shape
 from tests.support.small_federation import POLICY, simulation
 
 HOME = Path(methods.__file__).parent
-METHODS = [name for name in names() if (HOME / f"{name}.py").exists()]  # without the tests' own shapes
+METHODS = [name for name in names() if (HOME / f"{name}.py").exists()]  # Without the shapes that tests add.
 PUBLIC = PublicSet().batches
 LOCAL = {"epochs": 1, "batch": 8, "server_epochs": 1, "init_steps": 10}
 
@@ -28,10 +28,10 @@ def plan_of(name, **hyper):
     return Plan(name, 3, 3, 7, 8, Network("mlp"), {**{k: v for k, v in LOCAL.items() if k in known}, **hyper})
 
 
-IN_FACTORS = {"travel": "parameters", "energy_first": 0.5, "energy_last": 0.5}  # both ways
+IN_FACTORS = {"travel": "parameters", "energy_first": 0.5, "energy_last": 0.5}  # Factors in both directions.
 
 
-OTHERWISE = [  # settings that change what crosses
+OTHERWISE = [  # Settings that change what is sent.
     ("fedkd", IN_FACTORS),
     ("fednh", {"fixed_scale": True}),
     ("fednh", {"fixed_scale": True, "final_fit": True}),
@@ -51,7 +51,7 @@ def test_bytes_by_kind_are_the_closed_form(name, hyper, freeze):
     cost_is_what_crosses(plan)
 
 
-@pytest.mark.parametrize("name, hyper", OTHERWISE)  # without settings, the contract suite asks the same
+@pytest.mark.parametrize("name, hyper", OTHERWISE)  # The contract suite tests the methods without settings.
 def test_a_variant_declares_the_arrays_that_cross_and_no_others(name, hyper):
     arrays_are_declared(plan_of(name, **hyper))
 
@@ -68,7 +68,7 @@ def test_where_nobody_holds_a_class_what_crosses_is_the_closed_form(name):
 
 @pytest.mark.parametrize("name", of_each_shape(METHODS))
 def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
-    """Upload, as metered where it crosses. Costs are linear in prototypes, so one round may state them all."""
+    """The meter counts the upload where it is sent. Costs are linear in prototypes, so one round covers all."""
     ranks = {}
 
     def build(device, plan, data):

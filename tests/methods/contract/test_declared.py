@@ -1,4 +1,4 @@
-"""Arrays that a method declares, and those that it does not: refused by name where they are sent."""
+"""Tests that arrays that a method does not declare are refused by their names when they are sent."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_what_is_declared_and_never_sent_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_scaffold_divides_by_the_fleet_and_not_by_the_cohort(tmp_path):
-    """Also after a new start of the coordinator: N is the number of devices that were enrolled when it began."""
+    """It also holds after a restart of the coordinator: N is the number of devices enrolled when the run began."""
     source = from_file(SCAFFOLD, allowed=None)[0]
     found = own_plugins([str(SCAFFOLD)], {})
     policy = replace(POLICY, quorum=1, cohort=1, rounds=3)
@@ -109,7 +109,7 @@ def test_scaffold_divides_by_the_fleet_and_not_by_the_cohort(tmp_path):
     own = [agent.run.job.half for agent in runs[0].agents.values()]
     for name, c in halves[
         0
-    ].c.items():  # c is the mean of all own variates, those that are still zero among them
+    ].c.items():  # c is the mean of all control variates of devices, also of those that are still zero.
         torch.testing.assert_close(c, sum(half.own[name] for half in own) / 3)
         assert torch.equal(c, halves[1].c[name])
     assert plan("fedavg").variant.arrays == ("weights",)

@@ -1,4 +1,4 @@
-"""Runs that begin with the weights of a file, and with a backbone that stays as it is."""
+"""Tests of runs that begin with the weights of a file, and of runs with a frozen backbone."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ from tests.methods.served.trained import NAMES, SIDE, device_0, plan_of
 from tests.methods.tiny import Shard, play, same
 from tests.support.small_federation import POLICY, shard, simulation
 
-NETWORK = Network("cnn_bn", feature_size=32)  # without a projector
+NETWORK = Network("cnn_bn", feature_size=32)  # A network without a projector.
 # As safetensors 0.8.0 writes {"a": int16 [2], "b": float32 [1, 2]}.
 GOLDEN = (
     b'p\x00\x00\x00\x00\x00\x00\x00{"b":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},'
@@ -43,7 +43,7 @@ def plan(method="fedavg", **more):
 
 
 def other_weights():
-    """Of the same network, of another run."""
+    """Return weights of the same network from another run."""
     return replace(plan(), seed=77).model().state_dict()
 
 
@@ -54,7 +54,7 @@ def data_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def kept(tmp_path, capsys):
-    """Put where a run looks for it: what the run says of it."""
+    """Return a function that writes weights to a file and returns the `init` settings that `weights` prints."""
 
     def keep(weights, name="backbone.safetensors"):
         write_weights(tmp_path / name, weights)
@@ -156,7 +156,7 @@ ODD_TABLES = {
 
 @pytest.mark.parametrize("name", ODD_TABLES)
 def test_a_table_that_claims_odd_things_is_one_printable_line(name, tmp_path, capsys):
-    """600 tensors of one region took 5.2 GB; others ended in tracebacks."""
+    """Earlier 600 tensors of one region took 5.2 GB, and other tables ended in tracebacks."""
     data, message = ODD_TABLES[name]
     path = tmp_path / "w.safetensors"
     path.write_bytes(data)
@@ -187,7 +187,7 @@ def test_600_tensors_of_one_region_take_the_memory_of_one(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", READS, str(path)], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) < 3 * size  # 8.8 MB were measured
+    assert int(done.stdout) < 3 * size  # 8.8 MB were measured here.
 
 
 # A network
@@ -195,7 +195,7 @@ def test_600_tensors_of_one_region_take_the_memory_of_one(tmp_path):
 
 @pytest.mark.parametrize("method", sorted(NAMES))
 def test_what_an_export_holds_can_be_trained_further(method, kept):
-    """`rule.head.*` was refused, where a network has `head.*`."""
+    """Earlier `rule.head.*` of an export was refused, because a network has `head.*`."""
     model, card = served(device_0(method), Input((3, SIDE, SIDE))), plan_of(method)
     (init,) = [kept({name: value for name, value in model.state_dict().items() if "scaling" not in name})]
     began = replace(card, init=init).model().state_dict()
@@ -210,7 +210,7 @@ def test_what_an_export_holds_can_be_trained_further(method, kept):
     drawn = card.model().state_dict()
     left = [name for name in began if name.startswith("head.") and name not in heads]
     assert all(torch.equal(began[name], drawn[name]) for name in left)
-    own_heads = ("fednh", "fedpall")  # of another kind than the network's
+    own_heads = ("fednh", "fedpall")  # Their heads differ from the head of the network.
     assert heads or method in own_heads or not [name for name in exported if name.startswith("rule.head.")]
 
 
@@ -340,7 +340,7 @@ def test_a_name_in_another_folder_is_the_same_file():
 
 @pytest.mark.slow
 def test_the_page_about_it_writes_a_file_that_a_run_begins_with(tmp_path, kept):
-    """But for the download: untrained weights in place of ImageNet's."""
+    """The test makes no download: it uses untrained weights in place of those of ImageNet."""
     page = (Path(__file__).parents[3] / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
     program = page.partition("```python\n")[2].partition("```")[0]
     assert 'weights="IMAGENET1K_V1"' in program
@@ -390,7 +390,7 @@ def test_a_round_of_every_method_ends_with_a_head_alone_above_a_frozen_backbone(
 
 
 def large(part):
-    """Images of 16 x 16 pixels, as the network takes them."""
+    """Return the shard with images of 16 x 16 pixels, the size that the network takes."""
     return Shard(F.interpolate(part.x, size=16), part.y)
 
 

@@ -1,4 +1,4 @@
-"""Plans are hashed by devices in the field: what a run without new features is about has the bytes it always had."""
+"""Tests that the plan of a run without new features keeps the same bytes, because devices in use hash plans."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from protofleet import methods
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan, read_plan
 
-DIGESTS = {  # made by the version before wire minor 1; added to, never changed
+DIGESTS = {  # Made by the version before wire minor 1. Add lines, but never change one.
     "adcol": "62ff60d9da02fd15dffd652eb94ee8e82922720bda47f53315ef5c22ae09f99c",
     "fcclplus": "1cd2e887ddcbe181045b5a930628037fe3d2122dc771f6c065d0d1e459371af8",
     "fedavg": "6e40c344072e910ad25de179150ee1854e5e53381eabc848950ead4b0cafc34a",
@@ -50,7 +50,7 @@ def test_the_plan_of_a_method_has_the_hash_that_it_always_had(method):
 
 
 def test_every_method_of_the_package_has_one():
-    here = Path(methods.__file__).parent  # tests add shapes of their own to the package
+    here = Path(methods.__file__).parent  # Tests add their own shapes to the package.
     assert {name for name in names() if (here / f"{name}.py").exists()} == set(DIGESTS)
 
 

@@ -1,4 +1,4 @@
-"""A state that is not saved is found by the contract, by its name, also where losing it harms no first round."""
+"""Tests that the contract names a state that is not saved, also if its loss does not harm the first round."""
 
 import re
 

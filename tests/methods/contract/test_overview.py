@@ -1,4 +1,4 @@
-"""The list of methods says what their files do."""
+"""Tests that the list of methods describes what the files of the methods do."""
 
 import sys
 from types import ModuleType
@@ -21,7 +21,7 @@ from tests.methods.tiny import Shard, clients_of, play, server_of
 
 
 def test_the_page_of_all_methods_is_what_their_files_say():
-    """If not: python -m protofleet.deploy.pages"""
+    """If it is not, run `python -m protofleet.deploy.pages`."""
     assert page.PAGE.read_text(encoding="utf-8") == page.generate()
 
 
@@ -53,7 +53,7 @@ def test_all_methods_are_printed_with_what_they_send(capsys):
 
 
 def listed(name):
-    """The run that the list counts for."""
+    """Return the plan of the run whose numbers the list shows."""
     return Plan(name, 10, 1, size=32, network=Reference().network)
 
 

@@ -1,4 +1,4 @@
-"""Which network a device may run, and what it is told otherwise."""
+"""Tests of which network a device may run, and of the message that it gets for any other network."""
 
 import json
 
@@ -61,14 +61,14 @@ def test_another_kind_of_head_is_refused_where_the_head_is_shared_and_taken_wher
 
 
 def test_who_may_mix_is_who_sends_no_weights_but_those_of_what_is_alike():
-    """Whatever its file says: a method that sends weights of the whole network cannot mix."""
+    """A method that sends weights of the whole network cannot mix networks, even if its file says so."""
     for name in names():
         plan = Plan(name, 3, 1, size=16, network=Network("cnn23"))
         server = plan.server_half()
         downloads = {key for key in server.payload() if key.startswith("weights.")}
         heads = {f"weights.head.{key}" for key in server.model.head.state_dict()}
         shared = {"network": downloads, "head": heads, "embedding": set(), "nothing": set()}[load(name).alike]
-        if load(name).mutual:  # all of it is everybody's; a device's own network is another
+        if load(name).mutual:  # All devices share the whole network; a device's own network is another one.
             shared = downloads
         assert downloads <= shared, f"{name} sends {downloads - shared}"
     assert set(methods_for_mixed_networks()) <= set(names())
@@ -94,7 +94,7 @@ def test_any_network_can_have_a_projector():
     net = Plan("fedlsa", 10, 1, network=Network("cnn_bn", 64, embedding_size=21)).model()
     assert (net.feature_size, net.embedding_size) == (64, 21)
     assert net.embed(torch.zeros(2, 3, 32, 32)).shape == (2, 21) and net.head.in_features == 21
-    assert net.embed(torch.randn(8, 3, 32, 32)).min() < 0  # the whole sphere, not one orthant of it
+    assert net.embed(torch.randn(8, 3, 32, 32)).min() < 0  # The whole sphere is used, not one orthant.
     with pytest.raises(ValueError, match="embedding_size is 0, below 1"):
         Plan("fedlsa", 10, 1, network=Network("cnn_bn", embedding_size=0)).model()
 
@@ -108,7 +108,7 @@ def test_a_plan_names_a_shape_where_size_and_channels_cannot_say_it(shape):
 
 
 def test_a_plan_of_square_images_has_one_form_however_its_shape_was_said():
-    """Else devices of earlier versions would leave, and every stored plan would be another."""
+    """Otherwise devices of earlier versions would leave, and each stored plan would get another hash."""
     said, short = Plan("fedavg", 2, 1, shape=(1, 28, 28)), Plan("fedavg", 2, 1, size=28, channels=1)
     assert said.encode() == short.encode() and b"shape" not in said.encode()
     assert said.input_shape == short.input_shape

@@ -1,4 +1,4 @@
-"""What a plan may make a device do is bounded by the device's own settings, whatever the method is."""
+"""Tests that the settings of a device limit the work of any plan, for each method."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -177,14 +177,14 @@ def test_state_on_the_disk_and_epochs_have_their_limits():
 
 @pytest.fixture(scope="module")
 def sizes():
-    """Bytes by what a model is made of: the runs of a table have them in common."""
+    """Return an empty dict in which all runs of a table keep the bytes of a model, by the parts of the model."""
     return {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_no_experiment_comes_near_the_defaults(path, sizes):
-    """Of every file as it stands; what a batch takes beside the weights is in docs/security-limits.md."""
+    """Each file is tested unchanged. The memory of a batch besides the weights is in docs/security-limits.md."""
     experiment = read_experiment(path, [])
     stated = experiment.plan
     assert stated.settings().epochs <= Limits().epochs / 10
@@ -222,11 +222,11 @@ def test_work_is_ended_at_the_next_step_that_it_makes_and_only_then():
         work(5.1)
     assert death.value.why is DisconnectReason.TRAINING_DIED
     now[0] += 100.0
-    deadline.check()  # between two pieces of work there is none
+    deadline.check()  # Between two pieces of work there is no deadline.
 
 
 def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_durable_state(tmp_path):
-    """It has trained, and then died: what it learned until then is in no later answer."""
+    """The half trained and then died, so no later answer may contain what it learned until then."""
     policy = RunPolicy(
         **{**{f: getattr(POLICY, f) for f in POLICY.__dataclass_fields__}, "patience_seconds": 600.0}
     )
@@ -263,7 +263,7 @@ def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_dura
     ],
 )
 def test_epochs_under_any_name_count_together(method, settings, takes):
-    """Only `epochs` was looked at: FedRep's two passed any limit."""
+    """Earlier only `epochs` was checked, so the two epochs settings of FedRep passed any limit."""
     with pytest.raises(
         SettingsError, match=rf"takes {takes} epochs, over this device's limits.epochs = 1,000"
     ):

@@ -1,4 +1,4 @@
-"""Images that all devices of a run have: drawn alike everywhere, in fixed batches, agreed on by their hash."""
+"""Tests of public images: all devices draw the same images, use fixed batches and compare their hash."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from protofleet.methods.contract.public import HASHED, PublicSet, drawn, sha256_
 from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml
 from tests.support.small_federation import shard
 
-# Added to, never changed: devices of a fleet run different versions.
+# Add lines, but never change one, because the devices of a fleet run different versions.
 USUAL = "713c6a141c3cbcc88425c0385363e75647a65517a3f588b50e474211fad09df3"
 MNIST = PublicSet("digits", "mnist", samples=40, batch=16, seed=3)
 DATA = DataSettings("digits", domain="mnist", samples=20, test_samples=10)
@@ -173,7 +173,7 @@ def test_where_a_device_is_given_no_images_of_files_the_plan_is_refused():
 
 
 def test_files_without_a_hash_are_refused_by_a_device_too_and_not_the_drawn_ones():
-    """A plan from the wire may state none, whatever coordinators do."""
+    """A plan from the wire may have no hash, even if our coordinators always send one."""
     made = read_plan(plan(MNIST).encode())
     with pytest.raises(
         SettingsError, match="public.sha256 is missing.*digits mnist, 40 images.*public-set digits"

@@ -1,4 +1,4 @@
-"""What torch is set to, and what that imports and costs: in fresh processes, for flags and threads are theirs."""
+"""Tests of torch's settings and what they import and cost, in new processes, because flags and threads are global."""
 
 import json
 import os

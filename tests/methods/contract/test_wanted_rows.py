@@ -1,5 +1,7 @@
-"""The rows that a task carries and the coordinator's judgement are the same: who keeps to the rows alone is taken,
-who breaks any of them is refused. Answers are made from the bytes of the rows, as by a client that knows no method.
+"""Tests that the rows in a task state the same rules by which the coordinator judges answers.
+
+An answer that keeps to the rows is accepted, and an answer that breaks any of them is refused. The answers are made
+from the bytes of the rows, as a client does that knows no method.
 """
 
 import contextlib
@@ -25,14 +27,15 @@ from protofleet.protocol.wire.tables import wanted_rows
 from tests.support.few_methods import of_each_shape
 
 CLASSES, EXAMPLES, NORM = 5, 40, 1e6
-ROOM = 1024  # bytes that a table may take
-WEIGHING = ("fedavg", "fedprox")  # others say the same of weights; FedLSA thinks long about its anchors
+ROOM = 1024  # Most bytes of a table.
+# Other methods have the same rows for weights, and FedLSA takes long to fit its anchors.
+WEIGHING = ("fedavg", "fedprox")
 AT_LEAST_TWO = ">=2 where repeated: "
 MULTIPLE = "most, or a multiple of "
 
 
 def rounds_of(plan):
-    """Every question of two rounds."""
+    """Yield each ask of two rounds."""
     server = plan.server_half()
     for number in (1, 2):
         server.begin(number, [Member("a", EXAMPLES, (EXAMPLES // CLASSES,) * CLASSES)])
@@ -57,7 +60,7 @@ def packed(ask):
 
 
 class Client:
-    """What a foreign client can know: rows, the forms of the broadcast, and how many examples it has."""
+    """The facts that a foreign client knows: the rows, the shapes of the broadcast, and its number of examples."""
 
     def __init__(self, ask, seed):
         rows = [dict(zip(("name", "dtype", "shape", "most", "low", "high", "norm", "finite", "rules"), row))
@@ -82,7 +85,7 @@ class Client:
         return {dim for name in self.rows for dim in self.form(name)[1] if isinstance(dim, str)}
 
     def longest(self, axis):
-        """Of a free length, by all rows that name it."""
+        """Return the largest value of a free length that all rows that name it allow."""
         mine = [row for name, row in self.rows.items() if axis in self.form(name)[1]]
         limits = [row["most"] for row in mine]
         for row in mine:
@@ -135,7 +138,7 @@ class Client:
         return values.astype(dtype)
 
     def breaches(self, good):
-        """What breaks one rule each, named."""
+        """Yield a name and an answer for each breach; each answer breaks one rule."""
         yield "an extra array", {**good, "more": np.zeros(1, "float32")}
         for name in good:
             row, value = self.rows[name], good[name]
@@ -182,7 +185,7 @@ class Client:
             yield "sum", EXAMPLES + 1
 
     def stretched(self, good, axis):
-        """One row more than any row lets there be."""
+        """Return the answer with one more entry along a free axis than the rows allow."""
         count = min(row["most"] for name, row in self.rows.items() if axis in self.form(name)[1]) + 1
         made = dict(good)
         for name in good:
@@ -227,7 +230,7 @@ def test_so_it_does_for_every_network_whose_weights_are_averaged(method, network
     recipe = nets.RECIPES[network]
     samples = map(InputShape, ((3, 32, 32), (1, 28, 28), (3, 224, 224), nets.SERIES))
     sample = next(one for one in samples if recipe.problem_with(one) is None)
-    with torch.device("meta"):  # forms alone: some have a hundred million numbers
+    with torch.device("meta"):  # Only shapes are needed; some networks have a hundred million numbers.
         plan = Plan(method, 10, 1, **sample.settings(), network=Network(network))
         server = plan.server_half()
         server.begin(1, [Member("a", EXAMPLES, (4,) * 10)])

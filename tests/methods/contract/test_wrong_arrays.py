@@ -1,6 +1,7 @@
-"""Wrong arrays in a broadcast, for every method: a device refuses them by name, and takes the right ones afterwards.
+"""Tests of wrong arrays in a broadcast: a device refuses them by name and accepts the right ones afterwards.
 
-No earlier test saw a wrong broadcast end a device: hostile devices were played, and a hostile coordinator never was.
+They cover every method. Earlier tests simulated hostile devices but never a hostile coordinator, so they did not see
+that a wrong broadcast ended a device.
 """
 
 import numpy as np
@@ -38,7 +39,7 @@ def shaped(change):
 
 
 def longer(value):
-    """One row more than there was: of a table, a class that does not exist."""
+    """Return the value with one more row; in a table this is a class that does not exist."""
     return torch.cat([value, value[-1:]]) if value.ndim else torch.stack([value, value])
 
 
@@ -66,7 +67,7 @@ FAULTS = {
 
 
 def wrong(arrays):
-    """Each fault of each array, with the name of the array; and an array that no method declares."""
+    """Yield (fault, name, arrays) for each fault of each array, and for an array that no method declares."""
     for name, value in arrays.items():
         for fault, spoil in FAULTS.items():
             if fault != "not finite" or value.is_floating_point():
@@ -75,7 +76,7 @@ def wrong(arrays):
 
 
 def questions(halves):
-    """Every question of some rounds, in the state in which a device is asked it, and the last evaluation."""
+    """Yield each ask of some rounds with the device's state before it, and then the last evaluation."""
     for number in range(1, ROUNDS + 1):
         halves.begin(number)
         for ask, before in asked(halves, number):
@@ -112,7 +113,8 @@ def test_a_device_refuses_each_wrong_array_by_its_name_and_then_takes_the_right_
                 run(device, ask, number, arrays, before)
             except TrainerDiedError as error:
                 assert error.why is DisconnectReason.WRONG_ARRAYS and str(error).isprintable()
-                suspects = arrays if fault in ("longer", "narrower") else [name]  # of two that disagree
+                # If two arrays disagree in a length, the error may name either of them.
+                suspects = arrays if fault in ("longer", "narrower") else [name]
                 assert any(suspect in str(error) for suspect in suspects), (name, fault, str(error))
             else:
                 taken.append((fault, name))

@@ -1,4 +1,4 @@
-"""FINCH against a plain version in float64, against finch-clust, and on more rows than a table could hold."""
+"""Tests of FINCH against a plain version in float64, against finch-clust, and on more rows than a table can hold."""
 
 import itertools
 import os
@@ -49,7 +49,7 @@ def naive_components(neighbours):
 
 
 def naive_partition(rows):
-    """Section by section as the paper has it: join, average the original rows, repeat, keep the last good level."""
+    """Cluster as the paper describes: join, average the original rows, repeat, and keep the last good level."""
     kept, means, groups = None, rows, np.arange(len(rows))
     while True:
         joined = naive_components(naive_neighbours(means))
@@ -78,7 +78,7 @@ def theirs(rows):
 
 
 def drawn(seed):
-    """Random rows of many kinds: clustered or not, behind a ReLU or not, some of them nearly equal."""
+    """Draw random rows of one of four kinds: clustered or not, and with or without a ReLU that makes rows similar."""
     dice = np.random.default_rng(seed)
     n, size, kind = int(dice.integers(2, 120)), int(dice.integers(2, 40)), seed % 4
     rows = dice.normal(size=(n, size))
@@ -101,7 +101,7 @@ def test_partitions_of_300_random_inputs_are_those_of_the_plain_version_and_of_f
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_every_tiny_input_on_a_grid_is_clustered_as_by_the_plain_version(n):
-    """Zeros, equal rows, opposite rows and ties among them."""
+    """The inputs include zeros, equal rows, opposite rows and ties."""
     corners = [np.array(p, float) for p in itertools.product((-1, 0, 1), repeat=2)]
     for points in itertools.product(corners, repeat=n):
         rows = np.stack(points)
@@ -155,7 +155,7 @@ def test_rows_closer_than_single_precision_can_tell_find_their_neighbours():
     """Cosines that differ by 1e-9: their float32 images are equal or in the wrong order."""
     angles = np.cumsum(np.geomspace(2e-5, 9e-5, 40))
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    expected = [1] + [i - 1 for i in range(1, 40)]  # gaps grow: the one before is nearer
+    expected = [1] + [i - 1 for i in range(1, 40)]  # The gaps grow, so the row before is the nearer one.
     assert first_neighbours(rows).tolist() == expected
 
 
@@ -201,7 +201,7 @@ def resident():
 
 
 def peak_of(work):
-    """How far the process grows while it works, looked at every few milliseconds."""
+    """Return by how many bytes the process grows during the work, measured every 2 ms."""
     before, highest, done = resident(), 0, threading.Event()
 
     def watch():
@@ -229,8 +229,8 @@ def clustered(n, size):
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [clustered(12_000, 32), torch.ones(6000, 8)], ids=["clustered", "all equal"])
 def test_memory_grows_with_the_rows_and_not_with_their_square(rows):
-    list(levels(np.eye(3)))  # imports
-    table = 4 * len(rows) ** 2  # bytes of all distances, in single precision
+    list(levels(np.eye(3)))  # This call does the imports.
+    table = 4 * len(rows) ** 2  # Bytes of all distances in single precision.
     assert peak_of(lambda: partition(rows)) < table / (2 if len(rows) > 10_000 else 1)
 
 
@@ -248,7 +248,7 @@ def test_50_000_rows_of_512_take_little_more_than_the_products_of_all_pairs():
 
 
 def products_of_all_pairs(rows, block=2048):
-    """What no exact way can go without: half the table of cosines, in single precision."""
+    """Compute half of the table of cosines in single precision, which every exact algorithm needs."""
     for i, j in ((i, j) for i in range(0, len(rows), block) for j in range(i, len(rows), block)):
         np.matmul(rows[i : i + block], rows[j : j + block].T)
 

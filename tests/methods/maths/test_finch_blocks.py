@@ -1,4 +1,4 @@
-"""Neighbours that single precision confuses, far apart in the input: settled pair by pair."""
+"""Tests of neighbours that single precision confuses and that are far apart in the input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_pairs_that_single_precision_confuses_are_settled_one_by_one():
 
 
 def test_rows_full_of_doubts_get_the_neighbours_that_pairs_one_by_one_would_give():
-    """What is computed a row at a time, for speed, has the bits of what is computed pair by pair."""
+    """Neighbours that are computed row by row, for speed, equal those that are computed pair by pair, bit by bit."""
     dice = np.random.default_rng(1)
     near = 1 + 0.7071e-6 * dice.normal(size=(300, 512))
     units = near / np.linalg.norm(near, axis=1, keepdims=True)

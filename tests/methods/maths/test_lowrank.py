@@ -1,4 +1,4 @@
-"""Matrices in factors, against NumPy and by hand."""
+"""Tests of matrices in factors, against NumPy and against values computed by hand."""
 
 import math
 
@@ -12,7 +12,7 @@ from tests.methods.tiny import normal
 
 
 def matrix(values, rows, columns, seed=0):
-    """With these singular values."""
+    """Return a matrix with these singular values."""
     U, V = (torch.linalg.qr(normal(n, len(values), seed=seed + n))[0] for n in (rows, columns))
     return U @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ V.T
 
@@ -35,7 +35,7 @@ def test_one_value_at_least_and_no_more_than_there_are():
 
 
 def test_a_matrix_that_needs_every_rank_comes_whole_and_not_as_zeros():
-    """An untrained head of ten classes, for one."""
+    """An untrained head of ten classes is an example."""
     w = torch.linalg.qr(normal(10, 10))[0]
     assert torch.equal(unpacked(packed(w, 0.95), 10, 10), w)
 

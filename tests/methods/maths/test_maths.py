@@ -1,4 +1,4 @@
-"""Distances, directions and losses against plainer computations: loops and gradients."""
+"""Tests of distances, directions and losses against simpler computations: loops and gradients."""
 
 from __future__ import annotations
 

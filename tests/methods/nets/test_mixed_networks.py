@@ -1,4 +1,4 @@
-"""One federation, several architectures: whatever shares no weights, through the wire."""
+"""Tests of federations with several architectures, through the wire, for the methods that share no weights."""
 
 import pytest
 import torch

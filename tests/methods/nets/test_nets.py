@@ -1,4 +1,4 @@
-"""The networks: the papers' parameter counts, and what every network promises, whatever its name."""
+"""Tests of the networks: the parameter counts of the papers, and the properties that each network must have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLASSES = 7
 
 
 def sample_of(name):
-    """The shape of what it takes: CIFAR's images, or series."""
+    """Return the input shape that a network takes: the shape of CIFAR's images, or of series."""
     return CIFAR if 3 in nets.RECIPES[name].ranks else nets.SERIES
 
 
@@ -38,7 +38,7 @@ def one_thread() -> Iterator[None]:
 
 
 def weightless(name: str, classes: int = CLASSES, **options: object) -> nets.Net:
-    """All shapes and no numbers: enough to count and to ask what comes out, in no time."""
+    """Return a network with shapes but without values, which is fast and enough to count and to check outputs."""
     with torch.device("meta"):
         return nets.build(name, classes=classes, **options)
 
@@ -125,7 +125,7 @@ def test_cnn_bn_has_a_batch_norm_in_place_of_every_convolutions_bias():
 def test_fedlsa_embeddings_point_everywhere_as_its_anchors_do():
     embedded = nets.build("cnn23", classes=10).embed(torch.randn(8, *CIFAR))
     assert embedded.shape == (8, 84)
-    assert (embedded < 0).any()  # a ReLU behind the projector would leave one orthant of the sphere
+    assert (embedded < 0).any()  # A ReLU after the projector would leave only one orthant of the sphere.
     assert (embedded > 0).any()
 
 
@@ -173,7 +173,7 @@ def test_a_network_is_the_same_for_the_same_seed_whatever_was_drawn_before(name)
     after_first = torch.rand(1)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(1), after_first), "building moved the global generator"
-    again = nets.build(name, classes=CLASSES, seed=3, image=sample)  # now from another global state
+    again = nets.build(name, classes=CLASSES, seed=3, image=sample)  # Now torch has another global state.
     assert same(first, again)
     assert all(p.device.type == "cpu" and p.requires_grad for p in first.parameters())
     assert not torch.equal(
@@ -198,7 +198,7 @@ def test_an_image_of_another_size_works_or_the_error_says_what_to_do(name, image
     try:
         net = weightless(name, image=image)
     except ValueError as error:
-        assert "not 1" in str(error)  # only a grey image is refused, by networks with a colour stem
+        assert "not 1" in str(error)  # Networks with a colour stem refuse only grey images.
         assert image[0] == 1
         assert "convert the images or take one of cnn23" in str(error)
     else:

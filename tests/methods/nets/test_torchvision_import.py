@@ -1,4 +1,4 @@
-"""torchvision: wanted only where it is needed, and patched only where it does not import by itself."""
+"""Tests that torchvision is imported only when it is needed, and patched only when its import fails otherwise."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_small_networks_do_not_import_torchvision():
 
 @pytest.mark.slow
 def test_a_torchvision_without_its_operators_imports_from_many_threads(tmp_path):
-    """The stand-in fails as torchvision does: it does without its extension, then describes its operators."""
+    """The replacement fails as torchvision does: it ignores its missing extension, then describes its operators."""
     package = tmp_path / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text("from torchvision import extension, described\n")

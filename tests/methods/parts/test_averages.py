@@ -1,4 +1,4 @@
-"""Averages over devices and over classes, against loops and pooled data."""
+"""Tests of averages over devices and over classes, against loops and pooled data."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_counters_are_the_first_devices_and_keep_their_type():
 
 
 class Watched(Mapping):
-    """Makes its arrays when they are read, and knows how many of anybody's are alive."""
+    """A mapping that makes its arrays when they are read and counts how many arrays of all instances are alive."""
 
     alive: weakref.WeakSet
     most = 0

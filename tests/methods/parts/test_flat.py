@@ -1,4 +1,4 @@
-"""Weights laid end to end are the same weights."""
+"""Tests that weights in one flat vector are the same weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The training loop, its settings, and the passes without gradient."""
+"""Tests of the training loop, its settings, and the passes without gradient."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_clipping_bounds_the_step():
 @pytest.mark.parametrize("mode", [True, False])
 def test_a_pass_is_in_evaluation_mode_without_gradient_and_leaves_the_mode(mode):
     model = noisy().train(mode)
-    x = DATA.x.repeat(30, 1)  # several batches
+    x = DATA.x.repeat(30, 1)  # Several batches.
     assert len(x) > 2 * BATCH
     found = embed(model, x)
     assert model.training == mode and not found.requires_grad

@@ -1,4 +1,4 @@
-"""Our optimizers beside torch.optim's, bit by bit, and what a device loads because of them."""
+"""Tests that our optimizers equal those of torch.optim bit by bit, and of what a device loads because of them."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def steps(optimizer, ours, count, first=0):
         dice = torch.Generator().manual_seed(k)
         optimizer.zero_grad()
         for number, w in enumerate(ours):
-            if number != 1 or k % 3:  # the second takes no part in every third step
+            if number != 1 or k % 3:  # The second weight takes no part in every third step.
                 (w * torch.randn(w.shape, generator=dice)).sum().sin().backward()
         optimizer.step()
 
@@ -53,7 +53,7 @@ def test_one_that_was_put_back_goes_on_as_if_nothing_had_happened(pair):
     first, second = pair[0](broken), pair[0](broken)
     steps(first, broken, 5)
     state = {**first.state("own"), "others.0.step": torch.ones(())}
-    steps(second, weights(), 3)  # a memory of its own, which must go
+    steps(second, weights(), 3)  # Collects a memory that `restore` must replace.
     second.restore(state, "own")
     steps(second, broken, 7, first=5)
     assert all(torch.equal(a, b) for a, b in zip(through, broken, strict=True))
@@ -82,7 +82,7 @@ def test_parameters_whose_gradients_lie_in_one_memory_get_torchs_bits_too(pair):
 
     ours, theirs = ([weights(seed)[0] for seed in (1, 2)] for _ in range(2))
     (ours[0].view(-1) + ours[1].view(-1)).sin().sum().backward()
-    assert ours[0].grad.data_ptr() == ours[1].grad.data_ptr()  # else this test shows nothing
+    assert ours[0].grad.data_ptr() == ours[1].grad.data_ptr()  # Otherwise this test shows nothing.
     trained(pair[0](ours), ours)
     trained(pair[1](theirs), theirs)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

@@ -1,4 +1,4 @@
-"""The table of prototypes that methods share, held against loops over classes and samples."""
+"""Tests of the prototype table that methods share, against loops over classes and samples."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A rule is what a method predicts by, and a module like any other."""
+"""Tests of rules: a rule makes the predictions of a method and is a torch module."""
 
 import copy
 import io
@@ -14,7 +14,7 @@ from protofleet.methods.parts.rules import Classifier, Nearest, both_ways, neare
 CLASSES, SIZE = 4, 6
 Z = torch.randn(7, SIZE, generator=torch.Generator().manual_seed(1))
 ROWS = torch.randn(5, SIZE, generator=torch.Generator().manual_seed(2))
-LABELS = torch.tensor([2, 0, 2, 3, 2])  # nobody holds class 1
+LABELS = torch.tensor([2, 0, 2, 3, 2])  # No row has class 1.
 BY_HAND = {
     "squared": lambda z, row: -float((z - row).square().sum()),
     "euclidean": lambda z, row: -float((z - row).norm()),

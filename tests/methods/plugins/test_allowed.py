@@ -1,4 +1,4 @@
-"""What a plan names by its hash: a party runs it where its own owner allows that, and declines in fixed words."""
+"""Tests that a party runs a plug-in of a plan only if its owner allows the hash, and else refuses in fixed words."""
 
 import json
 from dataclasses import fields, make_dataclass
@@ -40,7 +40,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def plan(place):
-    """A coordinator's, which its own settings allow."""
+    """Return the plan of a coordinator whose settings allow the plug-ins."""
     allowed = PlugIns((), (HASH, sha256(NETWORK)))
     return CoordinatorSettings(
         "run", 2, 3, {"file": str(place / "fednova.py"), "epochs": 1}, size=8,

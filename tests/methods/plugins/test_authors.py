@@ -1,4 +1,4 @@
-"""Whose an error in the middle of a run is, and what its author reads: the file, the line and its code."""
+"""Tests that an error in the middle of a run shows its author the file, the line and the code of that line."""
 
 import queue
 import sys
@@ -96,7 +96,7 @@ def test_a_line_of_an_installed_plug_in_is_its_authors_too(tmp_path, monkeypatch
 
 
 def result_of(work):
-    """As its owner's thread is given it; an empty queue would be a thread that has died of it."""
+    """Return the result of work as the thread of its owner receives it; assert that the worker thread still runs."""
     inbox, results = queue.SimpleQueue(), []
     worker = ThreadWorker(inbox)
     for one in (work, lambda: "goes on"):
@@ -128,7 +128,7 @@ def test_a_command_in_which_a_plug_in_says_system_exit_has_not_been_done(own):
 
 
 class Half(ServerHalf):
-    """What its round comes to is what it is made with."""
+    """A server half whose `round` returns the value with which the half was made."""
 
     def __init__(self, given):
         self.given = given

@@ -1,4 +1,4 @@
-"""A file of one's own: exactly the bytes that were hashed are run; what is wrong is one line with file and line."""
+"""Tests of plug-in files: exactly the hashed bytes are run, and an error is one line with file and line number."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Plug-ins of installed packages: listed without being imported, run by the hash of their files as installed."""
+"""Tests of plug-ins in installed packages: they are listed without import and run by the hash of their files."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""docs/plug-ins.md, done: its files make a run, and what a person does with runs works with plug-ins too."""
+"""Tests that do what docs/plug-ins.md shows: its files make a run, and all commands for runs accept plug-ins."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def test_data_of_ones_own_are_told_of_like_all_others(place, capsys):
 
 
 def predicts_with_its_plug_ins_alone(place, model):
-    """In a process that has loaded none."""
+    """Assert, in a process that has loaded no plug-ins, that a model predicts only if its plug-in files are named."""
     Image.new("RGB", (8, 8), (220, 220, 220)).save(place / "x.png")
     words = [str(place / "x.png"), str(model), str(place / "fednova.py"), str(place / "mynet.py")]
     done = subprocess.run(
@@ -122,7 +122,7 @@ def predicts_with_its_plug_ins_alone(place, model):
 
 @pytest.mark.slow
 def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_path):
-    """One folder of runs for all of it."""
+    """All commands use the same folder of runs."""
     place = written(tmp_path)
 
     def said(*words, code=0):
@@ -139,7 +139,7 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
     kept = read_toml(folder / "experiment.toml")
     assert sorted(kept["plugins"]) == ["blobs.py", "f1.py", "fednova.py", "mynet.py"]
     assert (folder / kept["method"]["file"]).read_text() == FILES["fednova"]
-    # Where a coordinator and a device run as services, neither keeps the files in the folder that is exported.
+    # When a coordinator and a device run as services, neither of them keeps the files in the folder that is exported.
     named = [word for file in ("fednova.py", "mynet.py", "f1.py") for word in ("--plugin", str(place / file))]
     for one in ("coordinator", f"devices/{next((folder / 'devices').iterdir()).name}"):
         shutil.copytree(folder / one, place / "alone" / one)
@@ -160,7 +160,7 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
     assert same_settings(folder / "experiment.toml", experiment)
     (place / "fednova.py").write_text(FILES["fednova"] + "# changed\n")
     assert not same_settings(folder / "experiment.toml", read_experiment(place / "mine.toml", []))
-    (folder / "summary.json").rename(place / "summary.json")  # as one that was stopped
+    (folder / "summary.json").rename(place / "summary.json")  # Like a run that was stopped.
     assert "an unfinished run with other settings" in said("run", "mine.toml", code=2)
     (place / "fednova.py").write_text(FILES["fednova"])
     assert "continuing the unfinished run" in said("run", "mine.toml", "--resume")
@@ -233,7 +233,7 @@ class Client(fedavg.Client):
 
 
 def test_a_rule_that_cannot_be_exported_is_said_by_the_check(tmp_path):
-    """It learns, and predicts by its rule; `protofleet export` would fail."""
+    """The method learns and predicts by its rule, but `protofleet export` would fail."""
     from protofleet.deploy.contract import checks
     from protofleet.deploy.contract.worlds import Subject
     from protofleet.deploy.local.own_plugins import own_plugins

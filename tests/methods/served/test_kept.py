@@ -1,4 +1,4 @@
-"""A device's own model in a file: each of its ways to predict comes back as it was."""
+"""Tests that a device's own model, saved in a file, predicts in each of its ways as before."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_a_device_s_own_model_comes_back_with_each_way_to_predict(tmp_path, meth
 def test_what_ways_have_in_common_is_in_the_file_once(tmp_path):
     path, card = kept(tmp_path / "last.safetensors", "fedlsa"), read_kept(tmp_path / "last.safetensors").card
     anchors = 4 * card.input.shape[0] * SIDE
-    assert path.stat().st_size < card.bytes + anchors + 12_000  # its table
+    assert path.stat().st_size < card.bytes + anchors + 12_000  # 12,000 bytes for the table of the file.
 
 
 def test_a_damaged_file_is_found_out_in_one_line(tmp_path):

@@ -1,4 +1,4 @@
-"""What a method predicts with is a module, and a card and tensors are enough to have it again."""
+"""Tests that the predictor of a method is a module that a card and its tensors are enough to rebuild."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from protofleet.methods.served.served import served, ways_of
 from protofleet.methods.served.template import with_room
 from tests.methods.served.trained import NAMES, device_0, model_of, plan_of
 
-# With their settings here they predict by prototypes, and measure the classifier beside.
+# With these settings the methods predict by prototypes and also measure the classifier.
 UNSAID = {method: {"prototype"} for method in ("fedproto", "fedsa", "fedtgp")}
 every_method = pytest.mark.parametrize("method", sorted(NAMES))
 
@@ -134,17 +134,17 @@ def test_a_rule_with_more_room_predicts_the_same():
     again = rebuild(dataclasses.replace(card, tensors=sha256_of_tensors(wider)), wider)
     raw = card.input.drawn(6)
     with torch.no_grad():
-        torch.testing.assert_close(again(raw), model(raw))  # a wider product has other last bits
+        torch.testing.assert_close(again(raw), model(raw))  # A wider product differs in the last bits.
     with pytest.raises(CardError, match="export the template again"):
         with_room(tensors, rows - 1, each)
 
 
 def test_rows_that_are_filled_up_are_no_class_s():
     rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
-    rule = Nearest(rows, torch.tensor([0, 0, 1, 3, 3]), 4, "squared")  # nobody has the class 2
+    rule = Nearest(rows, torch.tensor([0, 0, 1, 3, 3]), 4, "squared")  # No row has class 2.
     wider = with_room({"rule.rows": rule.rows, "rule.places": rule.places}, 9, 4)
     assert wider["rule.rows"].shape == (9, 4) and wider["rule.places"].shape == (4, 4)
-    z = torch.zeros(3, 4)  # nearer to what fills up than to any row
+    z = torch.zeros(3, 4)  # These rows are nearer to the padding than to any row.
     before = rule(z)
     rule.rows, rule.places = wider["rule.rows"], wider["rule.places"]
     assert torch.equal(rule(z), before)

@@ -1,4 +1,4 @@
-"""Halves of every method that have learned a little, as a plan makes them: networks of images, small ones."""
+"""Client halves of every method after one round of training, made by a plan with a small image network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def images(seed: int, plan: Plan, of: int = 12) -> Shard:
 
 
 def learned(plan: Plan) -> dict[str, ClientHalf]:
-    """After a round of two devices, one of which lacks a class; as they are for the last evaluation."""
+    """Return two client halves after one round, ready for the last evaluation; one device lacks a class."""
     server = plan.server_half()
     halves = {
         name: plan.client_half(images(seed, plan), name) for seed, name in enumerate(("device-0", "device-1"))

@@ -1,7 +1,7 @@
-"""Not a paper: a round of two phases, as FedPall has it, in the fewest lines that show the shape.
+"""A method from no paper: a round of two phases, as in FedPall, in the fewest lines that show this shape.
 
-Phase "train": the head goes down, class means come up. Phase "mix": the merged means go down, features
-mixed with them come up, and the server fits the head on all of them.
+In phase "train" the server sends the head and the devices send class means. In phase "mix" the server sends the
+merged means, the devices send features that are mixed with them, and the server fits the head on all these features.
 """
 
 from __future__ import annotations

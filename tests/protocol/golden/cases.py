@@ -66,7 +66,7 @@ def manifest(of: Body, block: int) -> Manifest:
 def says(
     sender: str, sequence: int, message: Message, attachment: bytes | Manifest | None = None
 ) -> Envelope:
-    """A frame of the run: the coordinator to the device, the device to the coordinator, births to everybody."""
+    """Seal a frame: the coordinator sends to the device, the device to the coordinator, births go to all."""
     mine = sender == "coordinator"
     other = "board-7" if mine else "coordinator"
     place = codec.task_id_of(message)
@@ -87,7 +87,7 @@ def sealed(envelope: Envelope) -> Envelope:
 
 
 def head_of(envelope: Envelope) -> bytes:
-    """All that stands before the payload."""
+    """Return all bytes before the payload."""
     frame = envelope.encode()
     return frame[: read_header(frame)[1]]
 
@@ -164,7 +164,7 @@ CASES: dict[str, Case] = {
 
 
 def signed(fields: list[object], payload: bytes, domain: bytes = b"protofleet/1 envelope\x00") -> bytes:
-    """An envelope of board-7, put together by hand, so that it does not depend on the code under test."""
+    """Make an envelope of board-7 by hand, so that it does not depend on the code under test."""
     packed = msgpack.packb(fields)
     frame = b"PF\x01" + struct.pack("<H", len(packed)) + packed + payload
     return frame + key("board-7").sign(domain + frame)
@@ -231,7 +231,7 @@ BOXED = IndirectManifest(
 
 
 def counted(envelope: Envelope) -> Envelope:
-    """Both ends have been told what metrics are called."""
+    """Return the envelope for two ends that know the names of the metrics."""
     return replace(envelope, metrics=METRICS)
 
 

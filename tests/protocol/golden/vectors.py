@@ -215,7 +215,7 @@ def key(name: str) -> Ed25519PrivateKey:
 
 
 def keys(name: str) -> Keys:
-    """The same 32 bytes serve both, which only a test may do."""
+    """Return both key pairs from the same 32 bytes, which only a test may do."""
     return Keys(key(name), X25519PrivateKey.from_private_bytes(SECRETS[name]))
 
 
@@ -301,7 +301,7 @@ ADDED: dict[type, dict[str, Any]] = {
 
 
 def lively(value: Any) -> Any:
-    """The case that JSON describes."""
+    """Return the case that JSON describes."""
     if isinstance(value, list):
         return tuple(lively(v) for v in value)
     if not isinstance(value, dict):

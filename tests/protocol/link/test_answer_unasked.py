@@ -1,4 +1,4 @@
-"""An answer of one block, asked for with its task: it comes behind its update, and nothing is said twice for it."""
+"""Tests of an answer of one block that its task requests: it follows its update, and no message is sent twice."""
 
 import contextlib
 import hashlib
@@ -19,7 +19,7 @@ from protofleet.protocol.wire.reasons import Reason
 from tests.protocol.ends import TOPICS, Ends, weights
 
 PACKET = 1 << 21
-MODEL = 50_000  # numbers, 200 kB: one block of the largest size
+MODEL = 50_000  # Numbers in the model: 200 kB, which is one block of the largest size.
 SMALL = 1_000
 BAD_NETWORKS = [
     NetworkConditions(jitter=0.2, loss=0.2, repeat=0.2),
@@ -29,7 +29,7 @@ BAD_NETWORKS = [
 
 
 def asked(folder, devices="a", model=MODEL, can=(forms.INLINE, forms.CREDIT), conditions=NetworkConditions()):
-    """Devices that have a task, whose answers of one block the coordinator may have asked for with it."""
+    """Return ends whose devices have a task that may already have requested their answers of one block."""
     ends = Ends(folder, devices, conditions)
     for link in ends.links.values():
         link.most_block = LARGEST_BLOCK
@@ -50,7 +50,7 @@ def ask(ends, devices, model=MODEL, round=1):
 
 
 def requests(ends, device="a"):
-    """Wants that the device has heard."""
+    """Return how many wants the device has received."""
     return sum(n for (kind, _), n in ends.results(device, "down").items() if kind == "want")
 
 
@@ -68,7 +68,7 @@ def answers(ends):
 
 @contextlib.contextmanager
 def held_back(link):
-    """Blocks that it sends meanwhile, as what sends them now."""
+    """Hold back the blocks that a link sends meanwhile; yield a list of functions that send them."""
     held, send = [], link.send_block
     link.send_block = lambda *what, **how: held.append(lambda: send(*what, **how))
     yield held
@@ -89,9 +89,9 @@ def test_an_answer_of_one_block_comes_without_being_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("given", "answer"),
     [
-        ({"can": (forms.INLINE,)}, MODEL),  # it does not know credit
-        ({"model": SMALL}, MODEL),  # what stands on a small broadcast is most often small
-        ({}, 2 * MODEL),  # two blocks
+        ({"can": (forms.INLINE,)}, MODEL),  # The device does not know credit.
+        ({"model": SMALL}, MODEL),  # An answer to a small broadcast is usually small.
+        ({}, 2 * MODEL),  # The answer has two blocks.
     ],
 )
 def test_any_other_answer_is_asked_for(tmp_path, given, answer):
@@ -202,7 +202,7 @@ def test_blocks_that_were_asked_for_with_their_tasks_are_part_of_the_budget(tmp_
     ends, most = asked(tmp_path, "abcde"), []
     ends.links["e"].most_block = 1024
     ends.links["e"].adapt(PACKET)
-    ends.update("e", weights(MODEL, 5))  # 196 blocks
+    ends.update("e", weights(MODEL, 5))  # 196 blocks.
 
     def in_flight():
         most.append(sum(len(fetch.asked) for fetch, _ in ends.coordinator.fetches.values()))
@@ -216,7 +216,7 @@ def test_a_lost_block_is_asked_for_again_while_an_earlier_answer_waits_for_the_b
     ends = asked(tmp_path, "ae")
     ends.links["e"].most_block = 1024
     ends.links["e"].adapt(PACKET)
-    ends.update("e", weights(MODEL, 5))  # a window of which has no room in this budget
+    ends.update("e", weights(MODEL, 5))  # The budget has no room for a window of its blocks.
     ends.run(until=lambda: heard_updates(ends) == 1)
     with held_back(ends.links["a"]):
         ends.update("a", weights(MODEL, 1))

@@ -1,4 +1,4 @@
-"""Blocks larger than usual, where that is set: fewer of them, as far as the broker takes them."""
+"""Tests of the setting for larger blocks: there are fewer blocks, as far as the broker accepts their size."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_blocks_are_as_large_as_is_set_and_as_the_broker_takes(tmp_path, wanted,
 
 
 def asked(ends, size, cohort):
-    """Which devices received a broadcast of one block, and how many asked for it."""
+    """Return the devices that received a broadcast of one block, and the number of wants for it."""
     coordinator = ends.coordinator
     coordinator.most_block = LARGEST_BLOCK
     coordinator.adapt(PACKET)

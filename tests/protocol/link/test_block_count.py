@@ -1,4 +1,4 @@
-"""Blocks that come before the table of their object are counted as soon as it is there, each byte once."""
+"""Tests that blocks that come before the table of their object are counted when the table comes, each byte once."""
 
 import itertools
 from collections import Counter
@@ -12,7 +12,7 @@ from protofleet.protocol.wire.arrays import KINDS
 from protofleet.protocol.wire.blocks import length_of
 from protofleet.protocol.wire.kinds import declared_kinds
 
-NAMES = [f"logits.{'x' * 150}{i}" for i in range(10)]  # their table alone takes two blocks
+NAMES = [f"logits.{'x' * 150}{i}" for i in range(10)]  # The table of these names alone takes two blocks.
 ARRAYS = {
     **{name: np.ones(20, np.float32) for name in NAMES},
     "weights.w": np.ones(300, np.float32),
@@ -29,7 +29,7 @@ def sent(tmp_path):
 
 
 def count_of(tmp_path, sent, order):
-    """(counted spans, those at the end) of blocks that come in this order."""
+    """Return (spans counted while blocks come in this order, spans counted at the end)."""
     store, manifest = sent
     partial = ObjectStore(tmp_path / "got", durable=False).begin(manifest)
     count, spans = BlockCount(partial, DECLARED), []
@@ -63,7 +63,7 @@ def test_a_block_that_comes_twice_is_new_once(tmp_path, sent):
 
 
 def test_without_its_table_an_object_is_counted_by_its_manifest(tmp_path, sent):
-    """Which knows the eight kinds alone; the rest is control, and no byte is lost."""
+    """The manifest knows only the eight kinds; all other bytes count as control, and no byte is lost."""
     _, manifest = sent
     spans, rest = count_of(tmp_path, sent, [1, 2, 3])
     assert not spans and "logits" not in KINDS

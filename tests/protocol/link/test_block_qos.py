@@ -1,4 +1,4 @@
-"""Blocks at QoS 0, where that is set, for as long as a broker loses next to none of them."""
+"""Tests of blocks at QoS 0, if a setting asks for it, as long as a broker loses almost none of them."""
 
 import pytest
 
@@ -14,11 +14,11 @@ LARGE = 1_000_000
     ("requests", "qos"),
     [
         ([(10_000, False)], 0),
-        ([(1_000, False), (FEWEST_AGAIN - 1, True)], 0),  # too few to say anything
+        ([(1_000, False), (FEWEST_AGAIN - 1, True)], 0),  # Too few blocks to decide.
         ([(10_000, False), (100, True)], 0),
         ([(10_000, False), (102, True)], 1),
         ([(64, False), (64, True)], 1),
-        ([(64, True), (100_000, False)], 1),  # it does not go back
+        ([(64, True), (100_000, False)], 1),  # The link does not go back to QoS 0.
     ],
 )
 def test_blocks_leave_at_qos_1_once_one_of_a_hundred_has_to_be_asked_for_again(requests, qos):
@@ -35,12 +35,12 @@ def test_at_qos_1_nothing_changes():
 
 
 class Published:
-    """At which QoS a party's blocks and its other messages leave."""
+    """A record of the QoS at which the blocks and the other messages of a party are sent."""
 
     def __init__(self, session):
         self._publish, session.publish = session.publish, self.publish
         self.blocks, self.others = [], []
-        self.lost = 0  # so many of the next blocks do not arrive
+        self.lost = 0  # Number of next blocks that do not arrive.
 
     def publish(self, topic, frame, retain=False, qos=1):
         (self.blocks if is_block(frame) else self.others).append(qos)

@@ -1,4 +1,4 @@
-"""Messages cross a bad network once, whole, and counted."""
+"""Tests that messages cross a bad network complete, exactly once, and counted."""
 
 import hashlib
 
@@ -14,7 +14,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.reasons import Reason
 from tests.protocol.ends import TOPICS, Ends, weights
 
-SMALL, LARGE = 1000, 400_000  # 4 kB travels inside its message, 1.6 MB in 25 blocks
+SMALL, LARGE = 1000, 400_000  # 4 kB travel inside the message, 1.6 MB travel in 25 blocks.
 BAD_NETWORKS = [
     NetworkConditions(jitter=0.2, loss=0.2, repeat=0.2),
     NetworkConditions(loss=0.5),
@@ -41,7 +41,7 @@ def test_a_broadcast_reaches_everybody_through_any_network(tmp_path, conditions,
     def done():
         return all(any(isinstance(r.message, Task) for r in ends.heard[d]) for d in "abcd")
 
-    for _ in range(20):  # the round machine repeats a task at every hello; here we do
+    for _ in range(20):  # The round machine repeats a task at each hello; here the test does it.
         ends.broadcast(arrays, "abcd")
         ends.run(20, done)
     assert done()
@@ -89,7 +89,7 @@ def test_a_transfer_broken_in_the_middle_goes_on_where_it_stood(tmp_path):
     ends = Ends(tmp_path, "a")
     ends.update("a", weights(LARGE))
     ends.run(until=lambda: ends.coordinator.meter.payload["up", "weights"] > 2 * LARGE)
-    ends.boot_coordinator(epoch=2)  # its memory is gone, its disk is not
+    ends.boot_coordinator(epoch=2)  # The memory is lost, but not the disk.
     ends.update("a", weights(LARGE))
     ends.run()
     assert len(ends.heard["coordinator"]) == 1
@@ -143,7 +143,7 @@ def test_a_flipped_bit_anywhere_is_rejected(tmp_path):
     for place in range(len(frame)):
         bad = bytearray(frame)
         bad[place] ^= 1
-        ends.clock.now += 1.0  # so that none is rejected for their number alone
+        ends.clock.now += 1.0  # So no message is rejected only because there are many.
         assert reason_of(ends, TOPICS.up("a"), bytes(bad)) is not Reason.FLOOD
     assert len(ends.rejected["coordinator"]) == len(frame)
     assert not ends.heard["coordinator"]
@@ -159,7 +159,7 @@ def test_nobody_speaks_in_the_name_of_another(tmp_path):
 
 
 def replaced(folder):
-    """A later process of "a" has been heard; and a frame of the one before."""
+    """Return ends that have received a hello of a later process of device "a", and a frame of the earlier process."""
     ends = Ends(folder, "a")
     old = frame_of(ends, "a", Hello("a", 10, 5))
     ends.boot_device("a", boot=2)
@@ -225,7 +225,7 @@ def test_a_manifest_that_fits_no_packet_is_an_object_itself(tmp_path, numbers):
     """A model of 1 MB at a broker that takes 5,120 bytes, both ways."""
     ends = Ends(tmp_path)
     for link in ends.links.values():
-        link.adapt(5120)  # blocks of 1 kB, 64 of them in a manifest
+        link.adapt(5120)  # Blocks have 1 kB, and a manifest names 64 of them.
     ends.links["a"].peer_forms = frozenset({"manifest"})
     offer = ends.broadcast(weights(numbers), ["a"])
     name = ends.update("a", weights(numbers))

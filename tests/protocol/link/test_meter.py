@@ -1,4 +1,4 @@
-"""Counted where it crosses: the parts add up to the packets."""
+"""Tests that the meter counts what crosses the link, and that its parts add up to the packets."""
 
 import struct
 
@@ -49,7 +49,7 @@ def test_the_difference_of_two_moments_is_what_crossed_between_them(before, betw
 
 
 def publish(topic, frame):
-    """An MQTT 5 PUBLISH packet at QoS 1, written out."""
+    """Return the bytes of an MQTT 5 PUBLISH packet at QoS 1, built by hand."""
     name = topic.encode()
     rest = struct.pack("!H", len(name)) + name + b"\x00\x01" + b"\x00" + frame
     length, left = b"", len(rest)
@@ -58,7 +58,7 @@ def publish(topic, frame):
     return b"\x32" + length + bytes([left]) + rest
 
 
-EDGES = [0, 128, 16_384, 2_097_152]  # where the length of the rest takes one byte more
+EDGES = [0, 128, 16_384, 2_097_152]  # At these sizes the length field of the packet gets one byte longer.
 
 
 @given(

@@ -1,4 +1,4 @@
-"""How far a long transfer is, said every few seconds."""
+"""Tests of the progress of a long transfer, which is logged every few seconds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Buckets and the inbox: bounded work and memory for whatever arrives, and nothing taken from the honest."""
+"""Tests of rate limits and the inbox: work and memory are bounded for all input, and honest parties lose nothing."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Sequence numbers are taken once, compared with a plain set of all that were ever seen."""
+"""Tests that each sequence number is accepted once, against a plain set of all numbers that were seen."""
 
 from dataclasses import astuple
 from sys import getsizeof
@@ -48,7 +48,7 @@ def test_a_window_says_what_a_set_would_say(arrivals):
 
 @given(st.sets(st.integers(1, 400), min_size=1).flatmap(lambda s: st.permutations(sorted(s))))
 def test_what_has_not_come_is_what_lies_above_the_first_that_came(order):
-    """What was said before was said to nobody. The broker may bring the will, number 0, and everything twice."""
+    """No receiver existed for earlier messages. The broker may deliver the will, number 0, and each message twice."""
     window = ReplayWindow()
     for sequence in (0, *order, *order, 0):
         window.is_new(1, sequence)
@@ -74,7 +74,7 @@ def test_who_remembers_an_earlier_process_misses_nothing_of_what_was_said_while_
 
 @given(st.integers(0, 3 * WIDTH), st.lists(st.integers(0, 3 * WIDTH + 40), max_size=40))
 def test_after_a_restart_nothing_up_to_the_mark_is_new(mark, arrivals):
-    """Whatever of it had come before: what was said then, and is late, is said again by who still means it."""
+    """It does not matter which had come before. A sender repeats a late message of that time if it still needs it."""
     window, naive = ReplayWindow.up_to(1, mark), Naive()
     naive.boot, naive.seen = 1, set(range(mark + 1))
     for sequence in (*arrivals, mark, max(0, mark - 1)):

@@ -1,4 +1,4 @@
-"""One object in blocks: nothing is sent unasked, nothing is asked for twice without need, one copy for a cohort."""
+"""Tests of one object in blocks: no block is sent or requested without need, and a cohort shares one copy."""
 
 from collections import Counter
 from dataclasses import replace
@@ -40,7 +40,7 @@ BLOCKS = 8
 
 
 class Puller:
-    """A fetch, what it asked for, and what of that has not come."""
+    """A fetch with the wants that it sent and the blocks that have arrived."""
 
     def __init__(self, store, manifest):
         self.wants: list[BlockRequest] = []
@@ -124,7 +124,7 @@ def test_after_a_silence_what_is_missing_is_asked_for_again_and_ever_more_rarely
 
 @pytest.mark.parametrize("seconds", [0.02, 0.9, 2.1, 3.9])
 def test_on_a_slow_line_hardly_a_block_is_asked_for_twice(puller, seconds):
-    """Each takes so long, also one that comes again; what is asked for first comes first."""
+    """Each block takes this long, also a repeated one, and blocks come in the order of the requests."""
     puller.fetch.fill(64, 0.0)
     waiting, now = list(range(BLOCKS)), 0.0
     while not puller.fetch.partial.complete:
@@ -211,7 +211,7 @@ def test_whatever_is_lost_the_object_comes_and_the_window_holds(tmp_path_factory
             return
         now = puller.fetch.wake_at
         puller.fetch.wake(now, window)
-        if now > 200:  # enough losses: from now on all that is asked for arrives
+        if now > 200:  # There were enough losses; from now on each requested block arrives.
             for index in sorted(puller.fetch.asked):
                 puller.comes(index, now)
     raise AssertionError("it never came")
@@ -231,7 +231,7 @@ def test_blocks_that_an_object_does_not_have_are_not_looked_for():
     assert indices(((6, 4096),), BLOCKS) == [6, 7]
 
 
-# The other end: one object for a cohort.
+# The sending end: one object for a cohort.
 
 OBJECT = Manifest(b"o" * 32, 80, 10, (b"h" * 16,) * BLOCKS, (("weights", 80),))
 ALL = ((0, BLOCKS),)
@@ -299,7 +299,7 @@ def test_late_joiners_share_one_more_copy_of_what_has_gone_out():
 
 
 def test_who_is_late_alone_gets_it_alone():
-    """The others have it, and a second copy would hold up whatever comes next on a slow line."""
+    """The other devices have the block, and a second copy would delay their next messages on a slow line."""
     server = Server("a")
     assert server.asks("a", 0.0, ((0, 4),)) == TO_ALL[:4]
     server.broadcast.expect(["late", "later"], {"late", "later"})
@@ -340,7 +340,7 @@ def test_a_block_waits_while_one_after_the_other_asks_but_not_for_long():
 
 
 def many_asked(number):
-    """Blocks of 1 MiB, all of which so many devices have asked for."""
+    """Return a server of blocks of 1 MiB and the names of `number` devices that have requested all of them."""
     names = [f"device-{i}" for i in range(number)]
     server = Server(*names)
     manifest = replace(OBJECT, size=BLOCKS << 20, block=1 << 20)

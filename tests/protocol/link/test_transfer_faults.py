@@ -1,4 +1,4 @@
-"""What crashes, silence and malice do to transfers: others go on, and what is due arrives in the end."""
+"""Tests of crashes, silent parties and malice during transfers: others continue, and all that is due arrives."""
 
 import errno
 import os
@@ -17,13 +17,13 @@ from protofleet.protocol.wire.messages import BlockRequest, Hello, Manifest, Tas
 from protofleet.protocol.wire.reasons import Reason
 from tests.protocol.ends import TOPICS, Ends, weights
 
-LARGE = 400_000  # 1.6 MB in 25 blocks
-HUGE = 4_000_000  # 16 MB in 245 blocks: more than three windows
+LARGE = 400_000  # 1.6 MB in 25 blocks.
+HUGE = 4_000_000  # 16 MB in 245 blocks, which is more than three windows.
 SLOW = NetworkConditions(delay=0.1)
 
 
 def all_blocks_but_no_name(store, source, manifest):
-    """What a process leaves that dies between the last block and the rename."""
+    """Leave in a store what a process leaves that dies between writing the last block and the rename."""
     partial = store.begin(manifest)
     for i in range(len(manifest.hashes)):
         start = i * manifest.block
@@ -88,7 +88,7 @@ def test_whoever_found_no_credit_goes_on_when_the_others_have_gone(tmp_path):
     for device in "abcd":
         ends.broker.clients[device].alive = False
         ends.coordinator.abandon(device)
-    ends.update("e", weights(HUGE, ord("e")))  # as a device does while it has no receipt
+    ends.update("e", weights(HUGE, ord("e")))  # A device does this while it has no receipt.
     ends.run()
     assert [r.sender for r in ends.heard["coordinator"]] == ["e"]
 
@@ -102,7 +102,8 @@ def test_whoever_begins_asks_for_all_of_a_small_answer_at_once(tmp_path):
         send(device, message),
     )
     for device in devices:
-        ends.update(device, weights(LARGE, ord(device)))  # 25 blocks: ten of them are the whole budget
+        # An answer has 25 blocks, and ten answers use the whole budget.
+        ends.update(device, weights(LARGE, ord(device)))
     ends.run()
     assert {r.sender for r in ends.heard["coordinator"]} == set(devices)
     assert sorted(device for device, message in requests if isinstance(message, BlockRequest)) == devices
@@ -171,7 +172,7 @@ def test_an_answer_said_twice_is_payload_once(tmp_path):
 
 
 def forged(ends, device, message, **fields):
-    """What a device could sign that our own code never says."""
+    """Return a frame that a device could sign but that our own code never sends."""
     header, payload = ends.unsealed(ends.links[device].seal(message, "coordinator"), "coordinator")
     return ends.sealed(header, msgpack.packb({**msgpack.unpackb(payload), **fields}), device, "coordinator")
 

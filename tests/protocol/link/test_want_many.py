@@ -1,4 +1,7 @@
-"""Several objects in one want, in both directions: here a manifest as an object, and the object it is of."""
+"""Tests of several objects in one want, in both directions.
+
+Here the objects are a manifest, sent as an object, and the object that this manifest describes.
+"""
 
 import pytest
 
@@ -17,7 +20,7 @@ OBJECTS = bytes(32), bytes(range(32))
 
 @pytest.fixture
 def ends(tmp_path):
-    """A broker of the smallest packets; every block that it takes is noted, by its topic."""
+    """Return two ends whose broker takes only the smallest packets; `blocks` records each block and its topic."""
     made = Ends(tmp_path, "ab")
     for link in made.links.values():
         link.adapt(LEAST)
@@ -33,12 +36,12 @@ def ends(tmp_path):
 
 
 def served(ends, manifest):
-    """Indices of its blocks that went out."""
+    """Return the indices of the blocks of this object that were sent."""
     return [i for _, name, i in ends.blocks if name == manifest.wire_name[:16]]
 
 
 def both(ends):
-    """A broadcast to a, whose manifest fits no packet. No task is said, so nobody asks for it but the test."""
+    """Offer device a a broadcast whose manifest fits no packet, without a task, so that only the test requests it."""
     store = ObjectStore(ends.folder / "broadcasts", durable=False)
     manifest = store.put(weights(30_000), ends.coordinator.block)
     boxed = ends.coordinator.offer(manifest, store, ["a"], set())

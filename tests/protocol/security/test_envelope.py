@@ -1,4 +1,4 @@
-"""Nothing in an envelope can be changed on its way."""
+"""Tests that a change of any part of an envelope on its way is noticed."""
 
 import struct
 from dataclasses import astuple, replace
@@ -40,7 +40,7 @@ OTHER = {
 
 
 def reason(frame, ring=RING):
-    """Why a frame is rejected; None if it is not. Anything but Rejected is our bug."""
+    """Return why a frame is rejected, or None if it is not; any error except Rejected is a bug of ours."""
     try:
         unseal(frame, ring)
     except Rejected as fault:
@@ -142,7 +142,7 @@ def test_no_header_does_more_than_be_rejected(fields):
     assert reason(with_fields(fields)) is not None
 
 
-# What its own sender signed can still be wrong for whoever gets it.
+# A field that its own sender signed can still be wrong for the receiver.
 
 SIGNED = [
     ({"federation": "other", "epoch": 99}, Reason.WRONG_FEDERATION),

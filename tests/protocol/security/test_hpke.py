@@ -1,4 +1,4 @@
-"""The sealing of the library that we use is RFC 9180's, as is the plain one that a foreign client writes."""
+"""Tests that the library that we use, and the plain code of a foreign client, seal as RFC 9180 says."""
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 

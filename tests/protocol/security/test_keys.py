@@ -1,4 +1,4 @@
-"""No key file is taken for what it is not, and none is open to others."""
+"""Tests that no key file is used as another kind of key, and that other users cannot read key files."""
 
 import pytest
 from cryptography.hazmat.primitives import serialization

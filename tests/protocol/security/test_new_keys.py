@@ -1,6 +1,7 @@
-"""Each key that minor version 1 has added, and a reader of version 1.0, which knows none of them.
+"""Tests of each key that minor version 1 has added, with a reader of version 1.0, which knows none of them.
 
-The reader is written from docs/protocol.md as it was: strict in what it knows, blind to all else.
+The reader is written from the earlier docs/protocol.md: it is strict about the keys that it knows and ignores all
+others.
 """
 
 import re
@@ -28,7 +29,7 @@ from protofleet.protocol.wire.messages import (
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
 ANY = (int, float)
-KNOWN = {  # kind -> key: its type, and whether it is required
+KNOWN = {  # Kind -> key -> (its type, whether it is required).
     "state": {"online": (bool, True), "reason": (str, False)},
     "hello": {
         "classes": (int, True), "examples": (int, True), "domain": (str, False), "software": (str, False),
@@ -51,7 +52,7 @@ TASK, WANT = Task(1, "train", ONE, 60.0), BlockRequest(HASH, ((0, 1),))
 UPDATE = Update("board-7", 1, "train", 9, HASH, {}, {"accuracy.test.global": 0.5})
 ROW = ArraySpec("weights.*", None, None, None, None, None, 1e6, True)
 ABOUT = About(("many",), ("manifest",), ("cat",), 16, ("loss.test",), True)
-SAID = {  # key -> what is said without it, and what with it: everybody hears it
+SAID = {  # Key -> (a message without it, a message with it); all receivers get it.
     "hello.can": (HELLO, replace(HELLO, can=("inline", "names"))),
     "hello.names": (HELLO, replace(HELLO, names=("cat", "dog", "owl"))),
     "hello.names_hash": (HELLO, replace(HELLO, names_hash=HASH)),
@@ -59,7 +60,7 @@ SAID = {  # key -> what is said without it, and what with it: everybody hears it
     "state.who": (State(True), State(True, who="host 7 runs/spring")),
     "state.now": (State(True, "here"), State(True, "here", now=RoundStatus(3, "train", 0, (HASH[:4],)))),
 }  # fmt: skip
-TOWARDS = {  # key -> who is told it, and a message with it
+TOWARDS = {  # Key -> (the form of the receivers that get it, a message with it).
     "task.wants": ("wants", (replace(TASK, wants=(ROW,)),)),
     "task.follows": ("inline", (replace(TASK, follows=True),)),
     "task.manifest": ("manifest", (replace(TASK, broadcast=BOX),)),
@@ -73,7 +74,10 @@ TOWARDS = {  # key -> who is told it, and a message with it
 
 
 def read(kind, payload):
-    """What a reader of version 1.0 makes of it; ValueError or TypeError where it is malformed."""
+    """Return the fields that a reader of version 1.0 reads from a payload.
+
+    Raise ValueError or TypeError if the payload is malformed.
+    """
     fields = msgpack.unpackb(
         payload, max_str_len=512, max_array_len=4096, max_map_len=256, max_ext_len=0, strict_map_key=True
     )
@@ -88,7 +92,7 @@ def read(kind, payload):
 
 
 def rows():
-    """(kind.key, what the page says of it), for all keys of messages."""
+    """Yield (kind.key, what the page says about it) for all keys of messages."""
     section, kind, found = PAGE.split("## 5. Messages")[1].split("**A `want`**")[0], "", []
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]

@@ -1,4 +1,4 @@
-"""A record is believed as far as a root has signed it, and no bit further."""
+"""Tests that a record is believed only as far as a root has signed it, to the last bit."""
 
 import ast
 from dataclasses import replace
@@ -160,7 +160,7 @@ def test_a_revocation_list_only_grows_newer():
     held = held.with_revocations(later).with_revocations(later)
     assert refusal(held.admit, SIGNED, 1500) == StatementFault.REVOKED
     assert refusal(held.with_revocations, first) == StatementFault.SUPERSEDED
-    other = issue_revocations(Revocations("north", 3, frozenset({5})), [OLD])  # the same version says less
+    other = issue_revocations(Revocations("north", 3, frozenset({5})), [OLD])  # Same version, fewer devices.
     assert refusal(held.with_revocations, other) == StatementFault.SUPERSEDED
     south = issue_revocations(Revocations("south", 9, frozenset()), [OLD])
     assert refusal(held.with_revocations, south) == StatementFault.WRONG_FEDERATION
@@ -175,7 +175,7 @@ def test_roots_are_followed_from_one_that_is_held_and_never_back():
     second, third = issue_roots(roots(2, OLD, NEW), [OLD, NEW]), issue_roots(roots(3, NEW), [OLD, NEW])
     one = trust_in(OLD)
     assert one.with_roots(second).with_roots(third).roots.keys == (PUBLIC[NEW],)
-    assert one.with_roots(third).roots.keys == (PUBLIC[NEW],)  # whoever slept through the second
+    assert one.with_roots(third).roots.keys == (PUBLIC[NEW],)  # A party that missed the second version.
     assert refusal(one.with_roots(third).with_roots, second) == StatementFault.SUPERSEDED
     alone = issue_roots(roots(2, NEW), [NEW])
     assert refusal(one.with_roots, alone) == StatementFault.UNKNOWN_ROOT

@@ -1,4 +1,4 @@
-"""What is sealed: nobody but its recipient reads it, and a federation that seals takes nothing that is not."""
+"""Tests that only the recipient reads a sealed message, and that a federation that seals accepts no open message."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +20,7 @@ RING = {name: keys.public for name, keys in KEYS.items()}
 HEADER = Header(1, 0, 1, "bye", "lab", "r", 7, "a", 8, 9, "coordinator", 0, "", b"")
 PAYLOAD = codec.encode(Bye("x"))
 FRAME = seal(HEADER, PAYLOAD, KEYS["a"].sign, RING["coordinator"].receive)
-LARGE = 400_000  # numbers: some 25 blocks
+LARGE = 400_000  # Numbers in the arrays: about 25 blocks.
 
 
 def reason(frame, secret=KEYS["coordinator"].receive):
@@ -53,7 +53,7 @@ def test_sealing_costs_48_bytes_and_is_never_twice_the_same():
 
 @pytest.mark.parametrize("field", ["sender", "round", "sequence", "epoch", "kind"])
 def test_a_sealed_payload_cannot_be_moved_under_another_header(field):
-    """Even by one who may sign: the header is part of what is sealed."""
+    """Even a party that may sign cannot do it, because the header is part of the sealed data."""
     changed = {"sender": "b", "kind": "hello"}.get(field) or getattr(HEADER, field) + 1
     moved = replace(HEADER, **{field: changed})
     start, end = len(FRAME) - 64 - len(PAYLOAD) - 48, len(FRAME) - 64
@@ -66,7 +66,7 @@ def test_a_sealed_payload_cannot_be_moved_under_another_header(field):
 
 
 class Ear:
-    """A broker that keeps all that it sees."""
+    """A listener in the broker that keeps all frames that the broker sees."""
 
     def __init__(self, ends):
         self.seen, publish = [], ends.broker.publish
@@ -182,7 +182,7 @@ def test_an_answer_that_a_restarted_device_offers_under_another_key_goes_on_wher
 
 
 def test_every_cutting_of_an_object_has_a_key_of_its_own(tmp_path):
-    """A block's nonce is its number: blocks of another size under the same key would give both away."""
+    """The nonce of a block is its number: blocks of another size under the same key would reveal both contents."""
     ends = Ends(tmp_path, "a")
     link = ends.links["a"]
     name = link.store.put(weights(LARGE)).object

@@ -1,4 +1,4 @@
-"""Settings that the root has signed: what a device takes, and what it refuses in which words."""
+"""Tests of settings that the root has signed: which ones a device accepts, and the words of its refusals."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def fleet(tmp_path):
 
 @pytest.fixture
 def signed(fleet, tmp_path):
-    """Writes a signed file and reads it as device `a` would."""
+    """Return a function that writes a signed settings file and reads it as device `a` would."""
 
     def read(text=TEXT, version=1, name="a", federation="lab", by=None, change=lambda data: data):
         told = SignedSettings(federation, name, version, text.format(folder=tmp_path / "state"))
@@ -91,7 +91,7 @@ def test_without_a_root_to_believe_signed_settings_are_refused(signed, tmp_path)
 
 
 def started(folder, *words):
-    """`protofleet device ...` as a process: its exit code and what it said."""
+    """Run `protofleet device ...` as a process and return its exit code and its standard error."""
     done = subprocess.run(
         [sys.executable, "-m", "protofleet", "device", *words], cwd=folder, capture_output=True, text=True,
         timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
@@ -110,7 +110,8 @@ def test_who_carries_settings_cannot_take_the_signature_off_and_turn_sealing_off
         "device.settings is not signed, and with --enrolled only settings are taken that the root of" in said
     )
     assert not (tmp_path / "begun").exists()
-    path.write_text("\n" * 300 + path.read_text())  # beyond what is looked at for the signature's first line
+    # The first line of the signature is now after the part of the file that is searched for it.
+    path.write_text("\n" * 300 + path.read_text())
     with pytest.raises(SettingsError, match="is not signed"):
         load_settings(path, str(fleet.folder_of("a")), [])
 

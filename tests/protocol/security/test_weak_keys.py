@@ -1,4 +1,4 @@
-"""No key of small order is taken anywhere: what is sealed to one is open, and anybody signs under one."""
+"""Tests that keys of small order are refused: anyone can read what is sealed to one, and can sign under one."""
 
 import pytest
 from cryptography.exceptions import InvalidSignature
@@ -21,7 +21,7 @@ ROOT = Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\x01")
 PUBLIC = ROOT.public_key().public_bytes_raw()
 MINE = Keys(
     ROOT, X25519PrivateKey.from_private_bytes(bytes(31) + b"\x02")
-).public  # the same for every worker
+).public  # The same key for every test process.
 
 
 def test_the_lists_are_whole():
@@ -33,7 +33,7 @@ def test_the_lists_are_whole():
 
 
 def test_a_signature_that_nobody_made_is_good_under_such_a_key():
-    """What the check is for: without it, everybody could speak for whoever is enrolled with such a key."""
+    """Without the check, anyone could send messages in the name of a party that is enrolled with such a key."""
     nothing = (1).to_bytes(32, "little")
     for said in (b"hello", b"goodbye"):
         Ed25519PublicKey.from_public_bytes(nothing).verify(nothing + bytes(32), said)
@@ -61,7 +61,7 @@ def test_every_key_that_is_made_of_random_bytes_is_taken(one, other):
 
 
 def record(sign, receive):
-    """As it was issued before anybody looked at keys."""
+    """Return a record as it was issued before keys were checked."""
     fields = Writer().text("north").text("d1").text("device").blob(sign).blob(receive)
     return sign_statement("record", fields.number(7).number(1000).number(2000).done(), [ROOT])
 
@@ -89,7 +89,7 @@ def test_a_public_key_file_with_such_a_key_is_named(tmp_path, sign, receive):
 
 @pytest.mark.parametrize("key", RECEIVE, ids=bytes.hex)
 def test_what_is_sealed_by_a_point_of_small_order_is_dropped(key):
-    """A sender chooses what stands where the encapsulated key does."""
+    """The sender chooses the bytes in the place of the encapsulated key."""
     sender, receiver = Keys.new(), Keys.new()
     header = Header(1, 0, SEALED, "hello", "north", "run", 1, "d1", 1, 1, "coordinator", 0, "", b"")
     whole = seal(header, b"secret", sender.sign, receiver.public.receive)

@@ -1,6 +1,6 @@
-"""Every number of every table of settings has a bound on both sides: what lies outside is one line and exit code 2.
+"""Tests that each number in the settings has two bounds; a value outside gives one line and exit code 2.
 
-The settings are found by walking the dataclasses that the tables are decoded into, so a new one is walked too.
+The tests find the settings by walking the dataclasses into which the tables are decoded, so they also find new ones.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode
 
 ROOT = Path(__file__).parents[3]
 RUN = {"name": "absurd", "rounds": 1, "classes": 10, "method": {"name": "fedavg"}}
-LEAST = {  # the least that each table must say
+LEAST = {  # The smallest valid content of each table.
     Experiment: RUN,
     CoordinatorSettings: RUN,
     DeviceSettings: {"name": "a"},
@@ -53,18 +53,18 @@ NEVER = [
     {"a": 1},
     True,
 ]
-EDGES = [math.inf, -1, 0, 1e-300]  # what a few numbers may be
+EDGES = [math.inf, -1, 0, 1e-300]  # Values that a few numbers may have.
 MAY_BE_INFINITE = {"CoordinatorSettings.limits.norm", "DeviceSettings.patience_seconds"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A number of a table: how to get there, and its type as the dataclass says it."""
+    """A number in a settings table: its path and its type as the dataclass declares it."""
 
     top: type
     path: tuple[str, ...]
     hint: object
-    listed: bool = False  # one of several under its key
+    listed: bool = False  # Whether the number is an item of a list.
 
     def __str__(self):
         return ".".join((self.top.__name__, *self.path))
@@ -80,7 +80,10 @@ class Leaf:
 
 
 def leaves(top, cls, path=()):
-    """A dict's values stand under a name that its table has already, or under "a"; a list's under its key."""
+    """Yield a leaf for each number in the settings class.
+
+    The values of a dict have the path of the dict and the name "a"; the values of a list have the path of the list.
+    """
     for field in dataclasses.fields(cls):
         yield from below(top, get_type_hints(cls, include_extras=True)[field.name], (*path, field.name))
 
@@ -105,7 +108,7 @@ HYPERS = [(name, leaf) for name in names() for leaf in leaves(load(name).Hyper, 
 
 
 def complaint(cls, table):
-    """What is wrong with it, or None where it is taken; anything else than SettingsError is our own fault."""
+    """Return the message of the SettingsError for a table, or None if it is accepted; do not catch other errors."""
     try:
         decode(cls, table)
     except SettingsError as error:
@@ -174,12 +177,12 @@ def test_a_text_of_the_wrong_type_is_one_line_that_names_the_key(top, key):
 
 
 def test_the_page_of_bounds_is_the_one_that_the_source_writes():
-    """If not: python -m protofleet.deploy.pages.bounds"""
+    """If it is not, run `python -m protofleet.deploy.pages.bounds`."""
     assert bounds_page.PAGE.read_text() == bounds_page.generate()
     assert bounds_page.generate().count("\n| `") == len(LEAVES) + len(HYPERS)
 
 
-# The numbers of command lines
+# The numbers of command lines.
 
 
 NO_NUMBERS = {"Path", "broker_changes", "_version", "_format", "experiment_file"}
@@ -205,7 +208,7 @@ def test_every_number_of_a_command_line_has_a_bound_on_both_sides():
 
 
 def asked_for(number):
-    """With its bound, but for a seed's, which is that of the machine's own numbers."""
+    """Return the expected words of an error; they name the bound, except for seeds."""
     return (
         "it must be a whole number"
         if number in (arguments.SEED, arguments.SEEDS)
@@ -221,7 +224,7 @@ def test_an_absurd_number_of_a_command_line_is_refused(name):
         assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
-# Through the commands themselves
+# Tests that run the commands.
 
 
 def command(folder, *words):

@@ -1,4 +1,4 @@
-"""Settings are decoded strictly, and a mistake is one sentence that names its place and the way out."""
+"""Tests that settings are decoded strictly, and that an error is one sentence with its place and the solution."""
 
 import math
 import re
@@ -217,7 +217,7 @@ TABLES = st.recursive(
 
 
 def plain(value):
-    """Comparable even where it holds NaN."""
+    """Return a copy of a value that can be compared even if it contains NaN."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A file is there whole or not at all, and nothing is left of one that was not finished."""
+"""Tests that a file is complete or absent, and that nothing remains of an unfinished file."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ with Disk().fresh(Path(sys.argv[1])) as path:
 
 @pytest.fixture
 def target(tmp_path):
-    path = tmp_path / "device[1].json"  # what a pattern would read as one
+    path = tmp_path / "device[1].json"  # A glob pattern would read this name as "device1.json".
     path.write_bytes(b"old")
     return path
 

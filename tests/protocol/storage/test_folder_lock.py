@@ -1,4 +1,4 @@
-"""A folder is held by one alone, be it a process or a thread, and by nobody whose process has died."""
+"""Tests that only one process or thread holds a folder, and that a dead process does not hold it."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A full disk is a fault like another: said, counted, and over once there is room again."""
+"""Tests that a full disk is an ordinary fault: it is logged and counted, and ends when there is space again."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from tests.support.open_files import open_files
 
 
 def failing_once(number, real):
-    """Stands in for a call of the system that fails the first time."""
+    """Return a replacement of a system call that fails at the first call and then does the real call."""
     left = [OSError(number, os.strerror(number))]
 
     def call(*arguments):

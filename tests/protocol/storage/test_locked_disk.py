@@ -1,4 +1,4 @@
-"""What SQLite says about a disk: full, held by another program, or neither."""
+"""Tests of how errors of SQLite are read: disk full, locked by another program, or neither."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Objects on disk: whole or not there, taken up again where a dead process left them."""
+"""Tests of objects on disk: they are complete or absent, and are continued where a dead process left them."""
 
 import hashlib
 import os
@@ -93,7 +93,7 @@ def test_blocks_that_were_here_before_are_part_of_what_is_hashed(store, manifest
     first = store.begin(manifest)
     fill(first, [0, 1, 2])
     first.abandon(forget=False)
-    for opened in (store, ObjectStore(store.folder)):  # in the same process, and in the next one
+    for opened in (store, ObjectStore(store.folder)):  # In the same process, and in the next process.
         partial = opened.begin(manifest)
         fill(partial, [3])
         partial.abandon(forget=False)
@@ -215,7 +215,7 @@ def test_only_what_is_wanted_is_kept_and_only_halves_are_swept(store, manifest):
 
 
 def test_halves_of_dead_processes_go_when_something_is_kept_and_ones_own_stay(store):
-    """In a container every process has the same id, so that cannot tell them apart."""
+    """In a container every process has the same id, so the id cannot tell processes apart."""
     dead = store.folder / f"new-{os.getpid()}-140398444050560"
     dead.write_bytes(b"half")
     ours = []
@@ -223,7 +223,7 @@ def test_halves_of_dead_processes_go_when_something_is_kept_and_ones_own_stay(st
     class Slow(dict):
         def __getitem__(self, key):
             ours.extend(p for p in store.folder.glob("new-*") if p != dead)
-            store.keep(set())  # on the owner's thread, while the worker writes
+            store.keep(set())  # This runs on the owner's thread while the worker writes.
             return super().__getitem__(key)
 
     name = store.put(Slow(weights((SMALL >> 2) + 1, 1))).object
@@ -264,7 +264,7 @@ def test_parts_may_be_cut_finer_than_the_body_and_hold_nothing(store, manifest):
 
 
 def test_an_object_of_one_block_is_never_half_here(tmp_path, source, manifest):
-    """No file waits for its other blocks, and a block that is not its own leaves nothing."""
+    """No file waits for further blocks, and a block of another object leaves no file."""
     whole = source.manifest(manifest.object, block=len(BODY))
     store = ObjectStore(tmp_path / "other")
     arriving = store.begin(whole)

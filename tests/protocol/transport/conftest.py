@@ -1,4 +1,4 @@
-"""Brokers that say what a test has written down."""
+"""Fixtures with brokers that send the packets that a test has written down."""
 
 import pytest
 
@@ -22,5 +22,5 @@ def scripted():
 
 @pytest.fixture
 def time_to_leave(monkeypatch):
-    """For what has to leave, or to be over, when a connection is closed: a program waits a second, and then goes."""
+    """Give a closing connection PATIENCE seconds to send its last packets; a program waits only one second."""
     monkeypatch.setattr(mqtt, "LEAVE_SECONDS", PATIENCE)

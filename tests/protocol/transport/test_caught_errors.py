@@ -1,4 +1,4 @@
-"""What a library that calls back must not see is counted, and logged once an hour."""
+"""Tests that errors in callbacks, which a library must not see, are counted, and logged once an hour."""
 
 import logging
 

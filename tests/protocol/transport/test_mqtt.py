@@ -1,4 +1,4 @@
-"""Frames over real brokers."""
+"""Tests of frames over real brokers."""
 
 import queue
 import random
@@ -158,7 +158,7 @@ def test_a_session_keeps_frames_for_a_device_that_is_away(any_broker, peer, fede
 
 
 def test_of_two_with_one_name_one_hears_what_is_wrong(any_broker, peer):
-    # Mosquitto 2.1 says 142 and the older one stops; older brokers say nothing, and both come back in turn.
+    # Mosquitto 2.1 sends code 142, and the older client stops. Older brokers send no code, and both return in turn.
     first = peer("twin", any_broker.address)
     peer("twin", any_broker.address)
     lost = first.next(Disconnected, lambda item: item.final or "another process" in item.reason)
@@ -174,7 +174,8 @@ def test_a_publish_against_the_rules_is_denied_and_the_rest_goes_on(tmp_path, st
     device.mqtt.publish("forbidden/x", b"no")
     assert "Not authorized (135)" in device.next(Denied, lambda item: item.topic == "forbidden/x").reason
     heard = None
-    while not isinstance(heard, Arrived):  # Mosquitto 2.0.11 hangs up after it has denied something
+    # Mosquitto 2.0.11 closes the connection after it has denied something.
+    while not isinstance(heard, Arrived):
         device.mqtt.publish("free/x", b"yes")
         heard = device.inbox.get(timeout=PATIENCE)
     assert heard == Arrived("free/x", b"yes")
@@ -183,7 +184,7 @@ def test_a_publish_against_the_rules_is_denied_and_the_rest_goes_on(tmp_path, st
 @pytest.mark.usefixtures("time_to_leave")
 def test_a_publish_that_nobody_hears_is_not_denied(broker, peer, federation):
     device = peer("d", broker.address).ready()
-    device.mqtt.publish(f"{federation}/nobody", b"x")  # Mosquitto acknowledges with 16
+    device.mqtt.publish(f"{federation}/nobody", b"x")  # Mosquitto acknowledges with code 16.
     device.mqtt.close()
     assert device.inbox.empty()
 
@@ -211,15 +212,15 @@ def test_frames_of_every_length_that_a_header_can_have_arrive_whole(any_broker, 
 
 
 class Sys:
-    """What a Mosquitto counts, and what it has passed on of `topics`.
+    """A client that records the counters of a Mosquitto and counts the frames that it delivers on `topics`.
 
-    It listens at QoS 0, so it sends nothing that would be counted itself. A round of counters begins with `uptime`,
-    and what a round changes comes after that: values are those of one round only when the next has begun.
+    It listens at QoS 0, so it sends no packet that would be counted. A round of counters begins with `uptime`, and
+    the changed counters follow it. So all values are from the same round only when the next round has begun.
     """
 
     def __init__(self, address: BrokerAddress, topics: str) -> None:
         self.values: dict[str, bytes] = {}
-        # Begun since we listen; a new subscriber gets those of the last one as retained messages.
+        # The rounds that began since the client listens; a new subscriber gets the last round as retained messages.
         self.rounds = 0
         self.heard = 0
         self._client = Client(CallbackAPIVersion.VERSION2, "sys", protocol=MQTTProtocolVersion.MQTTv5)
@@ -227,7 +228,8 @@ class Sys:
         self._client.connect(address.host, address.port)
         self._client.subscribe([(topics, SubscribeOptions(0)), ("$SYS/broker/#", SubscribeOptions(0))])
         self._client.loop_start()
-        self._wait(lambda: "uptime" in self.values, "retained counters")  # and so both subscriptions stand
+        # When the counters have arrived, both subscriptions are active.
+        self._wait(lambda: "uptime" in self.values, "retained counters")
 
     def _note(self, _client, _data, message) -> None:
         if not message.topic.startswith("$SYS/"):
@@ -238,7 +240,7 @@ class Sys:
         self.rounds += name == "uptime" and not message.retain
 
     def after(self, frames: int, *names: str) -> list[int]:
-        """The counters of a round that began after so many frames had been passed on."""
+        """Return counters of the broker from a round of counters that began after `frames` frames had arrived."""
         self._wait(lambda: self.heard >= frames, f"{frames} frames")
         last = self.rounds
         self._wait(lambda: self.rounds >= last + 2, "two rounds of counters")
@@ -260,7 +262,7 @@ def test_the_packet_sizes_that_we_compute_are_those_that_mosquitto_counts(start_
     sys = Sys(broker.address, topic)
     device = peer("d", broker.address).ready()
     device.mqtt.publish(topic, b"all that came with the connection is counted before this")
-    # Frames, their bytes without topic and header, and all that came in, of every kind of packet.
+    # Frames, their bytes without topic and header, and the bytes of all received packets.
     names = "publish/messages/received", "publish/bytes/received", "bytes/received"
     before = sys.after(1, *names)
     sizes = [0, 1, 99, 127, 128, 16_384, 65_536] * 3

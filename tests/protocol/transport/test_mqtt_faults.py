@@ -1,4 +1,4 @@
-"""What brokers say on bad days, from a script."""
+"""Tests with a scripted broker of the packets that brokers send only in rare cases."""
 
 import logging
 import queue
@@ -35,7 +35,7 @@ def test_a_disconnect_that_is_meant_for_good_ends_all_trying(scripted, peer, cod
     assert lost.final and words in lost.reason and f"({code})" in lost.reason
     broker.expect(CONNECT)
     with pytest.raises(queue.Empty):
-        broker.expect(CONNECT, seconds=0.5)  # more than the longest pause before a second try
+        broker.expect(CONNECT, seconds=0.5)  # Longer than the longest pause before a second try.
 
 
 @pytest.mark.parametrize(("code", "words"), REFUSED)
@@ -45,7 +45,7 @@ def test_a_connect_refused_for_good_ends_all_trying(scripted, peer, code, words)
     assert lost.final and words in lost.reason and f"({code})" in lost.reason
     broker.expect(CONNECT)
     with pytest.raises(queue.Empty):
-        broker.expect(CONNECT, seconds=0.5)  # more than the longest pause before a second try
+        broker.expect(CONNECT, seconds=0.5)  # Longer than the longest pause before a second try.
 
 
 def test_a_broker_of_mqtt_3_is_told_as_one(scripted, peer):
@@ -68,9 +68,9 @@ def test_what_may_pass_is_tried_again(scripted, peer, bad_day):
 @pytest.mark.parametrize(
     "nonsense",
     [
-        b"\x20\x03\x00\x63\x00",  # CONNACK with a code that does not exist
-        WELCOME + b"\x00\x00",  # no such packet
-        WELCOME + b"\x30\x05\xff\xff",  # PUBLISH whose topic ends behind it
+        b"\x20\x03\x00\x63\x00",  # A CONNACK with a code that does not exist.
+        WELCOME + b"\x00\x00",  # A packet of a type that does not exist.
+        WELCOME + b"\x30\x05\xff\xff",  # A PUBLISH whose topic ends after the packet.
         WELCOME + b"\x30\x03\x00\x10a",
         WELCOME + b"\x90\x01\x00",
         WELCOME + b"\xff\xff\xff\xff\xff\xff",
@@ -115,7 +115,7 @@ def test_the_brokers_limits_are_told_and_kept(scripted, peer):
         device.mqtt.publish("t", bytes([n]))
     seen = [broker.expect(PUBLISH) for _ in range(3)]
     with pytest.raises(queue.Empty):
-        broker.heard.get(timeout=0.3)  # the window is full
+        broker.heard.get(timeout=0.3)  # The window is full.
     for _ in range(7):
         broker.say(puback(packet_id(seen[-3])))
         seen.append(broker.expect(PUBLISH))
@@ -153,7 +153,7 @@ def test_a_refused_subscription_is_told_with_its_topic(scripted, peer):
 def test_a_publish_while_there_is_no_connection_is_dropped(scripted, peer):
     broker = scripted([], [WELCOME])
     device = peer("d", broker.address)
-    broker.expect(CONNECT)  # which has no answer before the publish: else the second try might come first
+    broker.expect(CONNECT)  # It gets no answer before the publish; otherwise the second try might come first.
     device.mqtt.publish("t", b"dropped")
     broker.say(connack(136))
     assert isinstance(device.inbox.get(timeout=20), Disconnected)
@@ -204,7 +204,7 @@ def test_closing_says_goodbye_and_killing_does_not(scripted, peer):
         assert not [one for one in threading.enumerate() if one.name.endswith(device.name)], (
             "its threads are over"
         )
-        device.mqtt.close()  # twice does no harm
+        device.mqtt.close()  # A second close does no harm.
         broker.expect(CONNECT)
         heard = []
         while broker.connected or not broker.heard.empty():
@@ -216,7 +216,7 @@ def test_closing_says_goodbye_and_killing_does_not(scripted, peer):
 
 
 def test_who_may_come_back_after_a_takeover_does_and_others_do_not(scripted, peer):
-    """A coordinator hears under its own name which of two is the later one; a device has no such way."""
+    """A coordinator learns from messages under its name which of two processes is the later one; a device cannot."""
     broker = scripted([WELCOME, disconnect(142)], [WELCOME])
     coordinator = peer("c", broker.address, returns=lambda: True)
     lost = coordinator.next(Disconnected)

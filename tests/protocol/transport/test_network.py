@@ -1,4 +1,4 @@
-"""Many connections on one thread: each has what it would have alone."""
+"""Tests of many connections on one thread: each one works as if it were alone."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ def test_many_connections_share_one_thread_which_ends_with_the_last(broker, peer
     deadline = time.monotonic() + PATIENCE
     while threads_of(federation) != [
         f"mqtt-{federation}"
-    ]:  # that which has opened the last is on its way out
+    ]:  # The thread that opened the last connection is still ending.
         assert time.monotonic() < deadline, threads_of(federation)
         time.sleep(0.01)
     for one, own, other in zip(peers, topics, reversed(topics), strict=True):
@@ -47,7 +47,7 @@ def test_many_connections_share_one_thread_which_ends_with_the_last(broker, peer
 
 
 class Unreachable:
-    """A connection that cannot be opened, and shall not be tried again."""
+    """A connection that cannot be opened and must not be tried again."""
 
     def open(self):
         return None
@@ -56,13 +56,13 @@ class Unreachable:
         raise AssertionError("it does not stand")
 
     def end(self):
-        time.sleep(0.002)  # meanwhile the thread that tried to open it finds nothing more to open
+        time.sleep(0.002)  # Meanwhile the thread that tried to open it finds no other connection to open.
         return float("inf")
 
 
 @pytest.fixture(params=["mqtt", "connecting"])
 def first_of_its_name_ends_slowly(request):
-    """A thread that has done its work is still alive for a while."""
+    """Keep the first thread of a kind alive for 0.05 s after its work is done."""
     slow = set()
 
     def pause(frame, event, _):
@@ -70,7 +70,7 @@ def first_of_its_name_ends_slowly(request):
         ends = event == "return" and frame.f_code is threading.Thread.run.__code__
         if ends and name.startswith(request.param) and name not in slow:
             slow.add(name)
-            time.sleep(0.05)  # longer than whoever does not wait for it takes
+            time.sleep(0.05)  # Longer than a caller needs that does not wait for the thread.
 
     threading.setprofile(pause)
     yield
@@ -136,7 +136,7 @@ def test_a_broker_that_says_nothing_is_given_up(scripted, peer, script):
 
 
 class Clock:
-    """In the place of the module `time`: it goes on only where it is told to. `looks` are counted."""
+    """A replacement of the module `time` that moves only when a test sets `now`; `looks` counts its readings."""
 
     now, looks = 1000.0, 0
 
@@ -149,7 +149,7 @@ class Clock:
 def test_a_line_on_which_a_long_frame_is_coming_is_kept_though_no_ping_is_answered(
     scripted, peer, monkeypatch
 ):
-    """On a clock of its own: a machine that stands still for a second would be a line that is silent."""
+    """The test has its own clock, because on a machine that stops for a second the line would seem silent."""
     clock = Clock()
     monkeypatch.setattr(over_mqtt, "time", clock)
     broker = scripted([WELCOME])
@@ -157,7 +157,7 @@ def test_a_line_on_which_a_long_frame_is_coming_is_kept_though_no_ping_is_answer
     device.next(Connected)
     broker.say(b"\x30\x0e\x00\x01t\x00")
     for _ in range(10):
-        clock.now += 0.35  # all of it takes more than three times as long as silence may last
+        clock.now += 0.35  # The whole frame takes more than three times as long as a silence may last.
         broker.say(b"x")
         seen, deadline = clock.looks, time.monotonic() + PATIENCE
         while clock.looks < seen + 4 and time.monotonic() < deadline:  # it has read what has come, and looked

@@ -1,4 +1,4 @@
-"""What waits to be sent, and how long to wait before the next connection."""
+"""Tests of the queue of packets to send, and of the wait before the next connection."""
 
 import statistics
 
@@ -9,7 +9,7 @@ SMALL = Publish("t", b"", False, 10)
 
 
 def nobody() -> None:
-    """Waits for this outbox."""
+    """Do nothing when the outbox has something to send."""
 
 
 def test_a_full_outbox_refuses_instead_of_growing():
@@ -19,7 +19,7 @@ def test_a_full_outbox_refuses_instead_of_growing():
     assert outbox.put(half) is outbox.put(half) is None
     assert "wait for the broker already" in outbox.put(half)
     assert outbox.put(SMALL) is None, "a receipt gets through when blocks fill the rest"
-    assert outbox.take() is half and outbox.put(half) is None  # what has left makes room
+    assert outbox.take() is half and outbox.put(half) is None  # A frame that has left makes space.
     outbox.sent(1, "t")
     assert outbox.take() is None and outbox.acknowledged(1) == "t" and outbox.take() is half
     assert outbox.take() is SMALL
@@ -41,14 +41,14 @@ def test_the_outbox_is_empty_only_when_all_is_executed_and_acknowledged():
     outbox.put(SMALL)
     assert not outbox.wait_until_empty(0)
     outbox.take()
-    assert not outbox.wait_until_empty(0)  # taken, but not yet on its way
+    assert not outbox.wait_until_empty(0)  # The frame is taken but not yet sent.
     outbox.sent(1, "t")
     assert outbox.take() is None and not outbox.wait_until_empty(0)
     outbox.acknowledged(1)
     assert outbox.wait_until_empty(0)
     outbox.put(SMALL)
     outbox.connection_lost()
-    assert outbox.wait_until_empty(0)  # there is nothing left to wait for
+    assert outbox.wait_until_empty(0)  # There is nothing left to wait for.
 
 
 def test_what_needs_no_acknowledgement_waits_for_none():

@@ -1,4 +1,4 @@
-"""A broker that sends one packet of 100 MB: it ends the connection at its header, before it takes memory."""
+"""Tests of a broker that sends one packet of 100 MB: its header ends the connection before it takes memory."""
 
 import queue
 import resource
@@ -19,11 +19,11 @@ from protofleet.protocol.transport.packets import (
 )
 
 HUGE = 100_000_000
-MAXIMUM_PACKET_SIZE = b"\x27" + MOST_RECEIVED.to_bytes(4, "big")  # as a property of CONNECT
+MAXIMUM_PACKET_SIZE = b"\x27" + MOST_RECEIVED.to_bytes(4, "big")  # As a property of CONNECT.
 
 
 def flood(server, heard):
-    """Accept a client, and send it one PUBLISH packet without an end."""
+    """Accept a client and send it one huge PUBLISH packet."""
     connection, _ = server.accept()
     with connection:
         heard["connect"] = connection.recv(4096)
@@ -37,7 +37,7 @@ def flood(server, heard):
 
 
 def test_a_packet_of_100_mb_ends_the_connection_at_its_header():
-    """It was kept whole, and copied: the process took 200 MB more."""
+    """Earlier the packet was kept whole and copied: the process took 200 MB more."""
     heard, inbox = {}, queue.SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as server:
         broker = threading.Thread(target=flood, args=(server, heard))

@@ -1,4 +1,4 @@
-"""Packets of MQTT 5 that are cut out of a stream, beside a plain computation of what is in them."""
+"""Tests of MQTT 5 packets that are cut out of a stream, against a plain computation of their contents."""
 
 import random
 import struct
@@ -16,7 +16,7 @@ from protofleet.protocol.transport.packets import (
 )
 
 SUBACK = b"\x90\x04\x00\x01\x00\x01"
-EXPIRY = b"\x05\x02" + struct.pack("!I", 60)  # a property, with the length of all before it
+EXPIRY = b"\x05\x02" + struct.pack("!I", 60)  # A property, with the length of all properties before it.
 
 
 def whole(topic, frame, packet_id):
@@ -56,18 +56,18 @@ def test_a_stream_gives_the_same_packets_wherever_it_is_cut(most):
 def test_a_packet_has_the_size_that_is_counted_for_it(size):
     at_qos_1, at_qos_0 = whole(b"a/topic", bytes(size), 9), whole(b"a/topic", bytes(size), 0)
     assert len(at_qos_1) == packet_bytes("a/topic", size)
-    assert len(at_qos_0) in (len(at_qos_1) - 2, len(at_qos_1) - 3)  # its length may take a byte less too
+    assert len(at_qos_0) in (len(at_qos_1) - 2, len(at_qos_1) - 3)  # Its length may be a byte shorter too.
 
 
 @pytest.mark.parametrize(
     "packet",
     [
-        b"\x30\x00",  # no topic
+        b"\x30\x00",  # No topic.
         b"\x30\x01\x00",
-        b"\x30\x03\x00\x10a",  # a topic that ends behind the packet
-        b"\x30\x03\x00\x01a",  # no properties
+        b"\x30\x03\x00\x10a",  # A topic that ends after the packet.
+        b"\x30\x03\x00\x01a",  # No properties.
         b"\x32\x05\x00\x01a\x00\x01",
-        b"\x30\x05\x00\x01a\x09x",  # properties that end behind it
+        b"\x30\x05\x00\x01a\x09x",  # Properties that end after the packet.
         b"\x30\x07\x00\x01a\xff\xff\xff\xff",
         b"\x30\xff\xff\xff\xff\x01",
         b"\x90\x80\x80\x80\x80\x80",

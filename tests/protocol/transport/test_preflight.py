@@ -1,4 +1,4 @@
-"""Why a broker cannot be used, in words: the same before a start and from a running transport."""
+"""Tests of the words for why a broker cannot be used; the preflight and a running transport use the same words."""
 
 import os
 import queue
@@ -27,12 +27,12 @@ from tests.conftest import PATIENCE
 from tests.support.certificates import DAY, NOW, Authority
 from tests.support.scripted_broker import WELCOME, ScriptedBroker, connack
 
-preflight = partial(preflight_within, seconds=PATIENCE)  # a busy machine's broker may stand still for a while
+preflight = partial(preflight_within, seconds=PATIENCE)  # On a busy machine the broker may stop for a while.
 
 
 @pytest.fixture(autouse=True)
 def time_to_connect(monkeypatch):
-    """As much as a preflight has here."""
+    """Give a connection attempt the same time that a preflight has here."""
     monkeypatch.setattr(over_mqtt, "CONNECT_SECONDS", PATIENCE)
 
 
@@ -43,7 +43,7 @@ def authority(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tls(authority, start_mosquitto):
-    """A Mosquitto that wants client certificates, and a certificate that it takes."""
+    """Start a Mosquitto that requires client certificates; return its address with an accepted certificate."""
     port = free_port()
     server, device = authority.issue("server", "127.0.0.1"), authority.issue("d1")
     start_mosquitto(
@@ -59,7 +59,7 @@ def tls(authority, start_mosquitto):
 
 @pytest.fixture
 def listener():
-    """A server that answers anything with `words` and hangs up."""
+    """Return a function that starts a server that answers any input with `words` and closes the connection."""
     servers, lines = [], []
 
     def start(words: bytes, hang_up: bool = True) -> BrokerAddress:
@@ -106,7 +106,7 @@ def test_a_good_broker_has_no_problem(any_broker):
 
 def test_nothing_listens_there():
     with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # and held, so that nobody else comes to listen there
+        silent.bind(("127.0.0.1", 0))  # The socket stays bound, so no other process listens there.
         address = BrokerAddress(port=silent.getsockname()[1])
         assert_both_say(address, "nothing listens there", "start a broker, or correct host and port")
 
@@ -135,7 +135,7 @@ def test_an_answer_that_breaks_off_is_no_brokers(listener):
 
 
 def test_an_answer_with_much_to_say_is_understood(listener):
-    properties = b"\xc6\x01" + b"\x26\x00\x01k\x00\xc0" + bytes(192)  # the packet's length takes two bytes
+    properties = b"\xc6\x01" + b"\x26\x00\x01k\x00\xc0" + bytes(192)  # The length field has two bytes.
     assert preflight(listener(b"\x20\xca\x01\x00\x00" + properties)) is None
     assert "(CONNACK 137)" in preflight(listener(b"\x20\xca\x01\x00\x89" + properties))
 
@@ -161,7 +161,7 @@ def test_a_wrong_password_is_told_and_never_shown(tmp_path, start_mosquitto):
 
 def test_credentials_reach_the_broker_as_they_are():
     broker = ScriptedBroker([WELCOME])
-    name = "n" * 200  # so that the packet's length takes two bytes
+    name = "n" * 200  # So the length field of the packet has two bytes.
     assert preflight(replace(broker.address, username=name, password="p\u00e4ss"), client_id="d1") is None
     body = broker.expect(1)
     assert body.startswith(b"\x00\x04MQTT\x05\xc2") and body.endswith(b"\x00\x05p\xc3\xa4ss")
@@ -274,7 +274,7 @@ def test_a_key_that_this_user_cannot_read_is_named_with_the_way_out(authority):
         me = os.geteuid()
         try:
             if me == 0:
-                os.seteuid(65_534)  # nobody: root reads everything
+                os.seteuid(65_534)  # The user nobody, because root can read everything.
             with pytest.raises(BrokerError, match=rf"{files.key}.*cannot be read \(Permission denied\)"):
                 tls_context(files)
         finally:

@@ -1,4 +1,4 @@
-"""A broker that takes packets of 5,120 bytes, the least that can be used: real processes, and a model of 1 MB."""
+"""Tests with real processes and a model of 1 MB at a broker with packets of 5,120 bytes, the smallest usable size."""
 
 import pytest
 

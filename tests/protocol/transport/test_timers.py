@@ -1,4 +1,4 @@
-"""Who is due when: the last time that was set counts, whatever was set before."""
+"""Tests of timers: only the last time that was set for a party counts."""
 
 from hypothesis import given
 from hypothesis import strategies as st

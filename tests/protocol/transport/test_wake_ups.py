@@ -1,4 +1,4 @@
-"""Threads tell one that waits at a selector who is due, and none of them is forgotten."""
+"""Tests that threads can tell a thread that waits at a selector who is due, and that no wake-up is lost."""
 
 import os
 import selectors
@@ -20,7 +20,7 @@ def test_many_wake_the_other_thread_once_until_it_has_heard():
 
 
 class Interrupted(socket.socket):
-    """Another thread has its turn right before and right after what is read."""
+    """A socket that lets another thread work directly before and directly after each read."""
 
     other = staticmethod(lambda: None)
 
@@ -49,7 +49,7 @@ def test_who_is_added_while_the_byte_is_read_is_taken_and_who_comes_then_wakes_a
 
 
 def test_no_wake_up_is_lost_between_threads():
-    """Whoever waits for a byte would wait for ever: all who were added are taken, and the wait never times out."""
+    """A thread that waits for a lost byte would wait for ever. All added parties are taken, and no wait times out."""
     wake_ups, each, writers = WakeUps[str](), 3000, 4
     taken: list[str] = []
 
@@ -59,7 +59,7 @@ def test_no_wake_up_is_lost_between_threads():
 
     threads = [threading.Thread(target=write, args=(name,)) for name in range(writers)]
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # threads change places between any two steps
+    sys.setswitchinterval(1e-6)  # Threads can switch between any two steps.
     try:
         for thread in threads:
             thread.start()

@@ -1,4 +1,4 @@
-"""Arrays survive the wire to the bit; a body that lies about its size costs nothing."""
+"""Tests that arrays cross the wire bit by bit, and that a body with a false size costs no memory."""
 
 import struct
 
@@ -45,7 +45,7 @@ def with_table(table, raw=b""):
 
 
 def refused(body):
-    """Why a body is refused; None if all of it can be read. Anything but Rejected is our bug."""
+    """Return why a body is refused, or None if all of it can be read; any error except Rejected is a bug of ours."""
     try:
         found = opened(body)
         for name in found:

@@ -1,4 +1,4 @@
-"""Objects in blocks: the same bytes however they are cut, and every byte of one kind."""
+"""Tests of objects in blocks: each cut gives the same bytes, and each byte has exactly one kind."""
 
 import hashlib
 import struct

@@ -1,4 +1,4 @@
-"""How lists of class names are compared, hashed and shown."""
+"""Tests of how lists of class names are compared, hashed and shown."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""Every message survives the wire, and nothing else that comes does harm."""
+"""Tests that each message crosses the wire unchanged, and that no other input does harm."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ ONE_OF_EACH = [
     Finished(9),
     BlockRequest(HASH, ((0, 2), (5, 6)), True),
 ]
-# Per kind and key: the types that msgpack may bring, and whether the key may be missing.
+# Kind -> key -> (the types that msgpack may give, whether the key may be missing).
 FIELDS = {
     "hello": {
         "classes": ({int}, False), "examples": ({int}, False), "protocol": ({list}, False),
@@ -58,7 +58,7 @@ FIELDS = {
     "finished": {},
     "want": {"object": ({bytes}, False), "ranges": ({list}, False), "again": ({bool}, True)},
 }  # fmt: skip
-# What minor version 1 has added: each may be missing.
+# The keys that minor version 1 has added; each of them may be missing.
 LATER = {
     "hello": {"can": {list}, "names": {list}, "names_hash": {bytes}},
     "welcome": {"about": {dict}},
@@ -81,7 +81,7 @@ def there_and_back(message, attachment=None):
 
 
 def refused(of_kind, payload):
-    """Why a payload is refused; None if it is taken. Anything but Rejected is our bug."""
+    """Return why a payload is refused, or None if it is accepted; any error except Rejected is a bug of ours."""
     try:
         decode(of_kind, payload, "a", TaskId())
     except Rejected as fault:
@@ -90,7 +90,7 @@ def refused(of_kind, payload):
 
 
 def reason_for(message, **fields):
-    """Why a message is refused with some fields of its payload changed."""
+    """Return why a message is refused after some fields of its payload are changed."""
     sent = msgpack.unpackb(encode(message, MANIFEST if isinstance(message, Update) else None))
     return refused(kind(message), msgpack.packb({**sent, **fields}))
 

@@ -1,4 +1,4 @@
-"""Kinds that bytes are counted under: what may be declared, and what is not declared."""
+"""Tests of the kinds under which bytes are counted, declared by a method or not."""
 
 import pytest
 

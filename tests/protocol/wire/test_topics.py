@@ -11,7 +11,7 @@ NO_NAMES = ["", "x" * 65, ".", "..", "-a", "_a", "a b", "a/b", "a+", "#", "$SYS"
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """MQTT's rule for + in words."""
+    """Return whether an MQTT pattern with + matches a topic."""
     wanted, given = pattern.split("/"), topic.split("/")
     return len(wanted) == len(given) and all(w in ("+", g) for w, g in zip(wanted, given))
 
@@ -68,9 +68,9 @@ def test_every_topic_of_the_table_is_parsed_back(row):
 def test_a_party_subscribes_to_what_it_reads_and_to_nothing_else(row):
     device_hears = any(matches(s, topic_of(row)) for s in TOPICS.device_subscriptions("d1"))
     coordinator_hears = any(matches(s, topic_of(row)) for s in TOPICS.coordinator_subscriptions())
-    # And who has its name.
+    # The coordinator also subscribes to its own state, to notice another one of its name.
     assert coordinator_hears == (row.reader == "coordinator" or row.kind == "coord_state")
-    # A broadcast is subscribed to by its own name, while it is being fetched; what has retired, by older devices.
+    # A device subscribes to a broadcast by its own name while it fetches it; only older devices use retired topics.
     assert device_hears == (row.reader == "device" and row.kind != "bcast" and not row.retired)
     assert row.writer != row.reader
 
@@ -88,9 +88,9 @@ def test_a_device_hears_nothing_meant_for_another(row):
         "",
         "protofleet/1/north",
         "protofleet/1/north/",
-        "protofleet/1/south/up/d1",  # another federation
+        "protofleet/1/south/up/d1",  # Another federation.
         "protofleet/1/northern/up/d1",
-        "protofleet/2/north/up/d1",  # another version
+        "protofleet/2/north/up/d1",  # Another version.
         "/protofleet/1/north/up/d1",
         "protofleet/1/north/up",
         "protofleet/1/north/up/",
