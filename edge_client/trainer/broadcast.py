@@ -16,6 +16,7 @@ from protofleet.methods.contract.received import (
 from protofleet.methods.plugins.authors import AuthorError, words_of
 from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import DisconnectReason
+from protofleet.runtime.allocator import return_free_blocks
 from protofleet.runtime.faults import as_authors, is_ours
 
 MOST_LETTERS: Final = 300  # letters of a reason, because the text of a Bye has a limit
@@ -27,6 +28,7 @@ def take_over(half: ClientHalf, payload: Payload) -> None:
     The error has this type whichever line of the project's code has raised first.
     """
     demand_declared_and_finite(half, payload)
+    return_free_blocks()  # the slices that were checked; else they lie in the heap beside the model
     broadcast = Broadcast(payload)
     try:
         half.receive(broadcast)
