@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,7 +54,7 @@ class BestModel:
             self._keep(self._unwritten)
 
     def round_ended(self, record: RoundRecord) -> None:
-        if measured_by_all(asdict(record), GLOBAL):
+        if record.is_of_all(GLOBAL):
             self._note(record.round, record.validation, record.validation_by_device)
         if self._chosen is None or self._chosen[0] != record.round:
             return

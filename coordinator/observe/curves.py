@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protofleet.coordinator.models.choice import Validation, best_point
+from protofleet.coordinator.observe.record import is_of_all
 from protofleet.protocol.link.meter import DOWN, UP
 
 Line = Mapping[str, Any]
@@ -83,7 +84,7 @@ def measured_by_all(line: Line, view: str, most: int = 0) -> bool:
     asked.
     """
     if who := line.get("measured", {}).get(view):
-        return bool(who["asked"] >= who["present"])
+        return is_of_all(who)
     return not asked_in(line) or asked_in(line) >= most
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from protofleet.coordinator.observe.record import ByKind, RoundRecord
+from protofleet.coordinator.observe.record import ByKind, RoundRecord, sampled_words
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.runtime.logs import fields
 
@@ -64,10 +64,8 @@ class LogLines:
 
 def who_words(record: RoundRecord, view: str) -> str:
     """Return how many devices measured the view; "" if all present devices were asked."""
-    if record.is_of_all(view):
-        return ""
-    who = record.measured[view]
-    return f", by {who['devices']} of {who['present']} devices"
+    words = sampled_words(record.measured.get(view))
+    return f", {words}" if words else ""
 
 
 def total(kinds: ByKind, way: str) -> int:

@@ -92,12 +92,18 @@ class RoundRecord:
     by_device: dict[str, ByKind] = field(default_factory=dict)  # `wire`, divided by device with divided()
 
     def is_of_all(self, view: str) -> bool:
-        """Tell whether all present devices were asked to measure this view.
+        """Return whether all present devices were asked to measure this view; some may not have answered."""
+        return is_of_all(self.measured.get(view))
 
-        Some of them may not have answered.
-        """
-        who = self.measured.get(view)
-        return who is None or who["asked"] >= who["present"]
+
+def is_of_all(who: Mapping[str, int] | None) -> bool:
+    """Return whether a measurement asked all present devices; None stands for a line that does not say it."""
+    return who is None or who["asked"] >= who["present"]
+
+
+def sampled_words(who: Mapping[str, int] | None) -> str:
+    """Return how many of the present devices measured; "" if all were asked."""
+    return "" if who is None or is_of_all(who) else f"by {who['devices']} of {who['present']} devices"
 
 
 Count = Annotated[int, Within(1, LARGEST_COUNT)]  # of rounds; a reader goes through them one by one

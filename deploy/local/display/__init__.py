@@ -1,4 +1,4 @@
 """What a run says while it goes: a display that fits the terminal, or a line a round.
 
-May import: coordinator.round, protocol.*.
+May import: coordinator.observe, coordinator.round, protocol.*.
 """

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from protofleet.coordinator.observe.record import sampled_words
 from protofleet.coordinator.round.pace import opening_words
 from protofleet.deploy.local.display.screen_lines import NAME_CELLS, one_line, packed
 from protofleet.protocol.link.meter import human_bytes
@@ -69,7 +70,8 @@ class RunState:
             case {"event": "round", "accuracy": dict(views)}:
                 self.accuracy = views.get(self.view) or self.accuracy
                 if self.view in views:
-                    self.measured_by = measured_by(event.get("measured", {}).get(self.view))
+                    words = sampled_words(event.get("measured", {}).get(self.view))
+                    self.measured_by = f" ({words})" if words else ""
                 self.round_seconds.append(event.get("seconds", 0.0))
             case {"event": "finished" | "diverged"}:
                 self.finished = True
@@ -110,13 +112,6 @@ class RunState:
     @property
     def mean_accuracy(self) -> float | None:
         return sum(self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
-
-
-def measured_by(who: Mapping[str, int] | None) -> str:
-    """Say how many devices of a sampled cohort measured; "" if all present devices were asked."""
-    if not who or who["asked"] >= who["present"]:
-        return ""
-    return f" (by {who['devices']} of {who['present']} devices)"
 
 
 def event_of(line: str) -> dict[str, Any] | None:
