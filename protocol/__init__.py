@@ -1,4 +1,4 @@
-"""What both sides agree on, from bytes to conversations. No torch; each part of it is a room of its own.
+"""The agreement of both sides, from bytes to conversations. It needs no torch; each part is a room.
 
 May import: nothing of ours.
 """

@@ -1,4 +1,4 @@
-"""What both programs run on: event loop, health, metrics page, credentials, log lines, processes that they start.
+"""The base of both programs: event loop, health, metrics page, credentials, log lines, child processes.
 
 May import: methods.plugins, protocol.*.
 """

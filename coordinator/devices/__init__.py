@@ -1,4 +1,4 @@
-"""What devices claim, and how far that is trusted: limits, bans, last wills, departures, class names.
+"""Claims of devices, and the trust in them: limits, bans, last wills, departures, class names.
 
 May import: coordinator.spool, methods.contract, protocol.*, runtime.
 """

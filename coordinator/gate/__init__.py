@@ -1,4 +1,4 @@
-"""Whether an offered answer is fetched, and the space that is reserved for it on the disk.
+"""Decide whether an offered answer is fetched, and reserve its space on the disk.
 
 May import: coordinator.devices, coordinator.round, coordinator.spool, methods.contract, protocol.*.
 """

@@ -1,4 +1,4 @@
-"""What is kept of the models of a run beside what a replay needs.
+"""Models of a run that are kept in addition to the files of a replay.
 
 May import: coordinator.observe, coordinator.spool, protocol.storage, protocol.wire.
 """

@@ -1,4 +1,4 @@
-"""What watches a run and decides nothing: journal, rounds.jsonl, summary, metrics.
+"""Observers of a run, which decide nothing: journal, rounds.jsonl, summary, metrics.
 
 May import: coordinator.*, methods.contract, methods.parts, methods.served, protocol.*, runtime.*.
 """

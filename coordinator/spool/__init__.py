@@ -1,4 +1,4 @@
-"""What survives a coordinator: snapshots, accepted answers, the index over them, and older copies of it all.
+"""Files that survive a coordinator: snapshots, accepted answers, their index, and older copies of all of them.
 
 May import: coordinator.round, methods.contract, protocol.*.
 """

@@ -1,4 +1,4 @@
-"""What `import protofleet` gives: runs, comparisons and models for scripts and notebooks, a simulation for tests.
+"""The API of `import protofleet`: runs, comparisons and models for scripts and notebooks, a simulation for tests.
 
 May import: everything.
 """

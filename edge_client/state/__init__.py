@@ -1,4 +1,4 @@
-"""What survives a reboot: the half's state, the last answers, and what was heard from the coordinator.
+"""Files that survive a reboot: the half's state, the last answers, and the last messages of the coordinator.
 
 May import: protocol.*.
 """

@@ -1,4 +1,4 @@
-"""What a method is and may ask for: halves, wants, plans, costs; and which methods there are by name.
+"""The contract of a method: halves, wants, plans, costs; and the catalog of methods by name.
 
 May import: methods.nets, methods.plugins, protocol.wire, protocol.settings.
 """

@@ -1,4 +1,4 @@
-"""What others wrote: methods, networks, data and metrics in a file of their own or an installed package, by hash.
+"""Plug-ins: methods, networks, data and metrics of other authors, in a file or an installed package, by hash.
 
 May import: protocol.settings.
 """

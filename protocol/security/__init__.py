@@ -1,4 +1,4 @@
-"""Who is who: keys and their files, signed and sealed envelopes, records and settings that a root has signed.
+"""Identity: keys and their files, signed and sealed envelopes, records and settings that a root has signed.
 
 May import: protocol.wire, protocol.storage.
 """

@@ -1,4 +1,4 @@
-"""What survives a crash: durable steps, atomic replacement of files, and a store of objects under their hashes.
+"""Storage that survives a crash: durable steps, atomic replacement of files, a store of objects by their hashes.
 
 May import: protocol.wire.
 """

@@ -1,4 +1,4 @@
-"""What the machine under a process is, and how it fares.
+"""Facts of the machine under a process: its hardware, load and temperatures.
 
 May import: protocol.*, runtime.
 """

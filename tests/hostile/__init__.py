@@ -1,4 +1,4 @@
-"""What strangers do to real processes: devices that speak bytes of their own, brokers that were taken over.
+"""Attacks on real processes: devices that send any bytes, brokers that were taken over.
 
 A coordinator and devices are the real programs, behind a Mosquitto with certificates and access rules. They are
 forked from a process that has imported them (tests/support/forked_program.py); with a planted fault, another clock

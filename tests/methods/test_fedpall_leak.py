@@ -72,6 +72,6 @@ def test_a_coordinator_finds_the_share_of_mixing_and_every_number_that_is_not_ma
 
 
 def test_it_is_not_the_mask_that_hides_a_feature_but_only_its_own_share():
-    """Of 2,048 numbers, as many as in the paper, a mask keeps nine in ten."""
+    """A mask keeps nine in ten of 2,048 numbers, which is the paper's size."""
     kept = fedpall.MASKS["bernoulli"](2048, 0.9, torch.Generator().manual_seed(1))
     assert 0.88 < float(kept.mean()) < 0.92

@@ -1,1 +1,1 @@
-"""What tests of several rooms are built from: small federations, liars, brokers that lie, certificates."""
+"""Helpers for tests of several rooms: small federations, liars, brokers that lie, certificates."""

@@ -1,4 +1,4 @@
-"""What a run says while it goes: a display that fits the terminal, or a line a round.
+"""Progress of a run: a display that fits the terminal, or one line for each round.
 
 May import: coordinator.observe, coordinator.round, protocol.*.
 """

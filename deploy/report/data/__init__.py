@@ -1,4 +1,4 @@
-"""What devices have to learn from: how many samples of which class, as a picture, a table and one number.
+"""Training data of the devices: the number of samples of each class, as a picture, a table and one number.
 
 May import: deploy, deploy.report, protocol.*.
 """

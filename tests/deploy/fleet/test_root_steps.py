@@ -121,7 +121,7 @@ def test_no_program_of_a_release_runs_as_root(board):
 
 @pytest.mark.parametrize("name", ["../../../var/lib/protofleet/evil", "", "a b", "aaaa/../b"])
 def test_a_release_is_a_name_and_no_path(board, name):
-    """What a device tells about itself comes back as an argument of a step."""
+    """A step gets a device's own facts as an argument."""
     board.as_user(f"mkdir -p {HOME}/evil/bin; touch {HOME}/evil/.complete")
     before = outside(board)
     for step in ("build", "load", "request", "enrol", "check", "switch", "block", "allow"):

@@ -1,4 +1,4 @@
-"""Of the six domains, real ones are real, drawn ones are the same everywhere, and all differ enough."""
+"""Real domains are real, drawn domains are the same everywhere, and all six differ enough."""
 
 import importlib.machinery
 import importlib.util

@@ -188,7 +188,7 @@ def test_a_look_takes_so_many_new_files_and_the_next_one_the_others(tmp_path, mo
 
 
 def test_an_array_of_bytes_is_pixels_as_a_picture_is_with_channels_first_or_last(tmp_path, caplog):
-    """As float numbers they would enter the network as 0 to 255, together with pictures of -1 to 1."""
+    """Float numbers would enter the network as 0 to 255, together with pictures of -1 to 1."""
     inbox = inbox_at(tmp_path, shape=(3, 4, 5))
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8)
     Image.fromarray(pixels).save(inbox.folder / "cat" / "a.png")

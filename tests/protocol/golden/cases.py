@@ -1,4 +1,4 @@
-"""What the golden vectors say: a short run of one device, and the corners of the format."""
+"""Cases of the golden vectors: a short run of one device, and the corners of the format."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class Sealing:
 
 @dataclass(frozen=True)
 class Later:
-    """What a later minor version could say: it is understood, and never said by us."""
+    """A message that a later minor version could send. A reader accepts it, and we never send it."""
 
     understood_as: Envelope
     frame: bytes = b""
@@ -188,7 +188,7 @@ class Later:
 
 @dataclass(frozen=True)
 class Refused:
-    """What must be refused, with this reason."""
+    """A message that must be refused, with the reason."""
 
     reason: str
     why: str
