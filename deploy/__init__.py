@@ -1,4 +1,4 @@
-"""The `protofleet` command and all that puts parts together; nothing imports it. Here: errors and exit codes.
+"""Deploy a federation to an operator's hosts: fleets over SSH, container images, the compose stack.
 
-May import: edge_client.*, coordinator.*, methods.plugins, protocol.*, runtime.
+May import: nothing of ours.
 """

@@ -1,13 +1,12 @@
 from protofleet.coordinator.server.diverged import DivergedError as DivergedError
-from protofleet.deploy.api.comparison import Comparison as Comparison
-from protofleet.deploy.api.comparison import compare as compare
-from protofleet.deploy.api.model import Model as Model
-from protofleet.deploy.api.model import load_model as load_model
-from protofleet.deploy.api.results import Result as Result
-from protofleet.deploy.api.run import run as run
-from protofleet.deploy.errors import RunError as RunError
 from protofleet.edge_client.data.own import Data as Data
 from protofleet.edge_client.data.own import DataRequest as DataRequest
+from protofleet.lab.api.comparison import Comparison as Comparison
+from protofleet.lab.api.comparison import compare as compare
+from protofleet.lab.api.model import Model as Model
+from protofleet.lab.api.model import load_model as load_model
+from protofleet.lab.api.results import Result as Result
+from protofleet.lab.api.run import run as run
 from protofleet.methods.contract.base import Ask as Ask
 from protofleet.methods.contract.base import ClientHalf as ClientHalf
 from protofleet.methods.contract.base import Member as Member
@@ -30,3 +29,4 @@ from protofleet.methods.parts.weights import load_weights as load_weights
 from protofleet.methods.parts.weights import weight_wants as weight_wants
 from protofleet.methods.parts.weights import weights_of as weights_of
 from protofleet.protocol.settings.reader import SettingsError as SettingsError
+from protofleet.runtime.command.errors import RunError as RunError

@@ -10,7 +10,7 @@ with contextlib.suppress(OSError):  # a folder that is gone holds nothing
     if sys.path and sys.path[0] == os.getcwd():  # noqa: PTH109 - pathlib would be looked for in it
         del sys.path[0]
 
-from protofleet.deploy.cli.main import program
+from protofleet.cli.main import program
 
 if __name__ == "__main__":
     program()

@@ -1,5 +1,5 @@
 """For tests of a method of one's own: `simulate` runs it in this process, as a federation would."""
 
-from protofleet.deploy.api.simulated import Simulated, SimulatedRound, simulate
+from protofleet.lab.api.simulated import Simulated, SimulatedRound, simulate
 
 __all__ = ["Simulated", "SimulatedRound", "simulate"]

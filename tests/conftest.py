@@ -16,7 +16,7 @@ import hypothesis  # Otherwise its plugin imports it at the very end, while thre
 import pytest
 
 import protofleet.protocol
-from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.federation.brokers.local import LocalBroker
 from protofleet.protocol.transport.address import BrokerAddress, BrokerError
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Item
 from protofleet.protocol.transport.mqtt import Mqtt

@@ -13,7 +13,9 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("protofleet", "protocol", "runtime", "methods", "edge_client", "coordinator", "deploy")
+PACKAGES = (
+    "protofleet", "protocol", "runtime", "methods", "edge_client", "coordinator", "federation", "lab", "deploy",
+)  # fmt: skip
 
 
 class Tree:

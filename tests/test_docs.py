@@ -14,9 +14,9 @@ from protofleet.coordinator.spool.epochs import epoch_file
 from protofleet.coordinator.spool.lives import life_file
 from protofleet.deploy.fleet.settings import Fleet
 from protofleet.deploy.fleet.status import NOW, TITLES, status_object
-from protofleet.deploy.local.experiment import Experiment
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.settings import DataSettings
+from protofleet.lab.local.experiment import Experiment
 from protofleet.protocol.settings.reader import decode, tomllib
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,10 @@ PACKAGES = (
     "methods",
     "edge_client",
     "coordinator",
+    "federation",
+    "lab",
     "deploy",
+    "tools",
     "benchmarks",
     "tests",
 )
@@ -36,8 +39,8 @@ ONLY_HERE = {
     "runtime/launcher_process.py": {"runpy.run_module"},  # Runs a module that the parent process names.
     # Runs a plug-in whose hash the owner of this party allows; it runs exactly the bytes that were hashed.
     "methods/plugins/file.py": {"exec", "compile"},
-    "deploy/cli/main.py": {"exec"},  # Runs an empty text, because Python keeps data of the last one.
-    "tests/deploy/export/test_predict_program.py": {"runpy.run_path"},  # Runs an exported program.
+    "protofleet/cli/main.py": {"exec"},  # Runs an empty text, because Python keeps data of the last one.
+    "tests/lab/export/test_predict_program.py": {"runpy.run_path"},  # Runs an exported program.
     "tests/support/source.py": {"exec"},  # Runs a program that is written in the test that starts it.
     "tests/support/forks.py": {"exec"},  # Runs a program that is written in the test that starts it.
 }
@@ -121,12 +124,12 @@ def test_nothing_that_is_read_can_run(package):
 
 
 # In these files the user of this machine names the file to run, in an experiment or as an argument of a command.
-NAMED_BY_THEIR_USER = {"deploy/api/simulated.py", "deploy/local/own_plugins.py"}
+NAMED_BY_THEIR_USER = {"lab/api/simulated.py", "lab/local/own_plugins.py"}
 
 
 def test_a_file_whose_hash_nobody_has_allowed_is_run_only_where_this_machines_user_has_named_it():
     found = set()
-    for package in PACKAGES[:-2]:
+    for package in PACKAGES[:-3]:
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("from_file"):

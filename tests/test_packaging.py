@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from protofleet.deploy.checkout import PACKAGES
 from protofleet.deploy.images.build import packages_without_torch
 from protofleet.protocol.settings.reader import read_toml
 from protofleet.runtime.children import START, command
-from tests.deploy.local.test_run import furnished
+from protofleet.runtime.installation.checkout import PACKAGES
+from tests.lab.local.test_run import furnished
 from tests.support.installed import installed_in, own_environment, wheel_in
 
 ROOT = Path(__file__).parent.parent
@@ -24,7 +24,7 @@ FOLDERS = tuple(PROJECT["package-dir"].values())
 # `command` starts our own processes. These files start other programs, or another interpreter than this one.
 OTHERS = {
     "runtime/children.py": 3,
-    "deploy/datasets/carriers.py": 1,  # Tells uv for which interpreter to fetch.
+    "lab/datasets/carriers.py": 1,  # Tells uv for which interpreter to fetch.
     "deploy/fleet/commands.py": 1,  # Tells a shell script which interpreter has our program.
     "deploy/images/install_on_vendor_torch.py": 3,  # Runs without our package in an image during its build.
 }
@@ -56,7 +56,7 @@ def tracked(*folders):
 
 def test_the_list_of_packages_is_that_of_the_tree():
     there = {Path(name).parent.as_posix() for name in tracked(*FOLDERS) if name.endswith("/__init__.py")}
-    named = {"protofleet" if folder == "protofleet" else f"protofleet.{folder}" for folder in there}
+    named = {folder if folder.split("/")[0] == "protofleet" else f"protofleet.{folder}" for folder in there}
     assert {name.replace("/", ".") for name in named} == set(PROJECT["packages"])
 
 
@@ -79,7 +79,7 @@ def test_processes_of_ours_are_started_in_one_place(folder):
 def test_no_module_is_loaded_under_two_names():
     """It also holds when the working directory is the checkout, where the folders have their short names."""
     named = (
-        "protofleet.deploy.local.run", "protofleet.deploy.cli.parser", "protofleet.deploy.pages.arrays",
+        "protofleet.lab.local.run", "protofleet.cli.parser", "tools.pages.arrays",
         "protofleet.coordinator.main", "protofleet.edge_client.main", "protofleet.protocol.transport.mqtt",
     )  # fmt: skip
     code = f"import sys, {', '.join(named)}; print(*sys.modules)"
@@ -168,7 +168,7 @@ def test_an_installed_wheel_runs_an_experiment_beside_whatever_files_the_user_ha
 REBUILDS = """
 import sys; sys.path[:] = [p for p in sys.path if p]
 from pathlib import Path
-from protofleet.deploy.errors import RunError
+from protofleet.runtime.command.errors import RunError
 from protofleet.deploy.fleet.settings import Software
 from protofleet.deploy.fleet.software import make_release
 from protofleet.deploy.images.build import build_context, packages_without_torch

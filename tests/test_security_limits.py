@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.deploy.pages import security_limits
 from protofleet.protocol.wire.reasons import Reason
+from tools.pages import security_limits
 
 TEXT = (Path(__file__).parent.parent / "docs" / "security-limits.md").read_text()
 ROWS = [
@@ -31,7 +31,7 @@ def test_a_limit_is_there_and_its_number_is_the_one_of_the_code(value, path):
 
 
 def test_the_tables_of_limits_are_those_that_the_code_writes():
-    assert security_limits.generate(TEXT) == TEXT, "run python -m protofleet.deploy.pages.security_limits"
+    assert security_limits.generate(TEXT) == TEXT, "run python -m tools.pages.security_limits"
 
 
 def test_every_reason_that_the_page_names_is_one():

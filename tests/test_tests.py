@@ -10,7 +10,7 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.rglob("*.py"))
-CHECKS = sorted((HERE.parent / "deploy" / "contract").glob("*.py"))
+CHECKS = sorted((HERE.parent / "lab" / "contract").glob("*.py"))
 INSIDE = {
     "simulator/federation.py": "plays the system that closes a dead process's files, and audits what is still open",
     "chaos/party.py": "tells where a live process stands that does not come to its end",

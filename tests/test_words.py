@@ -11,11 +11,14 @@ PACKAGES = (
     "coordinator",
     "deploy",
     "edge_client",
+    "federation",
+    "lab",
     "methods",
     "protocol",
     "protofleet",
     "runtime",
     "tests",
+    "tools",
 )
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 PRONOUNS = (

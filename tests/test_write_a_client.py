@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from protofleet.deploy.enrol.local_federation import enrol_federation
+from protofleet.federation.enrol.local_federation import enrol_federation
 from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
 from tests.protocol import hpke
 from tests.protocol.golden.vectors import case_of, load, plain

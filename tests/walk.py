@@ -5,7 +5,7 @@ sys.setprofile counts the calls, from the moment when the device's half enters `
 the server half's `round` is resumed with that answer.
 
 - A file is entered when one of its functions is called, a generator is resumed, or the body of the module runs. Only
-  files of ours count. Libraries do not count, and neither do the files of the simulated network (deploy/simulation),
+  files of ours count. Libraries do not count, and neither do the files of the simulated network (lab/simulation),
   which replace paho and a broker.
 - A hop is a call whose caller is in another file of ours. A call through a library (a callback) is a hop from the
   file that called the library; a call from the simulated network is a hop too.

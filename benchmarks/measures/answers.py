@@ -22,9 +22,9 @@ from benchmarks.harness.measure import Figure, MeasureError
 from benchmarks.harness.processes import LOOPBACK, Counters, Family, counters
 from benchmarks.harness.syncs import Syncs
 from benchmarks.harness.trees import Tree
-from protofleet.deploy.brokers.local import LocalBroker
-from protofleet.deploy.brokers.ports import free_port
-from protofleet.deploy.enrol.local_federation import LocalFederation, enrol_federation
+from protofleet.federation.brokers.local import LocalBroker
+from protofleet.federation.brokers.ports import free_port
+from protofleet.federation.enrol.local_federation import LocalFederation, enrol_federation
 from protofleet.protocol.settings.reader import write_toml
 from protofleet.protocol.wire.names import COORDINATOR
 

@@ -34,7 +34,7 @@ from benchmarks.harness.processes import LOOPBACK, CountingProxy, Family, listen
 from benchmarks.harness.trees import ROOT, Tree
 from benchmarks.programs.counted import payload
 from benchmarks.programs.rounds import DEVICES, MODEL, ROUNDS
-from protofleet.deploy.brokers.ports import free_port
+from protofleet.federation.brokers.ports import free_port
 
 VERSION = "1.41.0"  # Flower's command line changes every few versions.
 PEER = f"Flower {VERSION}"

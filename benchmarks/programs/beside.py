@@ -16,7 +16,7 @@ import msgpack
 
 from benchmarks.programs.member import MadeUp, made_up
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.simulation.federation import Simulation
+from protofleet.lab.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.protocol.transport.base import packet_bytes

@@ -24,7 +24,7 @@ from protofleet.coordinator.run import Run
 from protofleet.coordinator.server.runner import Step
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.federation.brokers.local import LocalBroker
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.progress import TransferProgress

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.programs.keys import make_keys
 from benchmarks.programs.transfer import timed
-from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.federation.brokers.local import LocalBroker
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR
 

@@ -21,7 +21,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from benchmarks.harness.busy import BusyProcesses
 from benchmarks.programs.keys import make_keys
-from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.federation.brokers.local import LocalBroker
 from protofleet.protocol.link.block_qos import BlockQos
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.programs.member import made_up
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.simulation.federation import Simulation
+from protofleet.lab.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.storage.disk import Disk
 

@@ -1,5 +1,5 @@
 """Hosts over SSH: plans, their execution, waves behind a canary, and the way back.
 
-May import: coordinator, deploy, deploy.brokers, deploy.enrol, deploy.fleet.device, deploy.locks,
-deploy.fleet.setup, edge_client.*, methods.plugins, protocol.*, runtime.
+May import: coordinator, deploy.fleet.device, deploy.fleet.setup, edge_client.*, federation.brokers,
+federation.enrol, methods.plugins, protocol.*, runtime.*.
 """

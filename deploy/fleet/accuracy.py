@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.settings import RolloutSettings
+from protofleet.runtime.command.errors import RunError
 
 # Measurements to wait for. A round measures the model that it began with, so the answers of a round show
 # their effect in the next one.

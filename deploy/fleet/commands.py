@@ -16,10 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
-from protofleet.deploy.enrol import lifecycle
-from protofleet.deploy.enrol.authority import Authority
-from protofleet.deploy.enrol.disconnect import disconnect, revoke_and_disconnect
-from protofleet.deploy.errors import FAILED, RunError
 from protofleet.deploy.fleet import copies
 from protofleet.deploy.fleet.checks import Check, Workload, failures, run_checks
 from protofleet.deploy.fleet.control_plane import ControlPlane
@@ -36,11 +32,15 @@ from protofleet.deploy.fleet.software import Releases
 from protofleet.deploy.fleet.ssh import Result, Ssh, run_program
 from protofleet.deploy.fleet.status import ROW_FORMAT, status_cells, status_object, status_title
 from protofleet.deploy.fleet.targets import write_targets
-from protofleet.deploy.listing import Listing
+from protofleet.federation.enrol import lifecycle
+from protofleet.federation.enrol.authority import Authority
+from protofleet.federation.enrol.disconnect import disconnect, revoke_and_disconnect
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.printable import printable_lines
+from protofleet.runtime.command.errors import FAILED, RunError
+from protofleet.runtime.command.listing import Listing
 
 Options = argparse.Namespace
 T = TypeVar("T")

@@ -16,27 +16,6 @@ from typing import Any, Final
 from cryptography import x509
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.brokers.mosquitto import ACL_FILE, CRL_FILE
-from protofleet.deploy.enrol import disconnect, older_root
-from protofleet.deploy.enrol.approval import unverified_approval
-from protofleet.deploy.enrol.authority import REVOKED_FILE, ROOTS_FILE, Authority
-from protofleet.deploy.enrol.certificates import host_names
-from protofleet.deploy.enrol.key_folder import expect_fingerprint, install, make_request, read_approval_file
-from protofleet.deploy.enrol.lifecycle import (
-    DAYS,
-    ReviewedRequest,
-    approve,
-    enrolled_devices,
-    reissue_approvals,
-    renew,
-    review_request,
-    same_keys,
-)
-from protofleet.deploy.enrol.local_federation import enrol
-from protofleet.deploy.enrol.older_root import read_held
-from protofleet.deploy.enrol.register import NoRootError, lost
-from protofleet.deploy.enrol.request import MAX_HOSTS, REQUEST
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device import shipped_template
 from protofleet.deploy.fleet.device.facts import Facts
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES, Role
@@ -60,6 +39,31 @@ from protofleet.deploy.fleet.software import INSTALL_FILE, Release, Releases, fi
 from protofleet.deploy.fleet.targets import TARGETS_FILE, targets_text
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides
+from protofleet.federation.brokers.mosquitto import ACL_FILE, CRL_FILE
+from protofleet.federation.enrol import disconnect, older_root
+from protofleet.federation.enrol.approval import unverified_approval
+from protofleet.federation.enrol.authority import REVOKED_FILE, ROOTS_FILE, Authority
+from protofleet.federation.enrol.certificates import host_names
+from protofleet.federation.enrol.key_folder import (
+    expect_fingerprint,
+    install,
+    make_request,
+    read_approval_file,
+)
+from protofleet.federation.enrol.lifecycle import (
+    DAYS,
+    ReviewedRequest,
+    approve,
+    enrolled_devices,
+    reissue_approvals,
+    renew,
+    review_request,
+    same_keys,
+)
+from protofleet.federation.enrol.local_federation import enrol
+from protofleet.federation.enrol.older_root import read_held
+from protofleet.federation.enrol.register import NoRootError, lost
+from protofleet.federation.enrol.request import MAX_HOSTS, REQUEST
 from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
 from protofleet.protocol.security.enrolment import REVOKED_FILE as KNOWN_REVOKED
 from protofleet.protocol.security.enrolment import ROOTS_FILE as KNOWN_ROOTS
@@ -77,6 +81,7 @@ from protofleet.protocol.security.statements import StatementError, armoured, fr
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, override, write_toml
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.printable import printable
+from protofleet.runtime.command.errors import RunError
 
 # A certificate is renewed if it is valid for fewer seconds than this.
 RENEW_BEFORE_SECONDS: Final = 30 * 86_400

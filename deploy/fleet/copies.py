@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.scripts import Place
 from protofleet.deploy.fleet.execute import Executor, read_state, require_success
 from protofleet.deploy.fleet.ssh import Ssh
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.runtime.command.errors import RunError
 
 COPY: Final = "runs.tar"
 PACK_SECONDS: Final = 1800.0

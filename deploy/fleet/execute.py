@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.control_plane import ControlPlane, Target
 from protofleet.deploy.fleet.deploy_log import current_user
 from protofleet.deploy.fleet.device.facts import (
@@ -50,6 +49,7 @@ from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError, shown
 from protofleet.deploy.fleet.targets import TARGETS_FILE
 from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.runtime.command.errors import RunError
 
 BUILD_SECONDS: Final = 1800.0
 SWITCH_SECONDS: Final = 900.0  # All files of a release are read again, perhaps from an SD card.

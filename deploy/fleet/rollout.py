@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.accuracy import AccuracyCheck
 from protofleet.deploy.fleet.checks import Workload, run_checks
 from protofleet.deploy.fleet.control_plane import ControlPlane, Target
@@ -44,6 +43,7 @@ from protofleet.deploy.fleet.ssh import Ssh
 from protofleet.protocol.security.statements import StatementError
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.runtime.command.errors import RunError
 
 BY_HAND: Final = "by hand"  # The reason that is noted when a release is blocked but has not failed.
 ROLLBACK_DRAIN_SECONDS: Final = 30.0  # Seconds that the work in progress of a failed release gets to end.

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.brokers.mosquitto import ListenerSettings, queue_limits, tls_settings
-from protofleet.deploy.enrol.local_federation import tls_files
 from protofleet.deploy.fleet.device import shipped_template
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES
 from protofleet.deploy.fleet.device.shipped_plugins import files_in, with_hashes
@@ -21,6 +19,8 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import find
 from protofleet.edge_client.data.catalog import names as source_names
 from protofleet.edge_client.data.settings import DataSettings
+from protofleet.federation.brokers.mosquitto import ListenerSettings, queue_limits, tls_settings
+from protofleet.federation.enrol.local_federation import tls_files
 from protofleet.methods.plugins.paths import seen_from
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Bytes, OptionalPort, Seconds, Share, Within
 from protofleet.protocol.settings.reader import (

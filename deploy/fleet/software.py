@@ -14,17 +14,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.checkout import ROOT, build_folder, copy_sources, is_checkout, source_files
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device import shipped_template
 from protofleet.deploy.fleet.device.roles import HOST_PACKAGES, ROLES
 from protofleet.deploy.fleet.device.shipped_plugins import put_beside_wheels
 from protofleet.deploy.fleet.settings import Fleet, Software, naming_file, plugin_files, template_files
-from protofleet.deploy.installed import installed_wheel
-from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, read_lock, read_wheel, with_wheels, write_lock
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
 from protofleet.runtime import children
+from protofleet.runtime.command.errors import RunError
+from protofleet.runtime.installation.checkout import (
+    ROOT,
+    build_folder,
+    copy_sources,
+    is_checkout,
+    source_files,
+)
+from protofleet.runtime.installation.installed import installed_wheel
+from protofleet.runtime.locks.lockfile import LOCKS_FOLDER, read_lock, read_wheel, with_wheels, write_lock
 
 IMAGE: Final = "image.tar"
 LOCKS: Final = ("torch", "cuda", "device")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.settings import Fleet, Host
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.printable import printable
+from protofleet.runtime.command.errors import RunError
 
 CONNECT_SECONDS: Final = 10
 CLOSE_SECONDS: Final = 10.0

@@ -1,4 +1,4 @@
 """Container images: what they are made of, the build, what they weigh.
 
-May import: deploy, deploy.locks, protocol.*.
+May import: protocol.security, protocol.settings, runtime.*.
 """

@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import TARGETS, Build, base_image, build, size_table, unpinned_warning
 from protofleet.deploy.images.docker_engine import require_docker
 from protofleet.deploy.images.image_ids import IDS_FILE
+from protofleet.runtime.command.errors import RunError
 
 
 def main() -> int:

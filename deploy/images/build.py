@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.checkout import ROOT, copy_sources, is_checkout
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.docker_engine import UNFETCHED
 from protofleet.deploy.images.image_ids import FIXED_NAME, IDS_FILE, save_id
-from protofleet.deploy.installed import installed_wheel, requirements
-from protofleet.deploy.locks.lockfile import (
+from protofleet.protocol.settings.reader import read_toml
+from protofleet.runtime.command.errors import RunError
+from protofleet.runtime.installation.checkout import ROOT, copy_sources, is_checkout
+from protofleet.runtime.installation.installed import installed_wheel, requirements
+from protofleet.runtime.locks.lockfile import (
     LOCKS_FOLDER,
     normalized_name,
     read_lock,
@@ -26,7 +27,6 @@ from protofleet.deploy.locks.lockfile import (
     with_wheels,
     write_lock,
 )
-from protofleet.protocol.settings.reader import read_toml
 
 IMAGES_FOLDER: Final = Path(__file__).parent
 SCRIPTS: Final = ("index.sh", "trim.sh", "compile.sh", "install_on_vendor_torch.py")
@@ -110,8 +110,8 @@ def _write_requirements(folder: Path, pins: Sequence[tuple[str, str]]) -> None:
     folder.mkdir()
     for name in SCRIPTS:
         shutil.copy(IMAGES_FOLDER / name, folder)
-    shutil.copy(IMAGES_FOLDER.parent / "requirements-data.txt", folder)
-    constraints = (IMAGES_FOLDER.parent / "constraints.txt").read_text()
+    shutil.copy(LOCKS_FOLDER.parent / "requirements-data.txt", folder)
+    constraints = (LOCKS_FOLDER.parent / "constraints.txt").read_text()
     (folder / "constraints.txt").write_text(with_pins(constraints, pins))
     (folder / "requirements.txt").write_text("\n".join(packages_without_torch()) + "\n")
 
@@ -165,7 +165,7 @@ def with_pins(text: str, pins: Sequence[tuple[str, str]]) -> str:
         text, found = re.subn(rf"(?m)^{re.escape(name)}==[^;\n]*", f"{name}=={version}", text)
         if not found:
             raise RunError(
-                f"there is no package {name!r} in deploy/constraints.txt to pin to another version"
+                f"there is no package {name!r} in runtime/constraints.txt to pin to another version"
             )
     return text
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from typing import Final
 
-from protofleet.deploy.errors import RunError
+from protofleet.runtime.command.errors import RunError
 
 ANSWER_SECONDS: Final = 30.0
 WITHOUT: Final = "`make demo` runs the same federation without containers"

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.checkout import build_folder
-from protofleet.deploy.errors import RunError
 from protofleet.protocol.security.keyfiles import write_file
+from protofleet.runtime.command.errors import RunError
+from protofleet.runtime.installation.checkout import build_folder
 
 IDS_FILE: Final = build_folder() / "images.json"
 ID: Final = re.compile(r"sha256:[0-9a-f]{64}")

@@ -7,18 +7,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from protofleet.deploy.cli.arguments import DEVICES, experiment_file
-from protofleet.deploy.cli.parser import Parser
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import unpinned_warning
 from protofleet.deploy.images.docker_engine import require_docker
 from protofleet.deploy.images.image_ids import IDS_FILE, ids_of, read_ids
-from protofleet.deploy.local.experiment import Experiment, read_experiment
 from protofleet.deploy.stack import compose
 from protofleet.deploy.stack.earlier_runs import earlier_run, has_other_settings, put_aside, unfinished_run
 from protofleet.deploy.stack.layout import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, Stack
 from protofleet.deploy.stack.prepare import check_names, prepare
+from protofleet.lab.local.experiment import Experiment, read_experiment
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.runtime.command.arguments import DEVICES, experiment_file
+from protofleet.runtime.command.errors import RunError
+from protofleet.runtime.command.parser import Parser
 
 SETTINGS = (*DEFAULT_SETTINGS, *OPTIONAL_SETTINGS)
 

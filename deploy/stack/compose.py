@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.coordinator.observe.rounds_file import read_rounds
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.docker_engine import UNFETCHED, require_docker
-from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.deploy.stack.layout import Stack
 from protofleet.deploy.stack.prepare import COMPOSE
+from protofleet.lab.report.run_page import final_table, write_report
 from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.runtime.command.errors import RunError
 
 ENVIRONMENT_FILE: Final = "compose.env"
 DEVICES_FILE: Final = "devices.yaml"

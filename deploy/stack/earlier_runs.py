@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.local.experiment import Experiment
-from protofleet.deploy.local.run import renamed, same_settings
 from protofleet.deploy.stack.layout import Stack
+from protofleet.lab.local.experiment import Experiment
+from protofleet.lab.local.run import renamed, same_settings
 from protofleet.protocol.settings.reader import SettingsError, decode, read_toml
 
 EXPERIMENT_FILE: Final = "experiment.toml"

@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.enrol.local_federation import LocalFederation
-from protofleet.deploy.local.experiment import Experiment
+from protofleet.federation.enrol.local_federation import LocalFederation
+from protofleet.lab.local.experiment import Experiment
 from protofleet.protocol.wire.names import COORDINATOR
 
 CONTAINER_ROOT: Final = Path("/protofleet")

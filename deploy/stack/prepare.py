@@ -14,18 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.brokers import rabbitmq
-from protofleet.deploy.brokers.mosquitto import ListenerSettings
-from protofleet.deploy.enrol.local_federation import (
-    BROKER,
-    LocalFederation,
-    enrol,
-    enrol_federation,
-    tls_files,
-    write_mosquitto_conf,
-)
-from protofleet.deploy.local.class_check import agreed_names
-from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.deploy.stack.earlier_runs import EXPERIMENT_FILE, require_same_run
 from protofleet.deploy.stack.edited_files import copy_unless_edited, say_what_stays
 from protofleet.deploy.stack.layout import (
@@ -40,6 +28,18 @@ from protofleet.deploy.stack.layout import (
     container_user,
 )
 from protofleet.edge_client.config import DeviceSettings
+from protofleet.federation.brokers import rabbitmq
+from protofleet.federation.brokers.mosquitto import ListenerSettings
+from protofleet.federation.enrol.local_federation import (
+    BROKER,
+    LocalFederation,
+    enrol,
+    enrol_federation,
+    tls_files,
+    write_mosquitto_conf,
+)
+from protofleet.lab.local.class_check import agreed_names
+from protofleet.lab.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
 from protofleet.protocol.security.keyfiles import PRIVATE, write_file
 from protofleet.protocol.settings.reader import SettingsError, encode, write_toml

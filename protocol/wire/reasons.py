@@ -47,7 +47,7 @@ class Reason(str, Enum):
     OUT_OF_BOUNDS = "out_of_bounds"
 
 
-# docs/protocol.md shows these texts; `python -m protofleet.deploy.pages.reasons` writes them.
+# docs/protocol.md shows these texts; `python -m tools.pages.reasons` writes them.
 MEANINGS: Final[Mapping[Reason, str]] = {
     Reason.MALFORMED: "not a frame, header or payload as specified",
     Reason.VERSION: "another major version, or a suite that is not read",

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from protofleet.deploy.brokers.ports import free_port
-from protofleet.deploy.local.experiment import Experiment
+from protofleet.federation.brokers.ports import free_port
+from protofleet.lab.local.experiment import Experiment
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.audit import computed_again, evidence_of, violations

@@ -8,8 +8,8 @@ import signal
 import time
 from typing import Any
 
+from protofleet.cli.main import program
 from protofleet.coordinator.service import CoordinatorService
-from protofleet.deploy.cli.main import program
 from protofleet.edge_client.agent import Agent
 from protofleet.protocol.link.fetch import Fetch
 

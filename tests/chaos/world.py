@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from protofleet.deploy.brokers.local import LocalBroker, MutualTls
-from protofleet.deploy.enrol.local_federation import BROKER, enrol_federation
-from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
+from protofleet.federation.brokers.local import LocalBroker, MutualTls
+from protofleet.federation.enrol.local_federation import BROKER, enrol_federation
+from protofleet.lab.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.protocol.settings.reader import encode, write_toml
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR

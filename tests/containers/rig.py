@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.deploy.brokers.mosquitto import ListenerSettings
-from protofleet.deploy.brokers.ports import free_port
-from protofleet.deploy.enrol.local_federation import write_mosquitto_conf
+from protofleet.federation.brokers.mosquitto import ListenerSettings
+from protofleet.federation.brokers.ports import free_port
+from protofleet.federation.enrol.local_federation import write_mosquitto_conf
 from protofleet.protocol.settings.reader import merge, write_toml
 from tests.containers.devices import Bench, FakeDevice
 

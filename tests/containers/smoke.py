@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.simulation.federation import Simulation
+from protofleet.lab.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network, Plan
 
 warnings.simplefilter("ignore")
@@ -48,7 +48,17 @@ def part(n: int, seed: int) -> Part:
 def import_everything() -> int:
     # The modules in `apart` run in other places.
     found, apart = 0, ("__main__", "brokers.embedded", "install_on_vendor_torch", "audit")
-    for package in ("protocol", "runtime", "methods", "edge_client", "coordinator", "deploy"):
+    for package in (
+        "protocol",
+        "runtime",
+        "methods",
+        "edge_client",
+        "coordinator",
+        "federation",
+        "lab",
+        "deploy",
+        "cli",
+    ):
         package = f"protofleet.{package}"
         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             if not module.name.endswith(apart):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import Build, build, layer_sizes
 from protofleet.deploy.images.image_ids import ids_of, read_ids, save_id
+from protofleet.runtime.command.errors import RunError
 from tests.containers.bases import python_base
 from tests.containers.images import built_in, product, wheel_folders
 from tests.support.installed import installed_in, own_environment, wheel_in
@@ -147,7 +147,7 @@ def test_every_method_of_the_papers_is_whole_in_it(engine, edge):
     """No method misses the parts that were left out to make the image small."""
     code = """import warnings; warnings.simplefilter("ignore")
 import finch, sklearn.manifold, scipy.io, rich.live
-import protofleet.deploy.report.run_page, protofleet.coordinator.main, protofleet.edge_client.main
+import protofleet.lab.report.run_page, protofleet.coordinator.main, protofleet.edge_client.main
 from protofleet.methods.contract import catalog as methods
 from protofleet.methods.nets.torchvision_import import import_torchvision
 import_torchvision()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from protofleet.deploy.locks.lockfile import LOCKS_FOLDER, normalized_name, read_lock
+from protofleet.runtime.locks.lockfile import LOCKS_FOLDER, normalized_name, read_lock
 from tests.containers.desk import Desk, commands_of
 from tests.containers.devices import bench_on
 from tests.containers.pip_settings import mounted_pip_settings

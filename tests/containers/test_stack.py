@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.images.image_ids import read_ids
-from protofleet.deploy.monitoring.dashboards import DASHBOARDS
 from protofleet.edge_client.host.sensors import Sensors
+from protofleet.federation.brokers.ports import free_port
 from protofleet.runtime.metrics_page import Endpoint, exposed
 from tests.containers.drawing import page
 from tests.containers.images import built_in, product, stand_in
 from tests.containers.stacks import STEP, RunningStack
 from tests.deploy.fleet.boards import jetson_files
+from tools.monitoring.dashboards import DASHBOARDS
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 ROUNDS = 90  # Enough for several scrapes after the last kill; 30 rounds took 15 s.

@@ -11,7 +11,7 @@ from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.record import record_of
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.round.policy import Stop
-from protofleet.deploy.contract.worlds import RunPolicy, Subject, final_state, part, shard
+from protofleet.lab.contract.worlds import RunPolicy, Subject, final_state, part, shard
 
 DEVICES = [f"device-{i}" for i in range(3)]
 KEPT = ("round", "kind", "participants", "accuracy", "validation", "loss", "pooled", "measured", "evaluation")

@@ -8,7 +8,7 @@ import pytest
 from protofleet.coordinator.round.events import Close, Drop
 from protofleet.coordinator.spool.answer_log import DeviceAnswers
 from protofleet.coordinator.spool.spool import FencedError
-from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.messages import Hello, Receipt
 from protofleet.protocol.wire.reasons import Reason, Rejected

@@ -16,9 +16,9 @@ from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile, read_rounds
 from protofleet.coordinator.round.events import Advance
 from protofleet.coordinator.spool.spool import Accepted
-from protofleet.deploy.simulation.federation import Simulation
 from protofleet.edge_client.serving.settings import GLOBAL, ModelSettings
 from protofleet.edge_client.serving.versions import ModelVersions
+from protofleet.lab.simulation.federation import Simulation
 from protofleet.methods.contract.bridge import to_torch
 from protofleet.methods.contract.plan import Network
 from protofleet.methods.nets.weights_file import read_weights

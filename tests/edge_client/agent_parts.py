@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protofleet.deploy.simulation.network import SimulatedBroker, VirtualClock
 from protofleet.edge_client.context import DeviceContext
 from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
 from protofleet.edge_client.conversation.hello import HelloSender
@@ -15,6 +14,7 @@ from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.heard import open_heard_file
 from protofleet.edge_client.task_handler import TaskHandler
 from protofleet.edge_client.work_queue import question_of
+from protofleet.lab.simulation.network import SimulatedBroker, VirtualClock
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.keys import Identity, Keys

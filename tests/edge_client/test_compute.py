@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from protofleet.deploy.local import run as local_run
-from protofleet.deploy.local.experiment import Experiment
 from protofleet.edge_client.compute import (
     CPU,
     available_cores,
@@ -17,6 +15,8 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.trainer.job import LocalJob
 from protofleet.edge_client.trainer.local import LocalTrainer
+from protofleet.lab.local import run as local_run
+from protofleet.lab.local.experiment import Experiment
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.settings.reader import decode, tomllib

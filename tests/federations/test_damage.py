@@ -15,10 +15,10 @@ from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.spool.index import Index
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.deploy.exit_codes import exit_code
 from protofleet.edge_client.metrics import DeviceMetrics
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import read_state_file
+from protofleet.federation.exit_codes import exit_code
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from protofleet.protocol.wire.reasons import DisconnectReason

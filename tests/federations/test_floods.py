@@ -12,7 +12,7 @@ import pytest
 
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.events import Stage
-from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.protocol.link.rate_limit import FRAME_BURST, FRAME_RATE, REPEAT_BURST, REPEAT_RATE
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.storage.disk import Disk

@@ -10,7 +10,7 @@ from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.round.events import Left
-from protofleet.deploy.simulation.federation import Simulation
+from protofleet.lab.simulation.federation import Simulation
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import (
     plan,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.deploy.exit_codes import exit_code
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import FORMAT, Answer, checksum
+from protofleet.federation.exit_codes import exit_code
 from protofleet.methods.contract.base import Member
 from protofleet.protocol.storage.store import DamagedError
 

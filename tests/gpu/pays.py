@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from protofleet.deploy.local.experiment import Experiment
 from protofleet.edge_client.compute import moved
 from protofleet.edge_client.data.shard import Shard, Shards
+from protofleet.lab.local.experiment import Experiment
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.protocol.settings.reader import decode

@@ -14,11 +14,11 @@ from typing import Any
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.brokers.local import LocalBroker
-from protofleet.deploy.brokers.ports import free_port
-from protofleet.deploy.enrol.local_federation import LocalFederation
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.settings import DataSettings
+from protofleet.federation.brokers.local import LocalBroker
+from protofleet.federation.brokers.ports import free_port
+from protofleet.federation.enrol.local_federation import LocalFederation
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
 from protofleet.protocol.settings.reader import encode, write_toml
@@ -37,14 +37,14 @@ RUN = "run"
 CLASSES, SIZE = 3, 8
 AHEAD = """
 import sys, time
-from protofleet.deploy.cli.main import program
+from protofleet.cli.main import program
 clock, ahead = time.time, float(sys.argv.pop(1))
 time.time = lambda: clock() + ahead
 program()
 """
 PLANTED = """
 import sys
-from protofleet.deploy.cli.main import program
+from protofleet.cli.main import program
 exec(sys.argv.pop(1))
 program()
 """

@@ -3,9 +3,9 @@
 import time
 
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.enrol.authority import Authority
-from protofleet.deploy.enrol.key_folder import install, make_request, read_approval_file
-from protofleet.deploy.enrol.lifecycle import approve, reissue_approvals, renew, review_request, revoke
+from protofleet.federation.enrol.authority import Authority
+from protofleet.federation.enrol.key_folder import install, make_request, read_approval_file
+from protofleet.federation.enrol.lifecycle import approve, reissue_approvals, renew, review_request, revoke
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.device import Device, honest
 from tests.hostile.federation import Federation

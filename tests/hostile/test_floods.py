@@ -10,8 +10,8 @@ import sys
 import time
 from datetime import datetime
 
+from protofleet.cli.main import main
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.cli.main import main
 from tests.hostile.federation import Federation
 
 TOGETHER = Policy(quorum=2, gather=2, grace_seconds=1.0)

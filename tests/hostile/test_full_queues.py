@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.deploy.brokers import mosquitto
-from protofleet.deploy.brokers.local import BrokerError, find_broker
-from protofleet.deploy.brokers.mosquitto import CONF_FILE, ListenerSettings, queue_limits, tls_settings
-from protofleet.deploy.brokers.ports import LOOPBACK, free_port
-from protofleet.deploy.enrol.local_federation import LocalFederation, enrol_federation
+from protofleet.federation.brokers import mosquitto
+from protofleet.federation.brokers.local import BrokerError, find_broker
+from protofleet.federation.brokers.mosquitto import CONF_FILE, ListenerSettings, queue_limits, tls_settings
+from protofleet.federation.brokers.ports import LOOPBACK, free_port
+from protofleet.federation.enrol.local_federation import LocalFederation, enrol_federation
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import Topics
 from tests.conftest import PATIENCE, missing

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.enrol.local_federation import enrol_federation
+from protofleet.federation.enrol.local_federation import enrol_federation
 from protofleet.protocol.security.enrolment import CURRENT, KnownRecords, load_enrolled
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.federation import Federation

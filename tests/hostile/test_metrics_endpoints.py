@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from protofleet.cli.main import main
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.brokers.ports import free_port
-from protofleet.deploy.cli.main import main
 from protofleet.deploy.fleet.settings import device_settings, read_fleet
-from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.stack.__main__ import with_devices
 from protofleet.deploy.stack.layout import Stack
 from protofleet.deploy.stack.prepare import prepare
 from protofleet.edge_client.config import DeviceSettings
+from protofleet.federation.brokers.ports import free_port
+from protofleet.lab.local.experiment import Experiment
 from protofleet.protocol.settings.reader import decode, read_toml
 from tests.hostile.federation import Federation
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from protofleet.cli.main import main
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.cli.main import main
 from protofleet.deploy.fleet.accuracy import AccuracyCheck
 from protofleet.deploy.fleet.settings import RolloutSettings
-from protofleet.deploy.local.display.progress import Progress
+from protofleet.lab.local.display.progress import Progress
 from tests.hostile.device import Answer
 from tests.hostile.federation import Federation
 

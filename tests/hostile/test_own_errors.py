@@ -11,7 +11,7 @@ import pytest
 
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.brokers.ports import free_port
+from protofleet.federation.brokers.ports import free_port
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.enrol.authority import Authority
-from protofleet.deploy.enrol.lifecycle import renew
+from protofleet.federation.enrol.authority import Authority
+from protofleet.federation.enrol.lifecycle import renew
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.federation import Federation
 from tests.hostile.test_clocks import DAY, Dial, rejected, renewed

@@ -4,7 +4,7 @@ import shutil
 import signal
 
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.enrol.lifecycle import revoke
+from protofleet.federation.enrol.lifecycle import revoke
 from protofleet.protocol.security.enrolment import CURRENT
 from tests.hostile.federation import Federation
 

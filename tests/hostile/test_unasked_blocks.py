@@ -3,7 +3,7 @@
 import urllib.request
 
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.brokers.ports import free_port
+from protofleet.federation.brokers.ports import free_port
 from tests.hostile.federation import Federation
 
 RULES = Policy(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=300)

@@ -19,7 +19,7 @@ from protofleet.deploy.fleet.software import build_wheel
 from protofleet.methods.contract.catalog import load
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.parts.local import LocalHyper
-from tests.deploy.local.test_run import furnished
+from tests.lab.local.test_run import furnished
 from tests.methods.plain import DATA, LOCAL, PRESENT, fit, network, order_of, played
 from tests.methods.tiny import answer, clients_of, floats, server_of
 from tests.support.small_federation import assert_same, simulation

@@ -12,8 +12,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.local.experiment import Experiment
 from protofleet.edge_client.conversation.hello import plan_for
+from protofleet.lab.local.experiment import Experiment
 from protofleet.methods import fcclplus
 from protofleet.methods.contract.base import Ask, Reply
 from protofleet.methods.contract.cost import Sizes, parameters

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from protofleet.deploy.contract.halves import bytes_by_kind
+from protofleet.lab.contract.halves import bytes_by_kind
 from protofleet.methods import fedavg, fedga
 from protofleet.methods.contract.base import Ask, Member, Reply
 from protofleet.methods.contract.plan import Network, Plan

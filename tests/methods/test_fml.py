@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.local.experiment import Experiment
+from protofleet.lab.local.experiment import Experiment
 from protofleet.methods import fml
 from protofleet.methods.contract.base import Reply
 from protofleet.methods.contract.cost import Sizes, parameters

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from protofleet.deploy.contract.worlds import QUIET, SMALL
 from protofleet.edge_client.data.shard import TensorSamples
 from protofleet.edge_client.limits import HalfBuilder, Limits
+from protofleet.lab.contract.worlds import QUIET, SMALL
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network, Plan

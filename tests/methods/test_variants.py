@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from protofleet.deploy.contract.halves import Halves
-from protofleet.deploy.local.experiment import Experiment
-from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.lab.contract.halves import Halves
+from protofleet.lab.local.experiment import Experiment
+from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.methods import fedavg, fedproto
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.catalog import load

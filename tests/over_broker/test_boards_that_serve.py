@@ -13,17 +13,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from protofleet.deploy.brokers.local import LocalBroker
-from protofleet.deploy.brokers.ports import free_port
-from protofleet.deploy.local.experiment import read_experiment
-from protofleet.deploy.local.run import RunningBroker, enrol_all, write_settings
 from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.edge_client.trainer.slots import Slots
+from protofleet.federation.brokers.local import LocalBroker
+from protofleet.federation.brokers.ports import free_port
+from protofleet.lab.local.experiment import read_experiment
+from protofleet.lab.local.run import RunningBroker, enrol_all, write_settings
 from protofleet.methods.nets.weights_file import read_weights
 from protofleet.methods.served.card import read_card
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.protocol.settings.reader import read_toml, write_toml
-from tests.deploy.local.test_run import ROOT, furnished
+from tests.lab.local.test_run import ROOT, furnished
 
 pytestmark = pytest.mark.slow
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

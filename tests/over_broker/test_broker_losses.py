@@ -15,9 +15,9 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from protofleet.coordinator.round.events import Accept
-from protofleet.deploy.brokers.local import LocalBroker, MutualTls
-from protofleet.deploy.enrol.local_federation import enrol_federation
-from protofleet.deploy.simulation.federation import Simulation
+from protofleet.federation.brokers.local import LocalBroker, MutualTls
+from protofleet.federation.enrol.local_federation import enrol_federation
+from protofleet.lab.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.transport.address import BrokerAddress, BrokerError
 from protofleet.protocol.transport.tls import rereading_context

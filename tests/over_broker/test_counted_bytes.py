@@ -16,8 +16,8 @@ import torch
 
 from protofleet import methods
 from protofleet.coordinator.observe.observers import keep_journal
-from protofleet.deploy.contract.halves import bytes_by_kind, ranks_of
 from protofleet.edge_client.trainer.job import local_jobs
+from protofleet.lab.contract.halves import bytes_by_kind, ranks_of
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network

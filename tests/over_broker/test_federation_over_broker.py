@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from protofleet.coordinator.round.events import Stage
-from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.federation.brokers.local import LocalBroker
 from protofleet.methods.contract.catalog import names
 from protofleet.protocol.transport.base import Arrived, Stop
 from tests.support.federation_over_broker import DEVICES, AtAnswer, Federation, running

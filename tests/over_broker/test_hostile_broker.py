@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from protofleet.deploy.enrol.local_federation import enrol_federation
+from protofleet.federation.enrol.local_federation import enrol_federation
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.transport.base import Stop
 from protofleet.protocol.wire.reasons import Reason

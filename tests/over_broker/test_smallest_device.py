@@ -11,8 +11,8 @@ import msgpack
 import pytest
 
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.enrol.key_folder import install
-from protofleet.deploy.enrol.lifecycle import renew
+from protofleet.federation.enrol.key_folder import install
+from protofleet.federation.enrol.lifecycle import renew
 from protofleet.methods.contract import catalog as methods
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.security.enrolment import CURRENT, load_enrolled

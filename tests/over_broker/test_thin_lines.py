@@ -10,7 +10,7 @@ from benchmarks.programs.fleet import Clockwork, EndRun, conduct, members
 from benchmarks.programs.large import plan_of
 from benchmarks.programs.thin_line import Line, ThinLine
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.federation.brokers.local import LocalBroker
 from protofleet.protocol.link.meter import UP
 from protofleet.protocol.transport.address import SMALLEST_BLOCK
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.deploy.brokers.local import LocalBroker
-from protofleet.deploy.brokers.ports import free_port
-from protofleet.deploy.local.experiment import read_experiment
-from protofleet.deploy.local.run import RunningBroker, enrol_all, write_settings
 from protofleet.edge_client.trainer.slots import Slots
-from tests.deploy.local.test_run import ROOT, furnished
+from protofleet.federation.brokers.local import LocalBroker
+from protofleet.federation.brokers.ports import free_port
+from protofleet.lab.local.experiment import read_experiment
+from protofleet.lab.local.run import RunningBroker, enrol_all, write_settings
+from tests.lab.local.test_run import ROOT, furnished
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 COUNTER = itertools.count()

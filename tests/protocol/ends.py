@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protofleet.deploy.simulation.network import NetworkConditions, SimulatedBroker, VirtualClock
+from protofleet.lab.simulation.network import NetworkConditions, SimulatedBroker, VirtualClock
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink

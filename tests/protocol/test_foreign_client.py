@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.protocol.security.keys import PublicKeys
 from protofleet.protocol.transport.base import Arrived, Connected
 from tests.protocol import hpke

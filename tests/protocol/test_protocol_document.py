@@ -10,7 +10,6 @@ import msgpack
 import pytest
 
 from protofleet.coordinator.round.policy import Policy
-from protofleet.deploy.pages import arrays, limits, reasons
 from protofleet.methods.contract.wants import AT_LEAST_TWO, MULTIPLE, OPTIONAL, ROWS, SUM
 from protofleet.protocol.link.base import FRAME_OVERHEAD
 from protofleet.protocol.security import enrolment as enrolled
@@ -26,6 +25,7 @@ from protofleet.protocol.wire.topics import PREFIX, TOPIC_RULES
 from tests.protocol.ends import Ends
 from tests.protocol.golden.vectors import load
 from tests.protocol.wire.test_codec import FIELDS, LATER
+from tools.pages import arrays, limits, reasons
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 FLAT = " ".join(TEXT.split())
@@ -67,7 +67,7 @@ def test_the_example_shows_frames_of_both_types_and_a_body():
 
 
 def test_the_limits_are_those_of_the_code():
-    assert limits.generate(TEXT) == TEXT, "run python -m protofleet.deploy.pages.limits"
+    assert limits.generate(TEXT) == TEXT, "run python -m tools.pages.limits"
 
 
 def test_no_limit_of_the_wire_is_left_out():
@@ -92,7 +92,7 @@ def test_no_limit_of_the_wire_is_left_out():
 
 def test_every_reason_is_described_as_the_code_means_it():
     assert set(MEANINGS) == set(Reason)
-    assert reasons.generate(TEXT) == TEXT, "run python -m protofleet.deploy.pages.reasons"
+    assert reasons.generate(TEXT) == TEXT, "run python -m tools.pages.reasons"
 
 
 def test_the_header_is_described_field_by_field():
@@ -193,7 +193,7 @@ def test_every_form_is_described_and_no_other():
 
 
 def test_the_arrays_of_every_method_are_those_that_the_coordinator_demands():
-    assert arrays.generate(TEXT) == TEXT, "run python -m protofleet.deploy.pages.arrays"
+    assert arrays.generate(TEXT) == TEXT, "run python -m tools.pages.arrays"
 
 
 def test_the_files_of_a_device_are_those_that_are_installed():

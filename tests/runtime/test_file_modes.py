@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.local.test_run import ROOT, SMALL, command, place
+from tests.lab.local.test_run import ROOT, SMALL, command, place
 
 __all__ = ["place"]  # A fixture.
 

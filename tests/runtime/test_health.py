@@ -15,8 +15,8 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from protofleet.deploy.brokers.ports import free_port
-from protofleet.deploy.cli.main import main
+from protofleet.cli.main import main
+from protofleet.federation.brokers.ports import free_port
 from protofleet.methods.contract.liveness import tensors_work
 from protofleet.runtime.health import STUCK, Heartbeats, disk_is_writable, loop_is_running, watchdog
 from protofleet.runtime.metrics_page import Endpoint, exposed

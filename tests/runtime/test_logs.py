@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from protofleet.deploy.cli.main import main
+from protofleet.cli.main import main
 from protofleet.protocol.wire.printable import printable
 from protofleet.runtime.logs import FORMAT, LONGEST, PrintableFormatter
 

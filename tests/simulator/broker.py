@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import protofleet.deploy.simulation.network
+import protofleet.lab.simulation.network
 from protofleet.protocol.transport.base import Will
 from tests.simulator.clock import Clock
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.simulator.line import Connection
 
 INFLIGHT = 20
-matches = functools.lru_cache(4096)(protofleet.deploy.simulation.network.matches)
+matches = functools.lru_cache(4096)(protofleet.lab.simulation.network.matches)
 Message = tuple[str, bytes]
 
 

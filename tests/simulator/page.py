@@ -3,8 +3,8 @@
 The command is `python -m tests.simulator.page`.
 """
 
-from protofleet.deploy.pages.generated_table import DOCS, replace_table
 from tests.simulator.planted import BUGS
+from tools.pages.generated_table import DOCS, replace_table
 
 PAGE = DOCS / "simulator.md"
 HEAD = "| planted in | bug | of 300 seeds | as | seen too by |\n|---|---|---|---|---|\n"

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from protofleet.deploy.brokers.ports import free_port
-from protofleet.deploy.local.experiment import Experiment
+from protofleet.federation.brokers.ports import free_port
+from protofleet.lab.local.experiment import Experiment
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.campaign import pictures

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.deploy.simulation.federation import Simulation
+from protofleet.lab.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network
 from tests.support.small_federation import POLICY, plan, shard
 

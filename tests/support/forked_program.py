@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from protofleet.deploy.local.processes import IMPORTED
+from protofleet.lab.local.processes import IMPORTED
 from protofleet.runtime.children import Program
 from protofleet.runtime.launcher import ForkedChild, Launcher
 from tests.rooms import ROOT

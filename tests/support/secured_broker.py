@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protofleet.deploy.brokers.local import LocalBroker, MutualTls
-from protofleet.deploy.enrol.local_federation import LocalFederation, enrol_federation
+from protofleet.federation.brokers.local import LocalBroker, MutualTls
+from protofleet.federation.enrol.local_federation import LocalFederation, enrol_federation
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR
 

@@ -9,7 +9,8 @@ import torch
 
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile
-from protofleet.deploy.contract.worlds import (
+from protofleet.edge_client.data.shard import Shard, TensorSamples
+from protofleet.lab.contract.worlds import (
     CLASSES,
     NAMES,
     POLICY,
@@ -22,9 +23,8 @@ from protofleet.deploy.contract.worlds import (
     plan,
     shard,
 )  # fmt: skip
-from protofleet.deploy.simulation.federation import Simulation
-from protofleet.deploy.simulation.network import NetworkConditions
-from protofleet.edge_client.data.shard import Shard, TensorSamples
+from protofleet.lab.simulation.federation import Simulation
+from protofleet.lab.simulation.network import NetworkConditions
 
 __all__ = [
     "CLASSES", "NAMES", "POLICY", "QUIET", "SHAPE", "SIZE", "Shard", "TensorSamples", "assert_same", "final_state",

@@ -1,5 +1,5 @@
 """Programs on a host during a deployment: they report facts and verify signatures; and the systemd unit.
 
-May import: coordinator, coordinator.spool, deploy, deploy.fleet, edge_client.*, methods.contract, methods.plugins,
-methods.served, protocol.*.
+May import: coordinator, coordinator.spool, deploy.fleet, edge_client, edge_client.host, methods.plugins,
+methods.served, protocol.*, runtime.command.
 """

@@ -49,7 +49,7 @@ def self_test() -> int:
     for package in (protocol, runtime, methods, edge_client):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    importlib.import_module("protofleet.deploy.cli.main")
+    importlib.import_module("protofleet.cli.main")
     if torch.equal(torch.eye(3) @ torch.ones(3), torch.ones(3)):
         return 0
     print("torch multiplies wrongly", file=sys.stderr)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.settings import Fleet, Host
 from protofleet.deploy.fleet.ssh import run_program
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.runtime.command.errors import RunError
 
 SECONDS: Final = 10
 KEY_TYPE: Final = "ed25519"

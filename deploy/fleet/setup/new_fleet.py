@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.deploy.enrol.authority import make_authority
-from protofleet.deploy.enrol.local_federation import YEARS
-from protofleet.deploy.enrol.register import REGISTER
 from protofleet.deploy.fleet.control_plane import open_root
 from protofleet.deploy.fleet.device.roles import DEVICE
 from protofleet.deploy.fleet.settings import Fleet, Host, read_fleet
 from protofleet.deploy.fleet.targets import write_targets
 from protofleet.edge_client.data.catalog import find
+from protofleet.federation.enrol.authority import make_authority
+from protofleet.federation.enrol.local_federation import YEARS
+from protofleet.federation.enrol.register import REGISTER
 from protofleet.protocol.settings.reader import SettingsError, decode, write_toml
 from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
 

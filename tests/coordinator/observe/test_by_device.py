@@ -13,8 +13,8 @@ from protofleet.coordinator.observe.record import ALL, MOST_DEVICES, OTHER, Roun
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.protocol.wire.reasons import Rejected
-from tests.deploy.pages.test_metrics_document import series
 from tests.support.small_federation import POLICY, replace_coordinator, simulation
+from tests.tools.pages.test_metrics_document import series
 
 LAST, WHOLE = "protofleet_round_device_wire_bytes", "protofleet_run_device_wire_bytes_total"
 

@@ -22,7 +22,7 @@ from protofleet.coordinator.observe.summary import summarise
 from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.spool.index import row_checksum
 from protofleet.coordinator.spool.traffic import read_traffic
-from protofleet.deploy.brokers.ports import free_port
+from protofleet.federation.brokers.ports import free_port
 from protofleet.protocol.storage.disk import Disk
 from protofleet.runtime.metrics_page import Endpoint, MetricsError, exposed
 from tests.support.small_federation import POLICY, simulation

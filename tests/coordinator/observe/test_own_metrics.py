@@ -8,9 +8,9 @@ import pytest
 from protofleet.coordinator.observe.log_lines import LogLines
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile, read_rounds
-from protofleet.deploy.local.display.progress import Progress
-from protofleet.deploy.simulation.federation import Simulation
-from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.lab.local.display.progress import Progress
+from protofleet.lab.simulation.federation import Simulation
+from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.methods.plugins import file
 from protofleet.methods.plugins.allowed import PlugIns
 from tests.support.small_federation import POLICY, plan, shard

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round.weights import capped, weight_cap
-from protofleet.deploy.local.experiment import LocalPolicy
+from protofleet.lab.local.experiment import LocalPolicy
 
 CLAIMS = st.lists(st.integers(0, 1 << 40), max_size=9)
 

@@ -23,7 +23,7 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Hello, Update
-from tests.deploy.local.test_run import ROOT, command, lines, place, protofleet, wait_for_rounds
+from tests.lab.local.test_run import ROOT, command, lines, place, protofleet, wait_for_rounds
 from tests.support.small_federation import POLICY, assert_same, simulation
 
 __all__ = ["place"]  # a fixture

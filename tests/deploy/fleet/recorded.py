@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.enrol import key_folder
 from protofleet.deploy.fleet.device.scripts import FACTS_SCRIPT, REMOTE_SCRIPT
 from protofleet.deploy.fleet.settings import Fleet, Host
 from protofleet.deploy.fleet.ssh import AS_ROOT, Result, Ssh
 from protofleet.edge_client.host.status_file import Status
+from protofleet.federation.enrol import key_folder
 from protofleet.protocol.security.signed_settings import SETTINGS
 from protofleet.protocol.security.statements import Reader, from_armour, unverified_body
 

@@ -10,11 +10,11 @@ from prometheus_client import generate_latest
 
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.accuracy import AccuracyCheck, MetricsReading, fetch_metrics, worst_drop
 from protofleet.deploy.fleet.deploy_log import DeployLog
 from protofleet.deploy.fleet.rollout import Outcome, Rollout
 from protofleet.deploy.fleet.settings import RolloutSettings
+from protofleet.runtime.command.errors import RunError
 from tests.support.small_federation import simulation
 
 URL = "http://coordinator:9100/metrics"

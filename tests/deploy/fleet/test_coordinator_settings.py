@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from protofleet.deploy.cli.main import main
-from protofleet.deploy.enrol.authority import make_authority
-from protofleet.deploy.enrol.local_federation import enrol
+from protofleet.cli.main import main
 from protofleet.deploy.fleet.device.coordinator_settings import load_settings
+from protofleet.federation.enrol.authority import make_authority
+from protofleet.federation.enrol.local_federation import enrol
 from protofleet.protocol.security.signed_settings import SETTINGS, SignedSettings, issue_settings
 from protofleet.protocol.security.statements import StatementError, armoured
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.deploy.cli.main import main
+from protofleet.cli.main import main
 from protofleet.deploy.fleet.checks import Workload, failures, run_checks, torch_words
 from protofleet.deploy.fleet.commands import print_checks
 from protofleet.deploy.fleet.device.facts import Docker, Probe, ServedVersion, read_facts
 from protofleet.deploy.fleet.device.scripts import Place
-from protofleet.deploy.listing import Listing
 from protofleet.edge_client.serving.publisher import version_of
 from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import Disk
+from protofleet.runtime.command.listing import Listing
 from tests.deploy.fleet.boards import NOW, deployed, jetson
 from tests.methods.served.trained import card_of, model_of, plan_of
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.deploy.enrol import key_folder
-from protofleet.deploy.enrol.authority import Authority, make_authority
-from protofleet.deploy.enrol.local_federation import enrol
-from protofleet.deploy.enrol.request import REQUEST
+from protofleet.federation.enrol import key_folder
+from protofleet.federation.enrol.authority import Authority, make_authority
+from protofleet.federation.enrol.local_federation import enrol
+from protofleet.federation.enrol.request import REQUEST
 from protofleet.protocol.security.statements import Writer, armoured, sign_statement
 from protofleet.protocol.settings.reader import write_toml
 from tests.support.small_order import RECEIVE

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from protofleet.deploy.cli.main import main
+from protofleet.cli.main import main
 
 FLEET = """
 root = "root"

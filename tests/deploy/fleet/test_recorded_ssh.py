@@ -7,12 +7,12 @@ from dataclasses import asdict
 
 import pytest
 
-from protofleet.deploy.enrol.authority import Authority, make_authority
-from protofleet.deploy.enrol.local_federation import enrol
 from protofleet.deploy.fleet import commands, execute
 from protofleet.deploy.fleet.settings import Fleet, Host
 from protofleet.deploy.fleet.ssh import AS_ROOT, Result, Ssh
 from protofleet.edge_client.host.status_file import Status
+from protofleet.federation.enrol.authority import Authority, make_authority
+from protofleet.federation.enrol.local_federation import enrol
 from protofleet.protocol.settings.reader import SettingsError, write_toml
 from tests.deploy.fleet.recorded import RecordedBoard, recording
 

@@ -13,11 +13,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from protofleet.cli.main import main
 from protofleet.coordinator.devices.domains import assign_domain
-from protofleet.deploy.cli.main import main
-from protofleet.deploy.enrol.authority import Authority
-from protofleet.deploy.enrol.certificates import host_names
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet import commands
 from protofleet.deploy.fleet.checks import Workload, run_checks
 from protofleet.deploy.fleet.device.facts import KnownGood, Service
@@ -38,7 +35,10 @@ from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
 from protofleet.edge_client.data.catalog import find
 from protofleet.edge_client.data.shard import Shards
 from protofleet.edge_client.serving.settings import ModelSettings
+from protofleet.federation.enrol.authority import Authority
+from protofleet.federation.enrol.certificates import host_names
 from protofleet.protocol.settings.reader import SettingsError, decode, tomllib
+from protofleet.runtime.command.errors import RunError
 from tests.deploy.fleet.boards import NOW, RELEASE, SETTINGS, UNIT, WANTED, deployed, jetson
 from tests.deploy.fleet.recorded import FIT, RecordedBoard, recording
 

@@ -6,10 +6,10 @@ import os
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protofleet.deploy.enrol.authority import make_authority
 from protofleet.deploy.fleet.device.facts import read_facts
 from protofleet.deploy.fleet.device.roles import ROLES
 from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.federation.enrol.authority import make_authority
 from protofleet.protocol.security.records import MAX_SERIALS, REVOCATIONS, Revocations, issue_revocations
 from protofleet.protocol.security.statements import armoured
 from protofleet.protocol.security.trust import ROOTS

@@ -6,11 +6,11 @@ import json
 import pytest
 import tomllib
 
-from protofleet.deploy.enrol.authority import make_authority
 from protofleet.deploy.fleet.control_plane import ControlPlane
 from protofleet.deploy.fleet.manifest import files_of
 from protofleet.deploy.fleet.settings import read_fleet
 from protofleet.deploy.fleet.software import Releases
+from protofleet.federation.enrol.authority import make_authority
 from protofleet.protocol.settings.reader import SettingsError
 from tests.deploy.fleet.boards import jetson
 from tests.deploy.fleet.test_signed_releases import our_wheel

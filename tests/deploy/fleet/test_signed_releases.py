@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protofleet.deploy.checkout import PACKAGES, ROOT
-from protofleet.deploy.enrol.authority import Authority, make_authority
-from protofleet.deploy.enrol.lifecycle import begin_rotation, finish_rotation
 from protofleet.deploy.fleet.control_plane import ControlPlane
 from protofleet.deploy.fleet.device import verify
 from protofleet.deploy.fleet.execute import Executor, StepError
@@ -21,6 +18,9 @@ from protofleet.deploy.fleet.plan import Build, Configure, Prepare, Ship, Switch
 from protofleet.deploy.fleet.settings import Fleet, Host, Software
 from protofleet.deploy.fleet.software import Releases
 from protofleet.deploy.fleet.ssh import Result
+from protofleet.federation.enrol.authority import Authority, make_authority
+from protofleet.federation.enrol.lifecycle import begin_rotation, finish_rotation
+from protofleet.runtime.installation.checkout import PACKAGES, ROOT
 from tests.deploy.fleet.boards import jetson
 from tests.deploy.fleet.root_board import NoBoardError, RootBoard
 
@@ -69,7 +69,7 @@ def our_wheel(folder):
         made.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: protofleet\nVersion: 0.1.0\n")
         made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         made.writestr(
-            f"{info}/entry_points.txt", "[console_scripts]\nprotofleet = protofleet.deploy.cli.main:main\n"
+            f"{info}/entry_points.txt", "[console_scripts]\nprotofleet = protofleet.cli.main:main\n"
         )
         made.writestr(f"{info}/RECORD", "")
     return str(folder)

@@ -7,13 +7,13 @@ from dataclasses import asdict
 
 import pytest
 
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet import commands
 from protofleet.deploy.fleet.device.scripts import Place
 from protofleet.deploy.fleet.execute import gather_facts, read_state
 from protofleet.deploy.fleet.settings import Fleet, Host
 from protofleet.deploy.fleet.ssh import Result, Ssh
 from protofleet.edge_client.host.status_file import Status
+from protofleet.runtime.command.errors import RunError
 from tests.deploy.fleet.recorded import RecordedBoard, recording
 from tests.deploy.fleet.test_recorded_ssh import Desk
 

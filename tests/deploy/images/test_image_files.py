@@ -8,12 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from protofleet.deploy.brokers.ports import free_port
 from protofleet.deploy.images.build import IMAGES_FOLDER, Build, base_image, build_context, unpinned_warning
 from protofleet.deploy.images.image_ids import save_id
-from protofleet.deploy.locks.lockfile import read_lock
 from protofleet.deploy.stack.__main__ import parser, stack_from
-from tests.deploy.locks.test_locks import SOURCE, wheel_of
+from protofleet.federation.brokers.ports import free_port
+from protofleet.runtime.locks.lockfile import read_lock
+from tests.tools.locks.test_locks import SOURCE, wheel_of
 
 ID = "sha256:" + "0" * 64
 DIGEST = f"python@{ID}"

@@ -10,14 +10,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.deploy.brokers import rabbitmq
-from protofleet.deploy.enrol.certificates import new_csr
-from protofleet.deploy.enrol.local_federation import LocalFederation
 from protofleet.deploy.fleet.settings import Fleet, Host
 from protofleet.deploy.fleet.ssh import Ssh
-from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.stack.layout import Stack, service_names
 from protofleet.deploy.stack.prepare import prepare
+from protofleet.federation.brokers import rabbitmq
+from protofleet.federation.enrol.certificates import new_csr
+from protofleet.federation.enrol.local_federation import LocalFederation
+from protofleet.lab.local.experiment import Experiment
 from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.wire.names import NAME
 from protofleet.protocol.wire.topics import Topics

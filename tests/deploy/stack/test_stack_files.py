@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.__main__ import main as build_images
 from protofleet.deploy.images.build import TARGETS, Build, build_context, packages_without_torch, with_pins
-from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.stack.__main__ import main, with_devices
 from protofleet.deploy.stack.edited_files import copy_unless_edited, say_what_stays
 from protofleet.deploy.stack.layout import MAX_DEVICE_CONTAINERS, Stack
 from protofleet.deploy.stack.prepare import prepare
 from protofleet.edge_client.config import DeviceSettings
+from protofleet.lab.local.experiment import Experiment
 from protofleet.protocol.settings.reader import SettingsError, decode, read_toml, write_toml
+from protofleet.runtime.command.errors import RunError
 
 TABLE = {"name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"}}
 

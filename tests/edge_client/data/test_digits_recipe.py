@@ -178,7 +178,7 @@ def test_other_data_in_a_package_is_noticed(monkeypatch, tmp_path):
 
 
 def test_every_package_that_is_read_is_pinned():
-    text = (ROOT / "deploy" / "requirements-data.txt").read_text()
+    text = (ROOT / "runtime" / "requirements-data.txt").read_text()
     pins = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[a-z-]+==[\d.]+(; python_version (<|>=) \"3\.11\")?", line) for line in pins)
     assert {line.partition("==")[0] for line in pins} == {

@@ -2,12 +2,12 @@
 
 import pytest
 
-from protofleet.deploy.cli.main import main
-from protofleet.deploy.enrol.local_federation import enrol_federation
+from protofleet.cli.main import main
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides, OverridesFile
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.host.supervisor import Supervisor
+from protofleet.federation.enrol.local_federation import enrol_federation
 from protofleet.protocol.security.signed_settings import TUNING, SignedTuning, issue_tuning
 from protofleet.protocol.security.statements import armoured
 from protofleet.protocol.wire.reasons import DisconnectReason

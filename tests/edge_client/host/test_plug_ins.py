@@ -4,9 +4,9 @@ from dataclasses import fields
 
 import pytest
 
-from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.edge_client.host.loaded_settings import load_settings
 from protofleet.edge_client.host.overrides import Overrides
+from protofleet.federation.enrol.local_federation import enrol_federation
 from protofleet.protocol.security.signed_settings import SETTINGS, SignedSettings, issue_settings
 from protofleet.protocol.security.statements import StatementError, StatementFault, armoured
 from protofleet.protocol.settings.reader import SettingsError

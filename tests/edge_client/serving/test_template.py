@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from protofleet.deploy.cli.main import main
-from protofleet.deploy.export.template import template_of
+from protofleet.cli.main import main
 from protofleet.edge_client.serving.predictor import open_model
 from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.trainer.job import EVALUATE, TRAIN, LocalJob
+from protofleet.lab.export.template import template_of
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.served.scaling import input_of
 from protofleet.methods.served.served import served

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from protofleet import methods
-from protofleet.deploy.contract import methods as checks
-from protofleet.deploy.contract.halves import replies_are_not_kept, state_goes_round
-from protofleet.deploy.contract.methods import LOSSY
-from protofleet.deploy.contract.worlds import Subject
+from protofleet.lab.contract import methods as checks
+from protofleet.lab.contract.halves import replies_are_not_kept, state_goes_round
+from protofleet.lab.contract.methods import LOSSY
+from protofleet.lab.contract.worlds import Subject
 from protofleet.methods.contract.catalog import names
 from tests.support.few_methods import SHAPES, of_each_shape
 from tests.support.small_federation import assert_same, simulation

@@ -2,8 +2,8 @@
 
 import pytest
 
-from protofleet.deploy.contract import methods as checks
-from protofleet.deploy.contract.worlds import Subject
+from protofleet.lab.contract import methods as checks
+from protofleet.lab.contract.worlds import Subject
 from protofleet.methods.contract.catalog import names
 
 METHODS = names()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protofleet import methods
-from protofleet.deploy.contract.halves import arrays_are_declared, cost_is_what_crosses, ranks_of
+from protofleet.lab.contract.halves import arrays_are_declared, cost_is_what_crosses, ranks_of
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network, Plan

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import protofleet
-from protofleet.deploy.contract.halves import arrays_are_declared
-from protofleet.deploy.contract.worlds import ContractError, Subject
-from protofleet.deploy.local.own_plugins import own_plugins
+from protofleet.lab.contract.halves import arrays_are_declared
+from protofleet.lab.contract.worlds import ContractError, Subject
+from protofleet.lab.local.own_plugins import own_plugins
 from protofleet.methods import fedavg
 from protofleet.methods.plugins.file import from_file
 from protofleet.testing import simulate
-from tests.deploy.api.test_simulate import DATA
+from tests.lab.api.test_simulate import DATA
 from tests.support.small_federation import POLICY, plan, simulation
 
 SCAFFOLD = Path(__file__).parents[1] / "plugged" / "scaffold.py"

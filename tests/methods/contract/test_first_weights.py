@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from protofleet.cli.main import main
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.cli.main import main
-from protofleet.deploy.local.experiment import Experiment
-from protofleet.deploy.simulation.federation import Simulation
+from protofleet.lab.local.experiment import Experiment
+from protofleet.lab.simulation.federation import Simulation
 from protofleet.methods.contract.catalog import load
 from protofleet.methods.contract.cost import parameters
 from protofleet.methods.contract.first_weights import FirstWeights, weights_folder

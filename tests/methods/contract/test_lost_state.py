@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from protofleet.deploy.contract import methods as checks
-from protofleet.deploy.contract.halves import state_goes_round
-from protofleet.deploy.contract.worlds import ContractError, Subject
-from protofleet.deploy.local.own_plugins import own_plugins
+from protofleet.lab.contract import methods as checks
+from protofleet.lab.contract.halves import state_goes_round
+from protofleet.lab.contract.worlds import ContractError, Subject
+from protofleet.lab.local.own_plugins import own_plugins
 from tests.support.plug_ins import block
 from tests.support.small_federation import simulation
 

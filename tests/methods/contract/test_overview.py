@@ -6,9 +6,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from protofleet.deploy.cli.main import main
-from protofleet.deploy.contract.halves import bytes_by_kind
-from protofleet.deploy.pages import methods as page
+from protofleet.cli.main import main
+from protofleet.lab.contract.halves import bytes_by_kind
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.catalog import load, names
@@ -18,10 +17,11 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.methods.contract.public import PublicSet
 from tests.methods.contract.test_cost import METHODS
 from tests.methods.tiny import Shard, clients_of, play, server_of
+from tools.pages import methods as page
 
 
 def test_the_page_of_all_methods_is_what_their_files_say():
-    """If it is not, run `python -m protofleet.deploy.pages`."""
+    """If it is not, run `python -m tools.pages`."""
     assert page.PAGE.read_text(encoding="utf-8") == page.generate()
 
 

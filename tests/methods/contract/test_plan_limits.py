@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from protofleet.deploy.local.experiment import read_experiment
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.limits import HalfBuilder, Limits, activation_bytes, total_memory
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.errors import TrainerDiedError
+from protofleet.lab.local.experiment import read_experiment
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network
 from protofleet.methods.contract.public import PublicSet

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from protofleet.cli.main import main
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.cli.main import main
-from protofleet.deploy.local.experiment import Experiment
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shards
 from protofleet.edge_client.public_images import public_images
+from protofleet.lab.local.experiment import Experiment
 from protofleet.methods.contract.plan import Network, Plan, agreed_public_set, read_plan
 from protofleet.methods.contract.public import HASHED, PublicSet, drawn, sha256_of
 from protofleet.protocol.settings.reader import SettingsError, decode, parse_toml

@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protofleet.deploy.pages.arrays import cheap_settings, smallest_answer
 from protofleet.methods.contract.base import Member, Reply
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
@@ -25,6 +24,7 @@ from protofleet.methods.nets import catalog as nets
 from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.wire.tables import wanted_rows
 from tests.support.few_methods import of_each_shape
+from tools.pages.arrays import cheap_settings, smallest_answer
 
 CLASSES, EXAMPLES, NORM = 5, 40, 1e6
 ROOM = 1024  # Most bytes of a table.

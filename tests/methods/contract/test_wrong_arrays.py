@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from protofleet.deploy.contract.halves import Halves
 from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.edge_client.trainer.job import EVALUATE, LocalJob
+from protofleet.lab.contract.halves import Halves
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.catalog import names

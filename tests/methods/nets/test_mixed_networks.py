@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from protofleet.deploy.contract.methods import require_numbers
-from protofleet.deploy.simulation.federation import Simulation
-from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.lab.contract.methods import require_numbers
+from protofleet.lab.simulation.federation import Simulation
+from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.methods.contract.plan import Network, Plan, methods_for_mixed_networks
 from protofleet.methods.nets import catalog as nets
 from tests.support.few_methods import of_each_shape

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from protofleet.deploy.cli.main import perform
+from protofleet.cli.main import perform
 from protofleet.methods.contract.base import Ask, ServerHalf
 from protofleet.methods.contract.given import first_ask, round_of, tensors_of
 from protofleet.methods.plugins.authors import AuthorError

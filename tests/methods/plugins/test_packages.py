@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from protofleet.deploy.cli.main import main
-from protofleet.deploy.local.experiment import Experiment
+from protofleet.cli.main import main
+from protofleet.lab.local.experiment import Experiment
 from protofleet.methods.contract.plan import read_plan
 from protofleet.methods.plugins import packages
 from protofleet.methods.plugins.allowed import PlugIns

@@ -10,23 +10,23 @@ import sys
 import pytest
 from PIL import Image
 
-from protofleet.deploy.api.model import load_model
-from protofleet.deploy.cli.main import main
-from protofleet.deploy.local.experiment import read_experiment
-from protofleet.deploy.local.run import same_settings
+from protofleet.cli.main import main
+from protofleet.lab.api.model import load_model
+from protofleet.lab.local.experiment import read_experiment
+from protofleet.lab.local.run import same_settings
 from protofleet.protocol.settings.reader import read_toml
-from tests.deploy.local.test_run import ROOT, protofleet
+from tests.lab.local.test_run import ROOT, protofleet
 from tests.support.plug_ins import DOCS, block, sha256
 
 WITHOUT_PYTEST = """
 import sys
 sys.modules["pytest"] = None
-from protofleet.deploy.cli.main import main
+from protofleet.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 PREDICT = """
 import sys
-from protofleet.deploy.cli.main import main
+from protofleet.cli.main import main
 picture, model, *files = sys.argv[1:]
 for more in ([], [word for file in files for word in ("--plugin", file)]):
     print("code", main(["predict", picture, "--model", model, *more]))
@@ -201,9 +201,9 @@ def test_the_contract_holds_for_the_pages_plug_ins_without_pytest(tmp_path):
     ],
 )  # fmt: skip
 def test_what_does_not_hold_is_named_with_the_line_that_raised(tmp_path, change, words):
-    from protofleet.deploy.contract import checks
-    from protofleet.deploy.contract.worlds import Subject
-    from protofleet.deploy.local.own_plugins import own_plugins
+    from protofleet.lab.contract import checks
+    from protofleet.lab.contract.worlds import Subject
+    from protofleet.lab.local.own_plugins import own_plugins
 
     path = tmp_path / "fednova.py"
     text = FILES["fednova"].replace(*change)
@@ -234,9 +234,9 @@ class Client(fedavg.Client):
 
 def test_a_rule_that_cannot_be_exported_is_said_by_the_check(tmp_path):
     """The method learns and predicts by its rule, but `protofleet export` would fail."""
-    from protofleet.deploy.contract import checks
-    from protofleet.deploy.contract.worlds import Subject
-    from protofleet.deploy.local.own_plugins import own_plugins
+    from protofleet.lab.contract import checks
+    from protofleet.lab.contract.worlds import Subject
+    from protofleet.lab.local.own_plugins import own_plugins
 
     path = tmp_path / "doubled.py"
     path.write_text(FILES["fednova"].replace("class Client(fedavg.Client):\n", RULE))

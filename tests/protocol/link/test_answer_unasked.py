@@ -6,7 +6,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.protocol.link import coordinator as coordinator_link
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import LARGEST_BLOCK

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived

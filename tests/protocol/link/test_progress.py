@@ -2,7 +2,7 @@
 
 import pytest
 
-from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.protocol.link.progress import REPORT_SECONDS, ProgressReports
 from tests.protocol.ends import Ends, weights
 

@@ -7,7 +7,7 @@ import struct
 import msgpack
 import pytest
 
-from protofleet.deploy.simulation.network import NetworkConditions
+from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.protocol.link import coordinator as coordinator_link
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import ObjectStore

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.deploy.fleet.device import probe
 from protofleet.edge_client.host.loaded_settings import load_settings
+from protofleet.federation.enrol.local_federation import enrol_federation
 from protofleet.protocol.security.signed_settings import SETTINGS, SignedSettings, is_signed, issue_settings
 from protofleet.protocol.security.statements import StatementError, StatementFault, armoured
 from protofleet.protocol.settings.reader import SettingsError

@@ -17,15 +17,15 @@ from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hin
 import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.cli import arguments
 from protofleet.deploy.fleet.settings import Fleet
-from protofleet.deploy.local.experiment import Experiment
-from protofleet.deploy.pages import bounds as bounds_page
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import Overrides
+from protofleet.lab.local.experiment import Experiment
 from protofleet.methods.contract.catalog import load, names
 from protofleet.protocol.settings.bounds import Within
 from protofleet.protocol.settings.reader import SettingsError, decode
+from protofleet.runtime.command import arguments
+from tools.pages import bounds as bounds_page
 
 ROOT = Path(__file__).parents[3]
 RUN = {"name": "absurd", "rounds": 1, "classes": 10, "method": {"name": "fedavg"}}
@@ -177,7 +177,7 @@ def test_a_text_of_the_wrong_type_is_one_line_that_names_the_key(top, key):
 
 
 def test_the_page_of_bounds_is_the_one_that_the_source_writes():
-    """If it is not, run `python -m protofleet.deploy.pages.bounds`."""
+    """If it is not, run `python -m tools.pages.bounds`."""
     assert bounds_page.PAGE.read_text() == bounds_page.generate()
     assert bounds_page.generate().count("\n| `") == len(LEAVES) + len(HYPERS)
 
@@ -188,7 +188,8 @@ def test_the_page_of_bounds_is_the_one_that_the_source_writes():
 NO_NUMBERS = {"Path", "broker_changes", "_version", "_format", "experiment_file"}
 ARGUMENTS = [
     (path.relative_to(ROOT), call)
-    for path in sorted((ROOT / "deploy").rglob("*.py"))
+    for package in ("protofleet", "lab", "federation", "deploy", "runtime")
+    for path in sorted((ROOT / package).rglob("*.py"))
     for call in ast.walk(ast.parse(path.read_text()))
     if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument"
 ]

@@ -9,7 +9,7 @@ import pytest
 from paho.mqtt.client import CallbackAPIVersion, Client, MQTTProtocolVersion
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.federation.brokers.local import LocalBroker
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Will, packet_bytes
 from tests.conftest import PATIENCE

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.federation.brokers.local import LocalBroker
 from protofleet.protocol.transport import mqtt as over_mqtt
 from protofleet.protocol.transport import network as networks
 from protofleet.protocol.transport.base import Arrived, Connected, Disconnected

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.deploy.brokers.ports import free_port
+from protofleet.federation.brokers.ports import free_port
 from protofleet.protocol.transport import mqtt as over_mqtt
 from protofleet.protocol.transport.address import (
     FINAL_REASONS,

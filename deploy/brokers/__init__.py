@@ -1,4 +1,0 @@
-"""Brokers: one for this machine alone, and the settings and access rules of Mosquitto and RabbitMQ.
-
-May import: deploy, protocol.*, runtime.
-"""

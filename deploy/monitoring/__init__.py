@@ -1,4 +1,0 @@
-"""Grafana's dashboards, written from here into deploy/compose.
-
-May import: nothing of ours.
-"""

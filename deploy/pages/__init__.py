@@ -1,4 +1,0 @@
-"""Pages of docs/ that are written from the code.
-
-May import: everything.
-"""

@@ -1,4 +1,0 @@
-"""Charts as SVG, in two widths, each with its numbers as a table.
-
-May import: deploy.report, protocol.*.
-"""

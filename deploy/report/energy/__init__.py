@@ -1,4 +1,0 @@
-"""Energy that devices have used: in a run's report, and accuracy against it in a comparison.
-
-May import: deploy, deploy.report, deploy.report.drawing, protocol.*.
-"""

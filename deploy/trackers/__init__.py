@@ -1,4 +1,0 @@
-"""A run's numbers to TensorBoard, MLflow or a package's tracker, from rounds.jsonl: its parties import none of them.
-
-May import: coordinator.observe, deploy, deploy.report, methods.plugins, protocol.*.
-"""

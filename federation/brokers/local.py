@@ -1,0 +1,295 @@
+"""Run a broker for local clients only: Mosquitto if it is installed, else the broker that pip installs.
+
+It listens on the loopback, and accepts all clients; if `mutual_tls` is given, only clients with a
+certificate. It keeps nothing on disk, and ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protofleet.federation.brokers.mosquitto import CONF_FILE, PLAIN_SETTINGS, ListenerSettings, tls_settings
+from protofleet.federation.brokers.ports import LOOPBACK, free_port
+from protofleet.protocol.transport.address import (
+    LARGEST_BLOCK,
+    BrokerAddress,
+    BrokerError,
+    TlsFiles,
+    preflight,
+)
+from protofleet.runtime import children
+from protofleet.runtime.installation.extras import install_hint
+
+START_SECONDS: Final = 15.0
+STOP_SECONDS: Final = 5.0
+START_ATTEMPTS: Final = 5  # Another process may take a free port before the broker does.
+KINDS: Final = ("auto", "mosquitto", "embedded")
+# These folders are often not on a user's PATH.
+SBIN_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
+INSTALL_HINT: Final = (
+    f"install Mosquitto (apt-get install mosquitto) or the embedded one ({install_hint('broker')})"
+)
+
+# The shell ends the broker when the pipe on its standard input closes, in whatever way this process has
+# ended.
+GUARD: Final = """\
+exec 3<&0
+"$@" </dev/null 3<&- & broker=$!
+{ cat <&3 >/dev/null; kill "$broker"; } 2>/dev/null & watch=$!
+wait "$broker"; code=$?
+kill "$watch" 2>/dev/null  # else it would later kill another process that has got this process id
+exit "$code"
+"""
+
+# Each subscription keeps up to 4 segments of 8 MiB, which are never freed. A client that is further behind
+# misses the oldest frames and has to ask for them again.
+EMBEDDED_SETTINGS: Final = """\
+id = 0
+
+[router]
+id = 0
+max_connections = 1000
+max_outgoing_packet_count = 200
+max_segment_size = 8388608
+max_segment_count = 4
+
+[v5.1]
+name = "loopback"
+listen = "{host}:{port}"
+next_connection_delay_ms = 0
+
+[v5.1.connections]
+connection_timeout_ms = 5000
+max_payload_size = 2097152
+max_inflight_count = 100
+dynamic_filters = true
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProgram:
+    kind: str
+    command: tuple[str, ...]  # the path of the settings file is appended to it
+    description: str
+    settings: str
+    # A text that the broker logs once it listens. It proves that this broker answers on the port.
+    ready: str
+
+
+def find_broker(kind: str = "auto") -> BrokerProgram:
+    if kind not in KINDS:
+        raise BrokerError(f"there is no broker of kind {kind!r}; there are {', '.join(KINDS)}")
+    for name, find in (("mosquitto", _mosquitto), ("embedded", _embedded)):
+        if kind in ("auto", name) and (program := find()) is not None:
+            return program
+    raise BrokerError(f"there is no broker of kind {kind} on this machine; {INSTALL_HINT}")
+
+
+def _mosquitto() -> BrokerProgram | None:
+    path = shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(SBIN_FOLDERS))
+    if path is None:
+        return None
+    help_text = subprocess.run([path, "-h"], capture_output=True, text=True, timeout=STOP_SECONDS).stdout
+    version = re.search(r"version (\S+)", help_text)
+    description = f"mosquitto {version[1] if version else '?'} (system)"
+    return BrokerProgram("mosquitto", (path, "-c"), description, PLAIN_SETTINGS, " running")
+
+
+def _embedded() -> BrokerProgram | None:
+    if importlib.util.find_spec("iotcore") is None:
+        return None
+    description = f"embedded iotcore {importlib.metadata.version('iotcore')} (rumqttd)"
+    command = tuple(children.command("protofleet.federation.brokers.embedded"))
+    return BrokerProgram("embedded", command, description, EMBEDDED_SETTINGS, "broker listening on")
+
+
+@dataclass(frozen=True, slots=True)
+class MutualTls:
+    """The TLS files of a broker that demands client certificates and has access rules."""
+
+    folder: Path
+    client: TlsFiles  # the files of a client that may connect; `address` includes them
+
+
+class LocalBroker:
+    """A broker that runs during the `with` block.
+
+    `extra_lines` go into its mosquitto.conf, for tests of its rules.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kind: str = "auto",
+        port: int = 0,
+        sys_seconds: int = 10,
+        extra_lines: Sequence[str] = (),
+        mutual_tls: MutualTls | None = None,
+    ) -> None:
+        self._program, self._mutual_tls = find_broker(kind), mutual_tls
+        if (extra_lines or mutual_tls) and self._program.kind != "mosquitto":
+            wanted = f"the lines {list(extra_lines)}" if extra_lines else "certificates and access rules"
+            raise BrokerError(f"only Mosquitto takes {wanted}, this is {self.describe()}")
+        self._folder, self._port, self._sys_seconds = folder, port, sys_seconds
+        self.extra_lines = extra_lines  # the extra lines for the next start
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_offset = 0
+
+    def describe(self) -> str:
+        return self._program.description + (", TLS 1.3 with client certificates" if self._mutual_tls else "")
+
+    @property
+    def address(self) -> BrokerAddress:
+        """Return the broker's address, with the client's TLS files if `mutual_tls` is given."""
+        tls = self._mutual_tls.client if self._mutual_tls else None
+        # No connection on this machine is slow, so blocks may be large.
+        return BrokerAddress(LOOPBACK, self._port, tls, block_bytes=LARGEST_BLOCK)
+
+    @property
+    def process_group(self) -> int:
+        """Return the id of the broker's process group; 0 while it does not run."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def log(self) -> Path:
+        return self._folder / "broker.log"
+
+    def __enter__(self) -> LocalBroker:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the broker, and wait until it answers MQTT. Later starts use the same port."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        fixed_port = self._port
+        for attempt in range(1, START_ATTEMPTS + 1):
+            self._port = fixed_port or free_port()
+            _check_port_free(self._port)
+            self._launch()
+            try:
+                return self._wait_until_ready()
+            except BrokerError:
+                self.stop()
+                if fixed_port or attempt == START_ATTEMPTS:
+                    raise
+
+    def ended(self) -> str:
+        """Describe how the broker has ended by itself; "" while it runs."""
+        code = self._process.poll() if self._process is not None else None
+        if code is None:
+            return ""
+        return f"killed by signal {code - 128}" if code > 128 else f"exit code {code}: {self._reason()}"
+
+    def restart(self) -> None:
+        """Start a broker that has ended by itself again, on the same port, so that its clients come back."""
+        self.kill()
+        self.start()
+
+    def stop(self) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        self._process.stdin.close()  # The shell then ends the broker.
+        children.wait([self._process], STOP_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the broker without a shutdown, as a power failure would."""
+        if (process := self._process) is None:
+            return
+        self._process = None
+        with process, contextlib.suppress(ProcessLookupError):  # The exit of `process` waits for the shell.
+            os.killpg(process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + STOP_SECONDS
+        # This loop waits for the broker itself.
+        while _listens(self.address) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _launch(self) -> None:
+        settings = self._settings()
+        with self.log.open("ab") as log:
+            self._log_offset = log.tell()
+            self._process = subprocess.Popen(
+                ["sh", "-c", GUARD, "broker", *self._program.command, str(settings.absolute())],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C must reach only this process, because the broker has to end last.
+                start_new_session=True,
+            )
+
+    def _settings(self) -> Path:
+        """Write the settings file; this is done at each start, because the port may have changed."""
+        # If root starts it, Mosquitto would change to a user that may not read the files next to its
+        # settings.
+        user = "root" if os.geteuid() == 0 else ""
+        lines = "".join(f"{line}\n" for line in self.extra_lines)
+        if self._mutual_tls is not None:
+            path = self._mutual_tls.folder / CONF_FILE
+            listener = ListenerSettings(
+                self._port, LOOPBACK, user=user, persistence=False, sys_seconds=self._sys_seconds
+            )
+            path.write_text(tls_settings(self._mutual_tls.folder, listener) + lines)
+            return path
+        text = self._program.settings.format(host=LOOPBACK, port=self._port, sys_seconds=self._sys_seconds)
+        if self._program.kind != "mosquitto":
+            path = self._folder / "broker.toml"
+        else:
+            path = self._folder / "broker.conf"
+            text += f"user {user}\n" if user else ""
+        path.write_text(text + lines)
+        return path
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        problem: str | None = "it does not listen"
+        while self._program.ready not in self._log_text() or (
+            problem := preflight(self.address, seconds=1.0)
+        ):
+            if self._process is None or self._process.poll() is not None:
+                raise BrokerError(f"{self.describe()} did not start: {self._reason()}; see {self.log}")
+            if time.monotonic() > deadline:
+                raise BrokerError(f"{self.describe()} does not answer ({problem}); see {self.log}")
+            time.sleep(0.02)
+
+    def _log_text(self) -> str:
+        """Return the part of the log since the last start."""
+        return "\n".join(children.last_lines(self.log, self._log_offset))
+
+    def _reason(self) -> str:
+        lines = [line for line in self._log_text().splitlines() if "terminating" not in line]
+        return " / ".join(lines[-2:]) or "its log is empty"
+
+
+def _listens(address: BrokerAddress) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex((address.host, address.port)) == 0
+
+
+def _check_port_free(port: int) -> None:
+    with socket.socket() as sock:
+        # A port in the state TIME_WAIT counts as free.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((LOOPBACK, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise BrokerError(f"port {port} cannot be used ({error.strerror}); take another") from None
+            advice = "stop what listens there, or take another; 0 takes a free one"
+            raise BrokerError(f"port {port} on {LOOPBACK} is taken; {advice}") from None

@@ -1,0 +1,87 @@
+"""Issue and read the operator's approval of a request.
+
+It holds all that the sender needs, in one statement that the root has signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protofleet.federation.enrol.request import PARTS, Part
+from protofleet.protocol.security.records import MAX_RECORD, MAX_SERIALS
+from protofleet.protocol.security.statements import (
+    Reader,
+    StatementError,
+    StatementFault,
+    Writer,
+    sign_statement,
+    unverified_body,
+    verified_body,
+)
+from protofleet.protocol.wire.names import valid_name
+
+APPROVAL: Final = "approval"
+MAX_CERT: Final = 4096
+MAX_LISTS: Final = 48 * MAX_SERIALS  # bytes; the entries of an X.509 list are the longest ones
+MAX_RULES: Final = 1 << 18
+MAX_ROOTS: Final = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    federation: str
+    name: str
+    part: Part
+    serial: int
+    roots: bytes  # statement
+    revoked: bytes  # statement
+    record: bytes  # statement; b"" for a broker
+    coordinator: bytes  # statement: the coordinator's record, for a device
+    cert: bytes  # X.509, DER
+    crl: bytes = b""  # PEM, for a broker
+    rules: str = ""  # the access rules, for a broker
+
+
+def issue_approval(approval: Approval, roots: Sequence[Ed25519PrivateKey]) -> bytes:
+    a = approval
+    fields = Writer().text(a.federation).text(a.name).text(a.part).number(a.serial)
+    fields.blob(a.roots).blob(a.revoked).blob(a.record).blob(a.coordinator).blob(a.cert)
+    return sign_statement(APPROVAL, fields.blob(a.crl).text(a.rules).done(), roots)
+
+
+def read_approval(data: bytes, roots: Sequence[bytes]) -> Approval:
+    return _read(verified_body(APPROVAL, data, roots))
+
+
+def unverified_roots(data: bytes) -> bytes:
+    """Return the roots statement in an approval that was not verified yet."""
+    return unverified_approval(data).roots
+
+
+def unverified_approval(data: bytes) -> Approval:
+    """Return an approval whose signature was not checked.
+
+    It may be refused for its content, but it must never be accepted.
+    """
+    return _read(unverified_body(APPROVAL, data))
+
+
+def _read(body: bytes) -> Approval:
+    fields = Reader(APPROVAL, body)
+    federation, name, part, serial = fields.text(), fields.text(), fields.text(), fields.number()
+    roots, revoked = fields.blob(MAX_ROOTS), fields.blob(MAX_LISTS)
+    record, coordinator, cert = fields.blob(MAX_RECORD), fields.blob(MAX_RECORD), fields.blob(MAX_CERT)
+    crl, rules = fields.blob(MAX_LISTS), fields.text(MAX_RULES)
+    fields.end()
+    if part not in PARTS:
+        raise fields.wrong(f"the part {part!r}")
+    try:
+        valid_name(federation)
+        valid_name(name)
+    except ValueError as error:
+        raise StatementError(StatementFault.MALFORMED, f"an invalid approval: {error}") from None
+    return Approval(federation, name, part, serial, roots, revoked, record, coordinator, cert, crl, rules)

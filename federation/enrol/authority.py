@@ -1,0 +1,339 @@
+"""Manage the operator's folder: the federation's offline root of trust, and all that it has issued.
+
+roots/1/root.key    Ed25519: signs records, lists and approvals    } for offline keeping,
+roots/1/tls-ca.key  P-256: signs TLS certificates and their list   } readable by the owner alone
+roots/1/tls-ca.crt
+roots.statement  revoked.statement  register.json
+requests/ records/ certs/ approvals/       all public
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import itertools
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protofleet.federation.enrol import certificates
+from protofleet.federation.enrol.certificates import DER, PEM
+from protofleet.federation.enrol.lock import RegisterLock
+from protofleet.federation.enrol.register import (
+    CHECK,
+    REGISTER,
+    Entry,
+    Register,
+    load_register,
+    lost,
+    save_register,
+)
+from protofleet.federation.enrol.request import REQUEST, Request
+from protofleet.protocol.security.keyfiles import read_identity, read_tls, write_file, write_private
+from protofleet.protocol.security.records import (
+    RECORD,
+    REVOCATIONS,
+    Record,
+    Revocations,
+    issue_record,
+    issue_revocations,
+)
+from protofleet.protocol.security.statements import armoured, fingerprint, read_armoured
+from protofleet.protocol.security.trust import ROOTS, Roots, first_roots, issue_roots
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.wire.names import valid_name
+
+ROOTS_FILE: Final = "roots.statement"
+REVOKED_FILE: Final = "revoked.statement"
+PRIVATE_KEYS: Final = ("tls-ca.key", "root.key")
+DAY: Final = 86_400
+SKEW: Final = 3600  # the number of seconds that a device's clock may be behind
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    number: int
+    key: Ed25519PrivateKey
+    tls_ca: certificates.TlsCa
+
+    @property
+    def public(self) -> bytes:
+        return self.key.public_key().public_bytes_raw()
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedCertificate:
+    entry: Entry
+    record: bytes  # b"" for a broker
+    cert: bytes  # DER
+
+
+class Authority:
+    """The folder with the root's private keys. `durable=False` saves the fsyncs of a simulated fleet."""
+
+    def __init__(self, folder: Path, durable: bool = True, clock: Callable[[], float] = time.time) -> None:
+        self.folder, self.durable, self._clock, self._lock = folder, durable, clock, RegisterLock(folder)
+        self.register, self._batching = load_register(folder), False
+        # The register has an earlier form: the serial numbers in the lists of its version are not known.
+        if self.register.listed is None:
+            self.register = self.register.with_revocation_lists(self.now())
+        self.roots = [_load_root(folder, number) for number in self.register.roots]
+        self._complete_interrupted_rotation()
+
+    def _complete_interrupted_rotation(self) -> None:
+        """Complete a rotation that was interrupted.
+
+        A rotation writes the register first. The other files are made from the register again.
+        """
+        path = self.folder / ROOTS_FILE
+        if not path.exists():
+            return
+        statement = first_roots(read_armoured(ROOTS, path))
+        if statement.version < self.register.roots_version:
+            known = {*statement.keys, *(root.public for root in self.roots)}
+            stored = [_load_root(self.folder, number) for number in _stored_roots(self.folder)]
+            self.save([root for root in stored if root.public in known])
+        self.destroy_retired_keys()
+
+    def destroy_retired_keys(self) -> None:
+        """Delete the private keys of retired roots.
+
+        This is called when the new roots statement is on the disk.
+        """
+        for number in _stored_roots(self.folder):
+            if number < self.register.roots[0]:
+                for name in PRIVATE_KEYS:
+                    (self.folder / "roots" / str(number) / name).unlink(missing_ok=True)
+
+    @property
+    def federation(self) -> str:
+        return self.register.federation
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the newest root's fingerprint, which a device's owner compares once."""
+        return fingerprint(self.roots[-1].public)
+
+    @property
+    def keys(self) -> list[Ed25519PrivateKey]:
+        return [root.key for root in self.roots]
+
+    def now(self) -> int:
+        return int(self._clock())
+
+    def issue(self, request: Request, days: float, fingerprint: str, root: Root) -> IssuedCertificate:
+        """Issue a record and a TLS certificate with the same serial number."""
+        now = self.now()
+        since, until = now - SKEW, int(now + days * DAY)
+        if days <= 0:
+            raise SettingsError(f"--days is {days:g}, it must be above 0")
+        limit = int(root.tls_ca.cert.not_valid_after_utc.timestamp())
+        if until > limit:
+            raise SettingsError(
+                f"{days:g} days are more than root {root.number} has left; rotate it first, or take fewer"
+            )
+        # The serial number grows even if an old backup was restored.
+        serial = max(self.register.last_serial + 1, 1000 * now)
+        entry = Entry(serial, request.name, request.part, root.number, since, until, fingerprint)
+        csr = certificates.read_csr(request.csr, request.name)
+        validity = (_utc(since), _utc(until))
+        cert = certificates.issue_for_request(root.tls_ca, csr, request.name, request.hosts, serial, validity)
+        record = b"" if request.part == "broker" else self._record(request, entry, root)
+        self.register = self.register.with_entry(entry)
+        return IssuedCertificate(entry, record, cert.public_bytes(DER))
+
+    def issue_check_certificate(
+        self, name: str, key: certificates.PublicKey, seconds: int
+    ) -> tuple[int, bytes]:
+        """Issue a short-lived client certificate under any name, for our own connections.
+
+        Return its serial number and the certificate in PEM.
+        """
+        now, root = self.now(), self.roots[0]
+        serial = max(self.register.last_serial + 1, 1000 * now)
+        entry = Entry(serial, name, CHECK, root.number, now - SKEW, now + seconds, "")
+        validity = (_utc(entry.not_before), _utc(entry.not_after))
+        cert = certificates.issue_certificate(root.tls_ca, key, name, (), serial, validity)
+        self.register = self.register.with_entry(entry).without_expired_checks(now)
+        return serial, cert.public_bytes(PEM)
+
+    def _record(self, request: Request, entry: Entry, root: Root) -> bytes:
+        assert request.part != "broker"
+        record = Record(
+            self.federation, request.name, request.part, request.sign, request.receive,
+            entry.serial, entry.not_before, entry.not_after,
+        )  # fmt: skip
+        return issue_record(record, root.key)
+
+    def load_root(self, number: int) -> Root:
+        return _load_root(self.folder, number)
+
+    def revoke(self, serials: set[int], reason: str) -> None:
+        self.register = self.register.with_revoked(serials, self.now(), reason)
+        self.save()
+
+    def save(self, signed_by: Iterable[Root] = ()) -> None:
+        """Save the register and then the statements; `signed_by` are the roots that sign the roots statement.
+
+        The register is written first, because no other file may hold a certificate that the register lacks.
+        """
+        if self._batching:
+            return
+        with self._lock.held():
+            save_register(self.folder, self.register, self.durable)
+            self.write(ROOTS_FILE, armoured(ROOTS, self.roots_statement(signed_by)))
+            self.write(REVOKED_FILE, armoured(REVOCATIONS, self.revoked_statement()))
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Save once at the end of the block, and not once for each certificate."""
+        with self._lock.held():
+            self._batching = True
+            try:
+                yield
+            finally:
+                self._batching = False
+                self.save()
+
+    def store(self, issued: IssuedCertificate, request: bytes) -> None:
+        """Write the issued certificate and its request; approvals are issued again from the request."""
+        name = issued.entry.name
+        with self._lock.held():
+            self.write(f"requests/{name}.request", armoured(REQUEST, request))
+            self.write(
+                f"certs/{name}.crt", x509.load_der_x509_certificate(issued.cert).public_bytes(PEM).decode()
+            )
+            if issued.record:
+                self.write(f"records/{name}.record", armoured(RECORD, issued.record))
+            self.save()
+
+    def stored_request(self, name: str) -> bytes:
+        return read_armoured(REQUEST, self.folder / "requests" / f"{name}.request")
+
+    def stored_certificate(self, entry: Entry) -> IssuedCertificate:
+        path = self.folder / "records" / f"{entry.name}.record"
+        cert = x509.load_pem_x509_certificate((self.folder / "certs" / f"{entry.name}.crt").read_bytes())
+        return IssuedCertificate(
+            entry, read_armoured(RECORD, path) if path.exists() else b"", cert.public_bytes(DER)
+        )
+
+    def write(self, name: str, text: str) -> Path:
+        write_file(self.folder / name, text.encode(), durable=self.durable)
+        return self.folder / name
+
+    def roots_statement(self, signed_by: Iterable[Root] = ()) -> bytes:
+        path = self.folder / ROOTS_FILE
+        if not signed_by and path.exists():
+            return read_armoured(ROOTS, path)
+        roots = Roots(
+            self.federation,
+            self.register.roots_version,
+            tuple(root.public for root in self.roots),
+            tuple(root.tls_ca.cert.public_bytes(DER) for root in self.roots),
+        )
+        return issue_roots(roots, [root.key for root in signed_by or self.roots])
+
+    def revoked_statement(self) -> bytes:
+        listed = frozenset(self.register.listed or ())
+        return issue_revocations(Revocations(self.federation, self.register.version, listed), self.keys)
+
+    def crl(self) -> bytes:
+        """Return one revocation list for each CA in use.
+
+        Mosquitto refuses every certificate if its CA has no list.
+        """
+        # The version may be later than the clock: after several versions in one second, or if the clock was
+        # wrong once.
+        issued_at = _utc(min(self.register.version, self.now() + SKEW // 2))
+        serials = self.register.listed or ()
+        return b"".join(certificates.revocation_list(root.tls_ca, serials, issued_at) for root in self.roots)
+
+    def ca_bundle(self) -> bytes:
+        return b"".join(root.tls_ca.cert.public_bytes(PEM) for root in self.roots)
+
+
+def make_authority(
+    folder: Path, federation: str, years: float, durable: bool = True, clock: Callable[[], float] = time.time
+) -> Authority:
+    if (folder / REGISTER).exists() or (folder / "roots" / "1").exists():
+        raise SettingsError(f"{folder} holds a root already; take another folder, or `enrol rotate` this one")
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    make_root(folder, valid_name(federation), 1, years, clock(), durable)
+    save_register(folder, Register(federation).with_revocation_lists(int(clock())), durable)
+    authority = Authority(folder, durable, clock)
+    authority.save()
+    return authority
+
+
+def make_root(folder: Path, federation: str, number: int, years: float, now: float, durable: bool) -> None:
+    if not 0 < years <= 50:
+        raise SettingsError(f"--years is {years:g}, it must be above 0 and at most 50")
+    target = folder / "roots" / str(number)
+    temporary = target.with_name(f"{number}.new")
+    if temporary.exists():  # A command that was killed has left this folder.
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True, mode=0o700)
+    until = _utc(int(now + years * 365.25 * DAY))
+    tls = certificates.new_tls_ca(federation, number, _utc(int(now)), until)
+    write_private(temporary / "root.key", Ed25519PrivateKey.generate(), durable)
+    write_private(temporary / "tls-ca.key", tls.key, durable)
+    write_file(temporary / "tls-ca.crt", tls.cert.public_bytes(PEM), durable=durable)
+    _rename_unused(target)
+    Disk(durable).place(temporary, target)
+
+
+def _rename_unused(target: Path) -> None:
+    """Rename a root that is not in the register.
+
+    A command that was killed has made it, or it is newer than a register from a backup.
+    """
+    if target.exists():
+        names = (target.with_name(f"{target.name}.unused-{i}") for i in itertools.count(1))
+        unused = next(name for name in names if not name.exists())
+        target.rename(unused)
+        log.warning("%s is not in the register; it is kept as %s", target, unused.name)
+
+
+def _stored_roots(folder: Path) -> list[int]:
+    """Return the numbers of the roots of which this folder has at least one private key."""
+    folders = [p for p in (folder / "roots").iterdir() if p.name.isdigit()]
+    return sorted(int(p.name) for p in folders if any((p / name).exists() for name in PRIVATE_KEYS))
+
+
+def _load_root(folder: Path, number: int) -> Root:
+    root = folder / "roots" / str(number)
+    for name in (*PRIVATE_KEYS, "tls-ca.crt"):
+        if not (root / name).exists():
+            raise lost(root / name, folder)
+    key = read_identity(root / "root.key")
+    ca = read_tls(root / "tls-ca.key")
+    try:
+        cert = x509.load_pem_x509_certificate((root / "tls-ca.crt").read_bytes())
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{root / 'tls-ca.crt'} cannot be used: {error}") from None
+    return Root(number, key, certificates.TlsCa(cert, ca))
+
+
+def _utc(seconds: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
+
+
+def with_roots(register: Register, roots: tuple[int, ...], now: int) -> Register:
+    """Return the register with another set of roots, and with new lists.
+
+    The lists change too, because each root signs them.
+    """
+    # Like a serial number, the version grows even if an old backup was restored.
+    version = max(register.roots_version + 1, now)
+    return replace(register, roots=roots, roots_version=version).with_revocation_lists(now)

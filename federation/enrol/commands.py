@@ -1,0 +1,342 @@
+"""Run the sub-commands of `protofleet enrol`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+
+from protofleet.federation.brokers.mosquitto import queues_are_full
+from protofleet.federation.enrol import disconnect, key_folder, lifecycle
+from protofleet.federation.enrol.approval import APPROVAL, unverified_approval, unverified_roots
+from protofleet.federation.enrol.authority import DAY, Authority, make_authority
+from protofleet.federation.enrol.certificates import host_names
+from protofleet.federation.enrol.local_federation import (
+    LOOPBACK,
+    YEARS,
+    LocalFederation,
+    enrol,
+    enrol_federation,
+    tls_files,
+)
+from protofleet.federation.enrol.mosquitto_conf import given_flags, listener_to_write, write_conf
+from protofleet.federation.enrol.register import Entry
+from protofleet.federation.enrol.request import REQUEST
+from protofleet.protocol.security.enrolment import CURRENT, load_trust
+from protofleet.protocol.security.records import day
+from protofleet.protocol.security.statements import (
+    StatementError,
+    StatementFault,
+    fingerprint,
+    read_armoured,
+    same_fingerprint,
+)
+from protofleet.protocol.settings.reader import SettingsError, encode
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.names import COORDINATOR, valid_device, valid_name
+from protofleet.runtime.command.listing import Listing
+
+Options = argparse.Namespace
+SOURCES: Final = {
+    REQUEST: "`protofleet enrol request NAME` writes one, where its owner is to run",
+    APPROVAL: "`protofleet enrol approve` writes it among the root's approvals, and the operator hands it out",
+}
+
+
+def make_root(o: Options) -> int:
+    authority = make_authority(o.folder, _name(o.federation), o.years)
+    print(
+        f"root of {authority.federation}: {o.folder} (keep it off the network, and a copy in another place)"
+    )
+    print(f"fingerprint: {authority.fingerprint} (devices' owners compare it once)")
+    return 0
+
+
+def statement_in(kind: str, path: Path) -> bytes:
+    if not path.exists():
+        raise SettingsError(f"there is no file {path}; name that of the {kind}: {SOURCES[kind]}")
+    return read_armoured(kind, path)
+
+
+def request(o: Options) -> int:
+    federation, name = _name(o.federation), _name(o.name)
+    request, data = key_folder.make_request(o.folder, federation, name, tuple(o.host), o.new_keys)
+    path = o.folder / key_folder.PENDING / REQUEST
+    print(f"request of the {request.part} {request.name}: {path} (send it to the operator)")
+    print(f"fingerprint: {fingerprint(data)} (tell the operator over another channel)")
+    return 0
+
+
+def approve(o: Options) -> int:
+    authority = Authority(o.root)
+    reviewed = lifecycle.review_request(authority, statement_in(REQUEST, o.request), o.name, o.part)
+    r = reviewed.request
+    hosts = f" for {', '.join(r.hosts)}" if r.hosts else ""
+    print(f"the {r.part} {r.name}{hosts} asks to join {r.federation}")
+    if not _confirmed(o, reviewed.fingerprint, "request"):
+        raise StatementError(StatementFault.WRONG_KEYS, "not approved: the fingerprint was not confirmed")
+    denied = r.name in lifecycle.revoked_names(authority, authority.now())
+    lifecycle.approve(authority, reviewed, o.days, o.replace)
+    if denied:
+        print(f"{r.name} was revoked before, and the brokers deny that name until they have their new rules:")
+        _print_broker_approvals(o, authority)
+    if r.part == "device" and not (o.root / "records" / f"{COORDINATOR}.record").exists():
+        print(
+            f"there is no coordinator yet: enrol it, then `enrol renew {r.name}` gives this device its record"
+        )
+    if r.part == "device" and queues_are_full(enrolled := lifecycle.enrolled_devices(authority)):
+        print(
+            f"{enrolled} devices are enrolled, and the queues of a broker whose mosquitto.conf says `Queues for "
+            f"{enrolled - 1} devices` are too large: `enrol install` its approval with --devices {2 * (enrolled - 1)}"
+        )
+    _print_approval(authority, r.name)
+    return 0
+
+
+def install(o: Options) -> int:
+    data = statement_in(APPROVAL, o.approval)
+    claimed = unverified_approval(data)
+    if claimed.part == "broker":
+        listener_to_write(o, o.folder)
+    elif given := given_flags(o):
+        raise SettingsError(
+            f"{given}: for a broker's mosquitto.conf, and {claimed.name} is a {claimed.part}; its settings say where "
+            "its broker is: [broker] host and port"
+        )
+    _check_fingerprint(o, data)
+    installation = key_folder.install(o.folder, data, lambda seen: _confirmed(o, seen, "root"), time.time())
+    approval = installation.approval
+    print(
+        f"{approval.name} is enrolled in {approval.federation} until {installation.until}: {installation.folder}"
+    )
+    if approval.part == "broker":
+        write_conf(o, o.folder)
+    else:
+        _print_tls_settings(o.folder)
+    return 0
+
+
+def coordinator(o: Options) -> int:
+    authority = Authority(o.root)
+    _enrol_here(authority, o.folder, COORDINATOR, o.days)
+    _print_tls_settings(o.folder)
+    return 0
+
+
+def broker(o: Options) -> int:
+    authority = Authority(o.root)
+    listener_to_write(o, o.folder)
+    _enrol_here(authority, o.folder, _name(o.name), o.days, tuple(o.host))
+    write_conf(o, o.folder)
+    return 0
+
+
+def fleet(o: Options) -> int:
+    names = [*o.names, *(f"device-{i + 1:0{len(str(o.count))}}" for i in range(o.count))]
+    for name in names:
+        _name(name, valid_device)
+    if not names:
+        raise SettingsError("no device is named; give names, or --count")
+    federation = _federation_of(o)
+    listener_to_write(o, LocalFederation(o.folder).folder_of("broker"))
+    local = enrol_federation(o.folder, _name(federation), names, (*LOOPBACK, *o.host), o.days)
+    print(f"{len(names)} devices, a coordinator and a broker of {federation}: {o.folder}")
+    write_conf(o, local.folder_of("broker"), lifecycle.enrolled_devices(local.authority()))
+    return 0
+
+
+def _federation_of(o: Options) -> str:
+    """Return the federation of the fleet in the folder, or the chosen name if there is no fleet yet.
+
+    The hosts of the fleet's broker cannot be changed.
+    """
+    local = LocalFederation(o.folder)
+    if not local.root.exists():
+        return o.federation or "protofleet"
+    found = local.authority().federation
+    if o.federation not in (None, found):
+        raise SettingsError(f"{o.folder} is a fleet of {found}; take another folder for {o.federation}")
+    cert = Path(local.tls("broker").cert or "")
+    hosts = host_names(x509.load_pem_x509_certificate(cert.read_bytes())) if cert.exists() else o.host
+    if new := [host for host in o.host if host not in hosts]:
+        raise SettingsError(
+            f"the broker of {o.folder} is enrolled as {', '.join(hosts)}; --host {new[0]} is for a new folder"
+        )
+    return found
+
+
+def show(o: Options) -> int:
+    authority = Authority(o.root)
+    now, register, listing = authority.now(), authority.register, Listing.of(o)
+    found = []
+    for entry in _due(authority, o.due) if o.due is not None else sorted(
+        (e for e in register.entries if e.part != "check"), key=lambda e: (e.name, e.serial)
+    ):  # fmt: skip
+        reason = f" ({entry.reason})" if entry.reason else ""
+        root = f" root {entry.root}" if len(register.roots) > 1 else ""
+        until = day(entry.not_after)[:16]
+        listing.line(
+            f"{entry.name:20} {entry.part:12} {entry.state(now):8} until {until} {entry.serial}{root}{reason}"
+        )
+        found.append({**encode(entry), "state": entry.state(now)})
+    rotation = lifecycle.rotation_status(authority) if len(register.roots) > 1 else ""
+    if rotation:
+        listing.line(rotation)
+    listing.end({"federation": authority.federation, "enrolled": found, "rotation": rotation})
+    return 0
+
+
+def renew(o: Options) -> int:
+    authority = Authority(o.root)
+    if bool(o.names) == (o.due is not None):
+        raise SettingsError("say what to renew: names, or --due DAYS for all that expire within DAYS")
+    names, code = o.names or [entry.name for entry in _due(authority, o.due)], 0
+    for name in names:
+        try:
+            lifecycle.renew(authority, name, o.days)
+        # A bad request must not stop the other requests.
+        except StatementError as error:
+            print(f"protofleet: {name} is not renewed: {error}", file=sys.stderr)
+            code = 1
+        else:
+            _print_approval(authority, name)
+    if not names:
+        print(f"nothing expires within {o.due:g} days")
+    return code
+
+
+def revoke(o: Options) -> int:
+    authority = Authority(o.root)
+    if o.broker is not None:
+        print(disconnect.revoke_and_disconnect(authority, o.name, o.reason, o.broker))
+        return 0
+    lifecycle.revoke(authority, o.name, o.reason)
+    print(f"{o.name} is revoked; now update the brokers:")
+    _print_broker_approvals(o, authority)
+    if (path := o.root / "approvals" / f"{COORDINATOR}.approval").exists():
+        print(f"  {path}: for the coordinator, `protofleet enrol install` it there")
+    print(f"  then end its connection: protofleet enrol cut {o.name} HOST:PORT --root {o.root}")
+    return 0
+
+
+def _print_broker_approvals(o: Options, authority: Authority) -> None:
+    for entry in authority.register.current_entries(authority.now()):
+        if entry.part == "broker":
+            path = o.root / "approvals" / f"{entry.name}.approval"
+            print(f"  {path}: `protofleet enrol install` it there and make Mosquitto reload (SIGHUP)")
+
+
+def cut(o: Options) -> int:
+    host, colon, port = o.address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise SettingsError(f"{o.address!r} is not of the form HOST:PORT")
+    authority = Authority(o.root)
+    if o.name not in lifecycle.revoked_names(authority, authority.now()):
+        raise SettingsError(f"{o.name} is not revoked; `enrol revoke` comes first")
+    disconnect.disconnect(authority, o.name, _address(host, int(port)))
+    print(f"{o.name} is disconnected from {o.address}")
+    return 0
+
+
+def rotate(o: Options) -> int:
+    authority = Authority(o.root)
+    if o.finish and o.years is not None:
+        raise SettingsError("--years is for a new root; --finish makes none")
+    if o.force and not o.finish:
+        raise SettingsError("--force goes with --finish: it locks out all that are still on the old root")
+    if o.finish:
+        lifecycle.finish_rotation(authority, o.force)
+        print("the old root is retired, its private keys are destroyed; every approval was written again:")
+        print(f"  install each of {o.root / 'approvals'}/*, the broker's last; then restart Mosquitto")
+        return 0
+    lifecycle.begin_rotation(authority, YEARS if o.years is None else o.years)
+    print(f"root {authority.roots[-1].number} is introduced; fingerprint: {authority.fingerprint}")
+    print(
+        f"  1. install the approvals of the brokers and the coordinator ({o.root / 'approvals'}) and restart"
+    )
+    print("     Mosquitto: both have to know the new root before any device uses it")
+    print("  2. enrol renew the devices and install; then the coordinator, then the brokers")
+    print("  3. enrol rotate --finish")
+    print(lifecycle.rotation_status(authority))
+    return 0
+
+
+def _due(authority: Authority, days: float) -> list[Entry]:
+    return authority.register.due_entries(authority.now() + days * DAY)
+
+
+def _enrol_here(
+    authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()
+) -> None:
+    if (folder / CURRENT).exists():
+        raise SettingsError(
+            f"{folder} holds enrolled keys already; `enrol renew {name}` and `enrol install` renew them"
+        )
+    enrol(authority, folder, name, days, hosts)
+    print(f"{name} is enrolled in {authority.federation}: {folder / CURRENT}")
+
+
+def _confirmed(o: Options, seen: str, owner: str) -> bool:
+    print(f"fingerprint of the {owner}: {seen}")
+    if o.fingerprint:
+        return same_fingerprint(o.fingerprint, seen)
+    if o.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise SettingsError(
+            f"there is no terminal to confirm the {owner}'s fingerprint on; say --fingerprint or --yes"
+        )
+    return input("Is it the expected one? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _check_fingerprint(o: Options, data: bytes) -> None:
+    """Raise StatementError if the known root has another fingerprint than --fingerprint.
+
+    This is checked even though the root is known already. No person is asked.
+    """
+    if not o.fingerprint or not (o.folder / CURRENT).exists():
+        return
+    roots = load_trust(o.folder / CURRENT).with_roots(unverified_roots(data)).roots.keys
+    if not any(same_fingerprint(o.fingerprint, fingerprint(key)) for key in roots):
+        message = f"the root that {o.folder} knows has another fingerprint than --fingerprint"
+        raise StatementError(StatementFault.UNKNOWN_ROOT, f"{message}: {fingerprint(roots[-1])}")
+
+
+def _print_approval(authority: Authority, name: str) -> None:
+    entry = authority.register.latest(name)
+    assert entry is not None
+    path = authority.folder / "approvals" / f"{name}.approval"
+    print(f"approved until {day(entry.not_after)}: {path} (send it back)")
+    if entry.part == "device":
+        print(f"for the coordinator: {authority.folder / 'records' / name}.record")
+
+
+def _print_tls_settings(folder: Path) -> None:
+    files = tls_files(folder)
+    print(f'settings: [broker] tls = {{ ca = "{files.ca}", cert = "{files.cert}", key = "{files.key}" }}')
+
+
+def _address(host: str, port: int) -> BrokerAddress:
+    try:
+        return replace(BrokerAddress(), host=host, port=port)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _name(name: str, check: Callable[[str], str] = valid_name) -> str:
+    try:
+        return check(name)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+
+
+COMMANDS: Final[Mapping[str, Callable[[Options], int]]] = {
+    "root": make_root, "request": request, "approve": approve, "install": install, "coordinator": coordinator,
+    "broker": broker, "fleet": fleet, "list": show, "renew": renew, "revoke": revoke, "cut": cut, "rotate": rotate,
+}  # fmt: skip

@@ -1,0 +1,273 @@
+"""Approve, renew and revoke certificates with the root, and rotate the root itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from protofleet.federation.brokers.mosquitto import access_rules
+from protofleet.federation.enrol.approval import APPROVAL, Approval, issue_approval
+from protofleet.federation.enrol.authority import Authority, IssuedCertificate, Root, make_root, with_roots
+from protofleet.federation.enrol.register import CHECK, Entry
+from protofleet.federation.enrol.request import Request, read_request
+from protofleet.protocol.security.records import RECORD, day
+from protofleet.protocol.security.statements import (
+    StatementError,
+    StatementFault,
+    armoured,
+    fingerprint,
+    read_armoured,
+)
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.names import COORDINATOR
+
+DAYS: Final = 365.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewedRequest:
+    """A request that may be approved after its fingerprint was compared."""
+
+    request: Request
+    data: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.data)
+
+
+def review_request(
+    authority: Authority, data: bytes, name: str = "", part: str = "device"
+) -> ReviewedRequest:
+    """Return the request if it is for this name and part; raise StatementError if it is not.
+
+    The operator chooses the name and the part, not the sender. An empty name allows any name.
+    """
+    request = read_request(data)
+    taken = authority.register.latest(request.name)
+    if taken is not None and taken.part != request.part:
+        message = f"{request.name} is the name of a {taken.part} already; take another for a {request.part}"
+        raise StatementError(StatementFault.WRONG_ROLE, message)
+    if request.part != part:
+        raise StatementError(StatementFault.WRONG_ROLE, _other_part(request, part))
+    if name and request.name != name:
+        raise StatementError(
+            StatementFault.WRONG_NAME, f"{name} was expected, the request is to be enrolled as {request.name}"
+        )
+    if request.federation != authority.federation:
+        message = (
+            f"{request.name} asks for federation {request.federation}, this root is of {authority.federation}"
+        )
+        raise StatementError(StatementFault.WRONG_FEDERATION, message)
+    return ReviewedRequest(request, data)
+
+
+def _other_part(request: Request, part: str) -> str:
+    hosts = f" for {', '.join(request.hosts[:3])}" if request.hosts else ""
+    message = f"{request.name} asks to be enrolled as a {request.part}{hosts}, not as a {part}"
+    return f"{message}; if that is meant, `protofleet enrol approve --part {request.part}` approves it"
+
+
+def approve(
+    authority: Authority, reviewed: ReviewedRequest, days: float = DAYS, replace: bool = False
+) -> bytes:
+    """Issue an approval, and write it to approvals/<name>.approval.
+
+    An earlier record of the name stays valid until it expires, because the participant may be in the middle
+    of a run. If the name was revoked before, brokers get new rules.
+    """
+    request = reviewed.request
+    denied = request.name in revoked_names(authority, authority.now())
+    taken = authority.register.latest(request.name)
+    if (
+        taken is not None
+        and taken.is_valid(authority.now())
+        and not replace
+        and not same_keys(authority, reviewed)
+    ):
+        message = f"{request.name} is enrolled with other keys"
+        raise SettingsError(f"{message}; if they are really replaced, say --replace, else it is an intruder")
+    root = issuing_root(authority, request)
+    issued = authority.issue(request, days, reviewed.fingerprint, root)
+    authority.store(issued, reviewed.data)
+    if denied:
+        reissue_approvals(authority, "broker")
+    return _write_approval(authority, request, issued)
+
+
+def same_keys(authority: Authority, reviewed: ReviewedRequest) -> bool:
+    """Return whether the keys are those of this name's last approved request.
+
+    The result is False if that request cannot be read any more.
+    """
+    new = reviewed.request
+    try:
+        old = review_request(authority, authority.stored_request(new.name), new.name, new.part).request
+    except StatementError:
+        return False
+    return (old.sign, old.receive, old.csr_key) == (new.sign, new.receive, new.csr_key)
+
+
+def renew(authority: Authority, name: str, days: float = DAYS) -> bytes:
+    """Issue a new record and certificate for the same keys."""
+    latest = authority.register.latest(name)
+    if latest is None:
+        raise SettingsError(f"{name} has never been enrolled here; there are {enrolled_names(authority)}")
+    if latest.revoked_at:
+        message = (
+            f"{name} was revoked on {day(latest.revoked_at)}; it needs new keys: enrol request --new-keys"
+        )
+        raise SettingsError(message)
+    reviewed = review_request(authority, authority.stored_request(name), name, latest.part)
+    return approve(authority, reviewed, days)
+
+
+def revoke(authority: Authority, name: str, reason: str, also: Iterable[int] = ()) -> list[Entry]:
+    """Revoke all valid certificates of the name, and the serial numbers in `also`."""
+    now = authority.now()
+    own = [e for e in authority.register.entries if e.name == name and e.part != CHECK and e.is_valid(now)]
+    if not own:
+        latest = authority.register.latest(name)
+        state = f"is {latest.state(now)} already" if latest else "has never been enrolled here"
+        raise SettingsError(f"{name} {state}; there are {enrolled_names(authority)}")
+    authority.revoke({*(entry.serial for entry in own), *also}, reason)
+    (authority.folder / "records" / f"{name}.record").unlink(missing_ok=True)
+    reissue_approvals(authority, "broker", "coordinator")
+    return own
+
+
+def reissue_approvals(authority: Authority, *parts: str) -> list[str]:
+    """Write the approvals of valid certificates again, with the current roots, lists and access rules."""
+    reissued = []
+    for entry in authority.register.current_entries(authority.now()):
+        if parts and entry.part not in parts:
+            continue
+        try:
+            _reissue(authority, entry)
+        # One bad request must not stop the other approvals.
+        except StatementError as error:
+            log.warning("%s gets no new approval: %s", entry.name, error)
+        else:
+            reissued.append(entry.name)
+    return reissued
+
+
+def _reissue(authority: Authority, entry: Entry) -> None:
+    if entry.root not in authority.register.roots:  # This root was retired in the meantime.
+        renew(authority, entry.name)
+        return
+    reviewed = review_request(authority, authority.stored_request(entry.name), entry.name, entry.part)
+    _write_approval(authority, reviewed.request, authority.stored_certificate(entry))
+
+
+def issuing_root(authority: Authority, request: Request) -> Root:
+    """Return the root that signs the certificate for this request.
+
+    During a rotation the new root signs certificates of devices at once. The coordinator gets one of the new
+    root when all devices know this root, and brokers get one when all devices and the coordinator know it.
+    """
+    verified_by = {"device": (), "coordinator": ("device",), "broker": ("device", "coordinator")}[
+        request.part
+    ]
+    return authority.roots[0 if verified_by and not_yet_rotated(authority, *verified_by) else -1]
+
+
+def not_yet_rotated(authority: Authority, *parts: str) -> list[str]:
+    """Return the names whose newest certificate is still signed by an older root."""
+    newest, entries = authority.roots[-1].number, authority.register.current_entries(authority.now())
+    return [e.name for e in entries if e.root != newest and (not parts or e.part in parts)]
+
+
+def begin_rotation(authority: Authority, years: float) -> Authority:
+    """Add a second root; each name gets a certificate of it with its next approval.
+
+    If there are two roots already, only the approvals are written again, because an interrupted command may
+    not have written them.
+    """
+    register = authority.register
+    if len(authority.roots) > 1:
+        reissue_approvals(authority, "broker", "coordinator")
+        return authority
+    number = register.roots[-1] + 1
+    make_root(authority.folder, authority.federation, number, years, authority.now(), durable=True)
+    authority.register = with_roots(register, (*register.roots, number), authority.now())
+    authority = _with_roots(authority, signed_by=[*authority.roots, authority.load_root(number)])
+    reissue_approvals(authority, "broker", "coordinator")
+    return authority
+
+
+def finish_rotation(authority: Authority, force: bool) -> Authority:
+    """Retire the old root, and destroy its private keys.
+
+    If that is done already, only the approvals are written again, because an interrupted command may not have
+    written them.
+    """
+    if authority.register.roots == (1,):
+        raise SettingsError("there is one root; `enrol rotate` begins to replace it")
+    if len(authority.roots) < 2:
+        reissue_approvals(authority)
+        return authority
+    if (remaining := not_yet_rotated(authority)) and not force:
+        raise SettingsError(rotation_status(authority) + f"; --force locks out {len(remaining)} of them")
+    old_and_new, register = authority.roots, authority.register
+    authority.register = with_roots(register, register.roots[1:], authority.now())
+    authority = _with_roots(authority, signed_by=old_and_new)
+    authority.destroy_retired_keys()
+    reissue_approvals(authority)
+    return authority
+
+
+def rotation_status(authority: Authority) -> str:
+    remaining = not_yet_rotated(authority)
+    if not remaining:
+        return "all certificates are of the new root: `enrol rotate --finish` retires the old one"
+    return (
+        f"still on the old root: {', '.join(remaining)}; renew them (devices first), install, then --finish"
+    )
+
+
+def enrolled_names(authority: Authority) -> str:
+    return ", ".join(sorted({e.name for e in authority.register.entries if e.part != CHECK})) or "none yet"
+
+
+def _with_roots(authority: Authority, signed_by: list[Root]) -> Authority:
+    authority.roots = [root for root in signed_by if root.number in authority.register.roots]
+    authority.save(signed_by)
+    return authority
+
+
+def _write_approval(authority: Authority, request: Request, issued: IssuedCertificate) -> bytes:
+    coordinator = authority.folder / "records" / f"{COORDINATOR}.record"
+    is_broker, now = request.part == "broker", authority.now()
+    with_coordinator = request.part == "device" and coordinator.exists()
+    data = issue_approval(
+        Approval(
+            authority.federation, request.name, request.part, issued.entry.serial,
+            roots=authority.roots_statement(), revoked=authority.revoked_statement(), record=issued.record,
+            coordinator=read_armoured(RECORD, coordinator) if with_coordinator else b"",
+            cert=issued.cert, crl=authority.crl() if is_broker else b"",
+            rules=access_rules(authority.federation, revoked_names(authority, now)) if is_broker else "",
+        ),
+        authority.keys,
+    )  # fmt: skip
+    authority.write(f"approvals/{request.name}.approval", armoured(APPROVAL, data))
+    return data
+
+
+def enrolled_devices(authority: Authority) -> int:
+    """Count the devices that have a valid certificate."""
+    return sum(e.part == "device" for e in authority.register.current_entries(authority.now()))
+
+
+def revoked_names(authority: Authority, now: int) -> set[str]:
+    """Return the names that were revoked and have not been enrolled again."""
+    current = {entry.name for entry in authority.register.current_entries(now)}
+    return {
+        e.name
+        for e in authority.register.entries
+        if e.revoked_at and e.part != CHECK and e.name not in current
+    }

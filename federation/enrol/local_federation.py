@@ -1,0 +1,100 @@
+"""Enrol a whole federation on one machine, for local runs, stacks and tests.
+
+One folder contains all of its key folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protofleet.federation.brokers.mosquitto import CONF_FILE, ListenerSettings, tls_settings
+from protofleet.federation.enrol.authority import Authority, make_authority
+from protofleet.federation.enrol.key_folder import expect_fingerprint, install, make_request
+from protofleet.federation.enrol.lifecycle import DAYS, approve, review_request
+from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
+from protofleet.protocol.security.keyfiles import write_file
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.transport.address import TlsFiles
+from protofleet.protocol.wire.names import COORDINATOR, valid_device
+
+BROKER: Final = "broker"
+LOOPBACK: Final = ("localhost", "127.0.0.1")
+YEARS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFederation:
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    def folder_of(self, name: str) -> Path:
+        return self.folder / name if name in (BROKER, COORDINATOR) else self.folder / "devices" / name
+
+    def tls(self, name: str) -> TlsFiles:
+        return tls_files(self.folder_of(name))
+
+    def authority(self) -> Authority:
+        return Authority(self.root, durable=False)
+
+
+def tls_files(folder: Path) -> TlsFiles:
+    """Return the [broker] tls settings of the device or coordinator that is enrolled in this folder."""
+    current = folder / CURRENT
+    return TlsFiles(str(current / TLS_CA), str(current / TLS_CERT), str(current / TLS_KEY))
+
+
+def enrol_federation(
+    folder: Path,
+    federation: str,
+    devices: Iterable[str],
+    hosts: tuple[str, ...] = LOOPBACK,
+    days: float = DAYS,
+) -> LocalFederation:
+    """Enrol all names that are not enrolled yet.
+
+    The coordinator comes before the devices, because their approvals contain its record.
+    """
+    local = LocalFederation(folder)
+    names = [valid_device(name) for name in devices]
+    if BROKER in names:
+        raise SettingsError(
+            f"a device of this fleet cannot be called {BROKER!r}: the broker's certificate is"
+        )
+    if local.root.exists():
+        authority = local.authority()
+    else:
+        authority = make_authority(local.root, federation, YEARS, durable=False)
+    with authority.batch():
+        enrol(authority, local.folder_of(BROKER), BROKER, days, hosts)
+        for name in (COORDINATOR, *names):
+            enrol(authority, local.folder_of(name), name, days)
+    return local
+
+
+def enrol(authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()) -> None:
+    """Make a request, approve it and install the approval in one step: both sides are on this machine."""
+    if (folder / CURRENT).exists():
+        return
+    request, data = make_request(
+        folder, authority.federation, name, hosts, new_keys=False, durable=authority.durable
+    )
+    approval = approve(authority, review_request(authority, data, name, request.part), days)
+    confirm = expect_fingerprint(authority.fingerprint)
+    install(folder, approval, confirm, authority.now(), authority.durable)
+
+
+def write_mosquitto_conf(folder: Path, listener: ListenerSettings, mounted_at: Path | None = None) -> Path:
+    """Write a broker's mosquitto.conf into the folder with its enrolled files.
+
+    `mounted_at` is the path at which the broker's container sees this folder.
+    """
+    path = folder / CONF_FILE
+    (folder / "data").mkdir(exist_ok=True, mode=0o700)
+    write_file(path, tls_settings(mounted_at or folder, listener).encode(), durable=False)
+    return path

@@ -1,0 +1,181 @@
+"""Write a broker's mosquitto.conf once, because its operator may change it afterwards.
+
+Later, only the files that it names are renewed. The options are checked before anything is written, so an
+error leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.federation.brokers.mosquitto import CONF_FILE, DEFAULT_DEVICES, ListenerSettings, tls_settings
+from protofleet.federation.enrol import disconnect
+from protofleet.federation.enrol.local_federation import write_mosquitto_conf
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.transport.address import BrokerError
+
+MOSQUITTO: Final = "mosquitto"  # the user to which Mosquitto changes when root starts it
+ROOT: Final = "root"
+OPTIONS: Final = {
+    "port": "port", "listen": "host", "plain_port": "plain_port", "user": "user", "devices": "devices"
+}  # fmt: skip
+
+
+def given_options(o: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that were given, by the names of ListenerSettings' fields."""
+    return {name: value for key, name in OPTIONS.items() if (value := getattr(o, key)) is not None}
+
+
+def given_flags(o: argparse.Namespace) -> str:
+    return ", ".join(f"--{key.replace('_', '-')}" for key in OPTIONS if getattr(o, key) is not None)
+
+
+def listener_to_write(o: argparse.Namespace, folder: Path, enrolled: int = 0) -> ListenerSettings | None:
+    """Return the listener settings to write, with room for the enrolled devices; None if nothing changes."""
+    given, path = given_options(o), folder / CONF_FILE
+    if user := given.get("user"):
+        _check_user(user)
+    if not path.exists():
+        room = max(DEFAULT_DEVICES, enrolled)
+        return replace(ListenerSettings(user=_default_user(folder), devices=room), **given)
+    before = written_listener(folder)
+    if given and before is None:
+        raise SettingsError(
+            f"{path} is not as it was written for this folder, so {given_flags(o)} cannot be put into it: "
+            "change it there, or move it away and run this again"
+        )
+    if before and enrolled > before.devices:
+        given = {"devices": enrolled} | given
+    after = replace(before, **given) if before else None
+    return after if after != before else None
+
+
+def written_listener(folder: Path) -> ListenerSettings | None:
+    """Return the listener settings in mosquitto.conf; None if the file was edited after we wrote it."""
+    text = (folder / CONF_FILE).read_text()
+    listeners = re.findall(r"^listener (\d+) (\S+)$", text, re.MULTILINE)
+    user = re.match(r"user (\S+)\n", text)
+    if not 1 <= len(listeners) <= 2:
+        return None
+    plain = int(listeners[1][0]) if len(listeners) == 2 else 0
+    room = re.search(r"^# Queues for (\d{1,7}) devices\.$", text, re.MULTILINE)
+    if room is None:
+        return None
+    found = ListenerSettings(
+        int(listeners[0][0]), listeners[0][1], plain, user[1] if user else "", devices=int(room[1])
+    )
+    return found if tls_settings(folder, found) == text else None
+
+
+def write_conf(o: argparse.Namespace, folder: Path, enrolled: int = 0) -> None:
+    listener, new = listener_to_write(o, folder, enrolled), not (folder / CONF_FILE).exists()
+    if listener is None:
+        _reload(folder)
+        return
+    write_mosquitto_conf(folder, listener)
+    _chown(folder, listener.user)
+    restart = "" if new else " (restart it: a reload does not change its listeners)"
+    print(f"broker: mosquitto -c {folder / CONF_FILE}{restart}")
+    if os.geteuid() == 0:
+        _explain_access(folder, listener.user)
+
+
+def _reload(folder: Path) -> None:
+    try:
+        disconnect.reload(folder)
+        print(f"the Mosquitto of {folder} has reloaded its files")
+    except BrokerError as error:
+        print(error)
+
+
+def _default_user(folder: Path) -> str:
+    """Return the user for mosquitto.conf, if the options name none; "" if this process is not root.
+
+    Without a user in its settings, a Mosquitto that root starts would change to another user. Root is
+    returned if the user mosquitto is missing or cannot enter the folder, because the printed command must
+    work unchanged.
+    """
+    if os.geteuid() != 0:
+        return ""
+    return MOSQUITTO if _user_exists(MOSQUITTO) and not _first_closed_folder(folder, MOSQUITTO) else ROOT
+
+
+def _check_user(user: str) -> None:
+    if not _user_exists(user):
+        raise SettingsError(f"there is no user {user} on this machine")
+    if os.geteuid() not in (0, pwd.getpwnam(user).pw_uid):
+        raise SettingsError(
+            f"--user {user} is for a Mosquitto that root starts, and only root can give it its files: run this as "
+            "root, or leave --user out and start Mosquitto as the current user"
+        )
+
+
+def _user_exists(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
+
+
+def _chown(folder: Path, user: str) -> None:
+    """Give the files to the user to which Mosquitto changes.
+
+    At a reload, Mosquitto reads its files as this user.
+    """
+    if user and os.geteuid() == 0:
+        for path in (folder, *folder.rglob("*")):
+            if not path.is_symlink():
+                shutil.chown(path, user)
+
+
+def _explain_access(folder: Path, user: str) -> None:
+    if user == ROOT:
+        print(f"  started by root, it stays root, {_reason_to_stay_root(folder)}")
+    elif not user:
+        print(
+            f"  started by root, Mosquitto becomes another user, which cannot read {folder}: when it is installed "
+            f"here, run `enrol install` of the broker's approval with --user {MOSQUITTO}"
+        )
+    elif closed := _first_closed_folder(folder, user):
+        mode = closed.stat().st_mode & 0o777
+        print(
+            f"  started by root, it becomes {user}, which may not enter {closed} (mode {mode:04o}): allow it "
+            f"(chmod o+x {closed}), or move {folder} elsewhere, remove its {CONF_FILE} and run `enrol install` there"
+        )
+    else:
+        print(f"  started by root, it becomes {user}, which owns {folder} now")
+
+
+def _reason_to_stay_root(folder: Path) -> str:
+    again = f"for another user remove {folder / CONF_FILE} and run `enrol install` of its approval"
+    if not _user_exists(MOSQUITTO):
+        return f"as there is no user {MOSQUITTO} on this machine; {again} when there is"
+    if (closed := _first_closed_folder(folder, MOSQUITTO)) is None:
+        return "as its settings say"
+    mode = closed.stat().st_mode & 0o777
+    return (
+        f"as {MOSQUITTO} may not enter {closed} (mode {mode:04o}); {again} once it may (chmod o+x {closed})"
+    )
+
+
+def _first_closed_folder(folder: Path, user: str) -> Path | None:
+    """Return the topmost parent folder that the user may not enter, or None.
+
+    Folders that do not exist yet are left out, because all users will be able to enter them.
+    """
+    account = pwd.getpwnam(user)
+    groups = os.getgrouplist(user, account.pw_gid)
+    for parent in reversed([parent for parent in folder.absolute().parents if parent.exists()]):
+        found = parent.stat()
+        bit = 0o100 if found.st_uid == account.pw_uid else 0o010 if found.st_gid in groups else 0o001
+        if account.pw_uid and not found.st_mode & bit:
+            return parent
+    return None

@@ -1,0 +1,120 @@
+"""Find out whether this root is an older copy.
+
+Hosts hold statements that the root has signed, and accept no older ones. If a root from before a revocation
+is put back, every plan that is made with it brings the revoked party back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+
+from protofleet.federation.enrol.authority import Authority
+from protofleet.federation.enrol.certificates import SKEW
+from protofleet.federation.enrol.register import CHECK
+from protofleet.protocol.security.records import Revocations, day, read_revocations
+from protofleet.protocol.security.statements import StatementError
+from protofleet.protocol.security.trust import read_roots
+
+CRL: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The lists and the version of the roots that a host holds, if this root has signed them."""
+
+    version: int = 0  # version of the revocation list; for a broker the smallest version that it can have
+    serials: frozenset[int] = frozenset()  # the serial numbers that are revoked on the host
+    roots_version: int = 0
+
+
+def read_held(authority: Authority, revoked: bytes = b"", roots: bytes = b"", crl: bytes = b"") -> Held:
+    """Read two statements of a host, and the X.509 lists of a broker.
+
+    Statements and lists that are damaged or belong to another federation are left out.
+    """
+    known, listed, roots_version = [root.public for root in authority.roots], Revocations(""), 0
+    try:
+        listed = read_revocations(revoked, known) if revoked else listed
+        roots_version = read_roots(roots, known).version if roots else 0
+    except StatementError:
+        pass
+    at_broker = [_read_crl(authority, text) for text in CRL.findall(crl)]
+    return Held(
+        max([listed.version, *(version for version, _ in at_broker)]),
+        listed.serials.union(*(serials for _, serials in at_broker)),
+        roots_version,
+    )
+
+
+def _read_crl(authority: Authority, text: bytes) -> tuple[int, frozenset[int]]:
+    """Return the version and the serial numbers of an X.509 list.
+
+    The version is computed from the list's date (see `certificates.revocation_list`).
+    """
+    try:
+        crl = x509.load_pem_x509_crl(text)
+        if not any(crl.is_signature_valid(root.tls_ca.key.public_key()) for root in authority.roots):
+            return 0, frozenset()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return 0, frozenset()
+    return int((crl.last_update_utc + SKEW).timestamp()), frozenset(entry.serial_number for entry in crl)
+
+
+def problem(authority: Authority, held: Mapping[str, Held], devices: Collection[str]) -> str:
+    """Return the reason why nothing may be made of this root, in one line, or "".
+
+    `held` maps the names of hosts to what they hold. `devices` are the names that `deploy revoke` knows.
+    """
+    register, lost = authority.register, _lost(authority, held)
+    by_version = {who: one.version for who, one in held.items() if one.version > register.version}
+    by_roots = {
+        who: one.roots_version for who, one in held.items() if one.roots_version > register.roots_version
+    }
+    if by_version:
+        who = max(by_version, key=lambda name: by_version[name])
+        what = (
+            f"its list of who is revoked is {_list(register.version)}, {who} holds {_list(by_version[who])}"
+        )
+    elif by_roots:
+        who = max(by_roots, key=lambda name: by_roots[name])
+        what = f"its roots are of version {register.roots_version}, {who} holds version {by_roots[who]}"
+    elif lost:
+        what = (
+            f"it lacks revocations that {' and '.join(sorted({w for ws in lost.values() for w in ws}))} holds"
+        )
+    else:
+        return ""
+    revoked = f"; revoked there and valid here: {', '.join(lost)}" if lost else ""
+    way_out = _way_out(authority, lost, devices)
+    return f"{authority.folder} is older than what the hosts hold: {what}{revoked}; {way_out}"
+
+
+def _lost(authority: Authority, held: Mapping[str, Held]) -> dict[str, list[str]]:
+    """Return the names whose certificates are valid here but revoked at hosts, with these hosts."""
+    now = authority.now()
+    good = [e for e in authority.register.entries if e.part != CHECK and e.is_valid(now)]
+    return {
+        e.name: [who for who, one in held.items() if e.serial in one.serials]
+        for e in sorted(good, key=lambda e: (e.name, -e.serial))
+        if any(e.serial in one.serials for one in held.values())
+    }
+
+
+def _way_out(authority: Authority, lost: Collection[str], devices: Collection[str]) -> str:
+    here = [name for name in lost if name in devices]
+    commands = [f"`protofleet deploy revoke {' '.join(here)}`"] if here else []
+    commands += [
+        f"`protofleet enrol revoke {name} --root {authority.folder}`" for name in lost if name not in here
+    ]
+    again = f"revoke again: {' and '.join(commands)}" if commands else "replace it: `protofleet enrol rotate`"
+    return f"put back a newer copy of it, or {again} (docs/day-2.md, Lose the root)"
+
+
+def _list(version: int) -> str:
+    return f"{version} ({day(version)})"

@@ -1,0 +1,38 @@
+"""Raise the exceptions that a caller may catch.
+
+They cover every error that a user can correct, with the messages of the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from protofleet.coordinator.server.diverged import DivergedError
+from protofleet.federation.exit_codes import exit_code, message
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.runtime.command.errors import DIVERGED, MISUSED, RunError, StoppedError
+
+
+@contextlib.contextmanager
+def public_errors() -> Iterator[None]:
+    """Raise SettingsError if the command would exit with 2, DivergedError for 4, and RunError for 1.
+
+    The exceptions of bugs are not changed. An interrupt stays a KeyboardInterrupt, because the user has
+    pressed it in the notebook or at the script.
+    """
+    try:
+        yield
+    except StoppedError as error:
+        raise KeyboardInterrupt(str(error)) from None
+    except (SettingsError, RunError, DivergedError):
+        raise
+    except Exception as error:
+        match exit_code(error):
+            case None:
+                raise
+            case code if code == MISUSED:
+                raise SettingsError(message(error)) from error
+            case code if code == DIVERGED:
+                raise DivergedError(message(error)) from error
+        raise RunError(message(error)) from error

@@ -1,0 +1,59 @@
+"""Read an experiment that a program gives as a TOML file or as the same table in a mapping."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from protofleet.lab.local.experiment import Experiment, experiment_of_table, read_experiment
+from protofleet.protocol.settings.bounds import Seed
+from protofleet.protocol.settings.reader import SettingsError, decode
+
+
+def experiment_from(source: str | Path | Mapping[str, Any], seed: int | None) -> Experiment:
+    """Read the experiment. With a seed its name is <name>-s<seed>, as with `protofleet run --seeds`."""
+    if isinstance(source, Mapping):
+        experiment = experiment_of_table({str(key): plain(value) for key, value in source.items()})
+    elif isinstance(source, str | Path):
+        experiment = read_experiment(Path(source), [])
+    else:
+        raise SettingsError(
+            f"the experiment is {type(source).__name__}, it must be the path of a TOML file or a mapping"
+        )
+    return experiment if seed is None else with_seed(experiment, seed)
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """The settings of an experiment that concern a seed."""
+
+    seed: Seed
+
+
+def with_seed(experiment: Experiment, seed: object) -> Experiment:
+    number = decode(Seeded, {"seed": plain(seed)}).seed
+    return replace(experiment, name=f"{experiment.name}-s{number}", seed=number)
+
+
+def plain(value: object) -> Any:
+    """Convert a value to one that TOML could contain: NumPy's numbers to Python's, paths to text.
+
+    The result is a copy, because reading changes tables.
+    """
+    match value:
+        case Mapping():
+            return {str(key): plain(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [plain(inner) for inner in value]
+        case Path():
+            return str(value)
+        case bool() | str():
+            return value
+        case numbers.Integral():
+            return int(value)
+        case numbers.Real():
+            return float(value)
+    return value

@@ -1,0 +1,56 @@
+"""Implement `protofleet.run`: run an experiment from a script or a notebook.
+
+It does the same as the command `protofleet run`, but it prints no messages and sets no signal handlers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from protofleet.lab.api.display import ProgressChoice, display_for
+from protofleet.lab.api.errors import public_errors
+from protofleet.lab.api.experiments import experiment_from
+from protofleet.lab.api.results import Result
+from protofleet.lab.local.class_check import agreed_names
+from protofleet.lab.local.data_check import require_data, require_public_images
+from protofleet.lab.local.run import ready, run_experiment
+from protofleet.lab.trackers.destinations import destinations
+from protofleet.lab.trackers.following import tracking
+
+log = logging.getLogger("protofleet")
+
+
+def run(
+    experiment: str | Path | Mapping[str, Any],
+    *,
+    runs: str | Path = "runs",
+    seed: int | None = None,
+    fresh: bool = False,
+    progress: ProgressChoice = "auto",
+    track: Sequence[str] = (),
+) -> Result:
+    """Run a whole federation on this machine until it is finished.
+
+    `experiment` is a TOML file, or its table; `base` in it names a file that it changes. With a `seed` the
+    name of the run is <name>-s<seed>. An unfinished run with the same settings is continued, unless `fresh`
+    is set. The folder of a finished run is renamed. `progress` is "auto" for a line in a notebook and a
+    display at a terminal, "off" for nothing, or a function that is called with each round's record. `track`
+    lists trackers: "tensorboard", "mlflow", "mlflow=URI" ...
+
+    SettingsError, RunError or DivergedError say in one line what is wrong and what to do.
+    """
+    folder = Path(runs).absolute()
+    with public_errors():
+        trackers = destinations([track] if isinstance(track, str) else track)
+        settings = experiment_from(experiment, seed)
+        agreed_names(settings)
+        require_data([settings])
+        require_public_images(settings)
+        display = display_for(progress, settings.rounds, settings.reports)
+        begun = ready(settings, folder, fresh, say=lambda words: log.info("%s", words))
+        with begun, tracking(trackers, folder / settings.name, say=lambda words: log.warning("%s", words)):
+            run_experiment(settings, folder, display=display)
+    return Result(folder / settings.name)

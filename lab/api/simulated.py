@@ -1,0 +1,304 @@
+"""Implement `protofleet.testing.simulate`: run a method's halves in this process, for tests and notebooks.
+
+There is no broker, no clock and no settings file. The messages of the halves still cross as bytes, each
+answer is checked against its ask, and devices measure the same values as in a run. The numbers are those of
+`protofleet run` with these data. `protofleet check` tests what networks and crashes do to a method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import torch
+
+from protofleet.edge_client.data.own import Checked, Data
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import Shard, TensorSamples
+from protofleet.edge_client.trainer.job import TRAIN, LocalJob
+from protofleet.lab.api.errors import public_errors
+from protofleet.lab.api.experiments import plain
+from protofleet.methods.contract.base import Ask, ClientHalf, Member, Method, Reply, ServerHalf
+from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods.contract.catalog import load
+from protofleet.methods.contract.given import ask_of, first_ask, round_of
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.nets.base import Net, initialised_from
+from protofleet.methods.nets.catalog import Recipe
+from protofleet.methods.plugins import file
+from protofleet.methods.plugins.found import demand_type, object_of
+from protofleet.protocol.settings.bounds import Rounds, Seed
+from protofleet.protocol.settings.input_shape import InputShape
+from protofleet.protocol.settings.reader import SettingsError, decode
+from protofleet.protocol.wire.arrays import Body, encode
+from protofleet.protocol.wire.messages import Arrays
+from protofleet.runtime.command.errors import RunError
+
+OWN: Final = "own"  # The name in a plan for a method that has no name.
+ANY_SAMPLES: Final = "mlp"  # The name in a plan for a network that is an object.
+
+
+@dataclass(frozen=True)
+class OwnPlan(Plan):
+    """The plan of a method, or a network, that is an object of this process and not in a catalog."""
+
+    own: Method | None = None
+    recipe: Recipe | None = None
+
+    def load(self) -> Method:
+        return self.own or super().load()
+
+    def model(self, network: Network | None = None) -> Net:
+        if self.recipe is None:
+            return super().model(network)
+        with initialised_from(self.seed):
+            return self.recipe.make(self.input_shape.axes, self.classes, None)
+
+
+@dataclass(frozen=True)
+class SimulatedRound:
+    number: int
+    accuracy: Mapping[
+        str, Mapping[str, float]
+    ]  # View -> device -> accuracy on its test samples, as in a round of a run.
+    bytes_up: int  # Bytes of tensors from all devices.
+    bytes_down: int  # Bytes of tensors to all devices.
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The result of a simulation. The halves have their state after the last round."""
+
+    rounds: Sequence[SimulatedRound]
+    final: Mapping[str, Mapping[str, float]]  # View -> device -> accuracy after the last round.
+    view: str  # The view that the method's paper reports.
+    server: ServerHalf
+    clients: Mapping[str, ClientHalf] = field(repr=False)
+
+    @property
+    def accuracy(self) -> float:
+        """Return the unweighted mean over the devices after the last round."""
+        return fmean(self.final[self.view].values())
+
+
+def simulate(
+    method: Method | str | Path,
+    data: Mapping[str, Data],
+    *,
+    rounds: int = 3,
+    settings: Mapping[str, Any] | None = None,
+    network: str | Recipe = "mlp",
+    seed: int = 0,
+    reboots: bool = False,
+) -> Simulated:
+    """Run a method in this process on the data of some devices.
+
+    `method` is an object, a name, or the path of a file; `settings` are those of [method] without its name;
+    `network` is a name or a result of `network(...)`.
+
+    With `reboots` each half is made again from its `state()` before every round. The numbers must be the
+    same. RunError says why an answer or a state is refused.
+    """
+    with public_errors():
+        require_kinds(method, data, settings or {}, network)
+        decode(Asked, plain({"rounds": rounds, "seed": seed}))
+        known = {name: device_data(name, of) for name, of in data.items()}
+        plan = plan_of(method, known, rounds, dict(settings or {}), network, seed)
+        return Federation(plan, known, reboots).run()
+
+
+@dataclass(frozen=True)
+class Asked:
+    rounds: Rounds
+    seed: Seed
+
+
+def require_kinds(*given: object) -> None:
+    kinds = {
+        "method": (Method, str, Path), "data": (Mapping,), "settings": (Mapping,), "network": (str, Recipe),
+    }  # fmt: skip
+    for value, (name, wanted) in zip(given, kinds.items(), strict=True):
+        if not isinstance(value, wanted):
+            words = " or ".join(kind.__name__ for kind in wanted)
+            raise SettingsError(f"{name} is {type(value).__name__}, it must be {words}")
+
+
+def plan_of(
+    method: Method | str | Path, data: Mapping[str, Shard], rounds: int, settings: dict[str, Any],
+    network: str | Recipe, seed: int,
+) -> OwnPlan:  # fmt: skip
+    if not data:
+        raise SettingsError("simulate takes the data of one device or more: {'device-1': Data(...), ...}")
+    first, of = next(iter(data.items()))
+    if odd := [
+        name for name, one in data.items() if shape_of(one) != shape_of(of) or one.classes != of.classes
+    ]:
+        raise SettingsError(
+            f"{odd[0]} has samples {shape_of(data[odd[0]])} of {data[odd[0]].classes} classes, {first} has "
+            f"{shape_of(of)} of {of.classes}; all devices need the same"
+        )
+    name, own = method_of(method)
+    recipe = network if isinstance(network, Recipe) else None
+    named = decode(Network, {"name": network if isinstance(network, str) else ANY_SAMPLES})
+    shape = input_shape(shape_of(of)).settings()
+    try:
+        plan = OwnPlan(
+            name, of.classes, rounds, seed, network=named, hyper=settings, own=own, recipe=recipe, **shape
+        )
+        plan.demand_fit()
+        return plan
+    except ValueError as error:  # For example, a network takes no samples of that shape.
+        raise SettingsError(str(error)) from None
+
+
+def method_of(method: Method | str | Path) -> tuple[str, Method]:
+    """Return the method, with its name in the plan."""
+    if isinstance(method, Method):
+        return OWN, method
+    if isinstance(method, Path) or method.endswith(".py"):
+        source, module = file.from_file(Path(method), allowed=None)
+        found = object_of("method", module)
+        demand_type(found, Method, "method", str(source.path))
+        return source.path.stem, found
+    try:
+        return method, load(method)
+    except LookupError as error:
+        raise SettingsError(str(error).strip("\"'")) from None
+
+
+def shape_of(data: Shard) -> tuple[int, ...]:
+    return tuple(data.train.x.shape[1:])
+
+
+def input_shape(shape: tuple[int, ...]) -> InputShape:
+    try:
+        return InputShape(shape)
+    except ValueError as error:
+        raise SettingsError(f"of samples, {error}") from None
+
+
+def device_data(name: str, data: Data) -> Shard:
+    """Check the data of a device and scale them, as in a run with `data.file`."""
+    if not isinstance(data, Data):
+        raise SettingsError(
+            f"the data of {name} are {type(data).__name__}, they must be Data(train, test, classes)"
+        )
+    shape = tuple(getattr(data.train[0], "shape", ())[1:]) if isinstance(data.train, tuple) else ()
+    splits = Checked(name, data, DataSettings(file=name, **input_shape(shape).settings())).splits()
+    train, validation, test = (
+        TensorSamples(*pair) for pair in (splits.train, splits.validation, splits.test)
+    )
+    return Shard(
+        data.domain or name,
+        splits.classes,
+        train,
+        validation,
+        test,
+        splits.names,
+        splits.scale,
+        splits.pixels,
+    )
+
+
+class Federation:
+    def __init__(self, plan: Plan, data: Mapping[str, Shard], reboots: bool) -> None:
+        self._plan, self._data, self._reboots = plan, dict(sorted(data.items())), reboots
+        self._members = [Member(name, len(of.train.y), self._counts(of)) for name, of in self._data.items()]
+        self._server = plan.server_half()
+        self._jobs = {name: self._job(name) for name in self._data}
+        self._metrics: dict[str, dict[str, float]] = {}
+        self._bytes_up = self._bytes_down = 0
+
+    def run(self) -> Simulated:
+        rounds = [self._round(number) for number in range(1, self._plan.rounds + 1)]
+        self._begin(self._plan.rounds + 1)
+        for name in self._data:
+            asked = ask_of(self._server, Ask("evaluate", self._server.payload()))
+            self._answer(name, self._plan.rounds + 1, asked)
+        halves = {name: job.half for name, job in self._jobs.items()}
+        return Simulated(rounds, self._accuracy(), self._plan.variant.reports, self._server, halves)
+
+    def _begin(self, number: int) -> None:
+        self._server.fleet = len(self._members)
+        self._server.begin(number, self._members)
+
+    def _round(self, number: int) -> SimulatedRound:
+        if self._reboots:
+            self._reboot()
+        self._metrics, self._bytes_up, self._bytes_down = {}, 0, 0
+        self._begin(number)
+        asking = round_of(self._server)
+        ask: Ask | None = first_ask(self._server, asking)
+        while ask is not None:
+            replies = [self._reply(member, number, ask) for member in self._members]
+            try:
+                ask = ask_of(self._server, asking.send(replies))
+            except StopIteration:
+                ask = None
+        self._check_state(number)
+        return SimulatedRound(number, self._accuracy(), self._bytes_up, self._bytes_down)
+
+    def _reply(self, member: Member, number: int, ask: Ask) -> Reply:
+        answer = self._answer(member.device, number, ask)
+        payload = LazyPayload(answer)
+        if problem := ask.problem_with(payload, member.examples):
+            raise RunError(
+                f"the answer of {member.device} to {ask.phase} in round {number} is refused: {problem.message}"
+            )
+        self._bytes_up += size(answer)
+        return Reply(member.device, member.examples, payload)
+
+    def _answer(self, device: str, number: int, ask: Ask) -> Arrays:
+        sent = crossed(to_numpy(ask.payload))
+        self._bytes_down += size(sent)
+        answer, metrics = self._jobs[device].run(ask.phase, number, sent)
+        self._metrics[device] = (
+            {**self._metrics.get(device, {}), **metrics} if ask.phase == TRAIN else metrics
+        )
+        return crossed(answer)
+
+    def _accuracy(self) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {}
+        for device, metrics in self._metrics.items():
+            for key, value in metrics.items():
+                if key.startswith("accuracy.test."):
+                    found.setdefault(key.removeprefix("accuracy.test."), {})[device] = value
+        return found
+
+    def _check_state(self, number: int) -> None:
+        for name, value in self._server.state().items():
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise RunError(f"{name} of the server half's state is not finite after round {number}")
+
+    def _reboot(self) -> None:
+        """Make each half again from the bytes that a disk would keep, and from nothing else."""
+        kept = to_torch(crossed(to_numpy(self._server.state())))
+        self._server = self._plan.server_half()
+        self._server.restore(kept)
+        for name, job in self._jobs.items():
+            self._jobs[name] = self._job(name)
+            self._jobs[name].restore(crossed(job.state()))
+
+    def _job(self, name: str) -> LocalJob:
+        data = self._data[name]
+        validation = data.validation if len(data.validation.y) else None
+        half = self._plan.client_half(data.train, name, validation=validation)
+        return LocalJob(half, data, self._plan.variant.reports)
+
+    def _counts(self, data: Shard) -> tuple[int, ...]:
+        if not self._plan.load().needs_counts:
+            return ()
+        return tuple(torch.bincount(data.train.y, minlength=data.classes).tolist())
+
+
+def crossed(arrays: Arrays) -> Arrays:
+    """Return the arrays as the receiver gets them after they were encoded and decoded."""
+    body = b"".join(bytes(piece) for piece in encode(arrays))
+    return dict(Body(lambda start, stop: body[start:stop], len(body)))
+
+
+def size(arrays: Arrays) -> int:
+    return sum(array.nbytes for array in arrays.values())

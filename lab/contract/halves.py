@@ -1,0 +1,253 @@
+"""Check a method's halves directly, without a wire.
+
+The bytes that cross must be those of `cost`, replies must not be kept, and a half must continue from a saved
+state with the same bits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from protofleet.lab.contract.lost import lost
+from protofleet.lab.contract.worlds import ContractError, Subject, require, shard
+from protofleet.methods.contract import given
+from protofleet.methods.contract.base import Ask, ClientHalf, Member, Payload, Reply, ServerHalf
+from protofleet.methods.contract.cost import Sizes
+from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.public import PublicSet
+from protofleet.methods.parts.state import snapshot
+from protofleet.protocol.wire.kinds import UNDECLARED
+
+CLASSES: Final = 3
+SERVER: Final = "the server half"
+EVERY_CLASS: Final = ((0, 1, 2), (0, 1), (2,))
+
+
+class Expired(Mapping[str, Tensor]):
+    """A device's answer, which cannot be read after the end of its round.
+
+    On a coordinator the answer is on the disk and is deleted then.
+    """
+
+    def __init__(self, payload: Payload) -> None:
+        self.payload, self.over = payload, False
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self.over:
+            raise ContractError(
+                f"{name} of a Reply is read after its round; take what you need of it in round(), and keep no Reply"
+            )
+        return self.payload[name].clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.payload)
+
+    def __len__(self) -> int:
+        return len(self.payload)
+
+
+def answer_of(client: ClientHalf, ask: Ask) -> Payload:
+    client.receive(snapshot(ask.payload))
+    payload = snapshot(given.answer_of(client, Ask(ask.phase, snapshot(ask.payload))))
+    problem = ask.problem_with(payload)
+    require(problem is None, f"an answer is not what Ask.wants asks for: {problem and problem.message}")
+    return payload
+
+
+def bytes_by_kind(payload: Payload) -> Counter[str]:
+    """Count the bytes of every array, under the first part of its name."""
+    found: Counter[str] = Counter()
+    for name, value in payload.items():
+        found[name.partition(".")[0]] += value.nbytes
+    return found
+
+
+def ranks_of(payload: Payload, half: ClientHalf | ServerHalf) -> dict[str, int]:
+    """Return the rank of each matrix that was sent in factors.
+
+    Such a matrix is one row of rank x (rows + columns + 1) numbers.
+    """
+    shared = getattr(half, "mutual", half.model).state_dict()
+    found = {}
+    for name, value in payload.items():
+        whole = shared.get(name.removeprefix("weights."), value)
+        if value.ndim < whole.ndim and len(value) < whole.numel():
+            found[name] = len(value) // (len(whole) + whole[0].numel() + 1)
+    return found
+
+
+class Halves:
+    """All halves of a plan. They can run rounds with each other."""
+
+    def __init__(self, plan: Plan, classes: Sequence[tuple[int, ...]] = EVERY_CLASS) -> None:
+        self.plan, self.held = plan, classes
+        shards = {f"device-{i}": shard(i, classes=held) for i, held in enumerate(classes)}
+        self.data = {name: part.train for name, part in shards.items()}
+        self.clients = {
+            name: plan.client_half(part.train, name, validation=part.validation)
+            for name, part in shards.items()
+        }
+        self.server = plan.server_half()
+
+    def all(self) -> dict[str, ClientHalf | ServerHalf]:
+        return {SERVER: self.server, **self.clients}
+
+    def begin(self, number: int) -> None:
+        members = [
+            Member(n, len(p.y), tuple(p.y.bincount(minlength=CLASSES).tolist()))
+            for n, p in sorted(self.data.items())
+        ]
+        self.server.fleet = len(members)
+        self.server.begin(number, members)
+        for client in self.clients.values():
+            client.begin(number)
+
+    def round(self, number: int) -> Iterator[tuple[Ask, dict[str, Payload]]]:
+        """Run a round, and yield each ask with its answers."""
+        self.begin(number)
+        story, expiring = given.round_of(self.server), list[Expired]()
+        ask: Ask | None = given.first_ask(self.server, story)
+        while ask:
+            sent = {n: answer_of(client, ask) for n, client in sorted(self.clients.items())}
+            yield ask, sent
+            handed = {n: Expired(p) for n, p in sent.items()}
+            expiring += handed.values()
+            try:
+                replies = [Reply(n, len(self.data[n].y), p) for n, p in handed.items()]
+                ask = given.ask_of(self.server, story.send(replies))
+            except StopIteration:
+                ask = None
+        for one in expiring:
+            one.over = True
+
+    def sizes(self, rounds: int) -> Iterator[tuple[Sizes, Counter[str], Counter[str]]]:
+        """Yield, for each round and device, its sizes and the bytes that went up and down by kind."""
+        for number in range(1, rounds + 1):
+            down, ranks_down = Counter[str](), dict[str, int]()
+            up = {n: Counter[str]() for n in self.clients}
+            ranks = dict[str, dict[str, int]]()
+            for ask, sent in self.round(number):
+                down.update(bytes_by_kind(ask.payload))
+                ranks_down |= ranks_of(ask.payload, self.server)
+                for n, payload in sent.items():
+                    up[n].update(bytes_by_kind(payload))
+                    ranks[n] = ranks_of(payload, self.clients[n])
+            for n, client in self.clients.items():
+                row = 4 * client.model.embedding_size
+                yield (
+                    Sizes(
+                        client.model, held=len(set(self.data[n].y.tolist())), examples=len(self.data[n].y),
+                        clients=len(self.clients), local_prototypes=up[n]["prototypes"] // row,
+                        global_prototypes=down["prototypes"] // row, first_round=number == 1,
+                        last_rounds="head" in up[n], ranks=ranks[n], ranks_down=ranks_down,
+                        public=PublicSet().batches, known=len(set().union(*self.held)),
+                        mutual=getattr(client, "mutual", None),
+                    ),
+                    up[n],
+                    down,
+                )  # fmt: skip
+
+
+def cost_is_what_crosses(
+    plan: Plan, rounds: int = 3, classes: Sequence[tuple[int, ...]] = EVERY_CLASS
+) -> None:
+    require(plan.load().cost is not None, "METHOD says no cost; say what crosses: Method(..., cost=cost)")
+    cost_of = plan.variant.cost
+    for sizes, up, down in Halves(plan, classes).sizes(rounds):
+        assert cost_of is not None
+        cost = cost_of(sizes)
+        for way, said, crossed in (("up", cost.bytes_up, up), ("down", cost.bytes_down, down)):
+            seen = {kind: size for kind, size in crossed.items() if size}
+            require(said == seen, f"cost says {said or 'no'} bytes {way}, {seen or 'none'} crossed")
+
+
+def arrays_are_declared(plan: Plan, rounds: int = 3) -> None:
+    """Require that the method declares exactly the arrays that it uses.
+
+    The rounds refuse arrays that are not declared. Then this looks for a declared array that no round sends
+    or asks for.
+    """
+    halves, seen = Halves(plan), set[str]()
+    for number in range(1, rounds + 1):
+        for ask, _ in halves.round(number):
+            seen |= {*ask.payload, *ask.wants}
+    halves.begin(rounds + 1)
+    seen |= {*halves.server.payload()}
+    firsts, kinds = {name.partition(".")[0] for name in seen}, plan.variant.kinds
+    require(kinds != UNDECLARED, f"METHOD does not declare its arrays; write {given.declaration(firsts)}")
+    unused = sorted(kinds.declared - firsts)
+    require(not unused, f"METHOD declares {', '.join(unused)}, and no round of {rounds} sends or asks for it")
+
+
+def replies_are_not_kept(subject: Subject) -> None:
+    """Require that no Reply is read after its round, because a coordinator has deleted it then."""
+    halves = Halves(subject.plan())
+    for number in (1, 2):
+        for _ in halves.round(number):
+            pass
+        copy.deepcopy(dict(halves.server.state()))
+        halves.server.monitor()
+
+
+def state_goes_round(subject: Subject) -> None:
+    """Require that a new half has the state that it was given, and that its next round has the same bits."""
+    halves, again = two_rounds(subject)
+    for who, half in halves.all().items():
+        require_state(who, half.state(), again.all()[who].state())
+    for (_, one), (_, other) in zip(halves.round(3), again.round(3), strict=True):
+        for who, payload in one.items():
+            require_goes_on(subject, who, payload, other[who])
+    for who, half in halves.all().items():
+        require_goes_on(subject, who, half.state(), again.all()[who].state())
+
+
+def two_rounds(subject: Subject) -> tuple[Halves, Halves]:
+    """Return halves after two rounds, and new halves that were given their state.
+
+    After one round, much of the state may still have its initial value.
+    """
+    plan = subject.plan()
+    halves, again = Halves(plan), Halves(plan)
+    for number in (1, 2):
+        for _ in halves.round(number):
+            pass
+    for who, half in halves.all().items():
+        again.all()[who].restore(snapshot(half.state()))
+    return halves, again
+
+
+def require_goes_on(subject: Subject, who: str, one: Payload, other: Payload) -> None:
+    wrong = [key for key, value in one.items() if key not in other or not torch.equal(value, other[key])]
+    if wrong:
+        words = left_out(subject) or "; something that it learns is not in state()"
+        raise ContractError(
+            f"{who} goes on otherwise after restore(state()): other {', '.join(wrong[:3])}{words}"
+        )
+
+
+def left_out(subject: Subject) -> str:
+    """Return words that say what state() leaves out; "" if no loss can be seen.
+
+    They complete the message about a method that does not come back with the same state.
+    """
+    halves, again = two_rounds(subject)
+    halves.begin(3)
+    again.begin(3)  # This sets the values that belong to a round and need no saving.
+    found = {who: lost(half, again.all()[who]) for who, half in halves.all().items()}
+    words = next((f"{names} of {who}" for who, names in found.items() if names), "")
+    return f"; state() leaves out {words}" if words else ""
+
+
+def require_state(who: str, one: Payload, other: Payload) -> None:
+    require(
+        one.keys() == other.keys(),
+        f"{who}: restore(state()) gives {sorted(other)[:3]}, state() was {sorted(one)[:3]}",
+    )
+    wrong = [key for key, value in one.items() if not torch.equal(value, other[key])]
+    require(not wrong, f"{who}: {', '.join(wrong[:3])} is another one after restore(state())")

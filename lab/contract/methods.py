@@ -1,0 +1,374 @@
+"""Check a method through the wire, with both halves in a small federation in virtual time.
+
+Frames are lost and processes end during these runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from protofleet.coordinator.observe.measured import names_of
+from protofleet.coordinator.round.events import Drop
+from protofleet.lab.contract.halves import left_out
+from protofleet.lab.contract.worlds import (
+    POLICY,
+    ContractError,
+    RunPolicy,
+    Subject,
+    final_state,
+    policy_with,
+    require,
+    require_finished,
+    require_same,
+    shard,
+)
+from protofleet.lab.simulation.federation import Simulation
+from protofleet.lab.simulation.network import NetworkConditions
+from protofleet.methods.contract.base import Ask, ClientHalf, Payload
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.served.card import CardError
+from protofleet.methods.served.kept import Kept, Origin, pieces_of_kept, read_kept
+from protofleet.methods.served.rebuild import rebuild
+from protofleet.methods.served.served import rules_of
+
+INTO_A_ROUND: Final = 0.5  # Seconds, of the one second that a device works.
+ROUGH: Final = NetworkConditions(jitter=0.5, repeat=0.5)
+LOSSY: Final = NetworkConditions(jitter=0.3, loss=0.2)
+SHORT: Final = RunPolicy(
+    rounds=3, quorum=1, cohort=3, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5
+)
+TWO_OF_THREE: Final = RunPolicy(rounds=2, quorum=2, cohort=3, patience_seconds=20.0, settle_seconds=0.5)
+SPOILT: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "not finite": lambda v: v * float("nan"),
+    "wrong shape": lambda v: v.flatten()[:1],
+    "wrong type": lambda v: v.double() if v.dtype != torch.float64 else v.float(),
+}
+
+
+# Checks of an unbroken run.
+
+
+def learns(subject: Subject, run: Simulation) -> None:
+    require_finished(run, "the run does not come to its end")
+    require(run.service.run.machine.round == POLICY.rounds + 2, "the run has another number of rounds")
+    view = run.service.run.plan.variant.reports
+    found = [agent.state.saved.answers[-1].metrics for agent in run.agents.values()]
+    worst = min(metrics[f"accuracy.test.{view}"] for metrics in found)
+    classes = run.service.run.plan.classes
+    require(
+        worst > 2 / classes,
+        f"accuracy is {worst:.1%} after {POLICY.rounds} rounds, chance is {1 / classes:.1%}",
+    )
+
+
+def measures_its_own_views(subject: Subject, run: Simulation) -> None:
+    """Require that devices measure only the views that the method names.
+
+    A coordinator ignores other views, because one device could send any number of them.
+    """
+    names = names_of(run.service.run.plan.variant.views)
+    for agent in run.agents.values():
+        said = {name for answer in agent.state.saved.answers for name in answer.metrics}
+        others = {name for name in said if not name.startswith("seconds.")} - names
+        require(
+            not others,
+            f"its devices measure {', '.join(sorted(others))}, which Method.other_rules does not name",
+        )
+
+
+def tells_all_its_networks(subject: Subject, run: Simulation) -> None:
+    """Require that networks() returns every network of a half, also networks that were received.
+
+    A device's limits count every network that the device holds.
+    """
+    for half in halves_of(run):
+        told = {p for network in half.networks() for p in network.parameters()}
+        held = {name: part for name, part in vars(half).items() if isinstance(part, nn.Module)}
+        hidden = [name for name, part in held.items() if not told.issuperset(part.parameters())]
+        require(
+            not hidden, f"networks() leaves out {', '.join(hidden)}, which the device has to find memory for"
+        )
+
+
+def predicts_by_its_rule(subject: Subject, run: Simulation) -> None:
+    """Require that predict gives the scores of rule().
+
+    An exported model has the rule and the network, but not the half.
+    """
+    for half in halves_of(run):
+        half.model.eval()
+        x = half.data.x[:5]
+        with torch.no_grad():
+            scores, again = half.predict(x), half.scores(x, half.rule())
+        require(isinstance(half.rule(), nn.Module), "rule() is no torch module, so no model can be exported")
+        classes = run.service.run.plan.classes
+        require(
+            tuple(scores.shape) == (5, classes),
+            f"predict gives {list(scores.shape)}, it must be [5, {classes}]",
+        )
+        require(
+            torch.equal(scores, again), "predict gives other scores than rule() of embed(), which is exported"
+        )
+
+
+def exports_each_way(subject: Subject, run: Simulation, folder: Path) -> None:
+    """Require that each exported model gives the same scores as its half.
+
+    A device keeps its model in a file, and `protofleet export` makes the model again from that file alone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = run.service.run.plan
+    names = tuple(str(label) for label in range(plan.classes))
+    for half in halves_of(run):
+        half.model.eval()
+        path, origin = folder / f"{half.device}.safetensors", Origin(plan, half.device, plan.network, names)
+        path.write_bytes(b"".join(pieces_of_kept(half, origin, plan.rounds, None, {})))
+        kept = read_kept(path)
+        for way in kept.ways:
+            require_same_scores(half, kept, way)
+
+
+def require_same_scores(half: ClientHalf, kept: Kept, way: str) -> None:
+    rule, samples = rules_of(half)[way], kept.card.input.drawn(5)
+    try:
+        again = rebuild(*kept.model(way))
+    except CardError as error:
+        raise ContractError(
+            f"{type(rule).__name__}, its rule {way!r}, cannot be exported: {error}; take one of parts/rules.py"
+        ) from error
+    with torch.no_grad():
+        wanted = half.scores(again.scaling(samples), rule)
+        found = again(samples)
+    require(
+        torch.allclose(found, wanted, rtol=1e-4, atol=1e-5),
+        f"exported, its rule {way!r} gives other scores: {found[0].tolist()}, and {wanted[0].tolist()} here",
+    )
+
+
+def halves_of(run: Simulation) -> list[ClientHalf]:
+    return [agent.run.job.half for agent in run.agents.values() if agent.run.job]  # type: ignore[attr-defined]
+
+
+# Checks of changes that must not change a bit.
+
+
+def repeats_change_nothing(subject: Subject, run: Simulation, folder: Path) -> None:
+    require_same(run, subject.simulation(folder, ROUGH, seed=3).run())
+
+
+def lost_frames_change_nothing(subject: Subject, run: Simulation, folder: Path, seed: int = 0) -> None:
+    patient = policy_with(patience_seconds=3000.0, grace_seconds=1000.0)
+    lossy = subject.simulation(folder, LOSSY, seed, patient).run()
+    require_finished(lossy, "the run does not come to its end where frames are lost")
+    require_same(run, lossy)
+
+
+def crashed_coordinator_changes_nothing(
+    subject: Subject, run: Simulation, folder: Path, when: float = 2.0
+) -> None:
+    broken = subject.simulation(folder)
+    broken.clock.call_at(when, broken.boot_coordinator)
+    in_each_later_round(broken, broken.boot_coordinator)
+    broken.run()
+    require_finished(broken, "the run does not come to its end after a crash")
+    require(broken.boots == 2 + POLICY.rounds, "the coordinator has not come back")
+    require_nothing_lost(subject, run, broken)
+
+
+def rebooted_device_changes_nothing(
+    subject: Subject, run: Simulation, folder: Path, when: float = 2.0
+) -> None:
+    broken = subject.simulation(folder)
+    device = sorted(broken.agents)[1]
+
+    def reboot() -> None:
+        if device not in broken.broker.clients:  # The device is off already.
+            return
+        broken.kill(device)
+        broken.clock.call_at(broken.clock.now + 1.0, lambda: broken.boot_device(device))
+
+    broken.clock.call_at(when, reboot)
+    in_each_later_round(broken, reboot)
+    broken.run()
+    require_finished(broken, "the run does not come to its end after a reboot")
+    require_nothing_lost(subject, run, broken)
+
+
+def require_nothing_lost(subject: Subject, run: Simulation, broken: Simulation) -> None:
+    try:
+        require_same(run, broken)
+    except ContractError as error:
+        raise ContractError(f"{error}{left_out(subject)}") from error
+
+
+def in_each_later_round(run: Simulation, harm: Callable[[], None]) -> None:
+    """Do harm in each round after the first one.
+
+    In the first round, most of what a method learns still has its initial value, so that a loss changes no
+    bit.
+    """
+
+    def reached(number: int) -> bool:
+        return run.service.finished or run.service.run.machine.round >= number
+
+    for number in range(2, POLICY.rounds + 2):
+        run.run(until=partial(reached, number))
+        run.clock.call_at(run.clock.now + INTO_A_ROUND, harm)
+
+
+# Checks of devices that must not stop the others.
+
+
+class Changed:
+    """A builder of halves that changes the answers of device-1 before they are sent."""
+
+    def __init__(self, change: Callable[[Payload], Payload]) -> None:
+        self.change = change
+
+    def __call__(self, device: str, plan: Plan, data: Any) -> ClientHalf:
+        half = plan.client_half(data.train, device, validation=data.validation)
+        if device == "device-1":
+            honest = half.run
+
+            def run(ask: Ask) -> Payload:
+                return self.change(honest(ask))
+
+            half.run = run  # type: ignore[method-assign]
+        return half
+
+
+def bad_device_stops_nobody(subject: Subject, folder: Path, fault: str) -> None:
+    sent: list[bool] = []
+
+    def spoil(answer: Payload) -> Payload:
+        sent.append(any(v.is_floating_point() for v in answer.values()))
+        return {k: SPOILT[fault](v) if v.is_floating_point() else v for k, v in answer.items()}
+
+    run = subject.simulation(folder, policy=TWO_OF_THREE, build=Changed(spoil)).run()
+    require_finished(run, f"a device whose answers are of {fault} stops the run")
+    state = final_state(run)
+    finite = all(v.isfinite().all() for name, v in state.items() if name.startswith("server"))
+    require(finite, f"a device whose answers are of {fault} makes the server's state no number")
+    refused = run.agents["device-1"].link.meter.messages["down", "receipt", "accepted"]
+    require(
+        refused > 0 or not any(sent), f"answers of {fault} are taken: say in Ask.wants what must come back"
+    )
+
+
+def wild_numbers_are_refused(subject: Subject, folder: Path) -> None:
+    """Require that labels of classes that do not exist and counts below zero are refused."""
+    wild: set[str] = set()
+
+    def change(answer: Payload) -> Payload:
+        whole = [k for k, v in answer.items() if v.dtype == torch.int64 and "." not in k]
+        wild.update(whole)
+        return {k: v - 10**6 if k in whole else v for k, v in answer.items()}
+
+    watcher = Refusals()
+    run = subject.simulation(folder, policy=TWO_OF_THREE, build=Changed(change), observers=[watcher]).run()
+    require(run.service.finished, "a device with counts below zero stops the run")
+    require(all(v.isfinite().all() for v in final_state(run).values()), "it makes a state that is no number")
+    named = {device for device, _ in watcher.found}
+    require(
+        named == ({"device-1"} if wild else set()),
+        f"{', '.join(sorted(wild))} below zero: refused was {', '.join(sorted(named)) or 'nobody'}, not device-1; "
+        "give the TensorSpec a low",
+    )
+    words = [problem.message for _, problem in watcher.found if "below" not in problem.message]
+    require(not words, f"refused with other words: {words[:1]}")
+
+
+class Refusals:
+    """An observer that collects the devices whose answer was refused, and the reasons."""
+
+    def __init__(self) -> None:
+        self.found: set[Any] = set()
+
+    def happened(self, service: object, event: object, commands: Sequence[object], now: float) -> None:
+        self.found |= {
+            (c.device, c.problem) for c in commands if isinstance(c, Drop) and c.verdict == "refused"
+        }
+
+    def stepped(self, service: object, step: object, now: float) -> None:
+        pass
+
+    def answered(self, service: object, update: object, now: float) -> None:
+        pass
+
+
+# Checks of uneven fleets.
+
+
+def require_numbers(run: Simulation) -> None:
+    require_finished(run, "the run does not come to its end")
+    wrong = [name for name, value in final_state(run).items() if not value.isfinite().all()]
+    require(not wrong, f"{', '.join(wrong[:3])} is no number")
+    for agent in run.agents.values():
+        for answer in agent.state.saved.answers:
+            measured = {k: v for k, v in answer.metrics.items() if k.startswith("accuracy")}
+            require(
+                all(0 <= v <= 1 for v in measured.values()), f"an accuracy is outside of 0 to 1: {measured}"
+            )
+
+
+def comes_to_its_end(subject: Subject, run: Simulation) -> None:
+    require_numbers(run)
+
+
+def class_that_nobody_holds(subject: Subject, folder: Path) -> None:
+    """Require that a run works with a class that no device holds, and with devices of one class."""
+    held = [(0,), (1,), (0, 1)]
+    shards = {f"device-{i}": shard(i, classes=classes) for i, classes in enumerate(held)}
+    require_numbers(subject.simulation(folder, policy=SHORT, shards=shards).run())
+
+
+def fleet_of_one(subject: Subject, folder: Path) -> None:
+    require_numbers(subject.simulation(folder, policy=SHORT, shards={"device-0": shard(0)}).run())
+
+
+def two_samples_are_enough(subject: Subject, folder: Path) -> None:
+    shards = {"device-0": shard(0), "device-1": shard(0, n=2)}
+    require_numbers(subject.simulation(folder, policy=SHORT, shards=shards).run())
+
+
+def late_device_takes_part(subject: Subject, folder: Path) -> None:
+    run = subject.simulation(folder, policy=SHORT)
+    run.kill("device-2")
+    run.clock.call_at(2.2, lambda: run.boot_device("device-2"))
+    run.run()
+    require_numbers(run)
+    last = run.agents["device-2"].state.saved.answers[-1].phase
+    require(last == "evaluate", f"a device that came late answered {last} last, and not the last evaluation")
+
+
+def devices_that_sit_out_go_on(subject: Subject, folder: Path) -> None:
+    policy = RunPolicy(
+        rounds=5, quorum=1, cohort=1, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5
+    )
+    require_numbers(subject.simulation(folder, policy=policy).run())
+
+
+def network_with_batch_norm(subject: Subject, folder: Path) -> None:
+    """Require that no running statistic of BatchNorm is refused or negative.
+
+    An extrapolating step makes running variances negative, which is refused. Such a step is for parameters
+    only.
+    """
+    watcher, policy = Refusals(), policy_with(rounds=2)
+    changed = replace(subject, network=Network("cnn_bn", feature_size=8))
+    run = changed.simulation(folder, policy=policy, observers=[watcher]).run()
+    words = sorted({problem.message for _, problem in watcher.found})
+    require(not words, f"{words[:1]}: a running statistic of BatchNorm is to be a mean, and no step")
+    require_numbers(run)
+    wrong = [k for k, v in final_state(run).items() if k.endswith("running_var") and bool((v < 0).any())]
+    require(
+        not wrong,
+        f"{', '.join(wrong[:2])} is negative: step with parameters only, and take the mean of statistics",
+    )

@@ -1,0 +1,113 @@
+"""Check a network for everything that methods require of a network."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from protofleet.lab.contract.worlds import CLASSES, ContractError, Subject, require
+from protofleet.methods.contract.plan import Network
+from protofleet.methods.nets import catalog
+from protofleet.methods.nets.base import Net
+from protofleet.methods.nets.catalog import Recipe, recipe_of
+
+MOST: int = 256  # Pixels of a side, or steps of a series, that are tried at most.
+
+
+def sample_for(recipe: Recipe) -> tuple[int, ...]:
+    """Return the shape of the smallest sample that a network says it takes.
+
+    It is at least the size that tests use. If the network takes several numbers of axes, the largest number
+    is used.
+    """
+    side, channels, rank = max(recipe.smallest, 8), recipe.channels or 3, max(recipe.ranks)
+    require(side <= MOST, f"smallest is {recipe.smallest}, over the {MOST} that are tried")
+    return {1: (channels * side,), 2: (channels, side), 3: (channels, side, side)}[rank]
+
+
+def built(network: Network, seed: int = 1, feature_size: int | None = None) -> Net:
+    recipe = recipe_of(network.name, network.plugin)
+    return catalog.build(
+        network.name, classes=CLASSES, image=sample_for(recipe), feature_size=feature_size, seed=seed,
+        plugin=network.plugin,
+    )  # fmt: skip
+
+
+def pictures(network: Network, number: int) -> torch.Tensor:
+    sample = sample_for(recipe_of(network.name, network.plugin))
+    return torch.randn(number, *sample, generator=torch.Generator().manual_seed(3))
+
+
+def is_made_alike(network: Network) -> None:
+    """Require that the same seed gives the same weights, for every party."""
+    one, again, other = built(network), built(network), built(network, seed=2)
+    same = all(torch.equal(v, again.state_dict()[k]) for k, v in one.state_dict().items())
+    require(same, "two networks of one seed have other weights; draw nothing but torch's own initialisers")
+    if any(p.numel() > 1 for p in one.parameters()):
+        changed = any(not torch.equal(v, other.state_dict()[k]) for k, v in one.state_dict().items())
+        require(changed, "networks of two seeds have the same weights")
+
+
+def has_its_sizes(network: Network) -> None:
+    model = built(network).eval()
+    for number in (1, 5):
+        x = pictures(network, number)
+        with torch.no_grad():
+            features, embedding, scores = model.features(x), model.embed(x), model(x)
+        for what, found, size in (
+            ("features", features, model.feature_size), ("embed", embedding, model.embedding_size),
+            ("the network", scores, CLASSES),
+        ):  # fmt: skip
+            require(
+                tuple(found.shape) == (number, size),
+                f"{what} gives {list(found.shape)} for {number} samples, it must be [{number}, {size}]",
+            )
+        require(bool(scores.isfinite().all()), "its scores are no finite numbers")
+
+
+def heeds_feature_size(network: Network) -> None:
+    """Require that a network has the feature size that is set.
+
+    With network.feature_size, devices with different networks get the same size of embedding.
+    """
+    model = built(network, feature_size=12)
+    require(model.feature_size == 12, f"feature_size = 12 gives a network of {model.feature_size} features")
+    has = model.eval().features(pictures(network, 2)).shape[1]
+    require(has == 12, f"feature_size = 12 gives features of {has} numbers")
+
+
+def learns_from_a_batch(network: Network) -> None:
+    model = built(network).train()
+    x, y = pictures(network, 6), torch.arange(6) % CLASSES
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(12):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    unused = [
+        name for name, p in model.named_parameters() if p.grad is None and not name.startswith("projector")
+    ]
+    require(not unused, f"no gradient reaches {', '.join(unused[:3])}")
+    require(losses[-1] < losses[0], f"12 steps take the loss from {losses[0]:.3f} to {losses[-1]:.3f}")
+
+
+def has_a_form_without_memory(network: Network) -> None:
+    """Require that a network can be made on the meta device, which uses no memory.
+
+    A device computes the memory of a plan in this way before it accepts the plan.
+    """
+    try:
+        with torch.device("meta"):
+            sizes = {k: tuple(v.shape) for k, v in built(network).state_dict().items()}
+    except (RuntimeError, NotImplementedError) as error:
+        raise ContractError(f"it cannot be made without memory (torch's meta device): {error}") from error
+    real = {k: tuple(v.shape) for k, v in built(network).state_dict().items()}
+    require(sizes == real, "made without memory, its weights have other shapes")
+
+
+def runs_in_a_federation(network: Network) -> Subject:
+    """Return a subject that runs this network with FedAvg."""
+    return Subject("fedavg", network=network)

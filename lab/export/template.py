@@ -1,0 +1,63 @@
+"""Make an ONNX file that a board fills with other numbers.
+
+It is exported once, on this machine, with random numbers. They are all different, so that the exporter does
+not take two tensors for the same one.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import torch
+
+from protofleet.lab.export.formats import onnx_bytes
+from protofleet.methods.served.card import Card, CardError
+from protofleet.methods.served.served import Served
+from protofleet.methods.served.template import PLACES, ROWS, fill, places_in, with_room
+
+COUNTERS = "num_batches_tracked"  # Counters of batch norms, which no graph reads.
+
+
+def template_of(model: Served, card: Card) -> tuple[bytes, Card]:
+    """Return the file, filled with this model, and the card with its offsets."""
+    probe = drawn(roomy(model))
+    content = onnx_bytes(probe, card, optimize=False)
+    offsets = places_in(content, probe.state_dict())
+    if missing := [
+        name for name in probe.state_dict() if name not in offsets and not name.endswith(COUNTERS)
+    ]:
+        raise CardError(
+            f"no template can be made of this model: the ONNX exporter has rewritten {missing[0]}; export it "
+            "without --template"
+        )
+    card = replace(card, offsets=offsets)
+    return fill(content, card, model.state_dict()), card
+
+
+def roomy(model: Served) -> Served:
+    """Return a copy of the model with room for more rows.
+
+    If each class has at most one row, there is room for the rows of all classes. Otherwise there is room for
+    twice as many rows as now.
+    """
+    copy = deepcopy(model)
+    tensors = copy.state_dict()
+    if not {ROWS, PLACES} <= tensors.keys():
+        return copy
+    rows, (classes, each) = len(tensors[ROWS]), tensors[PLACES].shape
+    room = (classes, 1) if each == 1 else (max(2 * rows, classes), 2 * each)
+    wider = with_room(tensors, *room)
+    copy.rule.rows, copy.rule.places = wider[ROWS], wider[PLACES]
+    return copy
+
+
+def drawn(model: Served) -> Served:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            if value.is_floating_point():
+                value.copy_(torch.rand(value.shape, generator=generator) + 0.5)
+            elif value.numel() > 1:
+                value.copy_(torch.randint(0, 1 << 30, value.shape, generator=generator))
+    return model

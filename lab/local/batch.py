@@ -1,0 +1,113 @@
+"""Run many experiments in turn: every file with every seed. Runs that have finished are skipped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from protofleet.coordinator.observe.summary_file import read_summary
+from protofleet.coordinator.server.diverged import DivergedError
+from protofleet.lab.local.class_check import agreed_names
+from protofleet.lab.local.data_check import require_data
+from protofleet.lab.local.experiment import Experiment, read_experiment
+from protofleet.lab.local.run import ready, run_experiment, same_settings
+from protofleet.lab.local.sole_use import InUseError, require_free, require_writable
+from protofleet.lab.trackers.destinations import Destination
+from protofleet.lab.trackers.following import tracking
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.store import DamagedError
+from protofleet.runtime.command.errors import RunError, StoppedError
+from protofleet.runtime.launcher import Launcher
+
+
+@dataclass
+class Batch:
+    runs: Path
+    fresh: bool = False
+    launcher: Launcher | None = None
+    track: Sequence[Destination] = ()
+    failed: dict[str, str] = field(default_factory=dict)  # Run name -> the reason why the run failed.
+
+    def run(self, files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> int:
+        code = self.run_all(plan_runs(files, seeds, assignments))
+        print("protofleet compare puts them side by side")
+        return code
+
+    def run_all(self, experiments: Sequence[Experiment]) -> int:
+        """Run all experiments in turn, and return 1 if a run has failed.
+
+        The settings of all of them are checked before the first run starts. A run that fails does not stop
+        the others.
+        """
+        pending = [one for one in experiments if self.fresh or not is_finished(one, self.runs)]
+        for experiment in pending:
+            require_free(self.runs / experiment.name)
+        for experiment in experiments:
+            agreed_names(experiment)
+        require_data(pending)
+        require_writable(self.runs)
+        started_at = time.monotonic()
+        for i, experiment in enumerate(experiments, 1):
+            elapsed = time.monotonic() - started_at
+            print(f"--- {i} of {len(experiments)}, {elapsed:.0f} s elapsed: {experiment.name}", flush=True)
+            try:
+                self.run_one(experiment)
+            except (KeyboardInterrupt, StoppedError):
+                raise StoppedError(self.stopped_at(experiment, experiments)) from None
+        for name, reason in self.failed.items():
+            print(f"failed: {name}: {reason}")
+        print(f"{len(experiments) - len(self.failed)} of {len(experiments)} runs are finished")
+        return 1 if self.failed else 0
+
+    def stopped_at(self, experiment: Experiment, experiments: Sequence[Experiment]) -> str:
+        finished = sum(is_finished(one, self.runs) for one in experiments)
+        return (
+            f"stopped in {experiment.name}; {finished} of {len(experiments)} runs are finished, and the same command "
+            f"goes on from here{', without --fresh' if self.fresh else ''}"
+        )
+
+    def run_one(self, experiment: Experiment) -> None:
+        if not self.fresh and is_finished(experiment, self.runs):
+            result = outcome(experiment, self.runs)
+            with tracking(self.track, self.runs / experiment.name):
+                pass  # The tracker sends what it has not yet sent of a run that has ended.
+            print(f"it has ended already: {result}")
+            if result != "finished":
+                self.failed[experiment.name] = f"{result}; --fresh runs it again"
+            return
+        try:
+            with ready(experiment, self.runs, self.fresh):
+                run_experiment(experiment, self.runs, self.launcher, self.track)
+        except (StoppedError, InUseError):  # Another command uses these runs, and it does the other runs too.
+            raise
+        except (RunError, SettingsError, DivergedError) as error:
+            self.failed[experiment.name] = str(error)
+            print(f"failed: {error}")
+
+
+def plan_runs(files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> list[Experiment]:
+    found: dict[str, Experiment] = {}
+    for file in files:
+        experiment = read_experiment(file, assignments)
+        variants = [replace(experiment, name=f"{experiment.name}-s{s}", seed=s) for s in seeds]
+        for run in variants or [experiment]:
+            if run.name in found:
+                raise SettingsError(f"two of the runs are called {run.name}; give {file} another name")
+            found[run.name] = run
+    return list(found.values())
+
+
+def is_finished(experiment: Experiment, runs: Path) -> bool:
+    folder = runs / experiment.name
+    if not (folder / "summary.json").exists():
+        return False
+    return same_settings(folder / "experiment.toml", experiment)
+
+
+def outcome(experiment: Experiment, runs: Path) -> str:
+    try:
+        return str(read_summary(runs / experiment.name / "summary.json").get("ended", "finished"))
+    except DamagedError as error:
+        return f"finished, but {error}"

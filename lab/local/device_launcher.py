@@ -1,0 +1,53 @@
+"""Load the data that devices share, and fork the devices.
+
+`python -m protofleet.lab.local.device_launcher DATA ...` starts this program. DATA is the table `data` of
+a device as JSON. Ten devices that report on one test set then hold it in memory once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import LOADED_BEFORE_FORK
+from protofleet.protocol.settings.reader import decode, encode
+from protofleet.runtime.children import Program, Starter
+from protofleet.runtime.launcher import STANDARD_INPUT, ForkedLauncher, Launcher
+from protofleet.runtime.launcher_process import fork_on_request, share_memory
+
+PROGRAM: Final = "protofleet.lab.local.device_launcher"
+
+
+@contextlib.contextmanager
+def starter_of_devices(
+    starter: Starter, data: Mapping[str, DataSettings], processes: int
+) -> Iterator[Starter]:
+    """Yield a starter that has loaded what the devices share, if several processes are forked.
+
+    Otherwise yield the given starter.
+    """
+    if processes < 2 or not isinstance(starter, Launcher):
+        yield starter
+        return
+    common = {json.dumps(encode(replace(settings, part=0))) for settings in data.values()}
+    with ForkedLauncher(starter, Program("device launcher", PROGRAM, sorted(common))) as launcher:
+        yield launcher
+
+
+def main(arguments: Sequence[str]) -> None:
+    for text in arguments:
+        # Each device tries to load it again, and reports the error in its own log.
+        with contextlib.suppress(Exception):
+            LOADED_BEFORE_FORK.load_common(decode(DataSettings, json.loads(text)))
+    share_memory()
+    fork_on_request(socket.socket(fileno=STANDARD_INPUT))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

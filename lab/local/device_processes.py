@@ -1,0 +1,123 @@
+"""Manage the device processes of a run: their devices, failures and restarts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from protofleet.lab.local.processes import Processes
+from protofleet.runtime.children import Starter
+
+# Restarts of a process of many devices that a signal has killed, for example because memory ran out.
+MAX_RESTARTS: Final = 3
+
+
+@dataclass
+class DeviceProcess:
+    """A process and its devices.
+
+    A process of one device has the device's name and log. Other processes are called devices-1, devices-2 and
+    so on.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    folder: Path  # The folder of the run.
+    restarts: int = 0
+
+    @property
+    def _ended_file(self) -> Path:
+        return self.folder / "logs" / f"{self.name}.ended.json"
+
+    def start(self, processes: Processes, starter: Starter) -> None:
+        files = [str(self.folder / "devices" / name / "device.toml") for name in self.devices]
+        if len(files) == 1:
+            processes.start(self.name, "device", *files, starter=starter)
+            return
+        self._ended_file.unlink(missing_ok=True)  # The file of an earlier start must not count.
+        processes.start(self.name, "device", *files, "--ended", str(self._ended_file), starter=starter)
+
+    def restart_if_killed(self, processes: Processes, starter: Starter) -> None:
+        code = processes.exit_code(self.name)
+        if len(self.devices) > 1 and code is not None and code < 0 and self.restarts < MAX_RESTARTS:
+            self.restarts += 1
+            self.start(processes, starter)
+
+    def failed(self, reasons: Mapping[str, str]) -> dict[str, str]:
+        """Return device -> reason for the failed devices of this process.
+
+        `reasons` has the reasons by process name. A process of many devices that exits by itself has written
+        the reasons of its devices to a file.
+        """
+        whole = dict.fromkeys(self.devices, reasons[self.name]) if self.name in reasons else {}
+        return whole | self._ended()
+
+    def _ended(self) -> dict[str, str]:
+        try:
+            found = json.loads(self._ended_file.read_text())
+        except FileNotFoundError:
+            return {}
+        return {str(name): str(reason) for name, reason in found.items()}
+
+
+@dataclass(frozen=True)
+class DeviceProcesses:
+    """All device processes of a run."""
+
+    processes: Processes
+    starter: Starter
+    each: Sequence[DeviceProcess] = field(default_factory=list)
+    # `_done` has the names of processes whose exit code was 0 at the last look. `_told` has the devices whose
+    # failure was already returned.
+    _done: set[str] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, groups: Sequence[tuple[str, ...]], processes: Processes, starter: Starter) -> DeviceProcesses:
+        names = [group[0] if len(group) == 1 else f"devices-{i}" for i, group in enumerate(groups, 1)]
+        folder = processes.folder
+        members = [DeviceProcess(name, group, folder) for name, group in zip(names, groups, strict=True)]
+        return cls(processes, starter, members)
+
+    def start(self) -> None:
+        for process in self.each:
+            process.start(self.processes, self.starter)
+
+    def restart_killed(self) -> None:
+        for process in self.each:
+            process.restart_if_killed(self.processes, self.starter)
+
+    def failed(self) -> dict[str, str]:
+        """Return device -> reason for the devices that have failed while the run goes on."""
+        reasons, found = self.processes.failed() | self._done_too_early(), dict[str, str]()
+        for process in self.each:
+            found |= process.failed(reasons)
+        return found
+
+    def newly_failed(self, failed: Mapping[str, str]) -> dict[str, str]:
+        """Return the failed devices that no earlier call has returned."""
+        new = {name: reason for name, reason in failed.items() if name not in self._told}
+        self._told.update(new)
+        return new
+
+    def _done_too_early(self) -> dict[str, str]:
+        """Return process name -> reason for processes that ended with exit code 0 before the run was over.
+
+        Exit code 0, for example of `os._exit(0)` in a half, is no failure once the run is over. The
+        coordinator may have reported the end in a line that is not read yet. Therefore a process counts only
+        if two looks in a row find exit code 0.
+        """
+        done = {process.name for process in self.each if self.processes.exit_code(process.name) == 0}
+        twice = done & self._done
+        self._done.clear()
+        self._done.update(done)
+        return {name: self.processes.reason(name) for name in twice}
+
+    def __str__(self) -> str:
+        """Return the number of devices and of processes, for the terminal."""
+        devices = sum(len(process.devices) for process in self.each)
+        shared = f"{devices} in {len(self.each)} process" + ("es" if len(self.each) > 1 else "")
+        return shared if devices > len(self.each) else f"{devices}, a process each"

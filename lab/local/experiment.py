@@ -1,0 +1,521 @@
+"""Read and check an experiment: a whole federation on one machine that one TOML file describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+
+from protofleet.coordinator.config import CoordinatorSettings, file_of_method, split_method
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.method_settings import Layer, demand_own_settings, require_own_settings
+from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor, WeightCap
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.catalog import domains
+from protofleet.edge_client.data.catalog import find as find_source
+from protofleet.edge_client.data.settings import DataSettings, Fraction, Samples
+from protofleet.edge_client.feature_snapshots import Snapshots
+from protofleet.edge_client.host.board_settings import BoardSettings
+from protofleet.lab.local.data_beside import data_beside
+from protofleet.lab.local.misplaced import places_of, read_for
+from protofleet.lab.local.own_plugins import OwnPlugIns, own_plugins
+from protofleet.methods.contract import catalog as methods
+from protofleet.methods.contract.confusion import MOST_CLASSES
+from protofleet.methods.contract.first_weights import FirstWeights, Freeze
+from protofleet.methods.contract.own_metrics import OwnMetrics
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.public import DRAWN, PublicSet
+from protofleet.methods.nets import catalog as nets
+from protofleet.methods.plugins.paths import IN_SETTINGS, seen_from
+from protofleet.protocol.settings.bounds import Classes, OptionalPort, Rounds, Seed, Within
+from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
+from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.names import COORDINATOR, valid_name
+from protofleet.runtime.installation.provenance import digest_of_experiment
+from protofleet.runtime.metrics_page import LOOPBACK
+
+MAX_DEVICES = 10_000  # Devices on one machine.
+MAX_PROCESSES_A_CORE = 4  # With more devices than this for each core, devices share processes.
+# Each process takes some hundred megabytes of GPU memory before it computes anything. One process alone
+# leaves the GPU idle between its steps.
+MAX_PROCESSES_A_GPU = 4
+
+DEFAULT_DATA = DataSettings()
+
+DeviceCount = Annotated[int, Within(1, MAX_DEVICES)]
+
+
+@dataclass(frozen=True)
+class SimulatedDevices:
+    """The devices of an experiment.
+
+    There are three ways to choose them: `clients`, `count` and `per_domain`. The first one that is set is
+    used.
+    """
+
+    clients: dict[str, DeviceCount] = field(default_factory=dict)  # Domain -> how many devices share it.
+    # The number of devices that share the data, divided by data.split.
+    count: Annotated[int, Within(0, MAX_DEVICES)] = 0
+    per_domain: DeviceCount = 1  # The number of devices for each domain of the source, or of [domains].
+    # Device i runs network i mod n of these n networks, with network.feature_size.
+    networks: tuple[str, ...] = ()
+    # "fork": processes are forked from one that has imported everything; "spawn": each one is a new
+    # interpreter.
+    start: Literal["fork", "spawn"] = "fork"
+    # "each": one process for each device. A number: all devices share this number of processes. 0: one
+    # process for each device up to 4 devices a core, otherwise one process a core, and at most 4 if they
+    # compute on a GPU.
+    processes: Annotated[int, Within(0, MAX_DEVICES)] | Literal["each"] = 0
+    board_root: str = (
+        "/"  # The file system in which all devices find the sensors of this machine, which they share.
+    )
+    # True: devices sync their files. False: a power cut may lose them, but a killed process loses none.
+    durable: bool = False
+    keep_models: bool = True  # Devices keep their own models for `protofleet export`.
+
+
+@dataclass(frozen=True)
+class DomainSource:
+    """The source of one domain: a row of the [domains] table.
+
+    Keys that are left out have the values of [data].
+    """
+
+    source: str
+    root: str = ""  # "" stands for the source's own folder.
+    fraction: Fraction | None = None
+    samples: Samples | None = None
+
+    def data(self, domain: str, common: DataSettings) -> DataSettings:
+        """Return the settings of a device that shares this domain with no other device."""
+        known = domains(self.source)
+        if known and domain not in (self.source, *known):
+            raise ValueError(f"{self.source} has no domain {domain!r}; it has {', '.join(known)}")
+        return replace(
+            common, source=self.source, root=self.root, domain=domain,
+            fraction=common.fraction if self.fraction is None else self.fraction,
+            samples=common.samples if self.samples is None else self.samples,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BrokerChoice:
+    """The choice of a broker.
+
+    `auto` takes the system's Mosquitto if there is one, else the embedded broker.
+    """
+
+    kind: str = "auto"  # One of auto, mosquitto, embedded, external.
+    tls: Literal["auto", "on", "off"] = "auto"  # auto: on if run starts a Mosquitto.
+    address: BrokerAddress = field(default_factory=BrokerAddress)  # Used for a broker of kind external.
+
+    def __post_init__(self) -> None:
+        kinds = ("auto", "mosquitto", "embedded", "external")
+        if self.kind not in kinds:
+            raise ValueError(f"kind is {self.kind!r}, it must be one of {', '.join(kinds)}")
+        if self.tls == "on" and self.kind in ("embedded", "external"):
+            reason = "has none" if self.kind == "embedded" else "has what address.tls says"
+            raise ValueError(f'tls is "on", but a broker of kind {self.kind} {reason}; leave it out')
+
+
+@dataclass(frozen=True)
+class LocalPolicy(Policy):
+    """The policy of a run on one machine.
+
+    It has no straggler rule: on one machine, chance decides which device is slow, and a repeated run must
+    have the same cohorts. It makes one attempt at a round, because the devices would answer with the same
+    numbers again.
+    """
+
+    straggler_factor: StragglerFactor = 0.0
+    attempts: Attempts = 1
+    # All devices belong to this machine, and papers weigh a device by its samples.
+    weight_cap: WeightCap = 0.0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    rounds: Rounds
+    method: dict[str, Any]
+    seed: Seed = 0
+    task: str = TASK  # There is only this one task.
+    classes: Classes = 10
+    network: Network = field(default_factory=Network)
+    # The common network of methods whose devices train one more network than their own; None: the same as
+    # `network`.
+    mutual: Network | None = None
+    # Images that all devices have, for methods whose devices compare their outputs on them; None: drawn
+    # images.
+    public: PublicSet | None = None
+    init: FirstWeights | None = None  # First weights of every party's network; None: they are drawn.
+    freeze: Freeze | None = None  # "backbone": the backbone is not trained.
+    metrics: OwnMetrics | None = None  # Metrics that are measured in addition to accuracy and loss.
+    data: DataSettings = field(default_factory=DataSettings)
+    # The sources of domains, if not all are from data.source.
+    domains: dict[str, DomainSource] = field(default_factory=dict)
+    devices: SimulatedDevices = field(default_factory=SimulatedDevices)
+    policy: LocalPolicy | None = None  # Default: every round waits for all devices.
+    broker: BrokerChoice = field(default_factory=BrokerChoice)
+    pictures: Snapshots = field(default_factory=Snapshots)
+    security: str = "sealed"  # Or "off": messages are still signed, but the broker can read them.
+    confusion: bool = True  # The report says which classes are mistaken for which.
+    # File -> SHA-256 of the plug-ins that a run has run. The run writes this table. If a user sets it, only
+    # plug-ins with these hashes run.
+    plugins: dict[str, str] = field(default_factory=dict)
+    compute: str = "auto"
+    metrics_port: OptionalPort = 0
+    metrics_host: str = LOOPBACK
+
+    def __post_init__(self) -> None:
+        valid_name(self.name)
+        split_method(self.method)
+        demand_classification(self.task)
+        if self.public and self.public.source != DRAWN:
+            find_source(self.public.source)
+        self._require_fitting_networks()
+        # All settings that a run writes are checked before anything starts.
+        plan = self.plan
+        for name, data in self.shards.items():
+            DeviceSettings(name, data=data, compute=self.compute)
+        if self.data.is_plugin and self.domains:
+            raise ValueError(
+                f"[domains] says where each domain comes from, and so does data.file of {self.data.source}"
+            )
+        with torch.device("meta"):  # The meta device checks shapes and allocates no memory.
+            for network in set(self.networks.values()):
+                plan.device_model(network.taken(self.own_plugins.allowed()))
+            if plan.load().mutual:
+                plan.mutual_model()
+            if plan.network.plugin:
+                plan.model()
+        if plan.init is not None:
+            plan.model()
+        if plan.variant.validates and not any(data.validation for data in self.shards.values()):
+            raise ValueError(
+                f"data.validation is 0 for every device, and {plan.method} learns by validation samples; set it to a "
+                "share, for example 0.1"
+            )
+
+        self._require_validation_to_stop_by()
+
+    def _require_validation_to_stop_by(self) -> None:
+        if self.policy and self.policy.stop and not any(data.validation for data in self.shards.values()):
+            raise ValueError(
+                "policy.stop ends a run by its validation accuracy, and data.validation is 0 for every device: test "
+                "samples choose nothing; set data.validation to a share, for example 0.1, or leave policy.stop out"
+            )
+
+    def _require_fitting_networks(self) -> None:
+        own = {"network": self.network, "mutual": self.mutual}
+        chosen = {f"{key}.name": one.name for key, one in own.items() if one and not one.file}
+        chosen |= {f"devices.networks[{i}]": name for i, name in enumerate(self.devices.networks)}
+        for key, name in chosen.items():
+            if problem := nets.misfit(name, self.input_shape, key, "data."):
+                raise ValueError(problem)
+
+    @cached_property
+    def own_plugins(self) -> OwnPlugIns:
+        """Load and return the plug-ins that the user of this machine has named.
+
+        An error is raised if one does not have the hash that `plugins` says.
+        """
+        name, _ = split_method(self.method)
+        networks = [self.network, *([self.mutual] if self.mutual else [])]
+        metrics = self.metrics or OwnMetrics()
+        files = [file_of_method(self.method), *(one.file for one in networks), self.data.file, metrics.file]
+        every = [*(one.name for one in networks if not one.file), *self.devices.networks]
+        wanted = {
+            "method": [] if name in methods.names() or files[0] else [name],
+            "network": [one for one in every if one not in nets.names()],
+            "metrics": [metrics.name] if metrics.name and not metrics.file else [],
+            "data": [self.data.source] if self.data.is_plugin and not self.data.file else [],
+        }
+        found = own_plugins(files, wanted, IN_SETTINGS)
+        for path, source in found.sources.items():
+            if (pinned := self.plugins.get(Path(path).name, source.sha256)) != source.sha256:
+                raise ValueError(
+                    f"plugins has SHA-256 {pinned} of {Path(path).name}, and {path} has {source.sha256}; the "
+                    "file was changed: put it back, or leave that out"
+                )
+        return found
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Return the plan that the coordinator sends to every device."""
+        return coordinator_settings(self, BrokerAddress(), Path("runs"), "").plan()
+
+    @cached_property
+    def input_shape(self) -> InputShape:
+        """Return the shape of one sample, which must be the same for every device."""
+        found = {data.input_shape: name for name, data in self.shards.items()}
+        if len(found) > 1:
+            (one, here), (other, there) = list(found.items())[:2]
+            raise ValueError(
+                f"{there} has {other} and {here} {one}; all devices of a run learn from one shape: set data.shape "
+                "or take other domains"
+            )
+        return next(iter(found), self.data.input_shape)
+
+    @cached_property
+    def shards(self) -> Mapping[str, DataSettings]:
+        """Return device name -> the settings of its data."""
+        fleet, sources = self.devices, self._sources()
+        if not fleet.clients and fleet.count:
+            width = len(str(fleet.count))
+            return {
+                f"device-{i + 1:0{width}}": replace(self._named_data, part=i, parts=fleet.count)
+                for i in range(fleet.count)
+            }
+        chosen = fleet.clients or dict.fromkeys(sources or self._domains(), fleet.per_domain)
+        found: dict[str, DataSettings] = {}
+        for domain, number in chosen.items():
+            own = sources.get(domain) or replace(self.data, domain=domain)
+            for i in range(number):
+                name = (domain if number == 1 else f"{domain}-{i + 1}").replace("_", "-")
+                if name in found:
+                    raise ValueError(
+                        f"domains {found[name].domain!r} and {domain!r} both have a device called {name!r}; rename "
+                        "one of them, or change how many devices share it"
+                    )
+                found[name] = replace(own, part=i, parts=number)
+        return found
+
+    def device_groups(self, cores: int, *, on_gpu: bool = False) -> list[tuple[str, ...]]:
+        """Return the devices of each process."""
+        names, number = list(self.shards), self.devices.processes
+        if number == 0 and on_gpu:
+            number = min(MAX_PROCESSES_A_GPU, cores)
+        elif number == 0:
+            number = "each" if len(names) <= MAX_PROCESSES_A_CORE * cores else cores
+        if number == "each":
+            number = len(names)
+        return [tuple(names[i::number]) for i in range(min(number, len(names)))]
+
+    @cached_property
+    def devices_by_domain(self) -> Mapping[str, tuple[str, ...]]:
+        """Return domain -> the devices that hold its data. No other device may report this domain."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, data in self.shards.items():
+            domain = data.domain or data.source
+            found[domain] = (*found.get(domain, ()), name)
+        return found
+
+    @property
+    def _named_data(self) -> DataSettings:
+        """Return the data settings with a domain, if they are a function.
+
+        The domain of such data must be known before the function is called.
+        """
+        data = self.data
+        return replace(data, domain=data.domain or data.source) if data.is_plugin else data
+
+    @cached_property
+    def networks(self) -> Mapping[str, Network]:
+        """Return device name -> its own network, if the devices have different networks."""
+        mixed = self.devices.networks
+
+        def of(name: str) -> Network:
+            return self.network if name == self.network.name else replace(self.network, name=name, file="")
+
+        return {name: of(mixed[i % len(mixed)]) for i, name in enumerate(self.shards) if mixed}
+
+    @property
+    def reports(self) -> str:
+        """Return which accuracy the run is about: "global" or "personal"."""
+        return self.plan.variant.reports
+
+    @cached_property
+    def effective_policy(self) -> LocalPolicy:
+        """Return the policy of the run, whose first round waits for all devices.
+
+        Otherwise the cohort would depend on which devices started fastest.
+        """
+        all_devices = len(self.shards)
+        policy = self.policy or LocalPolicy(quorum=all_devices, settle_seconds=0.0)
+        return replace(policy, gather=policy.gather or all_devices)
+
+    def _sources(self) -> dict[str, DataSettings]:
+        """Return domain -> its data, if the domains come from several sources."""
+        if not self.domains:
+            return {}
+        if self.devices.count and not self.devices.clients:
+            raise ValueError(
+                f"devices.count is {self.devices.count}, for devices that share one source, but [domains] has "
+                f"{len(self.domains)}; set devices.clients or devices.per_domain"
+            )
+        if unknown := sorted(self.devices.clients.keys() - self.domains.keys()):
+            raise ValueError(
+                f"devices.clients has {unknown[0]!r}, which is not in [domains]; there are {', '.join(self.domains)}"
+            )
+        return data_by_domain(self.domains, self.data)
+
+    def _domains(self) -> tuple[str, ...]:
+        if self.data.domain:
+            return (self.data.domain,)
+        if self.data.is_plugin:
+            return (self.data.source,)
+        return domains(self.data.source) or (self.data.source,)
+
+
+def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> dict[str, DataSettings]:
+    """Return domain -> its data. ValueError names the key that is wrong."""
+    for key in ("source", "root", "domain"):
+        if getattr(common, key) != getattr(DEFAULT_DATA, key):
+            raise ValueError(
+                f"data.{key} is {getattr(common, key)!r}, but [domains] says where each domain comes from; "
+                "leave one of them out"
+            )
+    found = {}
+    for domain, source in sources.items():
+        try:
+            found[domain] = source.data(domain, common)
+        except ValueError as error:
+            raise ValueError(f"domains.{domain}: {error}") from None
+    return found
+
+
+def read_experiment(path: Path, assignments: list[str], option: str = "--set") -> Experiment:
+    layers = read_layers(path, to_its_folders)
+    table = merged(layers)
+    beside = data_beside(table, path, assignments)
+    with read_for(path, "run", "sweep"):
+        require_tables(table, path, assignments, option)
+        require_own_settings(layers, path, assignments, option)
+        return decode_file(Experiment, path, beside.applied(table) if beside else table, assignments, option)
+
+
+def require_tables(table: Mapping[str, Any], path: Path, assignments: Sequence[str], option: str) -> None:
+    """Raise SettingsError for a setting that is given without the table to which it belongs."""
+    known, method = {f.name for f in fields(Experiment)}, table.get("method")
+    name = method.get("name") if isinstance(method, dict) else None
+    said = {key: str(path) for key in table}
+    said |= {text.partition("=")[0].strip(): f"{path} with {option}" for text in assignments}
+    for key, where in said.items():
+        if key not in known and (places := places_of(key, Experiment, name)):
+            raise SettingsError(f"{where}: {key} is not a setting; did you mean {' or '.join(places)}?")
+
+
+def experiment_table(path: Path) -> dict[str, Any]:
+    """Return the settings of a file and its bases.
+
+    Each folder of data is relative to the file that names it, not to the working directory.
+    """
+    return merged(read_layers(path, to_its_folders))
+
+
+def to_its_folders(table: dict[str, Any], folder: Path) -> None:
+    table |= seen_from(table, folder)
+    domains = table.get("domains")
+    for place in [table.get("data"), *(domains.values() if isinstance(domains, dict) else ())]:
+        root = place.get("root") if isinstance(place, dict) else None
+        if isinstance(place, dict) and isinstance(root, str) and root and not root.startswith("~"):
+            place["root"] = str(folder.absolute() / root)
+
+
+def read_with_bases(path: Path) -> dict[str, Any]:
+    """Return the file's table, merged over the table of its `base`, which may have a base itself."""
+    return merged(read_layers(path))
+
+
+def merged(layers: Sequence[Layer]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for layer in layers:
+        table = merge(table, layer.table)
+    return table
+
+
+def read_layers(
+    path: Path,
+    change: Callable[[dict[str, Any], Path], None] = lambda table, folder: None,
+    parents: tuple[Path, ...] = (),
+) -> list[Layer]:
+    """Read a file and its bases, the lowest base first."""
+    chain = (*parents, path.resolve())
+    if chain[-1] in parents:
+        raise SettingsError(f"circular base: {' -> '.join(p.name for p in chain)}")
+    table = read_toml(path)
+    if "grid" in table and "experiment" in table:
+        raise SettingsError(f"{path} is no experiment but a sweep of one: protofleet sweep {path}")
+    change(table, path.parent)
+    base = table.pop("base", None)
+    own = Layer(str(path), table, path)
+    if base is None:
+        return [own]
+    if not isinstance(base, str) or not (path.parent / base).is_file():
+        raise SettingsError(
+            f"{path}: base is {base!r}, it must be the path of a TOML file, relative to this file"
+        )
+    return [*read_layers(path.parent / base, change, chain), own]
+
+
+def experiment_of_table(table: dict[str, Any]) -> Experiment:
+    """Make an experiment of a program's table.
+
+    Its paths, and the path of its base, are relative to the working directory.
+    """
+    here = Path()
+    base = table.pop("base", None)
+    if base is not None and not (isinstance(base, str) and Path(base).is_file()):
+        raise SettingsError(
+            f"base is {base!r}, it must be the path of a TOML file; none is there from {here.absolute()}"
+        )
+    to_its_folders(table, here)
+    layers = [*(read_layers(Path(base), to_its_folders) if base else ()), Layer("the settings given", table)]
+    whole = merged(layers)
+    demand_own_settings(layers, whole)
+    beside = data_beside(whole, here / "experiment", [])
+    return decode(Experiment, beside.applied(whole) if beside else whole)
+
+
+def coordinator_settings(
+    experiment: Experiment, broker: BrokerAddress, runs: Path, broker_description: str
+) -> CoordinatorSettings:
+    e = experiment
+    enrolled = runs / e.name / "enrolled"
+    for key in ("quorum", "gather", "cohort"):
+        if (wanted := getattr(e.effective_policy, key)) > len(e.shards):
+            raise SettingsError(f"policy.{key} is {wanted}, but there are {len(e.shards)} devices")
+    limits = Limits(domains=dict(e.devices_by_domain), confusion=MOST_CLASSES if e.confusion else 0)
+    return CoordinatorSettings(
+        name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
+        folder=str(runs), seed=e.seed, **e.input_shape.settings(),
+        network=e.network, mutual=e.mutual, public=e.public, init=e.init, freeze=e.freeze,
+        policy=e.effective_policy, broker=broker,
+        enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
+        security=e.security, limits=limits,
+        metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,
+        plugins=e.own_plugins.allowed(), metrics=e.metrics, experiment=digest_of_experiment(recorded(e)),
+    )  # fmt: skip
+
+
+def device_settings(experiment: Experiment, name: str, broker: BrokerAddress, runs: Path) -> DeviceSettings:
+    folder = runs / experiment.name
+    return DeviceSettings(
+        name=name, federation=experiment.name, folder=str(folder / "devices" / name),
+        enrolled=str(folder / "enrolled" / "devices" / name), broker=broker, data=experiment.shards[name],
+        network=experiment.networks.get(name), pictures=experiment.pictures,
+        compute=experiment.compute, threads=1, stays=False, security=experiment.security,
+        durable=experiment.devices.durable, keep_models=experiment.devices.keep_models,
+        board=BoardSettings(experiment.devices.board_root, len(experiment.shards)),
+        plugins=experiment.own_plugins.allowed(),
+    )  # fmt: skip
+
+
+def recorded(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings as a run records them.
+
+    The paths of plug-ins are those of the copies in the run's folder, relative to that folder, and their
+    hashes are included.
+    """
+    found = experiment.own_plugins
+    table: dict[str, Any] = encode(experiment)
+    if not found.sources:
+        return table
+    hashes = {Path(name).name: source.sha256 for name, source in found.sources.items()}
+    return {**found.kept(table, Path()), "plugins": hashes}

@@ -1,0 +1,197 @@
+"""Make a grid of settings.
+
+Each combination of values is a point; a point with a seed is a trial, which is a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from protofleet.lab.local.experiment import Experiment, read_experiment, recorded
+from protofleet.lab.local.run import same_settings
+from protofleet.protocol.settings.reader import SettingsError, override, write_toml
+from protofleet.protocol.wire.names import NAME
+
+LONGEST_NAME: Final = (
+    # Letters of a point's name. A seed and the number of an earlier run are added to it, and a name has at
+    # most 64.
+    50
+)
+NOT_SEARCHED: Final = {"name": "every trial has a name of its own", "seed": "seeds are what --seeds is for"}
+Values: TypeAlias = tuple[str, ...]  # One value of each axis, as the user wrote them.
+
+
+@dataclass(frozen=True)
+class Axis:
+    key: str  # The name of a setting, for example method.lr.
+    values: Values
+
+    @property
+    def label(self) -> str:
+        return self.key.rpartition(".")[2]
+
+    @property
+    def numbers(self) -> list[float]:
+        """Return its values as numbers; an empty list if one of them is no finite number."""
+        try:
+            found = [float(value) for value in self.values]
+        except ValueError:
+            return []
+        return found if all(map(math.isfinite, found)) else []
+
+    def is_end(self, value: str) -> bool:
+        """Return whether the value is the lowest or the highest one of this axis."""
+        numbers = self.numbers
+        return len(numbers) > 1 and float(value) in (min(numbers), max(numbers))
+
+
+@dataclass(frozen=True)
+class Point:
+    values: Values
+    trials: tuple[Experiment, ...]  # One for each seed.
+
+    @property
+    def name(self) -> str:
+        """Return the name without the seed."""
+        return self.trials[0].name.rpartition("-s")[0]
+
+
+@dataclass(frozen=True)
+class Grid:
+    name: str  # The name of the experiment that is varied.
+    axes: tuple[Axis, ...]
+    points: tuple[Point, ...]
+
+    @property
+    def trials(self) -> list[Experiment]:
+        return [trial for point in self.points for trial in point.trials]
+
+    def words(self, point: Point) -> str:
+        return ", ".join(f"{axis.key} = {value}" for axis, value in zip(self.axes, point.values, strict=True))
+
+
+def read_axis(text: str) -> Axis:
+    key, equals, listed = text.partition("=")
+    values = [value.strip() for value in split_values(listed)]
+    if not equals or not key.strip() or not all(values):
+        raise SettingsError(
+            f"--grid {text!r} is not of the form table.key=value,value: for example method.lr=0.02,0.05"
+        )
+    return checked_axis(key.strip(), values, f"--grid {text!r}")
+
+
+def checked_axis(key: str, values: Sequence[str], where: str) -> Axis:
+    if key in NOT_SEARCHED:
+        raise SettingsError(f"{where}: {key} is no axis, as {NOT_SEARCHED[key]}")
+    if not values:
+        raise SettingsError(f"{where}: {key} has no value")
+    for before, value in itertools.combinations(values, 2):
+        if meant_by(before) == meant_by(value):
+            twice = f"{value} twice" if before == value else f"{before} and {value}, which are one value"
+            raise SettingsError(f"{where}: {key} has {twice}")
+    return Axis(key, tuple(map(in_one_form, values)))
+
+
+def meant_by(text: str) -> object:
+    """Return the value that TOML reads in the text. A word without quotes stands for itself."""
+    return override({}, [f"value={text}"])["value"]
+
+
+def in_one_form(text: str) -> str:
+    """Write a number in one form, however the user wrote it, so that its trial is found again."""
+    value = meant_by(text)
+    return repr(value) if isinstance(value, float) else text
+
+
+def split_values(text: str) -> Iterator[str]:
+    """Split the text at commas, but not within lists, tables or quotes."""
+    depth, quote, start = 0, "", 0
+    for i, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        elif letter == "," and not depth:
+            yield text[start:i]
+            start = i + 1
+    yield text[start:]
+
+
+def plan_grid(file: Path, axes: Sequence[Axis], seeds: Sequence[int], assignments: Sequence[str]) -> Grid:
+    """Plan all trials of a grid. The settings of every trial are checked before the first one starts.
+
+    The devices of a trial share one process if the file does not choose otherwise. The bits are the same,
+    less memory is used, and no interpreter has to start for each device.
+    """
+    if twice := [axis.key for axis in axes if [other.key for other in axes].count(axis.key) > 1]:
+        raise SettingsError(f"--grid has {twice[0]} twice; name its values in one")
+    if same := [seed for seed in seeds if list(seeds).count(seed) > 1]:
+        raise SettingsError(f"--seeds has {same[0]} twice: a seed repeats a trial bit for bit")
+    for key in (text.partition("=")[0].strip() for text in assignments):
+        if key == "seed" or key in [axis.key for axis in axes]:
+            other = "seeds are what --seeds is for" if key == "seed" else "it is an axis of the grid"
+            raise SettingsError(f"--set {key} would change nothing, as {other}; leave it out")
+    base = read_experiment(file, list(assignments))
+    hosted = ["devices.processes=1"] if base.devices.processes == 0 else []
+    points = []
+    for values in itertools.product(*(axis.values for axis in axes)):
+        own = [f"{axis.key}={value}" for axis, value in zip(axes, values, strict=True)]
+        varied = read_experiment(file, [*assignments, *hosted, *own], "--grid")
+        require_validation(varied, file)
+        name = point_name(base.name, axes, values)
+        points.append(Point(values, tuple(replace(varied, name=f"{name}-s{s}", seed=s) for s in seeds)))
+    return Grid(base.name, tuple(axes), tuple(points))
+
+
+def require_validation(trial: Experiment, file: Path) -> None:
+    if not any(data.validation for data in trial.shards.values()):
+        raise SettingsError(
+            f"{file} has data.validation = 0, and validation samples choose the best: --set data.validation=0.1 "
+            "holds a tenth of the training samples back for it"
+        )
+
+
+def beside_others(grid: Grid, runs: Path) -> Grid:
+    """Give points other names if runs of these names have other settings.
+
+    A sweep with another --set, or over another setting whose key has the same last part, then renames no
+    finished run.
+    """
+
+    def is_taken(trial: Experiment) -> bool:
+        written = runs / trial.name / "experiment.toml"
+        return written.exists() and not same_settings(written, trial)
+
+    def renamed(point: Point) -> Point:
+        if not any(map(is_taken, point.trials)):
+            return point
+        settings = recorded(replace(point.trials[0], name="any", seed=0))
+        own = hashlib.sha256(write_toml(settings).encode()).hexdigest()[:8]
+        name = f"{point.name[: LONGEST_NAME - 9]}-{own}"
+        return replace(point, trials=tuple(replace(t, name=f"{name}-s{t.seed}") for t in point.trials))
+
+    return replace(grid, points=tuple(map(renamed, grid.points)))
+
+
+def point_name(base: str, axes: Sequence[Axis], values: Values) -> str:
+    """Name a point by its values and not by its place in the grid.
+
+    A grid that is extended then uses the trials that exist already.
+    """
+    plain = [value.strip("\"'") for value in values]
+    name = "-".join([base, *(f"{axis.label}-{value}" for axis, value in zip(axes, plain, strict=True))])
+    if len(name) <= LONGEST_NAME and re.fullmatch(NAME, name):
+        return name
+    words = "/".join(f"{axis.key}={value}" for axis, value in zip(axes, values, strict=True))
+    return f"{base[: LONGEST_NAME - 9]}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"

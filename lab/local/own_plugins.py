@@ -1,0 +1,87 @@
+"""Load the plug-ins of an experiment on this machine.
+
+A user who names a file in the experiment may run it, and the run allows its hash. Each run keeps the files
+that it ran in `plugins/` of its folder, so that it can be resumed, reported and compared after the original
+files have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.lab.local.trial_load import demand_end
+from protofleet.methods.plugins import file, packages
+from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.methods.plugins.file import Source
+from protofleet.methods.plugins.paths import KEPT, placed
+from protofleet.protocol.storage.disk import Disk
+
+NO_NAMES: Final[Mapping[str, Sequence[str]]] = {}
+
+
+@dataclass(frozen=True)
+class OwnPlugIns:
+    """The loaded plug-ins, by the file that the experiment names."""
+
+    sources: Mapping[str, Source]
+    packages: tuple[str, ...] = ()  # The hashes of plug-ins that packages provide.
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        return tuple(sorted({*(one.sha256 for one in self.sources.values()), *self.packages}))
+
+    def allowed(self) -> PlugIns:
+        """Return the plug-ins that all parties of the run may run."""
+        return PlugIns(tuple(self.sources), self.hashes)
+
+    def kept(self, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Return the settings with the copies that the run in this folder keeps, in place of the named files."""
+        return placed(table, {name: str(path) for name, path in self._kept_in(folder).items()})
+
+    def as_named(self, text: str, folder: Path) -> str:
+        """Replace the paths of the run's copies in a text by the files that the user named."""
+        for name, path in self._kept_in(folder).items():
+            text = text.replace(str(path), name)
+        return text
+
+    def keep(self, folder: Path) -> None:
+        """Copy the plug-ins to the run's folder, with exactly the bytes that were hashed."""
+        disk = Disk(durable=False)
+        for name, path in self._kept_in(folder).items():
+            disk.make(path.parent)
+            disk.replace(path, self.sources[name].text)
+
+    def _kept_in(self, folder: Path) -> dict[str, Path]:
+        """Return named file -> its copy in the run.
+
+        The path contains the hash, because two files may have the same name.
+        """
+        return {name: folder / KEPT / one.sha256[:12] / Path(name).name for name, one in self.sources.items()}
+
+
+def own_plugins(
+    files: Sequence[str], names: Mapping[str, Sequence[str]] = NO_NAMES, seen: str = ""
+) -> OwnPlugIns:
+    """Load the plug-ins of an experiment.
+
+    `files` are loaded from their paths. `names` has kind -> names that are not built in; those that an
+    installed package provides are taken. `seen` tells the user from which folder the path of a missing file
+    may have been completed.
+    """
+    sources = {path: _loaded(Path(path), seen) for path in dict.fromkeys(files) if path}
+    found = [
+        packaged.sha256
+        for kind, wanted in names.items()
+        for name in dict.fromkeys(wanted)
+        if (packaged := packages.installed(kind).get(name)) is not None
+    ]
+    return OwnPlugIns(sources, tuple(found))
+
+
+def _loaded(path: Path, seen: str) -> Source:
+    """Load a plug-in here, after a child process has loaded it to the end without exiting."""
+    demand_end(file.read(path, seen))
+    return file.from_file(path, allowed=None, seen=seen)[0]

@@ -1,0 +1,138 @@
+"""Manage the processes of a run: the coordinator and the devices, each with a log, and their starter."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from protofleet.protocol.storage.disk import MIN_FREE
+from protofleet.protocol.storage.full_disk import PAUSED
+from protofleet.runtime import children
+from protofleet.runtime.children import Child, Program, Starter
+from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
+
+EXIT_SECONDS = 10.0
+# The modules that every coordinator or device imports.
+IMPORTED: Final = (
+    "encodings.idna",  # Needed to find the address of a host name.
+    "encodings.unicode_escape",
+    "protofleet.coordinator.config",
+    "protofleet.coordinator.main",
+    "protofleet.cli.main",
+    "protofleet.edge_client.group.main",
+    "protofleet.edge_client.host.loaded_settings",
+    "protofleet.edge_client.main",
+    "protofleet.methods.fedavg",
+    "numpy.random",
+    "torch.utils._device",  # Needed for `with torch.device(...)`.
+)
+# A line of a log that is not the reason of an exit.
+OF_WORK: Final = re.compile(r"\S+ \S+ (DEBUG|INFO|WARNING) ")
+SIGNALS: Final = {number.value: number.name for number in signal.Signals}  # Real-time signals have no name.
+# The device files of a PC, of a Jetson, and of Windows.
+CUDA_DEVICES: Final = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
+
+
+def start_launcher() -> Launcher | None:
+    """Start the launcher. A program must call this first.
+
+    Later the program has threads, and what it has imported would be imported a second time. Return None if
+    this process cannot be forked, for example because it already has a thread.
+    """
+    with contextlib.suppress(LauncherError):
+        return Launcher(IMPORTED, here="torch" not in sys.modules) if CAN_FORK else None
+    return None
+
+
+def uses_cuda(compute: str) -> bool:
+    """Return whether the setting uses CUDA, which does not survive a fork.
+
+    The device files are looked for without a call of CUDA.
+    """
+    return compute == "cuda" or (compute == "auto" and any(Path(name).exists() for name in CUDA_DEVICES))
+
+
+class Processes:
+    """The child processes of a run.
+
+    Each one runs in its own session, so that Ctrl-C reaches only the parent, which stops them.
+    """
+
+    def __init__(
+        self, folder: Path, starter: Starter, reworded: Callable[[str], str] = lambda text: text
+    ) -> None:
+        """Keep the folder and the starter.
+
+        `reworded` changes the words of a child for the user of this machine.
+        """
+        self.folder, self._starter, self.reworded = folder, starter, reworded
+        self._logs = folder / "logs"
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._children: dict[str, Child] = {}
+        self._starters: dict[str, Starter] = {}
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        children.stop(self._children.values(), EXIT_SECONDS)
+
+    def start(self, name: str, *arguments: str, piped: bool = False, starter: Starter | None = None) -> Child:
+        """Start a child. `starter` is used for it in place of the common one."""
+        self._starters[name] = starter or self._starter
+        with self._log(name).open("a") as log:
+            out = subprocess.PIPE if piped else log.fileno()
+            child = self._starters[name].start(Program(name, "protofleet", arguments), out, log.fileno())
+        self._children[name] = child
+        return child
+
+    def wait(self) -> None:
+        """Wait for all children to exit by themselves.
+
+        The end of the `with` block stops those that have not.
+        """
+        children.wait(self._children.values(), EXIT_SECONDS)
+
+    def failed(self) -> dict[str, str]:
+        """Return name -> reason for children that have exited with an error."""
+        return {n: self.reason(n) for n, c in self._children.items() if c.poll() not in (None, 0)}
+
+    def exit_code(self, name: str) -> int | None:
+        """Return the exit code of a child: None while it runs, below 0 if a signal has killed it."""
+        return self._children[name].poll()
+
+    def reason(self, name: str) -> str:
+        """Return why a child has exited, by the last line of its log. On a full disk the log may be empty.
+
+        A child that was ended by a signal or by `os._exit` writes no reason, and the last line of its log is
+        about something else.
+        """
+        if problem := self.disk_problem() or self._starter.problem or self._starters[name].problem:
+            return problem
+        last, code = self._last_line(name), self.exit_code(name) or 0
+        if code > 0 and last and not OF_WORK.match(last):
+            return self.reworded(last.removeprefix("protofleet: "))
+        how = f"was killed by {SIGNALS.get(-code, -code)}" if code < 0 else f"ended with exit code {code}"
+        return f"its process {how} and said nothing of why; {self._log(name)} has what it did until then"
+
+    def disk_problem(self) -> str:
+        paused = any(self._last_line(name).endswith(PAUSED) for name in self._children)
+        if not paused and shutil.disk_usage(self.folder).free >= MIN_FREE:
+            return ""
+        return f"the disk that holds {self.folder} is full; make room and run the same command again"
+
+    def _last_line(self, name: str) -> str:
+        lines = children.last_lines(self._log(name))
+        # The lines of a traceback are indented, and they follow its message.
+        said = [line for line in lines if not line.startswith("  ")]
+        return (said or lines or [""])[-1]
+
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"

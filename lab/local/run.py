@@ -1,0 +1,410 @@
+"""Implement `protofleet run`: start a broker, a coordinator and devices, and watch them to the end."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import selectors
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Final
+
+import torch
+
+from protofleet.coordinator.observe.rounds_file import read_rounds
+from protofleet.coordinator.server.diverged import DivergedError
+from protofleet.coordinator.spool.begun import has_ended_a_round
+from protofleet.edge_client.compute import available_cores, gpu_pays
+from protofleet.edge_client.trainer.slots import Slots
+from protofleet.federation.brokers.local import LocalBroker, MutualTls, find_broker
+from protofleet.federation.enrol.local_federation import BROKER, LocalFederation, enrol_federation
+from protofleet.lab.local.class_check import agreed_names
+from protofleet.lab.local.device_launcher import starter_of_devices
+from protofleet.lab.local.device_processes import DeviceProcesses
+from protofleet.lab.local.display.display import Display
+from protofleet.lab.local.display.progress import Progress
+from protofleet.lab.local.experiment import (
+    Experiment,
+    coordinator_settings,
+    device_settings,
+    experiment_table,
+    recorded,
+)
+from protofleet.lab.local.processes import EXIT_SECONDS, IMPORTED, Processes, uses_cuda
+from protofleet.lab.local.sole_use import InUseError, alone, cannot_be_made, sole_use
+from protofleet.lab.report.run_page import final_table, write_report
+from protofleet.lab.trackers.destinations import Destination
+from protofleet.lab.trackers.following import tracking
+from protofleet.protocol.settings.reader import SettingsError, decode, encode, write_toml
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.transport.address import BrokerAddress, preflight
+from protofleet.protocol.wire.class_names import Names
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.runtime.children import Interpreters, Starter
+from protofleet.runtime.command.errors import DIVERGED, RunError, StoppedError
+from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
+
+NOT_SYNCED: Final = "their files are not synced, so a power cut may cost them (devices.durable)"
+SYNCED: Final = "their files are synced"
+MOST_BROKER_RESTARTS: Final = 3
+NO_FORK: Final = "CUDA survives no fork" if CAN_FORK else "only Linux has a safe fork"
+
+
+@alone
+def run_experiment(
+    experiment: Experiment,
+    runs: Path,
+    launcher: Launcher | None = None,
+    track: Sequence[Destination] = (),
+    display: Display | None = None,
+) -> Path:
+    """Run the experiment until it is finished, and return the path of the report.
+
+    RunError is raised if the run fails or is stopped.
+    """
+    try:
+        compute = compute_of(experiment)
+        with starter_of(experiment, compute, launcher) as starter, tracking(track, runs / experiment.name):
+            policy = experiment.effective_policy
+            pause = math.inf if policy.hours else policy.pause_seconds
+            shown = display or Progress(experiment.rounds, view=experiment.reports, pause_seconds=pause)
+            return run_processes(experiment, runs, starter, shown, compute)
+    except LauncherError as error:
+        raise RunError(f"{error}; or fork none: --set devices.start=spawn") from error
+
+
+@contextlib.contextmanager
+def starter_of(experiment: Experiment, compute: str, launcher: Launcher | None) -> Iterator[Starter]:
+    """Yield the given launcher if the experiment's processes can be forked.
+
+    Without a given launcher, start one. If they cannot be forked, yield a starter of new interpreters.
+    """
+    if experiment.devices.start == "spawn" or uses_cuda(compute) or not CAN_FORK:
+        yield Interpreters()
+    elif launcher is not None:
+        yield launcher
+    else:
+        with Launcher(IMPORTED) as own:
+            yield own
+
+
+def computes_on_gpu(compute: str) -> bool:
+    """Return whether devices compute on a GPU, as far as this process can tell without a call of CUDA.
+
+    Only the devices may use CUDA.
+    """
+    return uses_cuda(compute) and torch.version.cuda is not None
+
+
+def compute_of(experiment: Experiment) -> str:
+    """Return the setting `compute` of the devices.
+
+    It is "cpu" in place of "auto" if no network is enough work for the GPU.
+    """
+    if experiment.compute != "auto" or not computes_on_gpu(experiment.compute):
+        return experiment.compute
+    plan, allowed = experiment.plan, experiment.own_plugins.allowed()
+    networks = {experiment.networks.get(name) for name in experiment.shards}
+    pays = any(gpu_pays(plan, network and network.taken(allowed), available_cores()) for network in networks)
+    return experiment.compute if pays else "cpu"
+
+
+def run_processes(
+    experiment: Experiment, runs: Path, starter: Starter, display: Display, compute: str
+) -> Path:
+    folder = runs / experiment.name
+    names = agreed_names(experiment)
+    display.fold(read_rounds(folder / "rounds.jsonl"))
+    with broker_of_run(experiment, folder) as broker, display as progress:
+        progress.print(f"broker: {broker.description}")
+        if isinstance(starter, Interpreters) and experiment.devices.start == "fork":
+            progress.print(f"processes: a fresh interpreter each, as {NO_FORK}")
+        if compute != experiment.compute:
+            progress.print(
+                'compute: the CPU, as the network is too little work for the GPU; compute = "cuda" takes that'
+            )
+        groups = experiment.device_groups(available_cores(), on_gpu=computes_on_gpu(compute))
+        write_settings(experiment, broker, runs, names, slots_of(folder, len(groups)), compute)
+        loads = starter_of_devices(starter, experiment.shards, len(groups))
+        own = partial(experiment.own_plugins.as_named, folder=folder.absolute())
+        with loads as device_starter, Processes(folder, starter, own) as processes:
+            devices = DeviceProcesses.of(groups, processes, device_starter)
+            try:
+                watch(experiment, processes, devices, BrokerWatch(broker.own, progress.print), progress)
+            except DivergedError:
+                write_report(folder)
+                raise
+            except KeyboardInterrupt:
+                raise StoppedError(f"stopped; the same command resumes {folder}") from None
+    report = write_report(folder)
+    display.show_result(final_table(folder))
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBroker:
+    """A broker that accepts connections, with its description for reports."""
+
+    address: BrokerAddress
+    description: str
+    # The federation whose client certificates it requires; None: no TLS.
+    federation: LocalFederation | None = None
+    own: LocalBroker | None = None  # The broker if this run has started it.
+
+    def address_for(self, name: str) -> BrokerAddress:
+        """Return the address with the TLS files of this device or coordinator."""
+        return (
+            self.address if self.federation is None else replace(self.address, tls=self.federation.tls(name))
+        )
+
+
+@contextlib.contextmanager
+def broker_of_run(experiment: Experiment, folder: Path) -> Iterator[RunningBroker]:
+    choice = experiment.broker
+    if choice.kind == "external":
+        if problem := preflight(choice.address):
+            raise RunError(problem)
+        enrol_all(experiment, folder)
+        yield RunningBroker(choice.address, f"external, {choice.address}")
+        return
+    federation = enrol_all(experiment, folder)
+    tls = choice.tls != "off" and find_broker(choice.kind).kind == "mosquitto"
+    mutual_tls = MutualTls(federation.folder_of(BROKER), federation.tls(COORDINATOR)) if tls else None
+    kind = "mosquitto" if choice.tls == "on" else choice.kind
+    with LocalBroker(folder / "logs", kind=kind, mutual_tls=mutual_tls) as broker:
+        yield RunningBroker(broker.address, broker.describe(), federation if tls else None, broker)
+
+
+def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
+    return enrol_federation(folder / "enrolled", experiment.name, experiment.shards)
+
+
+def slots_of(folder: Path, processes: int) -> Slots:
+    """Return slots of one core each. If there is a core for each process, no process waits for another."""
+    cores = available_cores()
+    return Slots(str(folder / "slots"), cores) if processes > cores else Slots()
+
+
+def write_settings(
+    experiment: Experiment, broker: RunningBroker, runs: Path, names: Names, slots: Slots, compute: str = ""
+) -> None:
+    """Write the settings files of all processes, and the experiment's own file.
+
+    `compute` replaces the setting of the devices.
+    """
+    folder = runs / experiment.name
+    coordinator = coordinator_settings(experiment, broker.address_for(COORDINATOR), runs, broker.description)
+    plugins = experiment.own_plugins
+    plugins.keep(folder)
+    named = encode(replace(coordinator, class_names=names))
+    _write(folder / "coordinator.toml", plugins.kept(named, folder.absolute()))
+    _write(folder / "experiment.toml", recorded(experiment))
+    for name in experiment.shards:
+        device = device_settings(experiment, name, broker.address_for(name), runs)
+        own = plugins.kept(
+            encode(replace(device, slots=slots, compute=compute or device.compute)), folder.absolute()
+        )
+        _write(folder / "devices" / name / "device.toml", own)
+
+
+def _write(path: Path, settings: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The write is atomic, because a run that was killed here must not look like one with other settings.
+    Disk(durable=False).replace(path, write_toml(settings).encode())
+
+
+@dataclass
+class BrokerWatch:
+    """The watch over the broker that the run has started. It restarts a broker that has ended.
+
+    The parties send again everything that the broker held.
+    """
+
+    broker: LocalBroker | None
+    say: Callable[[str], None]
+    restarts: int = 0
+
+    def look(self) -> None:
+        if self.broker is None or not (how := self.broker.ended()):
+            return
+        if self.restarts == MOST_BROKER_RESTARTS:
+            raise RunError(
+                f"the broker that this run started has ended {self.restarts + 1} times ({how}); {self.broker.log} "
+                "has what it said, and the same command resumes the run"
+            )
+        self.restarts += 1
+        self.say(
+            f"the broker that this run started has ended ({how}); it is started again, and the run goes on"
+        )
+        self.broker.restart()
+
+
+def watch(
+    experiment: Experiment,
+    processes: Processes,
+    devices: DeviceProcesses,
+    broker: BrokerWatch,
+    progress: Display,
+) -> None:
+    folder = processes.folder
+    coordinator = processes.start(
+        "coordinator", "coordinator", str(folder / "coordinator.toml"), "--events", piped=True
+    )
+    progress.print(f"devices: {devices}; {SYNCED if experiment.devices.durable else NOT_SYNCED}")
+    devices.start()
+    assert coordinator.stdout is not None
+
+    def on_idle() -> None:
+        if not progress.finished:  # Once the run is over, devices may exit in any way.
+            broker.look()
+            devices.restart_killed()
+            check_quorum(experiment, processes, devices, progress.print)
+
+    for line in read_lines(coordinator.stdout, on_idle):
+        progress.handle_line(processes.reworded(line))
+    if (code := coordinator.wait(EXIT_SECONDS)) == DIVERGED:
+        raise DivergedError(processes.reason("coordinator"))
+    if code != 0 or not progress.finished:
+        raise RunError(f"coordinator: {processes.reason('coordinator')}")
+    processes.wait()
+
+
+def check_quorum(
+    experiment: Experiment, processes: Processes, devices: DeviceProcesses, say: Callable[[str], None]
+) -> None:
+    """Raise RunError as soon as too many devices have failed for a quorum, without waiting for a deadline."""
+    if problem := processes.disk_problem():  # Devices only pause on a full disk, so that they never fail.
+        raise RunError(problem)
+    failed, count = devices.failed(), len(experiment.shards)
+    if count - len(failed) < experiment.effective_policy.quorum:
+        name, reason = next(iter(failed.items()))
+        raise RunError(f"{name}: {reason}")
+    for name, reason in devices.newly_failed(failed).items():
+        say(f"{name}: {reason}; the run goes on with {count - len(failed)} of {count} devices")
+
+
+def read_lines(stream: IO[str], on_idle: Callable[[], None]) -> Iterator[str]:
+    """Yield lines as they arrive. `on_idle` is called after each half second without output."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        partial = ""
+        while True:
+            if not selector.select(timeout=0.5):
+                on_idle()
+                continue
+            data = os.read(stream.fileno(), 1 << 16).decode(errors="replace")
+            if not data:
+                return
+            *lines, partial = (partial + data).split("\n")
+            yield from lines
+
+
+def require_broker(experiment: Experiment) -> None:
+    """Raise RunError if there is no broker to connect to.
+
+    This is checked before the folder of an earlier run is renamed.
+    """
+    choice = experiment.broker
+    if choice.kind != "external":
+        find_broker(choice.kind)
+    elif problem := preflight(choice.address):
+        raise RunError(problem)
+
+
+@alone
+def prepare_folder(
+    experiment: Experiment, runs: Path, fresh: bool, resume: bool = False, say: Callable[[str], None] = print
+) -> Path | None:
+    """Prepare the folder of a run. Return the new path of an earlier run whose folder was renamed.
+
+    An unfinished run with the same settings is continued. The folder of any other earlier run of this name is
+    renamed. A run with other settings that has ended a round is renamed only with `fresh`, so that no result
+    is lost. With `resume` it is an error if there is no run to continue.
+    """
+    folder = runs / experiment.name
+    written = folder / "experiment.toml"
+    if resume and (not written.exists() or (folder / "summary.json").exists()):
+        state = "is finished" if written.exists() else "does not exist"
+        raise SettingsError(
+            f"there is nothing to resume: {folder} {state}; without --resume a new run begins"
+        )
+    if not written.exists():
+        make_folder(folder)
+        return None
+    finished = (folder / "summary.json").exists()
+    if not finished and not fresh:
+        if same_settings(written, experiment):
+            say(f"continuing the unfinished run in {folder}")
+            return None
+        if has_ended_a_round(folder):
+            raise SettingsError(
+                f"{folder} holds an unfinished run with other settings; --fresh renames its folder, "
+                f"--set name=... gives this one another name"
+            )
+    earlier = renamed(folder)
+    say(f"the earlier run is now in {earlier}")
+    folder.mkdir(parents=True)
+    return earlier
+
+
+@contextlib.contextmanager
+def giving_back(earlier: Path | None, folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
+    """Restore the folder of the earlier run if a start fails before it has ended a round.
+
+    It is not restored if the start was stopped, has diverged, or found the run in use by another process.
+    """
+    try:
+        yield
+    except Exception as error:
+        kept = isinstance(error, StoppedError | InUseError | DivergedError) or has_ended_a_round(folder)
+        if earlier is None or kept:
+            raise
+        with sole_use(folder):
+            failed = renamed(folder)
+            earlier.rename(folder)
+        say(f"the earlier run is in {folder} again, and what this start has left in {failed}")
+        if isinstance(error, RunError):  # The message may name a file of the folder that was renamed.
+            raise RunError(str(error).replace(f"{folder}/", f"{failed}/")) from error
+        raise
+
+
+@contextlib.contextmanager
+def ready(
+    experiment: Experiment, runs: Path, fresh: bool, resume: bool = False, say: Callable[[str], None] = print
+) -> Iterator[None]:
+    """Prepare the broker and the folder for the block that runs the experiment.
+
+    If the run cannot start, an earlier run gets its folder back.
+    """
+    require_broker(experiment)
+    earlier = prepare_folder(experiment, runs, fresh, resume, say)
+    with giving_back(earlier, runs / experiment.name, say):
+        yield
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_be_made(folder, error) from None
+
+
+def renamed(folder: Path) -> Path:
+    """Rename a folder and return its new path: the same name with the next free number."""
+    free = (folder.with_name(f"{folder.name}.{i}") for i in itertools.count(1))
+    return folder.rename(next(path for path in free if not path.exists()))
+
+
+def same_settings(written: Path, experiment: Experiment) -> bool:
+    """Return whether the written settings are those of the experiment.
+
+    Settings that an earlier version did not have yet count as left at their defaults.
+    """
+    try:
+        return recorded(decode(Experiment, experiment_table(written))) == recorded(experiment)
+    except SettingsError:
+        return False

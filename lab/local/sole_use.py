@@ -1,0 +1,121 @@
+"""Let only one process use a run's folder, and refuse another start before it changes anything.
+
+The lock is on a file next to the folder, because a folder that is renamed would take the lock with it. The
+kernel releases the lock when its process ends in any way. Children do not inherit it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TextIO, TypeVar
+
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.runtime.command.errors import RunError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class InUseError(SettingsError):
+    """The error that another process already runs the same run."""
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+OfARun = Callable[Concatenate[N, Path, P], R]
+
+
+def alone(function: OfARun[N, P, R]) -> OfARun[N, P, R]:
+    """Call the function, for (experiment, runs, ...), while no other process uses the folder of that run."""
+
+    @functools.wraps(function)
+    def call(experiment: N, runs: Path, /, *rest: P.args, **named: P.kwargs) -> R:
+        with sole_use(runs / experiment.name):
+            return function(experiment, runs, *rest, **named)
+
+    return call
+
+
+@contextlib.contextmanager
+def sole_use(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder during the block. InUseError is raised if another process has the lock."""
+    with _opened(folder) as file:
+        _take(folder, file)
+        file.truncate(0)
+        file.write(
+            f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        )
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def require_free(folder: Path) -> None:
+    """Raise InUseError if another process has the lock now."""
+    if lock_of(folder).exists():
+        with _opened(folder) as file:
+            _take(folder, file)
+
+
+def require_writable(runs: Path) -> None:
+    """Raise RunError if no file can be made in the folder of all runs.
+
+    Otherwise each of many runs would find this error by itself.
+    """
+    probe = runs / f".{os.getpid()}.probe"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise cannot_be_made(runs, error) from None
+
+
+def cannot_be_made(folder: Path, error: OSError) -> RunError:
+    # If a file is in the place of a folder, the error is EEXIST or ENOTDIR. It depends on whether the path
+    # goes on after that file.
+    words = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
+    return RunError(f"{folder} cannot be made: {words}; --runs names another folder")
+
+
+def lock_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def _opened(folder: Path) -> TextIO:
+    path = lock_of(folder)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise cannot_be_made(folder, error) from None
+
+
+def _take(folder: Path, file: TextIO) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        raise InUseError(
+            f"{folder} is in use by {holder}: wait until that has ended, or give this run another name, "
+            "--set name=..."
+        ) from None
+    except OSError as error:
+        raise RunError(
+            f"{folder} cannot be locked: {error.strerror}; --runs names a folder on another disk"
+        ) from None

@@ -1,0 +1,74 @@
+"""Read what `protofleet sweep` searches.
+
+It is given on the command line, in a file that names an experiment, or in both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from protofleet.lab.local.grid import Axis, Grid, checked_axis, plan_grid
+from protofleet.protocol.settings.bounds import Seed
+from protofleet.protocol.settings.reader import SettingsError, decode, read_toml
+
+Choose = Literal["validation", "best-validation"]
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """The file of a sweep. Those of experiments whose figure is a grid are in `experiments/sweeps`."""
+
+    experiment: str  # The path of the experiment's file, relative to this one.
+    grid: dict[str, list[Any]]  # Setting -> its values.
+    seeds: list[Seed] = field(default_factory=lambda: [1])
+    set: list[str] = field(default_factory=list)  # Changes to settings of all trials, as --set has them.
+    choose: Choose = "validation"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The options of the command line. None or an empty option leaves the choice to the file."""
+
+    grid: Sequence[Axis] = ()
+    seeds: Sequence[int] = ()
+    set: Sequence[str] = ()
+    choose: Choose | None = None
+
+
+def planned(path: Path, wish: Wish) -> tuple[Grid, Choose]:
+    """Plan the grid of an experiment's file or of a sweep's file.
+
+    An axis of the command line replaces the same axis of the file.
+    """
+    table = read_toml(path)
+    if "grid" not in table:
+        if not wish.grid:
+            raise SettingsError(
+                f"{path} has no [grid], and there is no --grid: for example --grid method.lr=0.02,0.05"
+            )
+        return plan_grid(path, wish.grid, wish.seeds or [1], wish.set), wish.choose or "validation"
+    for key, values in table["grid"].items() if isinstance(table["grid"], dict) else ():
+        if isinstance(values, dict):
+            inner = next(iter(values), "lr")
+            raise SettingsError(f'{path}: quote the settings of [grid], as in "{key}.{inner}" = [...]')
+    try:
+        found = decode(SweepFile, table)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    own = [
+        checked_axis(key, [json.dumps(v) for v in values], str(path)) for key, values in found.grid.items()
+    ]
+    said, keys = {axis.key: axis for axis in wish.grid}, [axis.key for axis in own]
+    # An axis keeps its place, because the names of trials follow the order of the axes.
+    axes = [said.get(axis.key, axis) for axis in own] + [axis for axis in wish.grid if axis.key not in keys]
+    seeds = wish.seeds or found.seeds
+    if not axes or not seeds:
+        raise SettingsError(
+            f"{path}: {'[grid]' if not axes else 'seeds'} is empty, so there is nothing to try"
+        )
+    grid = plan_grid(path.parent / found.experiment, axes, seeds, [*found.set, *wish.set])
+    return replace(grid, name=path.stem), wish.choose or found.choose

@@ -1,0 +1,254 @@
+"""Implement `protofleet compare`: show finished runs in one table.
+
+Runs that differ only in their seed are one row. Accuracy is that of a view: of the global model, of the
+devices' own models, or, for some methods, of another way to predict with one of them. The best round is
+chosen on validation samples and never on test samples. Bytes "to 90 %" are those of all tensors, up and down,
+that had crossed when the mean test accuracy of a run first reached that share of the baseline's final
+accuracy. Bytes after r rounds do not include the delivery of the r-th round's result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from protofleet.coordinator.observe.curves import curve, is_global, measurements, with_mean
+from protofleet.lab.report.energy_amounts import joules_of
+from protofleet.lab.report.finished_run import Rounds, read_run, require_finished, require_keys
+from protofleet.protocol.settings.reader import read_toml
+from protofleet.runtime.command.errors import RunError
+
+SEED_SUFFIX = re.compile(r"-s(eed)?-?\d+$")
+# Rounding error of a mean: with a share of 1, the baseline must reach its own accuracy.
+ROUNDING_ERROR = 1e-9
+REPORTS = "reports"  # This name stands for the view that the paper of each method reports.
+# Settings in which two runs of one experiment may differ.
+IGNORED_SETTINGS = frozenset(
+    {"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures"}
+)
+REQUIRED_KEYS = ("name", "method", "reports", "rounds", "seed", "payload", "wire")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measurement of accuracy, with the cost until then."""
+
+    rounds: int  # Training rounds until then.
+    bytes: int  # Bytes of tensors until then, up and down.
+    accuracy: Mapping[str, float]  # Accuracy on test samples, by domain, and under "mean".
+    validation: Mapping[str, float]
+    in_round: bool = True  # False if the last evaluation measured it.
+    joules: float = 0.0  # Joules of the devices that measure them.
+    devices: int = 0  # Number of devices that measured the accuracy.
+    present: int = 0  # Number of devices that were present.
+    by_all: bool = True  # True if all present devices were asked, and not only a sampled cohort.
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    summary: Mapping[str, Any]
+    rounds: Rounds
+    settings: str  # JSON of the settings that all runs of one experiment have in common.
+
+    @property
+    def label(self) -> str:
+        return name_without_seed(self.summary["name"])
+
+    def points(self, view: str) -> list[Point]:
+        """Return the measurements of a view.
+
+        A global model is measured at the beginning of a round, so that the measurement is the result of the
+        round before. A domain whose devices missed a round keeps its last measurement. There is no point
+        until all domains have a measurement.
+        """
+        found, sent, drawn, done = [], 0, 0.0, 0
+        test, validation = dict[str, float](), dict[str, float]()
+        for point in measurements(self.rounds, view):
+            for line in self.rounds[done : point.line]:
+                sent, drawn = sent + payload_of(line), drawn + joules_of(line)
+            done = point.line
+            spent, joules = sent, drawn
+            if not is_global(view):
+                spent += payload_of(point.table)
+                joules += joules_of(point.table)
+            test, validation = {**test, **point.of("accuracy")}, {**validation, **point.of("validation")}
+            found.append(
+                Point(
+                    point.rounds, spent, with_mean(test), with_mean(validation), point.in_round, joules,
+                    point.devices, point.present, point.by_all,
+                )
+            )  # fmt: skip
+        return [point for point in found if point.accuracy.keys() == found[-1].accuracy.keys()]
+
+    def points_by_all(self, view: str) -> list[Point]:
+        """Return the points that all present devices measured. Only these can be compared with each other."""
+        return [point for point in self.points(view) if point.by_all]
+
+    def is_complete(self, view: str) -> bool:
+        """Return whether every round has measured the same domains."""
+        return len({frozenset(point) for point in curve(self.rounds, view, "accuracy")}) <= 1
+
+    def pooled(self, view: str) -> float | None:
+        """Return the accuracy over the test samples of all devices, or None if the run has not recorded it."""
+        values = [line["pooled"][view] for line in self.rounds if view in line.get("pooled", {})]
+        return values[-1] if values else None
+
+    def total_bytes(self, name: str, *directions: str) -> int:
+        return sum(sum(self.summary[name].get(direction, {}).values()) for direction in directions)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one experiment with different seeds."""
+
+    name: str
+    view: str
+    runs: Sequence[Run]
+
+    @property
+    def method(self) -> str:
+        return str(self.runs[0].summary["method"])
+
+    def final_points(self) -> list[Point]:
+        return [points[-1] for run in self.runs if (points := run.points(self.view))]
+
+    def best_points(self) -> list[Point]:
+        found = [best_by_validation(run.points(self.view), self.view) for run in self.runs]
+        return [point for point in found if point is not None]
+
+
+@dataclass(frozen=True)
+class AccuracyTarget:
+    """A share of the accuracy that the baseline has at its end."""
+
+    accuracy: float
+    share: float
+    baseline: Group
+
+    @property
+    def description(self) -> str:
+        final = self.accuracy / self.share
+        return f"{self.accuracy:.1%}, which is {self.share:.0%} of what {self.baseline.name} ends with ({final:.1%})"
+
+    def points_of(self, group: Group) -> list[Point]:
+        """Return, for each run of a group that reaches the target, its first point at or above it."""
+        first_points = [self.first_point(run, group.view) for run in group.runs]
+        return [point for point in first_points if point is not None]
+
+    def first_point(self, run: Run, view: str) -> Point | None:
+        reached = (p for p in run.points_by_all(view) if p.accuracy["mean"] > self.accuracy - ROUNDING_ERROR)
+        return next(reached, None)
+
+
+def best_by_validation(points: Sequence[Point], view: str) -> Point | None:
+    """Return the first point with the highest validation mean, of those that all present devices measured.
+
+    Test samples choose nothing. For the devices' own models, only points of rounds count if there are any,
+    because the last evaluation may measure another model, for example one after a last fit.
+    """
+    measured = [point for point in points if point.validation and point.by_all]
+    if not is_global(view):
+        measured = [point for point in measured if point.in_round] or measured
+    return max(measured, key=lambda point: point.validation["mean"], default=None)
+
+
+def payload_of(line: Mapping[str, Any]) -> int:
+    return sum(size for kinds in line["payload"].values() for size in kinds.values())
+
+
+def name_without_seed(name: str) -> str:
+    return SEED_SUFFIX.sub("", name)
+
+
+def read_groups(folders: Sequence[Path], view: str = REPORTS) -> list[Group]:
+    """Return groups in the order in which their first folders are given."""
+    once = list({folder.resolve(): folder for folder in folders}.values())
+    require_finished(once)
+    runs = [read_comparable_run(folder) for folder in once]
+    views = sorted({name for run in runs for line in run.rounds for name in line["accuracy"]})
+    if view != REPORTS and view not in views:
+        raise RunError(f"no run has measured the view {view!r}; there are {', '.join([REPORTS, *views])}")
+    experiments: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        experiments.setdefault((run.label, run.settings), []).append(run)
+    labels = [label for label, _ in experiments]
+    return [
+        Group(
+            label if labels.count(label) == 1 else f"{label} ({seeds[0].folder})",
+            seeds[0].summary["reports"] if view == REPORTS else view,
+            require_different_seeds(seeds),
+        )
+        for (label, _), seeds in experiments.items()
+    ]
+
+
+def read_comparable_run(folder: Path) -> Run:
+    run = read_run(folder)
+    require_keys(folder, run.summary, REQUIRED_KEYS)
+    if run.faults:
+        print(f"protofleet: {run.faults}", file=sys.stderr)
+    return Run(folder, run.summary, run.rounds, common_settings(folder, run.summary))
+
+
+def common_settings(folder: Path, summary: Mapping[str, Any]) -> str:
+    path = folder / "experiment.toml"
+    table = read_toml(path) if path.exists() else {name: summary[name] for name in ("method", "rounds")}
+    table = {key: value for key, value in table.items() if key not in IGNORED_SETTINGS}
+    if isinstance(data := table.get("data"), dict):
+        table["data"] = {key: value for key, value in data.items() if key != "seed"}
+    return json.dumps(table, sort_keys=True, default=str)
+
+
+def require_different_seeds(runs: Sequence[Run]) -> Sequence[Run]:
+    """Raise RunError if two runs have the same seed.
+
+    Two such runs would make the deviation between seeds look too small.
+    """
+    seen: dict[int, Run] = {}
+    for run in runs:
+        other = seen.setdefault(run.summary["seed"], run)
+        if other is not run:
+            raise RunError(
+                f"{other.folder} and {run.folder} are one experiment with one seed, {run.summary['seed']}; "
+                "name only one of them"
+            )
+    return runs
+
+
+def accuracy_target(groups: Sequence[Group], baseline: str, share: float) -> AccuracyTarget | None:
+    """Return the accuracy target.
+
+    Return None if no baseline is named and not exactly one group runs FedAvg, or if the baseline has no
+    accuracy.
+    """
+    if not 0 < share <= 1:
+        raise RunError(f"--share is {share:g}, it must be above 0 and at most 1")
+    baselines = candidates(groups, baseline)
+    if baseline and not baselines:
+        raise RunError(f"no group is called {baseline!r}; there are {', '.join(g.name for g in groups)}")
+    accuracies = (
+        [point.accuracy["mean"] for point in baselines[0].final_points()] if len(baselines) == 1 else []
+    )
+    return AccuracyTarget(share * fmean(accuracies), share, baselines[0]) if accuracies else None
+
+
+def candidates(groups: Sequence[Group], baseline: str = "") -> list[Group]:
+    """Return the groups with the name of the baseline. Without a name, return those that run FedAvg."""
+    return [
+        g for g in groups if (g.name == name_without_seed(baseline) if baseline else g.method == "fedavg")
+    ]
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}; name another place") from None

@@ -1,0 +1,128 @@
+"""Draw classes x devices as bubbles.
+
+The area of a bubble shows how many training samples of the class the device has. A row is a device, and a
+column is a class. The picture is as wide as a phone and at most 460 pixels wide, so that its letters have the
+size of the surrounding text on both. If there are more devices or classes than there is room for, several of
+them share a row or a column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from protofleet.lab.report.data_counts import FleetCounts
+
+WIDTH: Final = 336.0  # Pixels without the margins on a page that is 400 pixels wide.
+WIDEST: Final = 460  # Pixels on a page.
+# Pixels of the devices' names at the left, and of their sums at the right.
+LABEL_WIDTH, TOTAL_WIDTH = 104.0, 44.0
+MOST_COLUMNS, MOST_ROWS = 16, 60
+MOST_LETTERS: Final = 15  # Letters of a name. The table and the bubble's title have the whole name.
+LETTER: Final = 7.0
+ROW, HEADING, BASE = 24.0, 20.0, 24.0
+SMALLEST: Final = 1.0  # Radius of the smallest bubble, so that one sample can be seen.
+FILL: Final = "#0072B2"  # Contrast above 3:1 on the white page and on the dark page.
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    domain: str
+    cells: tuple[int, ...]  # Samples, by column.
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The contents of the picture. Neighbours share a row or a column if there are too many."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    headings: bool  # True if each domain is a heading above its devices.
+
+    @property
+    def largest(self) -> int:
+        return max((number for row in self.rows for number in row.cells), default=0)
+
+
+def grid_of(fleet: FleetCounts) -> Grid:
+    groups = neighbours(fleet.classes, MOST_COLUMNS)
+    columns = tuple(fleet.class_name(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
+    rows = []
+    for members in neighbours(len(fleet.devices), MOST_ROWS):
+        devices = [fleet.devices[i] for i in members]
+        more = f" +{len(devices) - 1}" if len(devices) > 1 else ""
+        counts = [sum(column) for column in zip(*(one.counts for one in devices), strict=True)]
+        cells = tuple(sum(counts[label] for label in group) for group in groups)
+        rows.append(Row(devices[0].device + more, devices[0].domain, cells))
+    own_names = all(row.domain.replace("_", "-") == row.label for row in rows)
+    whole = len(rows) == len(fleet.devices)
+    return Grid(columns, tuple(rows), whole and not own_names and len(fleet.domains) > 1)
+
+
+def neighbours(count: int, most: int) -> list[range]:
+    """Divide `count` neighbours into at most `most` groups."""
+    size = max(1, -(-count // most))
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def bubbles(fleet: FleetCounts, style: str = "") -> str:
+    """Draw the picture. `style` is CSS for a picture that is not on a page."""
+    grid = grid_of(fleet)
+    step = (WIDTH - LABEL_WIDTH - TOTAL_WIDTH) / max(1, len(grid.columns))
+    upright = max(map(len, grid.columns), default=1) * LETTER > step
+    y = 12.0 + (LETTER * min(MOST_LETTERS, max(map(len, grid.columns))) if upright else 12.0)
+    elements = column_labels(grid.columns, step, y, upright)
+    largest, radius, domain = grid.largest, 0.46 * min(step, ROW), None
+    for row in grid.rows:
+        if grid.headings and row.domain != domain:
+            domain = row.domain
+            elements.append(text(0, y + HEADING - 5, domain or "-", ' class="title"'))
+            y += HEADING
+        elements += row_elements(grid, row, y + ROW / 2, step, radius, largest)
+        y += ROW
+    elements.append(text(0, y + 18, f"the largest bubble: {largest:,} training samples"))
+    number = len(fleet.devices)
+    label = (
+        f"training samples of {fleet.classes} classes on {number} {'device' if number == 1 else 'devices'}"
+    )
+    label += f"; skew {fleet.skew:.2f}" if number > 1 else ""
+    return (
+        f'<svg viewBox="0 0 {WIDTH:.0f} {y + BASE:.0f}" role="img" aria-label="{escape(label)}" '
+        f'style="max-width:{WIDEST}px" xmlns="http://www.w3.org/2000/svg">{style}{"".join(elements)}</svg>'
+    )
+
+
+def column_labels(columns: Sequence[str], step: float, y: float, upright: bool) -> list[str]:
+    elements = [text(LABEL_WIDTH - 8, y - 6, "class", ' text-anchor="end"')]
+    for i, name in enumerate(columns):
+        x = LABEL_WIDTH + step * (i + 0.5)
+        place = f' transform="rotate(-90 {x + 4:.1f} {y - 6:.1f})"' if upright else ' text-anchor="middle"'
+        elements.append(text(x + 4 if upright else x, y - 6, name, place))
+    return elements
+
+
+def row_elements(grid: Grid, row: Row, y: float, step: float, radius: float, largest: int) -> list[str]:
+    end = LABEL_WIDTH + step * len(grid.columns)
+    elements = [
+        text(0, y + 4, row.label),
+        f'<line class="grid" x1="{LABEL_WIDTH:.0f}" x2="{end:.0f}" y1="{y:.1f}" y2="{y:.1f}"/>',
+        text(WIDTH, y + 4, f"{sum(row.cells):,}", ' text-anchor="end"'),
+    ]
+    for i, number in enumerate(row.cells):
+        if number:
+            size = max(SMALLEST, radius * math.sqrt(number / largest))
+            title = f"{row.label}, class {grid.columns[i]}: {number:,}"
+            elements.append(
+                f'<circle cx="{LABEL_WIDTH + step * (i + 0.5):.1f}" cy="{y:.1f}" r="{size:.1f}" fill="{FILL}">'
+                f"<title>{escape(title)}</title></circle>"
+            )
+    return elements
+
+
+def text(x: float, y: float, words: str, more: str = "") -> str:
+    shown = words if len(words) <= MOST_LETTERS or " " in words else f"{words[: MOST_LETTERS - 1]}…"
+    return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{escape(shown)}</text>'

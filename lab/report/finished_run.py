@@ -1,0 +1,96 @@
+"""Read a finished run from its files. Damaged lines are reported and left out."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.coordinator.observe.rounds_file import copy_of, finite, whole_lines
+from protofleet.coordinator.observe.summary_file import read_summary
+from protofleet.protocol.storage.store import DamagedError
+from protofleet.runtime.command.errors import RunError
+
+SUMMARY: Final = "summary.json"
+Rounds = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    folder: Path
+    rounds: Rounds
+    summary: Mapping[str, Any]
+    faults: str = ""  # The damaged or missing lines of rounds.jsonl, in words.
+
+
+def read_run(folder: Path) -> FinishedRun:
+    require_finished([folder])
+    path = folder / SUMMARY
+    try:
+        summary = finite(read_summary(path))
+    except DamagedError as error:
+        raise RunError(str(error)) from None
+    path = folder / "rounds.jsonl"
+    found, damaged = whole_lines(path)
+    lines = {line["round"]: line for _, line in found}
+    copies = {line["round"]: line for _, line in whole_lines(copy_of(path))[0]}
+    last = max(lines | copies, default=0)
+    if summary.get("ended", "finished") == "finished":
+        last = max(last, summary.get("rounds_done" if summary.get("stopped") else "rounds", 0) + 1)
+    missing = {number for number in range(1, last + 1) if number not in lines}
+    restored, lost = sorted(missing & copies.keys()), sorted(missing - copies.keys())
+    lines |= {number: copies[number] for number in restored}
+    faults = describe_faults(path, damaged, restored, lost)
+    return FinishedRun(folder, [lines[number] for number in sorted(lines)], summary, faults)
+
+
+def require_finished(folders: Sequence[Path]) -> None:
+    """Raise RunError if some folders hold no finished run. It names all of them and the way out."""
+    unfinished = [folder for folder in folders if not (folder / SUMMARY).exists()]
+    if not unfinished:
+        return
+    earlier = [path for folder in unfinished for path in earlier_runs(folder)]
+    one = len(unfinished) == 1
+    words = f"{', '.join(map(str, unfinished))} {'holds' if one else 'hold'} no finished run: "
+    words += f"there is no {SUMMARY} in {'it' if one else 'them'}"
+    if earlier:
+        words += f"; earlier runs are in {', '.join(map(str, earlier))}"
+    if len(folders) > 1:
+        others = len(folders) - len(unfinished)
+        words += f"; finish {'it' if one else 'them'} first" + (
+            f", or name the other {others} alone" * (others > 0)
+        )
+    raise RunError(words)
+
+
+def earlier_runs(folder: Path) -> list[Path]:
+    """Return the finished runs of this name whose folder a later start has renamed."""
+    renamed = folder.parent.glob(f"{glob.escape(folder.name)}.*") if folder.name else ()
+    return sorted(path for path in renamed if path.suffix[1:].isdigit() and (path / SUMMARY).exists())
+
+
+def require_keys(folder: Path, summary: Mapping[str, Any], required: Sequence[str]) -> None:
+    if missing := [name for name in required if name not in summary]:
+        raise RunError(
+            f"{folder / 'summary.json'} has no {missing[0]!r}: it is not the summary of a finished run"
+        )
+
+
+def describe_faults(path: Path, damaged: int, restored: Sequence[int], lost: Sequence[int]) -> str:
+    """Describe the damaged and missing lines.
+
+    A run that was continued from an older checkpoint lacks the lines of the rounds between.
+    """
+    parts = [f"damaged lines of {path}, left out: {damaged}"] if damaged else []
+    if restored:
+        parts.append(f"rounds {listed(restored)} are taken from {copy_of(path).name}")
+    if lost:
+        parts.append(f"nothing is known of rounds {listed(lost)}: no figure has them in it")
+    return "; ".join(parts)
+
+
+def listed(rounds: Sequence[int]) -> str:
+    more = f" and {len(rounds) - 10} more" if len(rounds) > 10 else ""
+    return ", ".join(map(str, rounds[:10])) + more

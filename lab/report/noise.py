@@ -1,0 +1,35 @@
+"""Warn if the choice by validation may be chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Final
+
+from protofleet.lab.report.numbers import percent_points
+
+# One more right answer of 50 is 2 points, and grids search for differences of this size.
+FEWEST_IMAGES: Final = 50
+
+
+def noise_in(chosen: Sequence[float], equal: Sequence[str], images: int | None, classes: int) -> str:
+    """Return the reasons why the choice may be noise; "" if there are none.
+
+    `chosen` has the accuracies of the chosen point's seeds, `equal` the points with the same mean, and
+    `images` the number of validation images that have decided.
+    """
+    found = []
+    if equal:
+        found.append(f"{' and '.join(equal)} {'has' if len(equal) == 1 else 'have'} the same accuracy")
+    if len(chosen) > 1 and max(chosen) == min(chosen):
+        found.append(f"all {len(chosen)} seeds have one accuracy")
+    if images is not None and images < FEWEST_IMAGES:
+        found.append(f"{images} validation samples decide, fewer than {FEWEST_IMAGES}")
+    if fmean(chosen) <= 1 / classes:
+        chance = f"chance, {percent_points(1 / classes)} % of {classes} classes"
+        found.append(f"{percent_points(fmean(chosen))} % is not above {chance}")
+    if not found:
+        return ""
+    return (
+        f"the choice may be noise: {'; '.join(found)}. More rounds, data or data.validation tell points apart"
+    )

@@ -1,0 +1,187 @@
+"""Write runs/<name>/report.html, a whole run on one self-contained page, and its table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.lab.report.finished_run import FinishedRun, read_run, require_keys
+from protofleet.lab.report.html_page import page
+from protofleet.lab.report.numbers import percent
+from protofleet.lab.report.sections.accuracy import VIEWS, accuracy_section, loss_section
+from protofleet.lab.report.sections.anchor_margins import anchor_margins_section
+from protofleet.lab.report.sections.bytes import bytes_section
+from protofleet.lab.report.sections.confusion import confusion_section
+from protofleet.lab.report.sections.data import run_section
+from protofleet.lab.report.sections.energy import energy_section
+from protofleet.lab.report.sections.environment import environment_section, settings_section
+from protofleet.lab.report.sections.features import feature_sections
+from protofleet.lab.report.sections.own_metrics import own_metrics_section
+from protofleet.lab.report.sections.participation import participation_section
+from protofleet.lab.report.sections.small_tests import few_test_images
+from protofleet.protocol.link.meter import human_bytes
+from protofleet.protocol.security.keyfiles import PUBLIC, write_file
+
+SECURITY = {
+    "sealed": "signed, and sealed from end to end: no broker can read them",
+    "centralised": "none: this is no federation, all devices' data were in one process",
+    "off": "signed, but NOT sealed: whoever runs the broker could read them",
+}
+REQUIRED_KEYS = (
+    *("name", "method", "paper", "network", "reports", "rounds", "seed", "devices", "seconds"),
+    *("payload", "wire", "fedavg", "accuracy", "broker", "security"),
+)
+
+
+# The sections of the page, from the top. A section that has nothing to show is empty.
+SECTIONS: Final[Sequence[Callable[[FinishedRun], str]]] = (
+    accuracy_section,
+    loss_section,
+    own_metrics_section,
+    confusion_section,
+    bytes_section,
+    energy_section,
+    run_section,
+    anchor_margins_section,
+    lambda run: feature_sections(run.folder, run.summary.get("rounds_done", run.summary["rounds"])),
+    participation_section,
+    environment_section,
+    settings_section,
+)
+
+
+def write_report(folder: Path) -> Path:
+    run = _read(folder)
+    summary, target = run.summary, folder / "report.html"
+    notices = outcome_notice(summary) + damage_notice(run) + security_notice(summary) + small_test_notice(run)
+    sections = "".join(section(run) for section in SECTIONS)
+    title = f"{summary['name']}: {summary['method']}"
+    text = page(title, f"<h1>{escape(title)}</h1>{notices}{summary_cards(summary)}{sections}")
+    write_file(target, text.encode(), PUBLIC, durable=False)  # Other users may read it.
+    return target
+
+
+def _read(folder: Path) -> FinishedRun:
+    run = read_run(folder)
+    require_keys(folder, run.summary, REQUIRED_KEYS)
+    return run
+
+
+def damage_notice(run: FinishedRun) -> str:
+    return f'<p class="danger">{escape(run.faults)}.</p>' if run.faults else ""
+
+
+def small_test_notice(run: FinishedRun) -> str:
+    words = few_test_images(run)
+    return f'<p class="danger">{escape(words[0].upper() + words[1:])}.</p>' if words else ""
+
+
+def outcome_notice(summary: Mapping[str, Any]) -> str:
+    """Return the outcome of a run, in red if the run has not finished well.
+
+    Summaries of earlier versions do not have the outcome.
+    """
+    text = summary.get("ended", "finished")
+    if text == "finished":
+        return f"<p>{escape(stopped_words(summary))}</p>" if summary.get("stopped") else ""
+    words = text.replace("diverged: ", "come to nothing: ", 1)
+    return f'<p class="danger">This run has {escape(words)}.</p>'
+
+
+def stopped_words(summary: Mapping[str, Any]) -> str:
+    """Say why policy.stop has ended a run."""
+    done, planned = summary["rounds_done"], summary["rounds"]
+    return f"This run was stopped after {done} of {planned} rounds: {summary['stopped']}."
+
+
+def security_notice(summary: Mapping[str, Any]) -> str:
+    """Return the notice on security, in red if a run was not sealed.
+
+    A run of an earlier version was only signed.
+    """
+    style = "" if summary["security"] == "sealed" else ' class="danger"'
+    return f"<p{style}>Messages of this run were {escape(describe_security(summary))}.</p>"
+
+
+def describe_security(summary: Mapping[str, Any]) -> str:
+    return SECURITY.get(summary["security"], SECURITY["off"])
+
+
+def summary_cards(summary: Mapping[str, Any]) -> str:
+    accuracy = summary["accuracy"]
+    final, start = accuracy["final"].get("mean"), accuracy["start"].get("mean")
+    payload, wire, fedavg = traffic(summary)
+    total = sum(payload.values())
+    cards = [
+        ("mean accuracy", percent(final), f"from {percent(start)} at its start" if start is not None else ""),
+        ("tensors sent", human_bytes(total), up_and_down(payload)),
+        (
+            "on the wire",
+            human_bytes(wire),
+            f"{wire / total:.4f} of the tensors" if total else "no tensor crossed",
+        ),
+        ("of FedAvg", f"{total / fedavg:.1%}" if fedavg else "-", "same network, one broadcast a round too"),
+        (
+            "time",
+            f"{summary['seconds']:.0f} s",
+            f"{rounds_words(summary)}, {len(summary['devices'])} devices",
+        ),
+    ]
+    elements = "".join(
+        f'<div class="card"><span>{name}</span><b>{escape(value)}</b><small>{escape(text)}</small></div>'
+        for name, value, text in cards
+    )
+    model = f"network {summary['network']}{rules_words(summary)}"
+    about = f"{summary['paper']}; {model}; broker {summary['broker']}; seed {summary['seed']}"
+    return f'<p class="about">{escape(about)}</p><div class="cards">{elements}</div>'
+
+
+def rounds_words(summary: Mapping[str, Any]) -> str:
+    """Return the number of rounds in words.
+
+    A run that has diverged has done fewer rounds than planned. Summaries of earlier versions do not have the
+    number of rounds done.
+    """
+    planned, done = summary["rounds"], summary.get("rounds_done", summary["rounds"])
+    return f"{planned} rounds" if done == planned else f"{done} of {planned} rounds"
+
+
+def rules_words(summary: Mapping[str, Any]) -> str:
+    """Return the rule that predicts, in words. Summaries of earlier versions do not have it."""
+    rules = dict(summary.get("rules", {}))
+    own = rules.pop("predict", "")
+    others = "; ".join(f"{way} by {words}" for way, words in rules.items())
+    return f", predicts by {own}{f' (measured beside it: {others})' if others else ''}" if own else ""
+
+
+def traffic(summary: Mapping[str, Any]) -> tuple[Mapping[str, int], int, int]:
+    """Return the bytes of a run: of its tensors by direction, on the wire, and those FedAvg would have sent."""
+    payload = {direction: sum(kinds.values()) for direction, kinds in summary["payload"].items()}
+    wire = sum(sum(kinds.values()) for kinds in summary["wire"].values())
+    return payload, wire, sum(summary["fedavg"].values())
+
+
+def up_and_down(sizes: Mapping[str, int]) -> str:
+    return f"up {human_bytes(sizes['up'])}, down {human_bytes(sizes['down'])}"
+
+
+def final_table(folder: Path) -> str:
+    """Return the results in a few lines of text."""
+    run = _read(folder)
+    summary = run.summary
+    accuracy = summary["accuracy"]
+    start, final, best = accuracy["start"], accuracy["final"], accuracy["best_by_validation"]
+    rows = [f"{'domain':14}{'start':>9}{'last':>9}{'best by validation':>21}"]
+    for name in [*sorted(n for n in final if n != "mean"), "mean"]:
+        cells = percent(start.get(name)), percent(final.get(name)), percent(best.get(name))
+        rows.append(f"{name:14}{cells[0]:>9}{cells[1]:>9}{cells[2]:>21}")
+    payload, wire, fedavg = traffic(summary)
+    sent = f"tensors {up_and_down(payload)}; on the wire {human_bytes(wire)}"
+    rows.append(f"{sent}; FedAvg would have sent {human_bytes(fedavg)}" if fedavg else sent)
+    rows.append(f"{VIEWS[summary['reports']]}; messages {describe_security(summary)}")
+    rows += [stopped_words(summary)] if summary.get("stopped") else []
+    rows += [words] if (words := few_test_images(run)) else []
+    rows += [run.faults] if run.faults else []
+    return "\n".join(rows)

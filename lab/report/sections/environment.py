@@ -1,0 +1,56 @@
+"""Make the sections about the machines, the versions and the settings of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any, Final
+
+from protofleet.lab.report.finished_run import FinishedRun
+from protofleet.lab.report.html_page import section, table
+from protofleet.lab.report.numbers import NONE
+
+HEAD: Final = ("party", "software", "machine")
+NOTE: Final = "As each party says it of itself; devices of earlier versions do not say it."
+MOST_NAMED: Final = 12  # Devices with the same software and machine that are named.
+
+
+def environment_section(run: FinishedRun) -> str:
+    summary = run.summary
+    rows = [
+        ["coordinator", *coordinator_words(summary.get("versions", {}))],
+        *device_rows(summary["devices"]),
+    ]
+    known = any(cell != NONE for row in rows for cell in row[1:])
+    return (
+        section("Versions and machines", table("Who ran on what", HEAD, rows, words=True), note=NOTE)
+        if known
+        else ""
+    )
+
+
+def coordinator_words(versions: Mapping[str, Any]) -> tuple[str, str]:
+    named = {"protofleet": "protofleet", "python": "Python", "torch": "torch"}
+    parts = [f"{word} {versions[key]}" for key, word in named.items() if versions.get(key)]
+    return ", ".join(parts) or NONE, str(versions.get("machine", "")) or NONE
+
+
+def device_rows(devices: Mapping[str, Any]) -> list[list[str]]:
+    """Return one row for each kind of device."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for device, said in sorted(devices.items()):
+        about = said if isinstance(said, Mapping) else {}  # A summary without a seal may have any value here.
+        kind = str(about.get("software") or NONE), str(about.get("machine") or NONE)
+        alike.setdefault(kind, []).append(device)
+    return [[named(names), *kind] for kind, names in alike.items()]
+
+
+def named(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def settings_section(run: FinishedRun) -> str:
+    path = run.folder / "experiment.toml"
+    text = path.read_text(errors="replace") if path.exists() else ""
+    return section("Settings", f"<pre>{escape(text)}</pre>") if text else ""

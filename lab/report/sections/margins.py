@@ -1,0 +1,86 @@
+"""Compute margins between classes, as in FedLSA's fig. 1.
+
+They are computed for the points that the server sent and for the devices' own class means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from protofleet.lab.report.sections.snapshots import (
+    Array,
+    Snapshot,
+    are_unit_vectors,
+    read_snapshots,
+    received_points,
+    saved_rounds,
+    unit_length,
+)  # fmt: skip
+
+Margins = dict[int, float]  # Class -> distance to the nearest prototype of another class.
+BASELINE = "largest local"  # In pictures: the margins of the devices' own class means.
+
+
+def class_margins(points: Array, labels: Array) -> Margins:
+    """Return the least distance from a class's rows to those of another class.
+
+    The result is empty if there is only one class.
+    """
+    found: Margins = {}
+    for point, label in zip(points, labels.tolist(), strict=True):
+        others = points[labels != label]
+        if len(others):
+            gap = float(np.linalg.norm(others - point, axis=1).min())
+            found[label] = min(gap, found.get(label, gap))
+    return found
+
+
+def class_means(features: Array, labels: Array) -> tuple[Array, Array]:
+    """Return the mean of each class. The means of unit vectors are mean directions."""
+    classes = np.unique(labels)
+    if not len(classes):
+        return np.zeros((0, 0)), classes
+    means = np.stack([features[labels == c].mean(axis=0) for c in classes])
+    return (unit_length(means) if are_unit_vectors(features) else means), classes
+
+
+def local_margins(snapshots: Iterable[Snapshot]) -> Margins:
+    """Return the baseline of FedLSA's fig. 1.
+
+    This is, for each class, the largest margin that the class means of any device have.
+    """
+    found: Margins = {}
+    for snapshot in snapshots:
+        for label, gap in class_margins(*class_means(snapshot.features, snapshot.labels)).items():
+            found[label] = max(gap, found.get(label, 0.0))
+    return found
+
+
+def margins_of_run(folder: Path) -> tuple[int, Margins, dict[str, Margins]]:
+    """Return (round, local margins, shared margins by kind).
+
+    They are those of the last saved round in which class points were received.
+    """
+    for number, paths in reversed(saved_rounds(folder).items()):
+        snapshots = read_snapshots(paths)
+        shared = {m.kind: class_margins(m.points, m.labels) for m in received_points(snapshots)}
+        if shared := {kind: gaps for kind, gaps in shared.items() if gaps}:
+            return number, local_margins(snapshots), shared
+    return 0, {}, {}
+
+
+def ratio(gaps: Margins, local: Margins) -> float | None:
+    """Return the ratio of the means over the classes that both have, or None.
+
+    The ratio can be compared between methods; distances alone cannot.
+    """
+    both = gaps.keys() & local.keys()
+    base = sum(local[c] for c in both)
+    return sum(gaps[c] for c in both) / base if base > 0 else None
+
+
+def mean(gaps: Margins) -> float:
+    return sum(gaps.values()) / len(gaps) if gaps else 0.0

@@ -1,0 +1,209 @@
+"""Run a whole federation in one process: the real agents and coordinator, with a simulated network.
+
+A crash is simulated by a new coordinator or agent, which is made from the files on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.observe.view import Observer
+from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.round.policy import Policy
+from protofleet.coordinator.run import Run
+from protofleet.coordinator.service import CoordinatorService
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
+from protofleet.edge_client.serving.serving import ModelServing
+from protofleet.edge_client.serving.settings import ModelSettings
+from protofleet.edge_client.serving.versions import ModelVersions
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.trainer.job import Models, local_jobs
+from protofleet.lab.simulation.network import (
+    NetworkConditions,
+    SimulatedBroker,
+    VirtualClock,
+    VirtualWorker,
+)
+from protofleet.methods.contract.base import ClientHalf
+from protofleet.methods.contract.plan import Plan
+from protofleet.methods.plugins.allowed import PlugIns
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.link.meter import Meter
+from protofleet.protocol.security.keys import Identity, Keys
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.transport.base import Item
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import Topics
+from protofleet.runtime.event_loop import EventLoopApp
+
+Build = Callable[[str, Plan, Splits], ClientHalf]
+
+
+def no_clock() -> float:
+    """Return 0, because a measured duration would make two runs with the same seed differ."""
+    return 0.0
+
+
+def disk_without_fsync(name: str) -> Disk:
+    """Return a disk without fsync, because a simulated crash loses nothing that was written."""
+    return Disk(durable=False)
+
+
+def build_half(device: str, plan: Plan, data: Splits) -> ClientHalf:
+    return plan.client_half(data.train, device, validation=data.validation)
+
+
+@dataclass
+class Simulation:
+    plan: Plan
+    shards: Mapping[str, Splits]  # The data by device.
+    policy: Policy
+    folder: Path
+    conditions: NetworkConditions = field(default_factory=NetworkConditions)
+    seed: int = 0
+    work_seconds: float = 1.0
+    build: Build = build_half
+    observers: list[Observer] = field(default_factory=list)
+    limits: Limits = field(default_factory=Limits)
+    make_disk: Callable[[str], Disk] = disk_without_fsync  # Called with the name at each boot.
+    class_names: tuple[str, ...] = ()
+    plugins: PlugIns = field(default_factory=PlugIns)  # Plug-ins that every device allows.
+    serves: Mapping[str, ModelSettings] = field(
+        default_factory=dict
+    )  # Settings of the devices that serve models; other devices serve none.
+    # Seconds for which a turn of a loop takes items before the turn is committed and its messages are sent.
+    turn_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.clock = VirtualClock()
+        self.broker = SimulatedBroker(self.clock, self.conditions, self.seed)
+        self.topics = Topics("simulated")
+        self.keys = {name: Keys.new() for name in (COORDINATOR, *self.shards)}
+        self.keyring = {name: keys.public for name, keys in self.keys.items()}
+        self.agents: dict[str, Agent] = {}
+        self.workers: dict[str, VirtualWorker] = {}
+        self.boots = 0
+        self.boot_coordinator()
+        for device in self.shards:
+            self.boot_device(device)
+
+    def run(self, until: Callable[[], bool] | None = None, limit: float = 1e5) -> Simulation:
+        self.clock.run(until or (lambda: self.service.finished), self.clock.now + limit)
+        return self
+
+    def boot_coordinator(self) -> None:
+        """Start a coordinator that knows only what the disk holds, as after a crash."""
+        self._stop_worker(COORDINATOR)
+        self.boots += 1
+        disk = self.make_disk(COORDINATOR)
+        spool = Spool(self.folder / "coordinator", disk=disk)
+        epoch = spool.start_run(self.plan.method, self.plan.encode().decode(), self.boots)
+        take = self._handler(COORDINATOR, lambda: self.service)
+        worker = self.workers[COORDINATOR] = VirtualWorker(self.clock, take)
+
+        me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
+        transport = self.broker.connect(COORDINATOR, take, set(self.topics.coordinator_subscriptions()))
+        transport.before_step = disk.before_step
+        link = CoordinatorLink(me, self.keyring, self.topics, transport, spool.store, "simulated")
+        transport.will = link.will(self.topics.coord_state)
+        machine = RoundMachine(self.policy, self.plan.rounds, self.plan.seed)
+        context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
+        run = Run(self.plan, machine, spool, context, self.observers, self.limits, self.class_names)
+        self.service = CoordinatorService(context, run)
+
+    def boot_device(self, device: str) -> None:
+        self._stop_worker(device)
+        disk = self.make_disk(device)
+        state = DeviceState(self.folder / device, disk=disk)
+        me = Identity(device, state.boot(0), self.keys[device])
+        take = self._handler(device, lambda: self.agents[device])
+        worker = self.workers[device] = VirtualWorker(self.clock, take, self.work_seconds)
+        topics = set(self.topics.device_subscriptions(device))
+        transport = self.broker.connect(device, take, topics)
+        transport.before_step = disk.before_step
+        link = DeviceLink(me, self.keyring, self.topics, transport, state.store)
+        transport.will = link.will(self.topics.device_state(device))
+        data = self.shards[device]
+        publish = self._publisher(device, state, data)
+        start_job = local_jobs(lambda plan: self.build(device, plan, data), data, publish)
+        agent = Agent(data, start_job, link, state, worker, clock=no_clock, plugins=self.plugins)
+        self.agents[device] = agent
+        if publish is not None:
+            versions = ModelVersions(self._models_of(device), self.serves[device].keep, disk)
+            serving = ModelServing(versions, lambda: agent.view.plan, None)
+            serving.begin()
+            agent.observe(serving)
+
+    def _publisher(self, device: str, state: DeviceState, data: Splits) -> Callable[[Plan], Models] | None:
+        if (settings := self.serves.get(device)) is None:
+            return None
+        publisher = ModelPublisher(settings, state.folder, Origin(device, None), state.disk)
+        return lambda plan: publisher.of(plan, data.names)
+
+    def _models_of(self, device: str) -> Path:
+        return self.serves[device].folder_in(self.folder / device)
+
+    def kill(self, name: str) -> None:
+        """End the process without a disconnect, so that the broker publishes its will."""
+        self._stop_worker(name)
+        self.broker.lose_client(name)
+
+    @property
+    def meters(self) -> dict[str, Meter]:
+        return {COORDINATOR: self.service.link.meter, **{d: a.link.meter for d, a in self.agents.items()}}
+
+    def _stop_worker(self, name: str) -> None:
+        if worker := self.workers.get(name):
+            worker.alive = False
+
+    def _handler(self, name: str, app: Callable[[], EventLoopApp[Item]]) -> Callable[[Item], None]:
+        return VirtualLoop(self.clock, app, lambda: self.workers[name], self.turn_seconds).take
+
+
+@dataclass
+class VirtualLoop:
+    """The event loop of an app in virtual time.
+
+    It hands items to the app and wakes it at the requested time.
+    """
+
+    clock: VirtualClock
+    app: Callable[[], EventLoopApp[Item]]
+    worker: Callable[[], VirtualWorker]  # The worker, which ends with its app.
+    turn_seconds: float
+    _in_turn: bool = False
+
+    def take(self, item: Item) -> None:
+        app, worker = self.app(), self.worker()
+        app.take(item, self.clock.now)
+        if not self.turn_seconds:
+            self._end_turn(app, worker)
+        elif not self._in_turn:
+            self._in_turn = True
+            self.clock.call_at(self.clock.now + self.turn_seconds, lambda: self._end_turn(app, worker))
+
+    def _end_turn(self, app: EventLoopApp[Item], worker: VirtualWorker) -> None:
+        self._in_turn = False
+        if worker.alive:
+            app.end_turn(self.clock.now)
+            self._schedule_wake(app, worker)
+
+    def _schedule_wake(self, app: EventLoopApp[Item], worker: VirtualWorker) -> None:
+        if app.finished or app.wake_at == float("inf"):
+            return
+
+        def wake() -> None:
+            if worker.alive and not app.finished and app.wake_at <= self.clock.now:
+                app.wake(self.clock.now)
+                self._end_turn(app, worker)
+
+        self.clock.call_at(max(app.wake_at, self.clock.now), wake)

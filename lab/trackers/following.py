@@ -1,0 +1,189 @@
+"""Let each tracker follow the run's rounds.jsonl in its own thread.
+
+The run does not wait for a tracker during its rounds, and no tracker can end the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.lab.report.flat_names import round_numbers
+from protofleet.lab.trackers.destinations import Destination, without_credentials
+from protofleet.lab.trackers.rounds_tail import RoundsTail
+from protofleet.lab.trackers.run_folder import REPORT, ROUNDS, ending_of, is_over, last_round, settings_of
+from protofleet.lab.trackers.tracked_file import TakenError, TrackedFile
+from protofleet.lab.trackers.tracker import Start, Tracker
+from protofleet.protocol.wire.printable import printable
+
+LOOKS_SECONDS: Final = 0.5
+PATIENCE_SECONDS: Final = 30.0  # Seconds that the trackers get after the run is over.
+LONGEST_WORDS: Final = 160  # Letters of an error message that comes from another package.
+REPORT_SECONDS: Final = 10.0
+AT_ONCE: Final = 100  # Rounds after which the progress is written to the file.
+
+Say = Callable[[str], None]
+
+
+def say_on_stderr(words: str) -> None:
+    print(f"protofleet: {words}", file=sys.stderr, flush=True)
+
+
+class Follower(threading.Thread):
+    """The thread that sends a run's rounds to one tracker.
+
+    `over` returns whether the file has all rounds that there will be.
+    """
+
+    def __init__(
+        self, destination: Destination, run: Path, over: Callable[[], bool], say: Say, *, ours: bool = False
+    ) -> None:
+        """Prepare the thread. `ours` is true for a run of this process.
+
+        If such a run is over without a result, it was stopped. For other runs this is not known.
+        """
+        super().__init__(name=f"tracker {destination.kind}", daemon=True)
+        self.destination, self.failed = destination, False
+        self._run, self._over, self._say, self._ours = run, over, say, ours
+        self._woken, self._book = threading.Event(), TrackedFile(run)
+        self._progress = self._book.of(str(destination))
+
+    @property
+    def next_round(self) -> int:
+        return self._progress.next_round
+
+    @property
+    def result(self) -> str:
+        """Return the result in words, after the thread has ended."""
+        if self.next_round == 1:
+            return f"no round has ended yet; nothing is in {self.destination}"
+        rounds = "round 1" if self.next_round == 2 else f"rounds 1 to {self.next_round - 1}"
+        open_end = "" if self._progress.ended else "; the run is not over, and --follow goes on with it"
+        return f"{rounds} are in {self.destination}{open_end}"
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def run(self) -> None:
+        try:
+            self._follow()
+        except TakenError:
+            self.failed = True
+            self._say(f"{self.destination} is left to another command, which brings {self._run} there now")
+        except BaseException as error:  # noqa: BLE001 - the run goes on after any error of a tracker
+            self.failed = True
+            words = printable(without_credentials(str(error).strip().partition("\n")[0])[:LONGEST_WORDS])
+            self._say(
+                f"{self.destination} is left out from round {self.next_round} on ({type(error).__name__}: {words}); "
+                f"protofleet track {self._run} --to {self.destination} goes on there"
+            )
+
+    def _follow(self) -> None:
+        with self._book.sole_use(str(self.destination)):
+            # Another process may have written until now.
+            self._progress = self._book.of(str(self.destination))
+            self._bring()
+
+    def _bring(self) -> None:
+        if self._progress.ended and is_over(self._run):
+            return
+        tracker = self.destination.open(self._run)
+        try:
+            self._begin(tracker)
+            self._write_rounds(tracker)
+            if self._ours or is_over(self._run):
+                tracker.end(ending_of(self._run))
+                self._note(ended=is_over(self._run))
+        except BaseException:
+            with contextlib.suppress(Exception):  # The first error is reported.
+                tracker.close()
+            raise
+        tracker.close()
+
+    def _begin(self, tracker: Tracker) -> None:
+        known = self._progress
+        # If an older copy of the folder was put back, it has fewer rounds than were written.
+        first = min(known.next_round, last_round(self._run) + 1)
+        begun = tracker.begin(Start(self._run, settings_of(self._run), known.known_as, first))
+        self._note(known_as=begun.known_as, next_round=begun.next_round, ended=False)
+
+    def _write_rounds(self, tracker: Tracker) -> None:
+        tail = RoundsTail(self._run / ROUNDS, self.next_round)
+        while True:
+            # This call comes before the file is read, so that lines which arrive in between are found in the
+            # next loop.
+            over = self._over()
+            while found := tail.more():
+                for some in (found[i : i + AT_ONCE] for i in range(0, len(found), AT_ONCE)):
+                    tracker.write([(line["round"], round_numbers(line)) for line in some])
+                    self._note(next_round=some[-1]["round"] + 1)
+            if over:
+                return
+            self._woken.wait(LOOKS_SECONDS)
+
+    def _note(self, **changes: Any) -> None:
+        self._progress = replace(self._progress, **changes)
+        self._book.note(str(self.destination), self._progress)
+
+
+@contextlib.contextmanager
+def tracking(destinations: Sequence[Destination], run: Path, say: Say = say_on_stderr) -> Iterator[None]:
+    """Track the run while this process conducts it.
+
+    Afterwards the trackers get some time for the rounds that are left.
+    """
+    ended = threading.Event()
+    followers = [Follower(one, run, ended.is_set, say, ours=True) for one in destinations]
+    for follower in followers:
+        follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        until = time.monotonic() + PATIENCE_SECONDS
+        for follower in followers:
+            follower.wake()
+            follower.join(max(0.0, until - time.monotonic()))
+            if follower.is_alive():
+                say(
+                    f"{follower.destination} has not taken round {follower.next_round} and what follows in "
+                    f"{PATIENCE_SECONDS:.0f} s; protofleet track {run} --to {follower.destination} writes them"
+                )
+
+
+def follow(destination: Destination, run: Path, say: Say = say_on_stderr, *, to_the_end: bool) -> Follower:
+    """Send the rounds that exist, or all rounds until the run is over.
+
+    A thread does this, so that an interrupt has an effect at once.
+    """
+    over = WholeRun(run) if to_the_end else lambda: True
+    follower = Follower(destination, run, over, say)
+    follower.start()
+    while follower.is_alive():
+        follower.join(LOOKS_SECONDS)
+    return follower
+
+
+@dataclass
+class WholeRun:
+    """The check whether a run of another process is over.
+
+    Its report comes a moment after its summary, or never.
+    """
+
+    run: Path
+    seen_at: float | None = None
+
+    def __call__(self) -> bool:
+        if not is_over(self.run):
+            return False
+        if self.seen_at is None:
+            self.seen_at = time.monotonic()
+        waited = time.monotonic() - self.seen_at
+        return (self.run / REPORT).exists() or waited >= REPORT_SECONDS

@@ -1,0 +1,93 @@
+"""Implement `protofleet methods NAME`: show the first lines of its file, and its settings with defaults."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from protofleet.lab.local.own_plugins import own_plugins
+from protofleet.methods.contract.base import Method
+from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.overview import Reference
+from protofleet.methods.contract.plan import Plan
+from protofleet.methods.parts.local import LocalHyper
+from protofleet.methods.plugins.packages import installed
+from protofleet.protocol.settings.reader import SettingsError
+
+
+def explanation(name: str) -> str:
+    method, doc = known_method(name)
+    networks = "each device may have a network of its own" if method.mixed_networks else "one network for all"
+    head = f"{doc}\n\nIts paper reports the {method.reports} model; {networks}.\n\n[method] settings"
+    hints = get_type_hints(method.Hyper)
+    return "\n".join([head, *(setting(f, hints[f.name]) for f in fields(method.Hyper))])
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Return the settings of a method, for programs."""
+    method, _ = known_method(name)
+    hints = get_type_hints(method.Hyper)
+    settings = {
+        f.name: {"default": None if f.default is MISSING else f.default, "values": choices(hints[f.name])}
+        for f in fields(method.Hyper)
+    }
+    return {
+        "name": name, "paper": method.paper, "measured": method.reports, "mixed_networks": method.mixed_networks,
+        "settings": settings,
+    }  # fmt: skip
+
+
+def known_method(name: str) -> tuple[Method, str]:
+    """Return a method and the text at the beginning of its file.
+
+    The file may be the user's own or that of a package.
+    """
+    if name.endswith(".py"):
+        return of_plugin(Path(name).stem, own_plugins([name]).hashes[0])
+    if name not in names() and (packaged := installed("method").get(name)) is not None:
+        return of_plugin(name, packaged.sha256)
+    try:
+        return load(name), (sys.modules[f"protofleet.methods.{name}"].__doc__ or "").strip()
+    except LookupError as error:
+        raise SettingsError(str(error).strip('"')) from None
+
+
+def of_plugin(name: str, sha256: str) -> tuple[Method, str]:
+    """Return the method of a plug-in and its text, with the bytes that a device and a round cost.
+
+    For built-in methods, docs/methods.md has these bytes.
+    """
+    method, reference = load(name, sha256), Reference()
+    plan = Plan(
+        name, reference.classes, 1, size=reference.size, network=reference.network, plugins={"method": sha256}
+    )
+    doc = (sys.modules[method.Client.__module__].__doc__ or "").strip()
+    if method.cost is None:
+        return method, f"{doc}\n\nIt does not say what it costs."
+    cost = method.cost(reference.sizes(plan))
+    up, down = sum(cost.bytes_up.values()), sum(cost.bytes_down.values())
+    return method, f"{doc}\n\nBytes of arrays up {up:,}, down {down:,}, with {reference.describe()}."
+
+
+def setting(field: Field[Any], hint: object) -> str:
+    """Return `name = default`, and the values that are allowed."""
+    default = "(left out)" if field.default in (None, MISSING) else shown(field.default)
+    common = field.name in {f.name for f in fields(LocalHyper)}
+    return f"  {field.name:22} = {default:14} {choices(hint)}{' (local training)' if common else ''}"
+
+
+def choices(hint: object) -> str:
+    if get_origin(hint) is Literal:
+        return ", ".join(map(shown, get_args(hint)))
+    if get_origin(hint) in (Union, types.UnionType):
+        return f"{choices(get_args(hint)[0])} or left out"
+    return {int: "whole number", float: "number", bool: "true or false", str: "text"}.get(hint, str(hint))  # type: ignore[call-overload, no-any-return]
+
+
+def shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

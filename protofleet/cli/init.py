@@ -1,0 +1,68 @@
+"""Implement `protofleet init`: make a new fleet in a folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from protofleet.runtime.command.arguments import Subparsers
+from protofleet.runtime.installation.version import program_words
+
+ADDRESS = "USER@ADDRESS"
+
+
+def add_init(commands: Subparsers) -> None:
+    text = "a new fleet: its root, and a file with settings for all hosts that fit each other; or more devices of one"
+    command = commands.add_parser("init", help=text, description=text)
+    command.add_argument("folder", type=Path, nargs="?", default=Path("fleet"), help="(default: fleet)")
+    command.add_argument(
+        "--broker", metavar=ADDRESS, help="the host of the broker, for ssh; not for more devices"
+    )
+    command.add_argument("--coordinator", metavar=ADDRESS, help="may be the broker's host")
+    command.add_argument(
+        "--device", action="append", required=True, metavar=f"NAME={ADDRESS}", help="once for each device"
+    )
+    command.add_argument("--federation", default="protofleet", metavar="NAME")
+    command.add_argument("--key", type=Path, help="the private key for ssh (default: as your ssh has it)")
+    command.add_argument(
+        "--dependencies", choices=("index", "shipped", "system"), default="index",
+        help="where torch comes from on the hosts: docs/deploy.md (default: index)",
+    )  # fmt: skip
+    command.set_defaults(command=init)
+
+
+def init(options: argparse.Namespace) -> int:
+    from protofleet.deploy.fleet.setup.new_fleet import FLEET_FILE, Addresses, add_devices, write_fleet
+    from protofleet.protocol.settings.reader import SettingsError
+
+    devices: dict[str, str] = {}
+    for text in options.device:
+        name, equals, address = text.partition("=")
+        if not equals:
+            raise SettingsError(f"--device is {text!r}, it must be NAME={ADDRESS}")
+        if name in devices:
+            raise SettingsError(f"--device names {name} twice; each device has a name of its own")
+        devices[name] = address
+    if options.key and not options.key.is_file():
+        raise SettingsError(
+            f"--key is {options.key}, and there is no such file; name the private key for ssh"
+        )
+    key = {"key": str(options.key.absolute())} if options.key else {}
+    common = {"host": key, "software": {"dependencies": options.dependencies}}
+    if options.broker is None and options.coordinator is None and (options.folder / FLEET_FILE).exists():
+        path = add_devices(options.folder, devices, common)
+        print(f"{path}: {', '.join(devices)} added")
+        print(f"next: {program_words()} deploy known-hosts {' '.join(devices)} --fleet {path}")
+        return 0
+    if options.broker is None or options.coordinator is None:
+        raise SettingsError("a new fleet needs --broker and --coordinator; they may name one host")
+    addresses = Addresses(options.broker, options.coordinator, devices)
+    path = write_fleet(options.folder, options.federation, addresses, common)
+    count = "1 device" if len(devices) == 1 else f"{len(devices)} devices"
+    print(f"{path}: a broker, a coordinator and {count} of {options.federation}")
+    print(
+        f"{options.folder / 'root'}: the root of trust; keep it off the network, and a copy of it elsewhere"
+    )
+    print(f"{options.folder / 'targets.json'}: for file_sd_configs of Prometheus")
+    print(f"next: {program_words()} deploy known-hosts --fleet {path}")
+    return 0

@@ -1,0 +1,61 @@
+"""Make the parser of the `protofleet` command.
+
+Commands import their modules only when they run, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from protofleet.cli.check import add_check
+from protofleet.cli.deploy import add_deploy, add_doctor
+from protofleet.cli.enrol import add_enrol, add_keys
+from protofleet.cli.export import add_export
+from protofleet.cli.init import add_init
+from protofleet.cli.lists import add_lists
+from protofleet.cli.model import add_model
+from protofleet.cli.predict import add_predict
+from protofleet.cli.runs import add_centralised, add_compare, add_report, add_run
+from protofleet.cli.services import (
+    add_coordinator,
+    add_device,
+    add_fleet,
+    add_go_on,
+    add_health,
+    add_unban,
+)
+from protofleet.cli.sweep import add_sweep
+from protofleet.cli.track import add_track
+from protofleet.runtime.command.parser import Parser
+from protofleet.runtime.installation.version import installed_version
+
+
+@functools.cache  # A forked process shares what its parent has made.
+def parser() -> Parser:
+    top = Parser(prog="protofleet", description="Federated learning for fleets over MQTT.")
+    top.add_argument("--version", action="version", version=f"protofleet {installed_version()}")
+    top.add_argument("-v", "--verbose", action="store_true", help="log more")
+    commands = top.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    add_run(commands)
+    add_sweep(commands)
+    add_centralised(commands)
+    add_coordinator(commands)
+    add_device(commands)
+    add_fleet(commands)
+    add_health(commands)
+    add_unban(commands)
+    add_keys(commands)
+    add_init(commands)
+    add_enrol(commands)
+    add_deploy(commands)
+    add_doctor(commands)
+    add_go_on(commands)
+    add_report(commands)
+    add_compare(commands)
+    add_export(commands)
+    add_lists(commands)
+    add_model(commands)
+    add_predict(commands)
+    add_check(commands)
+    add_track(commands)
+    return top

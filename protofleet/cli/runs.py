@@ -1,0 +1,176 @@
+"""Implement `protofleet run`, `report`, `compare` and `centralised`: experiments on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+from protofleet.cli.track import add_track_option, tracked_places
+from protofleet.runtime.command.arguments import SEEDS, SHARE, Subparsers, experiment_file
+from protofleet.runtime.command.listing import Listing, add_listing_options
+from protofleet.runtime.interrupts import held_interrupts, stopped_as_by_a_terminal
+from protofleet.runtime.launcher import Launcher
+
+
+def add_run(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "run", help="a whole federation on this machine, from one TOML file; or many, in turn"
+    )
+    command.add_argument(
+        "experiments", type=experiment_file, nargs="+", help="for example experiments/demo.toml"
+    )
+    command.add_argument(
+        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting"
+    )
+    command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
+    earlier = command.add_mutually_exclusive_group()
+    earlier.add_argument(
+        "--fresh", action="store_true", help="rename the folder of an earlier run of this name"
+    )
+    earlier.add_argument(
+        "--resume", action="store_true", help="only continue an unfinished run; an error if there is none"
+    )
+    command.add_argument(
+        "--seeds",
+        type=SEEDS,
+        nargs="+",
+        default=[],
+        help="run each file once for each seed, as <name>-s<seed>",
+    )
+    add_track_option(command)
+    command.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from protofleet.lab.local.processes import start_launcher
+
+    options.track = tracked_places(options.track)
+    # The launcher starts before the slow imports and before there is a second thread.
+    with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
+        return run_with(launcher, options)
+
+
+def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
+    with held_interrupts():
+        from protofleet.lab.local.batch import Batch
+        from protofleet.lab.local.class_check import agreed_names
+        from protofleet.lab.local.data_beside import data_beside
+        from protofleet.lab.local.data_check import require_data, require_public_images
+        from protofleet.lab.local.experiment import experiment_table, read_experiment
+        from protofleet.lab.local.run import ready, run_experiment
+        from protofleet.protocol.settings.reader import SettingsError
+
+    for path in options.experiments:
+        if beside := data_beside(experiment_table(path), path, options.set):
+            print(beside)
+    if options.seeds or len(options.experiments) > 1:
+        if options.resume:
+            raise SettingsError("--resume continues one run; several are continued without it")
+        batch = Batch(options.runs, options.fresh, launcher, options.track)
+        return batch.run(options.experiments, options.seeds, options.set)
+    experiment = read_experiment(options.experiments[0], options.set)
+    agreed_names(experiment)  # This check must come before the folder of an earlier run is renamed.
+    require_data([experiment])
+    require_public_images(experiment)
+    with ready(experiment, options.runs, options.fresh, options.resume):
+        print(f"report: {run_experiment(experiment, options.runs, launcher, options.track)}")
+    return 0
+
+
+def add_centralised(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "centralised",
+        help="not federated: all devices' data in one process, as the upper bound of an experiment",
+    )
+    command.add_argument(
+        "experiment", type=experiment_file, help="for example experiments/digits/fedavg.toml"
+    )
+    command.add_argument(
+        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting"
+    )
+    command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
+    command.add_argument(
+        "--seeds", type=SEEDS, nargs="+", default=[], help="once for each, as <name>-s<seed>"
+    )
+    command.add_argument("--fresh", action="store_true", help="run again what has finished")
+    command.set_defaults(command=centralised)
+
+
+def centralised(options: argparse.Namespace) -> int:
+    from protofleet.lab.local.centralised import finished_before, named, run_centralised
+    from protofleet.lab.local.experiment import read_experiment
+    from protofleet.runtime.command.errors import StoppedError
+
+    experiment = read_experiment(options.experiment, options.set)
+    for one in [named(experiment, seed) for seed in options.seeds or [None]]:
+        if not options.fresh and finished_before(one, options.runs):
+            print(f"{one.name} has finished already; --fresh runs it again")
+            continue
+        try:
+            print(f"report: {run_centralised(one, options.runs)}")
+        except KeyboardInterrupt:
+            raise StoppedError(f"stopped in {one.name}, which begins anew with the same command") from None
+    return 0
+
+
+def add_report(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "report", help="write runs/<name>/report.html again and print the final table"
+    )
+    command.add_argument("folder", type=Path, help="for example runs/demo")
+    command.set_defaults(command=report)
+
+
+def report(options: argparse.Namespace) -> int:
+    from protofleet.lab.report.run_page import final_table, write_report
+
+    path = write_report(options.folder)
+    print(final_table(options.folder))
+    print(f"report: {path}")
+    return 0
+
+
+def add_compare(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "compare", help="finished runs side by side, seeds of one experiment in one row"
+    )
+    command.add_argument("folders", type=Path, nargs="+", help="for example runs/fedavg-s1 runs/fedlsa-s1")
+    command.add_argument(
+        "--view", default="reports", help="whose accuracy: reports (as each paper), global ..."
+    )
+    command.add_argument("--baseline", default="", metavar="NAME", help="default: the one that runs fedavg")
+    command.add_argument(
+        "--share", type=SHARE, default=0.9, help="of its accuracy, to be reached (default: 0.9)"
+    )
+    command.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for GitHub")
+    command.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and curves")
+    command.add_argument("--latex", type=Path, metavar="FILE", help="write the tables for a paper")
+    command.add_argument("--csv", type=Path, metavar="FILE", help="write a line a run, for spreadsheets")
+    add_listing_options(command)
+    command.set_defaults(command=compare)
+
+
+def compare(options: argparse.Namespace) -> int:
+    from protofleet.lab.report.compared_energy import energy_tables
+    from protofleet.lab.report.comparison import accuracy_target, read_groups, write
+    from protofleet.lab.report.comparison_csv import as_csv
+    from protofleet.lab.report.comparison_page import comparison_page
+    from protofleet.lab.report.comparison_tables import as_object, origin_table, tables
+    from protofleet.lab.report.latex import as_latex
+
+    groups = read_groups(options.folders, options.view)
+    target = accuracy_target(groups, options.baseline, options.share)
+    shown = [*tables(groups, target, options.share), *energy_tables(groups, target, options.share)]
+    listing = Listing.of(options)
+    listing.line("\n\n".join(table.text() for table in shown))
+    listing.end(as_object(groups, shown))
+    if options.markdown:
+        write(options.markdown, "\n".join(table.markdown() for table in [*shown, origin_table(groups)]))
+    if options.html:
+        write(options.html, comparison_page(groups, shown))
+    if options.latex:
+        write(options.latex, as_latex(shown))
+    if options.csv:
+        write(options.csv, as_csv(groups, target))
+    return 0

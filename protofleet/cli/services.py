@@ -1,0 +1,237 @@
+"""Implement `protofleet coordinator`, `device` and `fleet`.
+
+The commands `health`, `unban` and `go-on` are for those that run or have run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+from pathlib import Path
+
+from protofleet.runtime.command.arguments import DEVICES, ROUND, Subparsers, broker_changes
+from protofleet.runtime.command.errors import FAILED
+from protofleet.runtime.command.listing import Listing, add_listing_options
+from protofleet.runtime.interrupts import held_interrupts
+
+
+def add_log(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--log", choices=("text", "json"), default="text",
+        help="json: an object a line on standard error, for a collector of logs",
+    )  # fmt: skip
+
+
+def add_coordinator(commands: Subparsers) -> None:
+    command = commands.add_parser("coordinator", help="coordinate a run over a broker")
+    command.add_argument("settings", type=Path, help="TOML, plain or signed by the federation's root")
+    _add_enrolled(command)
+    command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    command.add_argument("--events", action="store_true", help="print what happens as JSON lines")
+    add_log(command)
+    command.set_defaults(command=coordinator)
+
+
+def _add_enrolled(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--enrolled", default="", metavar="DIR", help="refuse settings that its root has not signed"
+    )
+
+
+def coordinator(options: argparse.Namespace) -> int:
+    with held_interrupts():
+        from protofleet.coordinator.main import run_coordinator
+        from protofleet.coordinator.server.diverged import DivergedError
+        from protofleet.deploy.fleet.device.coordinator_settings import load_settings
+        from protofleet.edge_client.host.loaded_settings import refuse_downgrade
+        from protofleet.lab.local.misplaced import read_for
+        from protofleet.runtime.command.errors import ended_early
+        from protofleet.runtime.installation.provenance import software
+        from protofleet.runtime.installation.version import installed_version
+
+    # With --enrolled, the missing signature is reported for a file of any kind.
+    with read_for(options.settings, "coordinator") if not options.enrolled else contextlib.nullcontext():
+        loaded = load_settings(options.settings, options.enrolled, options.set)
+    settings = loaded.settings
+    if loaded.version:
+        refuse_downgrade(Path(settings.folder), loaded.version, options.settings)
+    folder = Path(settings.folder) / settings.name
+    try:
+        if problem := run_coordinator(settings, installed_version(), options.events, software()):
+            raise ended_early(problem)
+    except DivergedError:
+        report_on(folder)
+        raise
+    report_on(folder)
+    return 0
+
+
+def report_on(folder: Path) -> None:
+    """Write the report of a run that has ended.
+
+    summary.json has the result already, so that an error of the page changes nothing.
+    """
+    from protofleet.lab.report.run_page import write_report
+
+    log = logging.getLogger("protofleet.coordinator")
+    try:
+        log.info("report: %s", write_report(folder))
+    except Exception as error:  # noqa: BLE001 - the run itself has ended well
+        log.warning("there is no report of %s: %s; protofleet report %s writes it", folder, error, folder)
+
+
+def add_device(commands: Subparsers) -> None:
+    command = commands.add_parser("device", help="take part in runs with the data of this machine")
+    command.add_argument(
+        "settings",
+        type=Path,
+        nargs="+",
+        help="TOML, plain or signed by the federation's root; several devices share one process",
+    )
+    _add_enrolled(command)
+    command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    command.add_argument(
+        "--ended",
+        type=Path,
+        metavar="FILE",
+        help="where a process of several says which ended early, as JSON",
+    )
+    add_log(command)
+    command.set_defaults(command=device)
+
+
+def device(options: argparse.Namespace) -> int:
+    with held_interrupts():
+        from protofleet.edge_client.group.main import run_devices
+        from protofleet.edge_client.host.loaded_settings import load_settings
+        from protofleet.edge_client.main import run_device
+        from protofleet.lab.local.misplaced import read_for
+        from protofleet.runtime.command.errors import RunError, ended_early
+        from protofleet.runtime.installation.version import installed_version
+
+    loaded = []
+    for path in options.settings:
+        with read_for(path, "device") if not options.enrolled else contextlib.nullcontext():
+            loaded.append(load_settings(path, options.enrolled, options.set))
+    if len(loaded) == 1:
+        (one,) = loaded
+        if problem := run_device(one.settings, installed_version(), one.version):
+            raise ended_early(problem)
+    elif ended := run_devices(loaded, installed_version(), options.ended):
+        if len(set(ended.values())) == 1 and len(ended) == len(loaded):
+            raise ended_early(next(iter(ended.values())))
+        reasons = "; ".join(f"{name}: {why}" for name, why in ended.items())
+        raise RunError(f"{len(ended)} of {len(loaded)} devices ended early: {reasons}")
+    return 0
+
+
+def add_fleet(commands: Subparsers) -> None:
+    command = commands.add_parser("fleet", help="many simulated devices at once, from a folder for each")
+    command.add_argument("folder", type=Path, help="holds <device>/settings.toml, or <device>/device.toml")
+    command.add_argument(
+        "--broker",
+        type=broker_changes,
+        default=(),
+        metavar="HOST[:PORT]",
+        help="in place of the one that their settings name",
+    )
+    command.add_argument(
+        "--processes", type=DEVICES, default=0, metavar="N", help="that all devices share; otherwise one each"
+    )
+    command.set_defaults(command=fleet)
+
+
+def fleet(options: argparse.Namespace) -> int:
+    with held_interrupts():
+        from protofleet.lab.local.many_devices import run_devices
+
+    run_devices(options.folder, options.broker, options.processes)
+    return 0
+
+
+def add_health(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "health", help="ask a running coordinator or device for its health; exit code 1: a check fails"
+    )
+    command.add_argument(
+        "settings", type=Path, nargs="+", help="the TOML file that it was started with; or several"
+    )
+    add_listing_options(command)
+    command.set_defaults(command=health)
+
+
+def health(options: argparse.Namespace) -> int:
+    from protofleet.cli.health import health, line_of
+
+    listing = Listing.of(options)
+    found = {str(path): health(path) for path in options.settings}
+    for path, checks in found.items():
+        if len(found) > 1:
+            listing.line(f"{path}:", wrong=any(checks.values()))
+        for name, problem in checks.items():
+            listing.line(line_of(name, problem), wrong=bool(problem))
+    healthy = not any(problem for checks in found.values() for problem in checks.values())
+    listing.end({"healthy": healthy, "checks": found})
+    return 0 if healthy else FAILED
+
+
+def add_unban(commands: Subparsers) -> None:
+    command = commands.add_parser("unban", help="end the ban of a device that has flooded a coordinator")
+    command.add_argument(
+        "name", nargs="?", default="", help="of the device; without it, list the banned devices"
+    )
+    command.add_argument("--folder", type=Path, required=True, help="of the run, for example runs/demo")
+    add_listing_options(command)
+    command.set_defaults(command=unban)
+
+
+def unban(options: argparse.Namespace) -> int:
+    """End the ban of a device.
+
+    A running coordinator checks for this once a second. A stopped coordinator checks when it starts.
+    """
+    from protofleet.coordinator.devices.bans import bans_in, describe_ban, lift
+    from protofleet.protocol.settings.reader import SettingsError
+
+    folder = options.folder / "coordinator"
+    if not folder.is_dir():
+        raise SettingsError(
+            f"{options.folder} is no folder of a run: there is no {folder}; name one as runs/demo"
+        )
+    listing, banned = Listing.of(options), bans_in(folder)
+    if not options.name:
+        lines = [f"{name}: {describe_ban(ban)}" for name, ban in banned.items()]
+        listing.line("\n".join(lines) or f"no device is banned in {options.folder}")
+        listing.end(
+            {"banned": {name: {"until": ban.until, "times": ban.times} for name, ban in banned.items()}}
+        )
+        return 0
+    if options.name not in banned:
+        known = ", ".join(banned) or "none"
+        raise SettingsError(f"{options.name} is not banned in {options.folder}; banned: {known}")
+    lift(folder, options.name)
+    listing.line(f"{options.name} is no longer banned; its next hello brings it back")
+    listing.end({"unbanned": options.name})
+    return 0
+
+
+def add_go_on(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "go-on", help="continue a run from an older copy of its coordinator's folder"
+    )
+    command.add_argument("folder", type=Path, help="for example runs/demo; its coordinator must be stopped")
+    command.add_argument(
+        "--from-round", type=ROUND, required=True, metavar="N",
+        help="the first round that no device has answered: it starts from the copy's state, and what was learned "
+        "since the copy is lost",
+    )  # fmt: skip
+    command.set_defaults(command=go_on)
+
+
+def go_on(options: argparse.Namespace) -> int:
+    from protofleet.coordinator.spool.older_copies import go_on_from
+
+    go_on_from(options.folder / "coordinator", options.from_round)
+    print(f"{options.folder} goes on in round {options.from_round} with what this copy knows")
+    return 0

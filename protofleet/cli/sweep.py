@@ -1,0 +1,67 @@
+"""Implement `protofleet sweep`: run every point of a grid with every seed, and choose by validation."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+from protofleet.cli.track import add_track_option, tracked_places
+from protofleet.runtime.command.arguments import SEEDS, Subparsers, experiment_file
+from protofleet.runtime.interrupts import held_interrupts, stopped_as_by_a_terminal
+from protofleet.runtime.launcher import Launcher
+
+
+def add_sweep(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "sweep", help="one experiment over a grid of settings, with several seeds; validation chooses"
+    )
+    command.add_argument(
+        "file", type=experiment_file,
+        help="an experiment, for example experiments/digits/fedavg.toml, or a file that has a [grid] of one",
+    )  # fmt: skip
+    command.add_argument(
+        "--grid", action="append", default=[], metavar="TABLE.KEY=VALUE,VALUE",
+        help="values of a setting, each tried with each of the others; may be given several times",
+    )  # fmt: skip
+    command.add_argument("--seeds", type=SEEDS, nargs="+", default=[], help="of each point (default: 1)")
+    command.add_argument(
+        "--choose", choices=("validation", "best-validation"),
+        help="by validation accuracy after the last round (default), or at each run's best round",
+    )  # fmt: skip
+    command.add_argument(
+        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting of all trials"
+    )
+    command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
+    command.add_argument("--fresh", action="store_true", help="run again what has finished")
+    add_track_option(command)
+    command.set_defaults(command=sweep)
+
+
+def sweep(options: argparse.Namespace) -> int:
+    from protofleet.lab.local.processes import start_launcher
+
+    options.track = tracked_places(options.track)
+    # The launcher starts before the slow imports and before there is a second thread.
+    with start_launcher() or contextlib.nullcontext() as launcher, stopped_as_by_a_terminal():
+        return sweep_with(launcher, options)
+
+
+def sweep_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
+    with held_interrupts():
+        from protofleet.lab.local.batch import Batch
+        from protofleet.lab.local.grid import beside_others, read_axis
+        from protofleet.lab.local.sweep_file import Wish, planned
+        from protofleet.lab.local.trials import read_trials, write_trials
+
+    wish = Wish([read_axis(text) for text in options.grid], options.seeds, options.set, options.choose)
+    grid, choose = planned(options.file, wish)
+    grid = beside_others(grid, options.runs)
+    print(
+        f"trials: {len(grid.trials)} (points {len(grid.points)}, seeds of each {len(grid.points[0].trials)})"
+    )
+    code = Batch(options.runs, options.fresh, launcher, options.track).run_all(grid.trials)
+    trials = read_trials(grid, options.runs, choose)
+    print("\n".join(["", trials.table().text(), "", *trials.lines()]))
+    print(f"page: {write_trials(trials, options.runs)}")
+    return code

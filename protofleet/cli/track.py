@@ -1,0 +1,79 @@
+"""Implement `protofleet track`: send a run's numbers to a tracker, while it runs elsewhere or afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from protofleet.runtime.command.arguments import Subparsers
+from protofleet.runtime.command.errors import FAILED, StoppedError
+
+if TYPE_CHECKING:
+    from protofleet.lab.trackers.destinations import Destination
+
+TO: Final = "tensorboard[=FOLDER], mlflow[=URI] or a package's"
+
+
+def add_track_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--track", action="append", default=[], metavar="TRACKER",
+        help=f"each round goes to {TO} as it ends; may be said more than once",
+    )  # fmt: skip
+
+
+def add_track(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "track",
+        help="a run's numbers to TensorBoard or MLflow: of a run that is over, goes on, or is a service's",
+    )
+    command.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="for example runs/demo, or a sweep's folder"
+    )
+    command.add_argument(
+        "--to", action="append", required=True, metavar="TRACKER", help=f"{TO}; may be said more than once"
+    )
+    command.add_argument(
+        "--follow", action="store_true", help="go on until the run is over, and not only with what is there"
+    )
+    command.set_defaults(command=track)
+
+
+def tracked_places(texts: Sequence[str]) -> list[Destination]:
+    """Return the destinations that --track and --to name.
+
+    If a package has a tracker with the name of a built-in one, a message says that it is not used.
+    """
+    from protofleet.lab.trackers.destinations import KINDS, destinations
+    from protofleet.methods.plugins.packages import clashes
+
+    found = destinations(texts)
+    for words in clashes("tracker", [one.kind for one in found if one.kind in KINDS]) if found else ():
+        print(f"protofleet: {words}", file=sys.stderr)
+    return found
+
+
+def track(options: argparse.Namespace) -> int:
+    from protofleet.lab.trackers.following import follow
+    from protofleet.lab.trackers.run_folder import require_run, runs_of
+    from protofleet.protocol.settings.reader import SettingsError
+
+    places = tracked_places(options.to)
+    runs = [run for folder in options.runs for run in runs_of(folder)]
+    if options.follow and len(runs) * len(places) > 1:
+        raise SettingsError("--follow follows one run into one tracker; start a command for each")
+    for run in runs:
+        require_run(run, may_begin=options.follow)
+    failed = False
+    for run in runs:
+        for one in places:
+            try:
+                follower = follow(one, run, to_the_end=options.follow)
+            except KeyboardInterrupt:
+                raise StoppedError(f"stopped; the same command goes on with {run}") from None
+            if not follower.failed:
+                print(f"{run}: {follower.result}")
+            failed |= follower.failed
+    return FAILED if failed else 0

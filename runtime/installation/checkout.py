@@ -1,0 +1,50 @@
+"""Find the checkout from which this package runs, if there is one.
+
+Wheels and images are built from it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]  # If it is no checkout, this is the folder of the installation.
+PACKAGES: Final = (
+    "protofleet", "protocol", "runtime", "methods", "edge_client", "coordinator", "federation", "lab", "deploy",
+    "experiments",
+)  # fmt: skip
+PROJECT_FILES: Final = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
+
+
+def is_checkout() -> bool:
+    """Return whether this is a checkout, and not an installed wheel."""
+    return (ROOT / "pyproject.toml").exists()
+
+
+def build_folder() -> Path:
+    """Return the folder for files that are built once and kept: in the checkout, or in this user's cache."""
+    return ROOT / "build" if is_checkout() else _user_cache() / "build"
+
+
+def _user_cache() -> Path:
+    try:
+        return Path.home() / ".cache" / "protofleet"
+    except RuntimeError:  # The user has no entry, as in containers.
+        return Path(tempfile.gettempdir()) / "protofleet"
+
+
+def source_files() -> list[Path]:
+    found = [ROOT / name for name in PROJECT_FILES]
+    for package in PACKAGES:
+        found += (p for p in (ROOT / package).rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return sorted(found)
+
+
+def copy_sources(folder: Path) -> None:
+    """Copy the sources. Files that an earlier build has left are not copied."""
+    for path in source_files():
+        target = folder / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)

@@ -1,0 +1,4 @@
+"""The packages that are installed, by version and hash.
+
+May import: nothing of ours.
+"""

@@ -1,0 +1,74 @@
+"""RabbitMQ's patterns let each party do what the table of topics says, and nothing else."""
+
+import itertools
+import json
+import re
+
+import pytest
+
+from protofleet.federation.brokers.mosquitto import MOST_QUEUE
+from protofleet.federation.brokers.rabbitmq import definitions, settings
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import TOPIC_RULES
+
+DEVICES = ("d1", "d1.lab", "d10")
+DIGEST = "ab" * 32
+
+
+def key(row, device):
+    """Return the routing key that RabbitMQ makes of a topic."""
+    return "protofleet/1/lab/".replace("/", ".") + row.pattern.format(device=device, digest=DIGEST).replace(
+        "/", "."
+    )
+
+
+@pytest.fixture(scope="module")
+def rules():
+    table = json.loads(definitions("lab", DEVICES))
+    return {entry["user"]: entry for entry in table["topic_permissions"]}
+
+
+@pytest.mark.parametrize(("row", "verb"), [*itertools.product(TOPIC_RULES, ("write", "read"))], ids=str)
+def test_a_device_does_what_is_its_own(rules, row, verb):
+    for me, other in itertools.product(DEVICES, DEVICES):
+        role = row.writer if verb == "write" else row.reader
+        allowed = role == "device" and ("{device}" not in row.pattern or me == other)
+        assert bool(re.search(rules[me][verb], key(row, other))) == allowed, (me, other)
+
+
+@pytest.mark.parametrize(("row", "verb"), [*itertools.product(TOPIC_RULES, ("write", "read"))], ids=str)
+def test_the_coordinator_does_the_reverse(rules, row, verb):
+    allowed = "coordinator" in ([row.writer] if verb == "write" else [row.reader, row.echoes and row.writer])
+    for device in (*DEVICES, "*"):  # a subscription's `+` is `*` here
+        if device != "*" or verb == "read":
+            assert bool(re.search(rules[COORDINATOR][verb], key(row, device))) == allowed
+
+
+def test_other_federations_are_out_of_reach(rules):
+    for row, user, verb in itertools.product(TOPIC_RULES, rules, ("write", "read")):
+        for device in DEVICES:
+            for strange in (".lab.", ".1."):
+                changed = key(row, device).replace(strange, strange.replace("a", "x").replace("1", "2"), 1)
+                assert not re.search(rules[user][verb], changed), (user, changed)
+            if user != COORDINATOR:  # for the coordinator, d1.more is one more device
+                assert not re.search(rules[user][verb], key(row, device) + ".more")
+
+
+def test_nobody_has_a_password_and_no_port_is_open_without_tls(tmp_path):
+    table = json.loads(definitions("lab", DEVICES))
+    assert {user["password_hash"] for user in table["users"]} == {""} and "guest" not in str(table)
+    text = settings(tmp_path, tmp_path / "d.json", ("a", "b"), 8883)
+    assert (
+        "listeners.tcp = none" in text
+        and "mqtt.listeners.tcp = none" in text
+        and "allow_anonymous = false" in text
+    )
+    assert "nodes.2 = rabbit@b" in text
+
+
+def test_what_one_name_may_take_of_the_broker_is_bounded():
+    table = json.loads(definitions("lab", DEVICES))
+    assert all(2 <= user["limits"]["max-connections"] <= 10 for user in table["users"])
+    (policy,) = table["policies"]
+    assert re.match(policy["pattern"], "mqtt-subscription-lab.d1qos1")
+    assert policy["definition"]["max-length-bytes"] == MOST_QUEUE

@@ -1,0 +1,68 @@
+"""A person gets a clear message and an exit code for an error that the person can correct."""
+
+import contextlib
+import sqlite3
+
+import pytest
+
+from protofleet.federation.exit_codes import exit_code, message
+from protofleet.runtime.command.errors import FAILED, ended_early
+
+
+def full_file(folder):
+    with open("/dev/full", "wb", buffering=0) as file:  # noqa: PTH123 - a device of the kernel's
+        file.write(b"1")
+
+
+def full_database(folder):
+    with contextlib.closing(sqlite3.connect(folder / "db")) as db:
+        db.execute("PRAGMA max_page_count = 1")
+        db.execute("CREATE TABLE t (a)")
+
+
+def locked_database(folder):
+    with contextlib.ExitStack() as ends:
+        one, other = (
+            ends.enter_context(contextlib.closing(sqlite3.connect(folder / "db", timeout=0))) for _ in "ab"
+        )
+        one.execute("BEGIN EXCLUSIVE")
+        other.execute("CREATE TABLE t (a)")
+
+
+@pytest.mark.parametrize(
+    ("fail", "begins", "ends"),
+    [
+        (full_file, "the disk is full: No space left on device;", "make room and run it again"),
+        (full_database, "the disk is full: database or disk is full;", "make room and run it again"),
+        (locked_database, "the run's database is held by another program", "and run it again"),
+    ],
+)
+def test_a_full_disk_and_a_held_database_are_said_with_what_to_do(tmp_path, fail, begins, ends):
+    with pytest.raises((OSError, sqlite3.Error)) as caught:
+        fail(tmp_path)
+    assert exit_code(caught.value) == FAILED
+    assert message(caught.value).startswith(begins) and message(caught.value).endswith(ends)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "said"),
+    [
+        ("signal: SIGTERM", 143, "ended in good order by SIGTERM"),
+        ("signal: SIGINT", 130, "ended in good order by SIGINT"),
+        ("signal: of another kind", FAILED, "signal: of another kind"),
+        (
+            "a later coordinator conducts this federation",
+            FAILED,
+            "a later coordinator conducts this federation",
+        ),
+    ],
+)
+def test_who_is_stopped_by_a_signal_has_not_failed(reason, code, said):
+    assert exit_code(ended_early(reason)) == code and message(ended_early(reason)) == said
+
+
+def test_a_bug_of_ours_has_no_exit_code():
+    with contextlib.closing(sqlite3.connect(":memory:")) as db, pytest.raises(sqlite3.Error) as caught:
+        db.execute("SELECT full")
+    assert exit_code(caught.value) is None
+    assert exit_code(RuntimeError("the disk is full")) is None

@@ -1,0 +1,348 @@
+"""Public data sets over a real HTTP server arrive whole or not at all, and no byte is fetched a second time."""
+
+import gzip
+import hashlib
+import io
+import itertools
+import os
+import re
+import socket
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from protofleet.cli.main import main
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import load_shard
+from protofleet.lab.datasets.catalog import SETS, named
+from protofleet.lab.datasets.download import Downloader, own_file
+from protofleet.lab.datasets.fetch import fetch
+from protofleet.lab.datasets.torchvision_lists import Published, RemoteFile, mirrored
+from protofleet.methods.nets.torchvision_import import import_torchvision
+from protofleet.runtime.command.errors import RunError, StoppedError
+from tests.edge_client.data.files import write_mnist
+from tests.lab.datasets.publisher import publishing
+from tests.rooms import ROOT
+
+CONTENT = bytes(range(256)) * 4000  # a megabyte
+
+
+def md5(content):
+    return hashlib.md5(content).hexdigest()
+
+
+def remote(publisher, name="data.bin", content=CONTENT, *mirrors):
+    return RemoteFile(name, (*mirrors, publisher.address + name), md5(content))
+
+
+class Said(list):
+    """A list of the messages of a downloader; `waited` has the seconds that it would have waited."""
+
+    def __init__(self):
+        super().__init__()
+        self.waited = []
+        self.downloader = Downloader(self.append, self.waited.append)
+
+
+@pytest.fixture
+def said():
+    return Said()
+
+
+@pytest.fixture
+def publisher():
+    with publishing(data__bin=CONTENT) as found:
+        yield found
+
+
+def test_a_file_comes_whole_and_is_not_fetched_twice(publisher, said, tmp_path):
+    for _ in range(2):
+        assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
+    assert publisher.asked == [("/data.bin", "")]
+    assert said[-1] == "data.bin: 1.0 MB are there already"
+    assert [path.name for path in tmp_path.iterdir()] == ["data.bin"]
+
+
+def test_a_long_way_is_shown_as_it_goes(publisher, tmp_path):
+    lines, times = [], itertools.count(step=2.0)
+    Downloader(lines.append, clock=lambda: next(times)).fetch(remote(publisher), tmp_path)
+    assert re.fullmatch(r"\d+\.\d kB of 1.0 MB", lines[1]) and len(lines) > 3
+
+
+def test_a_connection_that_breaks_is_made_again_and_goes_on_where_it_broke(publisher, said, tmp_path):
+    publisher.breaks = [300_000, 200_000]
+    assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
+    assert [wanted for _, wanted in publisher.asked] == ["", "bytes=300000-", "bytes=500000-"]
+    assert publisher.sent == len(CONTENT)
+    assert any("the connection ended too early; 300.0 kB are there, trying again" in line for line in said)
+
+
+def test_a_command_goes_on_with_the_half_file_that_an_earlier_one_left(publisher, said, tmp_path):
+    publisher.breaks = [400_000, 0, 0, 0, 0]
+    with pytest.raises(
+        RunError, match=r"400.0 kB of it are kept in .*data.bin.part, and the same command goes"
+    ):
+        said.downloader.fetch(remote(publisher), tmp_path)
+    assert not (tmp_path / "data.bin").exists(), "no reader may take the half for the whole"
+    publisher.breaks, before = [], publisher.sent
+    assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
+    assert publisher.sent - before == len(CONTENT) - 400_000
+    assert said.waited == [1.0, 2.0, 4.0]
+
+
+def test_a_server_without_ranges_sends_all_of_it_again(publisher, said, tmp_path):
+    publisher.ranges, publisher.breaks = False, [300_000]
+    assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
+    assert publisher.sent == len(CONTENT) + 300_000
+
+
+def test_a_server_that_says_no_length_is_taken_at_its_end(publisher, said, tmp_path):
+    publisher.lengths = False
+    assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_half_file_that_was_whole_is_only_checked(publisher, said, tmp_path):
+    (tmp_path / "data.bin.part").write_bytes(CONTENT)
+    assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
+    assert publisher.sent == 0
+
+
+def test_a_wrong_checksum_is_said_and_what_came_is_deleted(publisher, said, tmp_path):
+    publisher.files["/data.bin"] = CONTENT[:-1] + b"?"
+    with pytest.raises(
+        RunError, match=f"not {md5(CONTENT)}: it is another file, or was changed .*; it is deleted"
+    ):
+        said.downloader.fetch(remote(publisher), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_of_another_file_is_found_out_by_its_checksum_and_the_next_try_begins_anew(
+    publisher, said, tmp_path
+):
+    (tmp_path / "data.bin.part").write_bytes(b"x" * 1000)
+    with pytest.raises(RunError, match="it is deleted"):
+        said.downloader.fetch(remote(publisher), tmp_path)
+    assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_mirror_that_has_it_not_or_wrong_is_followed_by_the_next(publisher, said, tmp_path):
+    publisher.files["/old/data.bin"] = b"<html>moved</html>"
+    mirrors = (publisher.address + "gone/data.bin", publisher.address + "old/data.bin")
+    file = remote(publisher, "data.bin", CONTENT, *mirrors)
+    assert said.downloader.fetch(file, tmp_path).read_bytes() == CONTENT
+
+
+def test_what_no_server_has_is_said_once_and_not_asked_for_again(publisher, said, tmp_path):
+    with pytest.raises(
+        RunError, match=r"gone.bin cannot be fetched .*the server says 404 Not Found.*docs/data.md"
+    ):
+        said.downloader.fetch(remote(publisher, "gone.bin"), tmp_path)
+    assert publisher.asked == [("/gone.bin", "")] and said.waited == []
+
+
+def test_a_server_that_is_busy_is_asked_again(publisher, said, tmp_path):
+    publisher.busy = [503, 429]
+    assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
+    assert said.waited == [1.0, 2.0] and "the server says 503 Service Unavailable" in said[0]
+
+
+def test_two_commands_do_not_write_one_file(publisher, said, tmp_path):
+    with (
+        own_file(tmp_path / "data.bin.part"),
+        pytest.raises(RunError, match="another command is fetching .*data.bin.part now; let it finish"),
+    ):
+        said.downloader.fetch(remote(publisher), tmp_path)
+    assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
+
+
+def test_without_a_network_it_is_tried_a_few_times_and_then_said(said, tmp_path):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}/data.bin"
+        with pytest.raises(
+            RunError, match="data.bin cannot be fetched .*refused.*run the same command again"
+        ):
+            said.downloader.fetch(RemoteFile("data.bin", (address,), md5(CONTENT)), tmp_path)
+    assert said.waited == [1.0, 2.0, 4.0]
+
+
+def test_where_no_name_is_found_each_mirror_is_asked_once_and_the_place_by_hand_is_named(
+    said, tmp_path, monkeypatch
+):
+    """The error is the one that Python raises on a machine without a network, where no name is resolved."""
+
+    def unknown(*where, **more):
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    mirrors = ("http://one.invalid/data.bin", "http://two.invalid/data.bin")
+    with pytest.raises(RunError) as error:
+        said.downloader.fetch(RemoteFile("data.bin", mirrors, md5(CONTENT)), tmp_path)
+    assert said == [] and said.waited == []
+    words = str(error.value)
+    assert all(f"{one}: [Errno -3] Temporary failure" in words for one in mirrors)
+    assert words.endswith(f"put the file there by hand, as {tmp_path / 'data.bin'}: docs/data.md")
+
+
+def test_an_interrupt_keeps_what_is_there_and_says_so(publisher, tmp_path):
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    publisher.breaks = [300_000]
+    with pytest.raises(StoppedError, match="stopped; 300.0 kB of it are kept in "):
+        Downloader(lambda words: None, interrupted).fetch(remote(publisher), tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(publisher, said, tmp_path):
+    (tmp_path / "file").write_text("")
+    published = Published((remote(publisher),))
+    with pytest.raises(RunError, match="cannot be written: .*; --root names another folder"):
+        fetch(published, tmp_path / "file", said.downloader)
+    (tmp_path / "data.bin.part").mkdir()
+    with pytest.raises(RunError, match="data.bin.part cannot be written: Is a directory"):
+        fetch(published, tmp_path, said.downloader)
+
+
+def archive(members):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            if content is None:
+                info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                tar.addfile(info)
+            else:
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def published_archive(publisher, members, listed):
+    content = archive(members)
+    publisher.files["/set.tar.gz"] = content
+    return Published(
+        (remote(publisher, "set.tar.gz", content),), "set", tuple((n, md5(c)) for n, c in listed.items())
+    )
+
+
+def test_an_archive_is_unpacked_into_its_folder_and_goes_and_is_not_fetched_again(publisher, said, tmp_path):
+    listed = {"a": b"first", "b": b"second"}
+    members = {"set/readme": b"not listed", **{f"set/{n}": c for n, c in listed.items()}}
+    members |= {"../outside": b"x", "/absolute": b"x", "set/../../up": b"x", "set/link": None}
+    published = published_archive(publisher, members, listed)
+    for _ in range(2):
+        fetch(published, tmp_path / "root", said.downloader)
+    files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file() or p.is_symlink()}
+    assert files == {"root/set/a", "root/set/b"}
+    assert len(publisher.asked) == 1 and said[-1] == "set/: 2 files are there already"
+    (tmp_path / "root" / "set" / "a").write_bytes(b"damaged")
+    fetch(published, tmp_path / "root", said.downloader)
+    assert (tmp_path / "root" / "set" / "a").read_bytes() == b"first" and len(publisher.asked) == 2
+
+
+@pytest.mark.parametrize("members", [{"set/a": b"other"}, {"elsewhere/a": b"first"}, {"set/a": None}])
+def test_an_archive_with_other_files_than_are_known_changes_nothing(publisher, said, tmp_path, members):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a").write_bytes(b"of before")
+    published = published_archive(publisher, members, {"a": b"first"})
+    with pytest.raises(
+        RunError, match="has not the files of set with the checksums that are known; delete it"
+    ):
+        fetch(published, tmp_path, said.downloader)
+    assert (tmp_path / "set" / "a").read_bytes() == b"of before"
+    assert {p.name for p in tmp_path.iterdir()} == {"set", "set.tar.gz"}
+
+
+def test_addresses_and_checksums_are_those_of_torchvision():
+    sets = import_torchvision().datasets
+    for name, cls in {"mnist": sets.MNIST, "fashion": sets.FashionMNIST}.items():
+        found = SETS[name].published().files
+        assert [(f.name, f.md5) for f in found] == cls.resources
+        assert all(f.addresses == tuple(mirror + f.name for mirror in cls.mirrors) for f in found)
+    for name, cls in {"usps": sets.USPS, "svhn": sets.SVHN}.items():
+        found = SETS[name].published().files
+        assert [[*f.addresses, f.name, f.md5] for f in found] == [
+            cls.split_list[p] for p in ("train", "test")
+        ]
+    for name, cls in {"cifar10": sets.CIFAR10, "cifar100": sets.CIFAR100}.items():
+        found = SETS[name].published()
+        assert [(f.name, f.addresses, f.md5) for f in found.files] == [
+            (cls.filename, (cls.url,), cls.tgz_md5)
+        ]
+        listed = [*cls.train_list, *cls.test_list, [cls.meta["filename"], cls.meta["md5"]]]
+        assert (found.folder, [list(one) for one in found.members]) == (cls.base_folder, listed)
+    assert all(len(f.md5) == 32 for one in SETS.values() if one.published for f in one.published().files)
+
+
+def test_a_torchvision_that_lists_them_otherwise_is_one_line_with_the_way_out():
+    with pytest.raises(
+        DataError, match="torchvision.datasets.mnist.Gone says no mirrors; install its newest release"
+    ):
+        mirrored("mnist", "Gone")
+    with pytest.raises(
+        DataError, match="torchvision, which has no datasets/gone.py here; install its newest release"
+    ):
+        mirrored("gone", "MNIST")
+
+
+def test_a_data_set_is_known_by_its_name_as_people_write_it():
+    assert [named(text) for text in ("MNIST", "CIFAR-10", "cifar 100", "svhn")] == [
+        "mnist", "cifar10", "cifar100", "svhn",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--fetch", "minst"],
+            "--fetch is 'minst'; did you mean mnist? there are digits, mnist, fashion, usps",
+        ),
+        (
+            ["--fetch", "pacs"],
+            "--fetch is 'pacs', which nobody publishes with a checksum; docs/data.md says where",
+        ),
+        (["--fetch", "mnist", "--picture"], "--fetch stands alone"),
+        (["--fetch", "mnist", "--fetch", "usps", "--root", "x"], "--root is one folder, and --fetch names 2"),
+        (["--set", "a=1"], "data takes settings files, or --fetch NAME"),
+    ],
+)
+def test_a_fetch_that_cannot_be_meant_is_one_line(capsys, words, said):
+    assert main(["data", *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err and len(err.splitlines()) == 1
+
+
+TORCHVISION = """
+raise ImportError("nobody may import this")
+class MNIST:
+    mirrors = {mirrors}
+    resources = {resources}
+"""
+
+
+def test_the_command_says_the_licence_first_and_ends_with_data_that_can_be_read(tmp_path):
+    """The command is a process; its torchvision cannot be imported and names the test's server."""
+    write_mnist(tmp_path / "published", 200, 50)
+    idx = sorted((tmp_path / "published").iterdir())
+    files = {f"{path.name}.gz": gzip.compress(path.read_bytes()) for path in idx}
+    with publishing() as publisher:
+        publisher.files |= {f"/{name}": content for name, content in files.items()}
+        fake = tmp_path / "fake" / "torchvision" / "datasets"
+        fake.mkdir(parents=True)
+        (fake.parent / "__init__.py").write_text("raise ImportError('nobody may import this')")
+        resources = [(name, md5(content)) for name, content in files.items()]
+        (fake / "mnist.py").write_text(TORCHVISION.format(mirrors=[publisher.address], resources=resources))
+        path = os.pathsep.join([str(tmp_path / "fake"), str(ROOT)])
+        environment = {**os.environ, "PYTHONPATH": path, "PROTOFLEET_DATA": str(tmp_path / "cache")}
+        command = [sys.executable, "-m", "protofleet", "data", "--fetch", "MNIST"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("mnist: CC BY-SA 3.0, Yann LeCun")
+    assert lines[-1] == f'mnist is in {tmp_path}/cache/mnist; in an experiment: data = {{ source = "mnist" }}'
+    shard = load_shard(DataSettings("mnist", root=str(tmp_path / "cache" / "mnist"), size=8, validation=0))
+    assert (len(shard.train.y), len(shard.test.y)) == (200, 50)

@@ -1,0 +1,37 @@
+"""When two exports write to one place at once, neither deletes the other's folder, and the last one is whole."""
+
+import pytest
+
+from protofleet.lab.export.folder import new_folder
+from protofleet.runtime.command.errors import RunError
+
+
+def written(folder, *names):
+    for name in names:
+        (folder / name).write_text(name)
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_of_two_at_once_the_one_that_ends_last_has_the_place(tmp_path):
+    place, left = tmp_path / "m", tmp_path / ".m.killed.new"
+    left.mkdir()
+    with new_folder(place) as first:
+        written(first, "card.json")
+        with new_folder(place) as second:
+            written(second, "card.json", "model.pt2")
+        assert names_in(place) == ["card.json", "model.pt2"] and not left.exists()
+        written(first, "model.onnx")
+    assert names_in(place) == ["card.json", "model.onnx"] and names_in(tmp_path) == ["m"]
+
+
+def test_one_that_fails_beside_another_leaves_the_other_s(tmp_path):
+    place = tmp_path / "a" / "m"
+    with new_folder(place) as first:
+        with pytest.raises(RunError), new_folder(place) as second:
+            written(second, "card.json")
+            raise RunError("no")
+        written(first, "card.json", "model.onnx")
+    assert names_in(place) == ["card.json", "model.onnx"] and names_in(tmp_path / "a") == ["m"]

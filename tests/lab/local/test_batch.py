@@ -1,0 +1,87 @@
+"""One command runs each file with each seed: no run starts twice, and none is lost because another one fails."""
+
+import pytest
+
+from protofleet.lab.local import batch
+from protofleet.protocol.settings.reader import SettingsError, encode, write_toml
+from protofleet.runtime.command.errors import RunError, StoppedError
+
+FILE = 'name = "{name}"\nrounds = 1\n[method]\nname = "fedavg"\n[network]\nname = "mlp"\n'
+
+
+@pytest.fixture
+def files(tmp_path):
+    found = [tmp_path / f"{name}.toml" for name in ("one", "two")]
+    for path in found:
+        path.write_text(FILE.format(name=path.stem))
+    return found
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Replace runs by ones that end at once, and return the names of those started; test_run has real runs."""
+    names = []
+
+    def run(experiment, runs, launcher, track=()):
+        names.append(experiment.name)
+        if experiment.name == "one-s2":
+            raise RunError("the broker is gone")
+        folder = runs / experiment.name
+        (folder / "experiment.toml").write_text(write_toml(encode(experiment)))
+        (folder / "summary.json").write_text("{}")
+
+    monkeypatch.setattr(batch, "run_experiment", run)
+    return names
+
+
+def test_every_file_is_run_with_every_seed_and_one_failure_stops_no_other(tmp_path, files, started, capsys):
+    assert batch.Batch(tmp_path / "runs").run(files, [1, 2], []) == 1
+    assert started == ["one-s1", "one-s2", "two-s1", "two-s2"]
+    said = capsys.readouterr().out
+    assert "failed: one-s2: the broker is gone" in said and "3 of 4 runs are finished" in said
+
+
+def test_what_is_finished_is_not_run_again_unless_its_settings_changed(tmp_path, files, started):
+    for _ in range(2):
+        batch.Batch(tmp_path / "runs").run(files[1:], [1], [])
+    assert started == ["two-s1"]
+    batch.Batch(tmp_path / "runs").run(files[1:], [1], ["rounds=2"])
+    batch.Batch(tmp_path / "runs", fresh=True).run(files[1:], [1], ["rounds=2"])
+    assert started == ["two-s1"] * 3
+    assert (tmp_path / "runs" / "two-s1.2").exists()
+
+
+def test_the_seed_is_the_run_s(files):
+    assert [(e.name, e.seed) for e in batch.plan_runs(files[:1], [3, 5], [])] == [
+        ("one-s3", 3),
+        ("one-s5", 5),
+    ]
+    assert [e.name for e in batch.plan_runs(files, [], [])] == ["one", "two"]
+
+
+def test_a_mistake_in_the_last_file_is_found_before_the_first_run(tmp_path, files, started):
+    files[1].write_text(FILE.format(name="two").replace("fedavg", "fedfoo"))
+    with pytest.raises(SettingsError, match="no method 'fedfoo'"):
+        batch.Batch(tmp_path / "runs").run(files, [1], [])
+    assert started == []
+
+
+def test_two_runs_of_one_name_are_refused(files):
+    with pytest.raises(SettingsError, match="two of the runs are called one"):
+        batch.plan_runs([files[0], files[0]], [], [])
+
+
+def test_an_interrupt_ends_the_batch_and_says_how_to_go_on(tmp_path, files, started, monkeypatch):
+    whole = batch.run_experiment
+
+    def interrupted(experiment, runs, launcher, track):
+        if experiment.name == "one-s3":
+            raise StoppedError("stopped; the same command resumes it")
+        whole(experiment, runs, launcher)
+
+    monkeypatch.setattr(batch, "run_experiment", interrupted)
+    with pytest.raises(
+        StoppedError, match="stopped in one-s3; 1 of 4 runs are finished, and the same command goes on"
+    ):
+        batch.Batch(tmp_path / "runs").run(files, [1, 3], [])
+    assert started == ["one-s1"]

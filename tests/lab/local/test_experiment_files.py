@@ -1,0 +1,367 @@
+"""The experiment files can be run as they are, and a file may build on another file, its base."""
+
+from collections import defaultdict
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from protofleet import methods
+from protofleet.cli.main import main
+from protofleet.coordinator.method_settings import OF_ALL_METHODS
+from protofleet.deploy.fleet.device.coordinator_settings import load_settings
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.lab.local.experiment import (
+    Experiment,
+    device_settings,
+    experiment_of_table,
+    read_experiment,
+)
+from protofleet.lab.local.grid import Axis, plan_grid
+from protofleet.lab.local.sweep_file import Wish, planned
+from protofleet.methods.contract.catalog import names
+from protofleet.methods.contract.plan import Plan
+from protofleet.methods.nets import catalog as nets
+from protofleet.methods.parts.local import LocalHyper
+from protofleet.protocol.settings.reader import SettingsError, line_of, tomllib
+from protofleet.protocol.transport.address import BrokerAddress
+
+FOLDER = Path(__file__).parents[3] / "experiments"
+FILES = sorted(path for path in FOLDER.rglob("*.toml") if path.parent.name not in ("base", "sweeps"))
+BASES = sorted(FOLDER.rglob("base/*.toml"))
+PAPERS = sorted({path.parent for path in FILES} - {FOLDER, FOLDER / "digits"})
+SWEEPS = sorted((FOLDER / "sweeps").iterdir())
+of_every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def networks_are_built_once():
+    """Build each network once, as nineteen files have the same eight networks and GoogLeNet takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nets, "build", cache(nets.build))
+        yield
+
+
+@cache
+def read(path: Path) -> Experiment:
+    return read_experiment(path, [])
+
+
+@of_every_file
+def test_a_file_says_a_run_that_can_start(path):
+    experiment = read(path)  # it decodes and checks every device's settings
+    plan = experiment.plan
+    with torch.device("meta"):
+        assert plan.model().classes == experiment.classes
+
+
+@of_every_file
+def test_a_run_is_named_after_its_file(path):
+    own = path.stem.startswith(path.parent.name) or path.parent == FOLDER
+    assert read(path).name == (path.stem if own else f"{path.parent.name}-{path.stem}")
+
+
+@of_every_file
+def test_a_file_begins_by_saying_what_it_is(path):
+    assert path.read_text().startswith("# ")
+
+
+def test_no_two_files_are_runs_of_one_name():
+    names = [read(path).name for path in FILES]
+    assert len(set(names)) == len(names)
+
+
+def test_nobody_is_waited_for_in_vain():
+    """A [policy] without a quorum would continue with the first answer."""
+    for path in FILES:
+        experiment = read(path)
+        asked = experiment.effective_policy.cohort or len(experiment.shards)
+        assert experiment.effective_policy.quorum == asked, path
+
+
+def root_of(path: Path) -> Path:
+    """Follow the chain of bases and return the last file, which has no base."""
+    base = tomllib.loads(path.read_text()).get("base")
+    return root_of((path.parent / base).resolve()) if base else path
+
+
+@pytest.mark.parametrize("folder", PAPERS, ids=lambda folder: folder.name)
+def test_rows_of_a_table_differ_in_nothing_but_the_method_and_its_network(folder):
+    rows = defaultdict(list)
+    for path in folder.glob("*.toml"):
+        table = root_of(path) if path.stem.endswith("-digits") else path.stem.rpartition("-")[0]
+        rows[table].append(read(path))
+    for table, experiments in rows.items():
+        shared = [(data_without_validation(e), e.rounds, e.seed, e.effective_policy) for e in experiments]
+        assert all(one == shared[0] for one in shared), table
+        assert len({e.devices.networks for e in experiments} - {()}) <= 1, table
+
+
+def data_without_validation(experiment: Experiment) -> object:
+    """Return the shards of an experiment, without validation samples if its method is FedGA.
+
+    FedGA learns from validation samples. A paper that trains on all samples gives the other methods none.
+    """
+    if experiment.plan.method != "fedga":
+        return experiment.shards
+    return {name: replace(data, validation=0.0) for name, data in experiment.shards.items()}
+
+
+def test_every_method_has_a_file_on_the_digits_that_need_no_download():
+    baselines = {path.stem for path in (FOLDER / "digits").iterdir()}
+    assert baselines | {folder.name for folder in PAPERS} == set(names())
+    for path in (FOLDER / "digits").iterdir():
+        assert (
+            read(path).plan.method == path.stem
+            and read(path).shards == read(FOLDER / "digits/fedavg.toml").shards
+        )
+
+
+@pytest.mark.parametrize("folder", PAPERS, ids=lambda folder: folder.name)
+def test_every_paper_has_runs_on_the_digits_that_need_no_download(folder):
+    found = {path.stem.removesuffix("-digits"): read(path) for path in folder.glob("*-digits.toml")}
+    assert folder.name in found
+    for experiment in found.values():
+        assert (experiment.data.source, experiment.data.root) == ("digits", "")
+        assert {data.domain for data in experiment.shards.values()} in ({""}, SIX)
+
+
+SIX = {"mnist", "optdigits", "mfeat", "synth", "mnistm", "street"}
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_a_sweep_is_a_grid_of_an_experiment_that_validation_can_choose_from(path):
+    grid, _ = planned(path, Wish())
+    assert path.read_text().startswith("# ") and grid.name == path.stem and len(grid.points) > 3
+    assert all(data.validation > 0 for trial in grid.trials for data in trial.shards.values())
+
+
+def test_every_base_is_one():
+    used = {path.parent / tomllib.loads(path.read_text()).get("base", "") for path in [*FILES, *BASES]}
+    assert set(BASES) <= {path.resolve() for path in used}
+
+
+# How a file builds on its base
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_tables_are_merged_key_by_key_and_all_else_is_replaced(write):
+    write("base/common.toml", 'rounds = 9\n[method]\nname = "fedprox"\nmu = 0.5\nlr = 0.1\n[data]\nsize = 16')
+    write("base/two.toml", 'base = "common.toml"\nseed = 3\n[devices]\nclients = { mnist = 1, synth = 1 }')
+    row = write("row.toml", 'base = "base/two.toml"\nname = "row"\nseed = 4\n[method]\nmu = 0.2\nepochs = 1')
+    found = read_experiment(row, [])
+    assert found == Experiment(
+        "row", 9, {"name": "fedprox", "mu": 0.2, "lr": 0.1, "epochs": 1}, seed=4,
+        data=found.data, devices=found.devices,
+    )  # fmt: skip
+    assert found.data.size == 16
+    assert found.devices.clients == {"mnist": 1, "synth": 1}
+
+
+def test_a_base_is_found_beside_the_file_that_names_it(write, monkeypatch):
+    path = write("deep/row.toml", 'base = "../whole.toml"')
+    write("whole.toml", 'name = "whole"\nrounds = 1\nmethod = { name = "fedavg" }')
+    monkeypatch.chdir(path.parent.parent)
+    assert read_experiment(Path("deep/row.toml"), []) == read_experiment(Path("whole.toml"), [])
+
+
+def test_what_the_command_line_sets_is_on_top(write):
+    write("whole.toml", 'name = "whole"\nrounds = 1\nmethod = { name = "fedprox", mu = 1.0 }')
+    row = write("row.toml", 'base = "whole.toml"\n[method]\nmu = 2.0')
+    assert read_experiment(row, ["method.mu=3.0"]).method["mu"] == 3.0
+
+
+# Settings of a method belong to its name
+
+
+@pytest.fixture
+def moon(write):
+    """Write a base that names MOON, with a setting of MOON alone (mu) and two of all methods (lr, epochs)."""
+    text = 'name = "base"\nrounds = 1\n\n[method]\nname = "moon"\nlr = 0.05\nepochs = 2\nmu = 5.0\n'
+    return write("moon.toml", text)
+
+
+def test_a_setting_of_one_method_is_not_taken_by_another_that_has_one_of_that_name(write, moon):
+    child = write("prox.toml", 'base = "moon.toml"\n[method]\nname = "fedprox"\n')
+    with pytest.raises(SettingsError) as refused:
+        read_experiment(child, [])
+    said = str(refused.value)
+    assert f"{moon}:8: method.mu is set for moon, and {child}:3 names fedprox" in said
+    with pytest.raises(
+        SettingsError, match=r"moon.toml:8: method.mu is set for moon, and .* with --set names"
+    ):
+        read_experiment(moon, ["method.name=fedprox"])
+    with pytest.raises(SettingsError, match=r"moon.toml:8: method.mu is set for moon"):
+        experiment_of_table({"base": str(moon), "method": {"name": "fedprox"}})
+    with pytest.raises(SettingsError, match=r"moon.toml:8: .*with --grid names fedprox"):
+        plan_grid(moon, [Axis("method.name", ("fedprox",))], [1], ["data.validation=0.1"])
+
+
+def test_a_setting_that_is_given_for_the_other_method_is_taken(write, moon):
+    child = write("prox.toml", 'base = "moon.toml"\n[method]\nname = "fedprox"\nmu = 0.5')
+    taken = {"name": "fedprox", "lr": 0.05, "epochs": 2, "mu": 0.5}
+    assert read_experiment(child, []).method == taken
+    assert read_experiment(moon, ["method.mu=0.5", "method.name=fedprox"]).method == taken
+    same = write("same.toml", 'base = "moon.toml"\n[method]\nname = "moon"\ntau = 0.3')
+    assert read_experiment(same, []).method == {
+        "name": "moon",
+        "lr": 0.05,
+        "epochs": 2,
+        "mu": 5.0,
+        "tau": 0.3,
+    }
+
+
+def test_the_way_out_for_anothers_setting_is_one_that_can_be_gone(write, moon):
+    child = write("prox.toml", 'base = "moon.toml"\n[method]\nname = "fedprox"\nmu = 0.5\n')
+    moon.write_text(f"{moon.read_text()}tau = 0.3\n")
+    with pytest.raises(SettingsError, match=r"moon.toml:9: method.tau is set for moon") as refused:
+        read_experiment(child, [])
+    assert str(refused.value).endswith("takes no settings of another method; take a base without it")
+
+
+def test_another_file_of_the_same_plug_in_takes_its_settings(write):
+    plugin = Path(methods.__path__[0]) / "fedprox.py"
+    for name in ("own.py", "other.py"):
+        write(name, plugin.read_text())
+    text = 'name = "a"\nrounds = 1\n[method]\nname = "own"\nfile = "own.py"\nmu = 0.5\n'
+    base = write("own.toml", text)
+    assert read_experiment(base, [f"method.file={base.parent / 'other.py'}"]).method["mu"] == 0.5
+    with pytest.raises(SettingsError, match=r"nofile.py"):
+        read_experiment(base, ["method.file=nofile.py"])
+
+
+def test_settings_that_all_methods_have_stay_with_the_file(write, tmp_path):
+    plain = write("plain.toml", 'name = "a"\nrounds = 1\nmethod = { name = "fedavg", lr = 0.05, epochs = 2 }')
+    assert read_experiment(plain, ["method.name=fedproto"]).method == {
+        "name": "fedproto", "lr": 0.05, "epochs": 2
+    }  # fmt: skip
+    assert {f.name for f in fields(LocalHyper)} == OF_ALL_METHODS
+
+
+def test_a_setting_of_a_file_in_between_belongs_to_the_method_of_its_base(write, moon):
+    write("between.toml", 'base = "moon.toml"\n\n[method]\nmu = 1.0\n')
+    child = write("prox.toml", 'base = "between.toml"\nmethod.name = "fedprox"\n')
+    with pytest.raises(
+        SettingsError, match=r"between.toml:4: method.mu is set for moon, and .*prox.toml:2 names"
+    ):
+        read_experiment(child, [])
+
+
+def test_a_setting_of_a_method_without_a_methods_name_is_refused(write):
+    write("common.toml", 'name = "a"\nrounds = 1\n[method]\nlr = 0.05\nmu = 5.0\n')
+    child = write("prox.toml", 'base = "common.toml"\n[method]\nname = "fedprox"\n')
+    with pytest.raises(SettingsError, match=r"common.toml:5: method.mu belongs to one method, and this file"):
+        read_experiment(child, [])
+
+
+def test_a_setting_that_the_method_does_not_have_names_the_line_of_the_base(write):
+    base = write("base.toml", 'name = "a"\nrounds = 1\n\n[method]\nname = "fedprox"\nmuu = 0.5\n')
+    child = write("child.toml", 'base = "base.toml"\nseed = 3')
+    with pytest.raises(SettingsError, match="did you mean mu") as refused:
+        read_experiment(child, [])
+    assert f"{base}:6: method.muu is not a setting of fedprox" in str(refused.value)
+
+
+def test_a_plug_in_of_a_base_does_not_run_under_the_name_of_one_of_ours(write):
+    plugin = Path(methods.__path__[0]) / "fedprox.py"
+    write("own.py", plugin.read_text())
+    base = write("own.toml", 'name = "a"\nrounds = 1\n[method]\nfile = "own.py"\n')
+    with pytest.raises(
+        SettingsError, match=r"own.toml:4: method.file is .*own.py', and .* names moon, a method"
+    ):
+        read_experiment(base, ["method.name=moon"])
+    assert read_experiment(base, ["method.name=moon", "method.file=''"]).plan.method == "moon"
+
+
+def test_a_coordinators_file_does_not_give_one_methods_settings_to_another(write):
+    file = write(
+        "coordinator.toml",
+        'name = "a"\nrounds = 1\nclasses = 10\n[method]\nname = "moon"\nmu = 5.0\nlr = 0.05',
+    )
+    with pytest.raises(SettingsError, match=r"coordinator.toml:6: method.mu is set for moon"):
+        load_settings(file, "", ["method.name=fedprox"])
+    changed = load_settings(file, "", ["method.name=fedprox", "method.mu=0.5"]).settings
+    assert changed.method == {"name": "fedprox", "mu": 0.5, "lr": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[method]\nmu = 1", 2),
+        ("a = 1\n\n# mu = 0\nmethod.mu = 1\n", 4),
+        ('method = { name = "a", mu = 1 }', 1),
+        ('a = """\n[method]\nmu = 2\n"""\n[method]\n"mu" = 1', 6),
+        ("\ufeff[method]\r\nb = [\r\n1,\r\n]\r\nmu = [\r\n1,\r\n]", 5),
+        ("[method]\ntau = 1", 0),
+        ("", 0),
+    ],
+)
+def test_the_line_of_a_key_is_where_its_value_begins(text, line):
+    assert line_of(text, ("method", "mu")) == line
+
+
+def test_bases_in_a_circle_are_refused(write):
+    first = write("first.toml", 'base = "second.toml"')
+    write("second.toml", 'base = "./first.toml"')
+    with pytest.raises(SettingsError, match="circular base: first.toml -> second.toml -> first.toml"):
+        read_experiment(first, [])
+
+
+@pytest.mark.parametrize("base", ["7", '"none.toml"', '""', '["a.toml"]', "{ a = 1 }"])
+def test_a_base_that_is_no_file_is_refused(write, base):
+    path = write("row.toml", f"base = {base}\nrounds = 1")
+    with pytest.raises(SettingsError, match=r"row.toml: base is .*, it must be the path of a TOML file"):
+        read_experiment(path, [])
+
+
+def test_a_mistake_in_a_base_names_the_base(write):
+    path = write("row.toml", 'base = "broken.toml"')
+    write("broken.toml", "rounds = ")
+    with pytest.raises(SettingsError, match=r"broken.toml is not TOML"):
+        read_experiment(path, [])
+
+
+def test_the_data_of_a_file_with_a_base_can_be_asked_for(capsys):
+    few = ["--set", "data.samples=20", "--set", "data.test_samples=5"]
+    assert main(["data", str(FOLDER / "fedlsa" / "ablation-no-sep-digits.toml"), *few]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(SIX)
+
+
+# Values that follow from a file are computed once
+
+
+def test_the_shards_and_the_plan_of_an_experiment_are_computed_once(write, monkeypatch):
+    path = write(
+        "one.toml", 'name = "one"\nrounds = 1\nmethod = { name = "fedavg" }\ndevices = { count = 20 }'
+    )
+    shards, plans = counted(monkeypatch, DataSettings), counted(monkeypatch, Plan)
+    experiment = read_experiment(path, [])
+    own = 1  # one for the file's [data] table
+    assert len(shards) == 20 + own
+    stated = len(plans)  # one to check the coordinator's settings, one that they give
+    assert stated == 2
+    for name in experiment.shards:
+        device_settings(experiment, name, BrokerAddress(), Path("runs"))
+    assert experiment.plan.variant.reports == experiment.reports
+    assert experiment.effective_policy.quorum == len(experiment.devices_by_domain["digits"]) == 20
+    assert (len(shards), len(plans)) == (20 + own, stated)
+
+
+def counted(monkeypatch, cls):
+    made = []
+    init = cls.__init__
+    monkeypatch.setattr(cls, "__init__", lambda self, *a, **k: (made.append(self), init(self, *a, **k))[1])
+    return made

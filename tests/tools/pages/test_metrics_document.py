@@ -1,0 +1,132 @@
+"""docs/metrics.md is what the code writes, and describes every metric that a run shows to Prometheus."""
+
+import re
+import time
+from itertools import chain
+
+import pytest
+
+from protofleet.coordinator.observe.metrics import Metrics
+from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.edge_client.gpu.admission import Usage
+from protofleet.edge_client.gpu.metrics import UsageCollector
+from protofleet.edge_client.host.sensors import Sensors
+from protofleet.edge_client.metrics import DeviceMetrics
+from protofleet.edge_client.serving.metrics import ModelCollector
+from protofleet.edge_client.serving.serving import ModelServing
+from protofleet.edge_client.serving.versions import ModelVersions
+from protofleet.federation.enrol.local_federation import enrol_federation
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.runtime.host.metrics import HostMetrics
+from tests.deploy.fleet.boards import jetson_files
+from tests.support.small_federation import simulation
+from tools.pages.metrics import PAGE, generate, meaning
+
+ROWS = re.findall(
+    r"^\| `(protofleet_\w+)` \| (\w+) \| ([\w, ]*?) ?\| (.+) \|$", PAGE.read_text(), re.MULTILINE
+)
+DOCUMENTED = {name: (kind, tuple(filter(None, labels.split(", ")))) for name, kind, labels, _ in ROWS}
+MEANINGS = {name: words for name, _, _, words in ROWS}
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """Return all metrics that a coordinator and a device show after a run, with every source of metrics present."""
+    folder = tmp_path_factory.mktemp("metrics")
+    run = simulation(folder / "run", "fedavg")
+    board = Sensors(jetson_files(folder / "board"))
+    metrics, device = (
+        Metrics(run.service.run.view),
+        DeviceMetrics(next(iter(run.agents.values())).view, board),
+    )
+    keep_journal(run.service.run, [metrics])
+    run.run()
+    tls = enrol_federation(folder / "enrolled", "metrics", ["d"]).tls("d")
+    device.registry.register(UsageCollector(Usage()))
+    serving = ModelServing(ModelVersions(folder / "models"), str, None)
+    device.registry.register(ModelCollector(serving, lambda: 0))
+    metrics.registry.register(HostMetrics("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
+    return {"coordinator": [*metrics.registry.collect()], "device": [*device.registry.collect()]}
+
+
+def named(families):
+    for family in families:
+        yield family.name + ("_total" if family.type == "counter" else ""), family
+
+
+def test_the_page_is_the_one_that_the_source_writes():
+    """If this fails, write the page again with `python -m tools.pages.metrics`."""
+    assert PAGE.read_text() == generate()
+
+
+def test_every_metric_that_is_shown_is_on_the_page_with_its_type_labels_and_meaning(shown):
+    for name, family in named(chain(*shown.values())):
+        assert name in DOCUMENTED, (
+            f"{name} is not on the page: tools/pages/metrics.py does not know who shows it"
+        )
+        kind, labels = DOCUMENTED[name]
+        assert (kind, MEANINGS[name]) == (family.type, meaning(family.documentation)), name
+        for sample in family.samples:
+            assert {*sample.labels} - {"le"} == {*labels}, f"{name} has the labels {sorted(sample.labels)}"
+
+
+def test_nothing_is_on_the_page_that_nobody_shows(shown):
+    assert DOCUMENTED.keys() - {name for name, _ in named(chain(*shown.values()))} == set()
+    assert len(ROWS) == len(DOCUMENTED), "a name is on the page twice"
+
+
+def test_a_devices_name_is_a_label_on_three_gauges_and_three_counters_only():
+    """The page says so too."""
+    assert [kind for kind, labels in DOCUMENTED.values() if "device" in labels] == [
+        "gauge",
+        "counter",
+        "gauge",
+        "gauge",
+        "counter",
+        "counter",
+    ]
+
+
+def test_no_process_shows_a_name_twice(shown):
+    for who, families in shown.items():
+        names = [family.name for family in families]
+        assert {name for name in names if names.count(name) > 1} == set(), who
+
+
+def test_the_certificates_end_is_shown_as_it_is(shown):
+    name = "protofleet_certificate_expiry_timestamp_seconds"
+    ends = next(family for family in shown["coordinator"] if family.name == name).samples[0].value
+    assert 364 < (ends - time.time()) / 86_400 < 366
+
+
+def series(metrics, name):
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+@pytest.mark.slow
+def test_who_holds_which_class_is_shown_where_the_method_is_told(tmp_path):
+    run = simulation(tmp_path, "fedhp")
+    metrics = Metrics(run.service.run.view)
+    keep_journal(run.service.run, [metrics])
+    run.run()
+    held = {}
+    for agent in run.agents.values():
+        for number in agent.tasks.runner.data.train.y.unique().tolist():
+            held[str(number),] = held.get((str(number),), 0) + 1
+    assert {k: v for k, v in series(metrics, "protofleet_class_holders").items() if v} == held
+
+
+def test_an_answer_to_an_earlier_round_is_as_many_rounds_behind(tmp_path):
+    run = simulation(tmp_path, "fedavg").run()
+    metrics = Metrics(run.service.run.view)
+    late = {"device": "d", "phase": "train", "verdict": "late", "reason": ""}
+    for behind in (0, 2):
+        metrics.entry("dropped", {**late, "round": run.service.run.machine.round - behind})
+    metrics.entry("answered", {"device": "d", "round": 1, "phase": "train"})
+    assert series(metrics, "protofleet_update_staleness_rounds_sum") == {(): 2.0}
+    assert series(metrics, "protofleet_update_staleness_rounds_count") == {(): 3.0}

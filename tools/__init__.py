@@ -1,0 +1,1 @@
+"""Build tools of the repository, which no wheel has. They may import every room; no room imports them."""

@@ -1,0 +1,1 @@
+"""Write the Grafana dashboards of deploy/compose."""

@@ -1,0 +1,1 @@
+"""Write the generated parts of docs/ from the code."""

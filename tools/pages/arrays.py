@@ -1,0 +1,126 @@
+"""Write the table of arrays in docs/protocol.md: python -m tools.pages.arrays.
+
+The table shows every method's arrays as the coordinator requires them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Final, TypeAlias
+
+import torch
+
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.methods.contract.base import Ask, Member, Payload, Reply, ServerHalf
+from protofleet.methods.contract.catalog import names
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.wants import TensorSpec, table_of
+from protofleet.protocol.wire.messages import ArraySpec
+from tools.pages.generated_table import DOCS, replace_table
+
+PAGE: Final = DOCS / "protocol.md"
+# Number of classes, width of the embedding, number of examples. No other number of the tables equals one of
+# these.
+C, D, N = 7, 48, 35
+SYMBOLS: Final = {C: "C", D: "D", N: "N", C - 1: "C - 1", (N + C) // 2: "(N + C) / 2"}
+HEAD: Final = "| method | phase | the broadcast holds | rows of the answer |\n|---|---|---|---|\n"
+
+
+# The phase, the arrays that are sent, and the arrays that must come back.
+Question: TypeAlias = tuple[str, Payload, tuple[ArraySpec, ...]]
+
+
+def questions(method: str) -> Iterator[Question]:
+    """Yield what a server half asks its cohort in two rounds and at the end.
+
+    The answers are the smallest ones that it accepts.
+    """
+    plan = Plan(
+        method, C, 2, size=32, network=Network("cnn_bn", feature_size=D), hyper=cheap_settings(method)
+    )
+    server = plan.server_half()
+    for number in (1, 2):
+        server.begin(number, [Member("a", N, (N // C,) * C)])
+        yield from _round(server)
+    yield "evaluate", server.payload(), ()
+
+
+def _round(server: ServerHalf) -> Iterator[Question]:
+    asking, replies = server.round(), None
+    with contextlib.suppress(StopIteration):
+        while True:
+            ask = next(asking) if replies is None else asking.send(replies)
+            yield ask.phase, ask.payload, table_of(ask.wants, ask.payload, Limits().norm)
+            replies = [Reply("a", N, smallest_answer(ask))]
+
+
+def cheap_settings(method: str) -> dict[str, int]:
+    """Return settings that save work and change no array."""
+    known = {field.name for field in fields(Plan(method, C, 2).load().Hyper)}
+    return {name: 1 for name in ("server_epochs", "init_steps") if name in known}
+
+
+def smallest_answer(ask: Ask) -> Payload:
+    return {
+        name: _array(spec, ask.payload.get(name)) for name, spec in ask.wants.items() if not spec.optional
+    }
+
+
+def _array(spec: TensorSpec, sent: torch.Tensor | None) -> torch.Tensor:
+    if sent is not None and tuple(sent.shape) == spec.shape:
+        return sent
+    shape = [spec.step or 2 if isinstance(dim, str) else dim for dim in spec.shape]
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if spec.dtype == "int64" and spec.low == 0:
+        return torch.arange(shape[0])
+    return torch.full(shape, 1, dtype=dtype) if spec.low == 1 else torch.rand(shape).to(dtype)
+
+
+def table() -> str:
+    return HEAD + "".join(line for method in names() for line in _lines(method))
+
+
+def _lines(method: str) -> Iterator[str]:
+    """Yield one line for each phase.
+
+    The arrays that are sent may differ from round to round, but the arrays that must come back are the same.
+    """
+    sent: dict[tuple[str, str], dict[str, None]] = {}
+    for phase, payload, rows in questions(method):
+        sent.setdefault((phase, _rows(rows)), {})[_kinds(payload)] = None
+    for (phase, rows_text), kinds in sent.items():
+        yield f"| `{method}` | `{phase}` | {'; or '.join(kinds)} | {rows_text} |\n"
+
+
+def _kinds(payload: Payload) -> str:
+    found = dict.fromkeys(name.partition(".")[0] + (".*" if "." in name else "") for name in sorted(payload))
+    return ", ".join(f"`{kind}`" for kind in found) or "nothing"
+
+
+def _rows(rows: Sequence[ArraySpec]) -> str:
+    return "<br>".join(map(_row, rows)) or "none"
+
+
+def _row(row: ArraySpec) -> str:
+    form = "as sent" if row.shape is None else f"{row.dtype} [{', '.join(map(_symbol, row.shape))}]"
+    parts = [form, f"most {_symbol(row.most)}" if row.most is not None else ""]
+    parts += [
+        f"{word} {_symbol(bound)}"
+        for word, bound in (("low", row.low), ("high", row.high))
+        if bound is not None
+    ]
+    return f"`{row.name}`: " + ", ".join([*filter(None, parts), *(f"`{rule}`" for rule in row.rules)])
+
+
+def _symbol(value: float | str) -> str:
+    return value if isinstance(value, str) else SYMBOLS.get(int(value), f"{value:,.0f}")
+
+
+def generate(page: str) -> str:
+    return replace_table(page, "tools.pages.arrays", table())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(generate(PAGE.read_text()))

@@ -1,0 +1,132 @@
+"""Write docs/metrics.md from the metrics in the code: python -m tools.pages.metrics."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from protofleet.coordinator.observe.metrics import (
+    MAX_DEVICES,
+    BoundedLabels,
+    DamageCounts,
+    DepartureCounts,
+    Errors,
+    OlderCopyCounts,
+    WillCounts,
+)
+from protofleet.coordinator.observe.record import MOST_DEVICES
+from protofleet.coordinator.observe.series import (
+    Attendance,
+    Devices,
+    DiskSpace,
+    LastRound,
+    Learned,
+    Progress,
+    Traffic,
+)
+from protofleet.edge_client.gpu.admission import Usage
+from protofleet.edge_client.gpu.metrics import UsageCollector
+from protofleet.edge_client.host.sensors import Sensors
+from protofleet.edge_client.metrics import DeviceSeries
+from protofleet.edge_client.serving.metrics import ModelCollector
+from protofleet.edge_client.serving.serving import ModelServing
+from protofleet.edge_client.serving.versions import ModelVersions
+from protofleet.protocol.link.meter import Meter
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.runtime.host.metrics import HostMetrics
+from protofleet.runtime.metrics_page import BrokerCertificate, ConnectionErrors, MeterCollector
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "metrics.md"
+INTRO: Final = f"""\
+# Metrics
+
+A coordinator or a device with `metrics_port` serves these under `/metrics` at its `metrics_host`.
+Times are Unix times. A device's name is a label on three gauges and three counters only. Names and
+domains are labels for {MAX_DEVICES:,} values each and then `other`, names in bytes by device for
+{MOST_DEVICES}; views are the method's own, and a device has one domain for a run.
+
+What is said to be of the run goes on over a coordinator's restart; other counters begin with the process.
+
+`python -m tools.pages.metrics` writes this page; `/metrics` has the same as `HELP`.
+"""
+HEAD: Final = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
+
+
+class Rows(CollectorRegistry):
+    """The rows of the page: one for each registered metric, in that order.
+
+    The metrics need not have any values yet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[str] = []
+
+    def register(self, collector: Any) -> None:
+        super().register(collector)
+        for family in collector.describe():
+            # The client keeps the names of labels in the family, or in the metric itself, and publishes
+            # neither.
+            named = collector if isinstance(collector, MetricWrapperBase) else family
+            self.rows.append(row(family.name, family.type, named._labelnames, family.documentation))
+
+
+def row(name: str, kind: str, labels: tuple[str, ...], description: str) -> str:
+    shown = name + ("_total" if kind == "counter" else "")
+    return f"| `{shown}` | {kind} | {', '.join(labels)} | {meaning(description)} |".replace("|  |", "| |")
+
+
+def meaning(description: str) -> str:
+    """Return the description as a cell, in which docs/x.md is a link to that page."""
+    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", description.replace("|", r"\|"))
+
+
+def register_common(r: CollectorRegistry) -> None:
+    r.register(MeterCollector(Meter(), ""))
+    r.register(ConnectionErrors(lambda: 0))
+    r.register(BrokerCertificate(lambda: None))
+    r.register(HostMetrics("", "", Path(), BrokerAddress()))
+
+
+def register_coordinator(r: CollectorRegistry) -> None:
+    for series in (Progress, Attendance, LastRound, Traffic, Learned, Devices, DiskSpace):
+        series(r)
+    r.register(DepartureCounts(None))
+    r.register(DamageCounts(Counter()))
+    r.register(WillCounts(Counter(), BoundedLabels(MAX_DEVICES)))
+    r.register(OlderCopyCounts(Counter(), BoundedLabels(MAX_DEVICES)))
+    r.register(Errors(None))
+
+
+def register_device(r: CollectorRegistry) -> None:
+    DeviceSeries(r)
+    r.register(Sensors())
+    r.register(UsageCollector(Usage()))
+    r.register(ModelCollector(ModelServing(ModelVersions(Path()), str, None), int))
+
+
+SECTIONS: Final[dict[str, Callable[[CollectorRegistry], None]]] = {
+    "Coordinator and device": register_common,
+    "Coordinator": register_coordinator,
+    "Device": register_device,
+}
+
+
+def sections() -> Iterator[str]:
+    for title, registered in SECTIONS.items():
+        registered(registry := Rows())
+        yield f"## {title}\n\n{HEAD}" + "".join(f"{line}\n" for line in registry.rows)
+
+
+def generate() -> str:
+    return "\n".join((INTRO, *sections()))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(generate())
