@@ -199,7 +199,9 @@ def test_a_forged_block_is_dropped_and_the_right_one_fetched(tmp_path):
     def forge(topic, frame, retain=False, qos=1):
         honest(
             topic,
-            frame[:-1] + b"?" if frame[:3] == b"PF\x02" and not done.append(1) and len(done) == 3 else frame,
+            frame[:-1] + bytes([frame[-1] ^ 1])
+            if frame[:3] == b"PF\x02" and not done.append(1) and len(done) == 3
+            else frame,
             retain,
         )
 
