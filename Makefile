@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOMS   = protocol runtime methods edge_client coordinator federation lab deploy experiments
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-containers check format bench bench-check exports gpu fuzz crash simulate chaos soak audit clean data
+.PHONY: help demo test near test-all test-containers check format bench bench-check exports gpu fuzz crash simulate chaos soak audit clean data
 .PHONY: up down logs demo-compose images locks
 
 help: ## this list
@@ -39,6 +39,9 @@ demo: $(VENV)/.run ## a whole federation on this machine, then a report
 
 test: $(VENV)/.dev mosquitto ## what every change must pass, in seven minutes: each room, real brokers, a run
 	@$(PYTEST) -m 'not slow and not containers' $(ARGS)
+
+near: check ## check, then the tests near the changed files: make near ARGS="--since main"
+	@$(BIN)/python -m tests.near $(ARGS)
 
 test-all: $(VENV)/.all mosquitto ## that, and all that takes longer: processes, harm, wheels, browsers, Prometheus
 	@$(PYTEST) $(ARGS)

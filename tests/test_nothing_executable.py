@@ -31,8 +31,8 @@ ONLY_HERE = {
     # CIFAR's own files are pickles. Its reader makes only arrays, lists, dicts, numbers and strings from them.
     "edge_client/data/sources/cifar.py": {"imports pickle"},
     "edge_client/data/errors.py": {"imports pickle"},  # Only for the name of the error class.
-    "tests/edge_client/data/test_on_disk_formats.py": {"imports pickle"},  # Writes such files.
-    "tests/edge_client/data/test_readers.py": {"imports pickle"},  # Writes them too.
+    "tests/edge_client/data/sources/test_on_disk_formats.py": {"imports pickle"},  # Writes such files.
+    "tests/edge_client/data/sources/test_readers.py": {"imports pickle"},  # Writes them too.
     "tests/chaos/seclusion.py": {"os.execvp"},  # Starts itself again, in new namespaces.
     "tests/coordinator/round/test_mutants.py": {"exec", "compile"},  # Breaks our round machine on purpose.
     "tests/simulator/planted.py": {"exec", "compile"},  # Plants mistakes in machine, link and spool.

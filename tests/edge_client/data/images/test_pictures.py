@@ -59,7 +59,7 @@ def test_a_folder_may_have_domains(tmp_path):
 
 
 def test_all_that_the_page_calls_pictures_are_found_and_nothing_else(tmp_path):
-    kinds = (Path(__file__).parents[3] / "docs" / "your-data.md").read_text()
+    kinds = (Path(__file__).parents[4] / "docs" / "your-data.md").read_text()
     kinds = re.findall(
         r"`(\.\w+)`", kinds.partition("**Which files are pictures.**")[2].partition("Folders pass")[0]
     )

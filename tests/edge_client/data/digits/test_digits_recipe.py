@@ -20,7 +20,7 @@ from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.data.stable_random import StableRandom
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SIZES = {
     "mnist": (4000, 1000), "optdigits": (1438, 359), "mfeat": (1596, 398),
     "synth": (4000, 1000), "mnistm": (4000, 1000), "street": (4000, 1000),
