@@ -36,7 +36,9 @@ TYPES = {int: "int", str: "str", bytes: "bin", bool: "bool", list: "array", dict
 
 
 def section(title):
-    return re.split(r"^#+ ", TEXT.split(title, 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    """Return the text below a heading, with its subsections."""
+    level = len(title) - len(title.lstrip("#"))
+    return re.split(rf"^#{{1,{level}}} ", TEXT.split(f"\n{title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def rows(text):
@@ -52,6 +54,15 @@ def rows(text):
 def number(text):
     bare = text.replace(",", "")
     return int(bare) if bare.isdigit() else float(bare)
+
+
+def keys_of_messages():
+    """Yield (kind, key, types, whether it is required, meaning) from the table of each message."""
+    for kind in DECODERS:
+        for row in rows(section(f"### `{kind}`")):
+            if len(row) == 5 and row[0] != "key":
+                key, types, required, _, meaning = row
+                yield kind, key.strip("`"), types, required, meaning
 
 
 @pytest.mark.parametrize(("name", "block"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
@@ -96,21 +107,19 @@ def test_every_reason_is_described_as_the_code_means_it():
 
 
 def test_the_header_is_described_field_by_field():
-    # The other table of the section counts bytes.
-    found = [row for row in rows(section("## 3. The envelope")) if len(row) > 3]
-    table = [(int(row[0]), row[1].strip("`"), row[2]) for row in found[1:]]
+    found = [row for row in rows(section("### The header")) if row[0].isdigit()]
+    table = [(int(row[0]), row[1].strip("`"), row[2]) for row in found]
     expected = [(i, f.name, TYPES[t]) for i, (f, t) in enumerate(zip(fields(Header), FIELD_TYPES))]
     assert table == expected
     assert f"the {len(DOMAIN)} bytes `{DOMAIN[:-1].decode()}` 0x00" in FLAT
 
 
 def test_every_key_of_every_message_is_described_with_its_type():
-    described, kind = {name: {} for name in DECODERS}, ""
-    for row in rows(section("## 5. Messages"))[1:]:
-        kind = row[0].strip("`") or kind
-        if len(row) > 4 and row[2] and "." not in row[2]:
-            described[kind][row[2].strip("`")] = (set(row[3].split(" or ")), row[4] == "no")
-            assert ("since 1.1" in row[5]) == (row[2].strip("`") in LATER.get(kind, ()))
+    described = {name: {} for name in DECODERS}
+    for kind, key, types, required, meaning in keys_of_messages():
+        if "." not in key:
+            described[kind][key] = (set(types.split(" or ")), required == "no")
+            assert ("since 1.1" in meaning) == (key in LATER.get(kind, ()))
     number_or = {frozenset({int, float}): {"number"}}
     expected = {
         name: {
@@ -141,11 +150,9 @@ def open_payloads():
 
 def described_keys():
     """Return, for each kind, the keys that section 5 lists, and whether each came with minor version 1."""
-    keys, kind = {name: {} for name in DECODERS}, ""
-    for row in rows(section("## 5. Messages"))[1:]:
-        kind = row[0].strip("`") or kind
-        if len(row) > 4 and row[2]:
-            keys[kind][row[2].strip("`")] = "since 1.1" in row[5] or "." in row[2]
+    keys = {name: {} for name in DECODERS}
+    for kind, key, _, _, meaning in keys_of_messages():
+        keys[kind][key] = "since 1.1" in meaning or "." in key
     return keys
 
 
@@ -170,7 +177,7 @@ def test_what_came_with_minor_version_1_is_left_out_where_it_is_empty_and_nothin
 
 
 def test_every_key_of_about_is_described():
-    described = {row[2].strip("`") for row in rows(section("## 5. Messages")) if row[2:] and "." in row[2]}
+    described = {key for _, key, *_ in keys_of_messages() if "." in key}
     about = About(("a",), ("a",), ("a",), 1, ("a",), True)
     expected = {f"about.{key}" for key in tables.about_fields(about)}
     assert {key for key in described if key.startswith("about.")} == expected
@@ -186,9 +193,7 @@ def test_a_row_of_wants_is_described_entry_by_entry_and_every_rule():
 
 
 def test_every_form_is_described_and_no_other():
-    named = {
-        row[0].strip("`") for row in rows(section("## 5. Messages")) if len(row) == 2 and row[0] != "name"
-    }
+    named = {row[0].strip("`") for row in rows(section("### Forms")) if row[0] != "name"}
     assert {*forms.COORDINATOR_FORMS, *forms.DEVICE_FORMS} == named
 
 
@@ -197,7 +202,7 @@ def test_the_arrays_of_every_method_are_those_that_the_coordinator_demands():
 
 
 def test_the_files_of_a_device_are_those_that_are_installed():
-    named = re.findall(r"`([\w.]+)`", " ".join(row[0] for row in rows(section("## 1. Parties and names"))))
+    named = re.findall(r"`([\w.]+)`", " ".join(row[0] for row in rows(section("### The keys of a device"))))
     assert set(named) == {
         *(enrolled.IDENTITY_KEY, enrolled.RECEIVE_KEY, enrolled.TLS_KEY, enrolled.TLS_CERT, enrolled.TLS_CA),
         *(enrolled.OWN_RECORD, enrolled.ROOTS_FILE, enrolled.REVOKED_FILE, "coordinator.record"),

@@ -93,13 +93,14 @@ def read(kind, payload):
 
 def rows():
     """Yield (kind.key, what the page says about it) for all keys of messages."""
-    section, kind, found = PAGE.split("## 5. Messages")[1].split("**A `want`**")[0], "", []
+    section, kind, found = PAGE.split("## 5. Messages")[1].split("### Forms")[0], "", []
     for line in section.splitlines():
+        kind = line.removeprefix("### ").strip("`") if line.startswith("### ") else kind
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if len(cells) == 6 and set("".join(cells)) - {"-"} and cells[0] != "kind":
-            kind, key = cells[0].strip("`") or kind, cells[2].strip("`")
-            if key and "." not in key:
-                found.append((f"{kind}.{key}", cells[5]))
+        if len(cells) == 5 and set("".join(cells)) - {"-"} and cells[0] != "key":
+            key = cells[0].strip("`")
+            if "." not in key:
+                found.append((f"{kind}.{key}", cells[4]))
     return found
 
 
@@ -122,7 +123,7 @@ def test_a_reader_of_1_0_looks_away_from_a_key_that_everybody_hears(name):
 @pytest.mark.parametrize("name", TOWARDS)
 def test_a_key_that_takes_the_place_of_another_is_for_those_who_say_its_form(name):
     form, said = TOWARDS[name]
-    assert re.search(rf"(towards|to) who says `{form}`", NEW[name])
+    assert re.search(rf"for a (device|coordinator|party) that sends `{form}`", NEW[name])
     assert name.split(".")[1] in msgpack.unpackb(codec.encode(*said), strict_map_key=False)
 
 
