@@ -18,7 +18,7 @@ from protofleet.methods.contract.torch_setup import compute_deterministically
 from protofleet.protocol.settings.reader import SettingsError
 
 CPU: Final = torch.device("cpu")
-# Below this work for each core, a training batch is as fast on the cores as on a GPU: docs/scale.md.
+# Below this work for each core, a training batch is as fast on the cores as on a GPU: docs/gpu.md.
 FLOPS_PER_CORE: Final = 50_000_000
 FLOPS_PER_WEIGHT: Final = 2  # one multiplication and one addition
 BACK_AND_FORTH: Final = 3  # the backward pass is twice the work of the forward pass

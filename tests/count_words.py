@@ -17,8 +17,8 @@ DOCS: Final = Path(__file__).parent.parent / "docs"
 LIMIT: Final = 37_000
 OTHERS: Final = {
     "README.md", "adding-a-method.md", "architecture.md", "bounds.md", "day-0.md", "day-2.md", "energy.md",
-    "fine-tuning.md", "glossary.md", "hostile.md", "installing.md", "methods.md", "plug-ins.md", "python.md",
-    "rounds.md", "scale.md", "serving.md", "sweeps.md", "trackers.md", "tutorial-engineer.md",
+    "fine-tuning.md", "glossary.md", "gpu.md", "hostile.md", "installing.md", "methods.md", "plug-ins.md",
+    "python.md", "rounds.md", "scale.md", "serving.md", "sweeps.md", "trackers.md", "tutorial-engineer.md",
     "tutorial-researcher.md", "write-a-client.md", "your-data.md", "your-model.md",
 }  # fmt: skip
 GENERATED: Final = re.compile(

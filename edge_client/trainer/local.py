@@ -83,7 +83,7 @@ class LocalTrainer:
         pays = self._settings.compute != "auto" or compute_place("auto", plan, self._network) != CPU
         if not pays:
             log.info(
-                "the plan's network is too little work for the GPU to pay, so the CPU trains it: docs/scale.md"
+                "the plan's network is too little work for the GPU to pay, so the CPU trains it: docs/gpu.md"
             )
         return pays
 
