@@ -46,14 +46,20 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "metrics.md"
 INTRO: Final = f"""\
 # Metrics
 
-A coordinator or a device with `metrics_port` serves these under `/metrics` at its `metrics_host`.
-Times are Unix times. A device's name is a label on three gauges and three counters only. Names and
-domains are labels for {MAX_DEVICES:,} values each and then `other`, names in bytes by device for
-{MOST_DEVICES}; views are the method's own, and a device has one domain for a run.
+A coordinator or a device with a `metrics_port` serves these metrics under `/metrics` at its `metrics_host`.
+Times are Unix times.
 
-What is said to be of the run goes on over a coordinator's restart; other counters begin with the process.
+Limits of the labels:
 
-`python -m tools.pages.metrics` writes this page; `/metrics` has the same as `HELP`.
+- The name of a device is a label of three gauges and three counters only.
+- The labels for names and domains have at most {MAX_DEVICES:,} values each; all further ones are counted as
+  `other`. In bytes by device the limit is {MOST_DEVICES} names.
+- The views are those of the method. A device has one domain for a whole run.
+
+A metric whose meaning names the run continues after a restart of the coordinator. All other counters begin at
+0 with the process.
+
+`/metrics` has the same texts as `HELP`. `python -m tools.pages.metrics` writes this page.
 """
 HEAD: Final = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
 
