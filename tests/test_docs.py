@@ -69,7 +69,7 @@ def test_every_setting_is_in_the_documents(cls):
 
 
 def linked_pages():
-    named = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/protocol/golden/README.md")
+    named = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "tests/protocol/golden/README.md")
     return [*(ROOT / name for name in named), *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -105,7 +105,17 @@ def test_what_a_coordinator_keeps_beside_all_its_runs_is_named(file):
     assert f"`{file(Path('<runs>'), '<federation>')}`" in page
 
 
-def test_the_readme_prints_a_method_as_its_file_has_it():
-    section = (ROOT / "README.md").read_text().split("## A method is one file")[1]
-    printed = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0]
-    assert (ROOT / "methods" / "fedprox.py").read_text().endswith(f"\n{printed}")
+def test_every_page_is_listed_once_in_the_index_of_its_kind():
+    index = (ROOT / "docs" / "README.md").read_text()
+    kinds = re.split(r"^## ", index, flags=re.MULTILINE)
+    assert [kind.splitlines()[0] for kind in kinds[1:5]] == [
+        "Tutorials", "How-to guides", "Reference", "Explanation",
+    ]  # fmt: skip
+    rows = [
+        row
+        for kind in kinds[1:5]
+        for row in re.findall(r"^\| \[([\w-]+\.md)\]\((\S+)\) \| .+\. \|$", kind, re.MULTILINE)
+    ]
+    assert all(name == target for name, target in rows)
+    pages = [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md"]
+    assert sorted(name for name, _ in rows) == sorted(pages)
