@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
-LIMIT: Final = 37_000
+LIMIT: Final = 43_000
 OTHERS: Final = {
     "README.md", "adding-a-method.md", "architecture.md", "bounds.md", "day-0.md", "day-2.md", "energy.md",
     "fine-tuning.md", "glossary.md", "gpu.md", "hostile.md", "installing.md", "methods.md", "plug-ins.md",
@@ -33,7 +33,8 @@ def counts(page: Path) -> tuple[int, int]:
     own = GENERATED.sub("", text)
     if page.name in MEASURED:
         own = "\n".join(line for line in own.splitlines() if not line.startswith("|"))
-    return len(own.split()), len(text.split()) - len(own.split())
+    total, read = (sum(word != "|" for word in part.split()) for part in (text, own))
+    return read, total - read
 
 
 def main() -> int:
