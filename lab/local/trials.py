@@ -27,7 +27,7 @@ from protofleet.lab.report.comparison import (
 )
 from protofleet.lab.report.comparison import Point as Measured
 from protofleet.lab.report.comparison_page import comparison_page
-from protofleet.lab.report.comparison_tables import Table, mean_and_deviation, tables
+from protofleet.lab.report.comparison_tables import Table, mean_and_deviation, origin_table, tables
 from protofleet.lab.report.noise import noise_in
 from protofleet.lab.report.numbers import percent_points
 from protofleet.protocol.link.meter import human_bytes
@@ -234,8 +234,9 @@ def write_trials(trials: Trials, runs: Path) -> Path:
     put_aside(folder, trials.grid)
     write(folder / "trials.json", trials.as_json())
     below = "".join(f"- {line}\n" for line in trials.lines())
-    write(folder / "trials.md", f"{trials.table().markdown()}\n{below}")
     groups = [trial.group for trial in trials.trials if trial.group]
+    origin = origin_table(groups)
+    write(folder / "trials.md", f"{trials.table().markdown()}\n{below}\n{origin.markdown()}")
     page = folder / "sweep.html"
     own = trials.table()
     found = replace(
@@ -243,6 +244,6 @@ def write_trials(trials: Trials, runs: Path) -> Path:
     )
     baseline = trials.chosen.group if trials.chosen else None
     target = accuracy_target(groups, baseline.name if baseline else "", 0.9)
-    shown = [found, *tables(groups, target, 0.9)]
+    shown = [found, *tables(groups, target, 0.9), origin]
     write(page, comparison_page(groups, shown, f"Sweep {trials.grid.name}"))
     return page

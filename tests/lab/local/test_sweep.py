@@ -268,8 +268,9 @@ def test_what_was_found_is_written_as_json_a_table_and_a_page(file, tmp_path):
     assert found["chosen"] == {"method.lr": "0.1", "method.mu": "1"} and len(found["warnings"]) == 2
     assert found["trials"][0]["runs"] == ["base-lr-0.02-mu-0-s1", "base-lr-0.02-mu-0-s2"]
     assert found["trials"][0]["tensor_bytes"] == [100, 100]
-    assert "| 0.1 | 1 | 2 | 55.5 ± 0.7 | 45.0 |" in (page.parent / "trials.md").read_text()
-    shown = page.read_text()
+    shown, markdown = page.read_text(), (page.parent / "trials.md").read_text()
+    assert "| 0.1 | 1 | 2 | 55.5 ± 0.7 | 45.0 |" in markdown
+    assert "Where the figures come from" in markdown and "Where the figures come from" in shown
     assert "Accuracy over method.lr and method.mu" in shown
     assert (
         "Chosen: method.lr = 0.1, method.mu = 1." in shown and "Warning: method.lr = 0.1 is an end" in shown
