@@ -42,44 +42,88 @@ from protofleet.runtime.metrics_page import LOOPBACK, Endpoint
 
 @dataclass(frozen=True)
 class CoordinatorSettings:
-    name: str  # of the run
+    """The settings of a coordinator."""
+
+    name: str
+    """Name of the run, whose results go to `<folder>/<name>/`."""
     rounds: Rounds
+    """Number of training rounds."""
     classes: Classes
-    method: dict[str, Any]  # name, and the settings of the method itself
+    """Number of classes."""
+    method: dict[str, Any]
+    """Name of the method (`name`), or the path of a Python file that defines one (`file`), and the settings
+    of this method.
+    """
     federation: str = "protofleet"
-    task: str = TASK  # the only task that exists
-    class_names: tuple[str, ...] = ()  # in the order of their labels; (): the names that most devices send
-    folder: str = "runs"  # results go to <folder>/<name>/
+    """Name of the federation, which is part of every topic."""
+    task: str = TASK
+    """Kind of the task, of which `classification` is the only one."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes in the order of their labels; empty means the names that most devices send."""
+    folder: str = "runs"
+    """Folder of the results of all runs."""
     seed: Seed = 0
-    size: Pixels = USUAL_SIDE  # images are size x size
-    channels: Channels = USUAL_CHANNELS  # channels of an image: 3, or 1 for shades of grey
-    shape: Axes = ()  # replaces both: [F] of a vector, [C, T] of a series, [C, H, W] of an image
+    """Seed of all random draws of the run, such as first weights and cohorts."""
+    size: Pixels = USUAL_SIDE
+    """Side of an image in pixels."""
+    channels: Channels = USUAL_CHANNELS
+    """Number of channels of an image, 3 for colour or 1 for shades of grey."""
+    shape: Axes = ()
+    """Shape of a sample in place of `size` and `channels`, which is [F] for vectors, [C, T] for series and
+    [C, H, W] for images; empty means `size` and `channels`.
+    """
     network: Network = field(default_factory=Network)
-    # For methods whose devices train a shared network in addition to their own; None: the same as
-    # `network`.
+    """Network of the run."""
     mutual: Network | None = None
-    # For methods whose devices compare their outputs on images that all devices have; None: the drawn
-    # images.
+    """Network that all devices train in addition to their own, for methods such as FML and FedKD; left out,
+    it is the same as `network`.
+    """
     public: PublicSet | None = None
-    init: FirstWeights | None = None  # first weights of the network of every party; None: they are drawn
-    freeze: Freeze | None = None  # "backbone": the backbone stays as it is
-    metrics: OwnMetrics | None = None  # metrics that are measured in addition to accuracy and loss
-    plugins: PlugIns = field(default_factory=PlugIns)  # the Python files that it may run, by their hashes
+    """Samples that all devices have, for methods whose devices compare their outputs on them (FCCL+); left
+    out, they are drawn images.
+    """
+    init: FirstWeights | None = None
+    """First weights of every party's network; left out, they are drawn by the seed."""
+    freeze: Freeze | None = None
+    """Part of the network that is not trained, `backbone` (the layers that make the features); left out, the
+    whole network is trained.
+    """
+    metrics: OwnMetrics | None = None
+    """Metrics that are measured in addition to accuracy and loss."""
+    plugins: PlugIns = field(default_factory=PlugIns)
+    """Python files that the coordinator may run, by their hashes."""
     policy: Policy = field(default_factory=Policy)
+    """Rules for the rounds."""
     limits: Limits = field(default_factory=Limits)
+    """Limits on the claims of a device and on the disk space of answers."""
     broker: BrokerAddress = field(default_factory=BrokerAddress)
-    enrolled: str = ""  # folder that `protofleet enrol` has filled; replaces `key`
+    """Address of the broker."""
+    enrolled: str = ""
+    """Folder that `protofleet enrol` has filled, in place of `key`; empty means without enrolment."""
     key: str = "keys/coordinator.key"
-    devices: str = "keys"  # folder of <device>.record files; if `enrolled` is empty, of <device>.pub files
-    security: str = "sealed"  # or "off": messages are still signed, but every broker can read them
-    threads: Threads = 0  # for torch; 0 leaves it to torch
-    metrics_port: OptionalPort = 0  # 0: no metrics
-    metrics_host: str = LOOPBACK  # address where metrics are served; 0.0.0.0: all addresses of this machine
-    # Seconds without a sign of life after which the process ends itself; 0: no watchdog.
+    """Path of the coordinator's private key, if `enrolled` is empty."""
+    devices: str = "keys"
+    """Folder of the files `<device>.record` of the devices that may take part, or of `<device>.pub` if
+    `enrolled` is empty.
+    """
+    security: str = "sealed"
+    """Protection of messages, `sealed`, or `off` for messages that are still signed but that every broker can
+    read.
+    """
+    threads: Threads = 0
+    """Number of threads of torch; 0 leaves it to torch."""
+    metrics_port: OptionalPort = 0
+    """Port of the page of metrics and health; 0 means none."""
+    metrics_host: str = LOOPBACK
+    """Address of this machine at which the metrics page is served; `0.0.0.0` means all addresses."""
     watchdog_seconds: Watchdog = 900.0
-    patience_seconds: PositiveSeconds = 60.0  # seconds that the broker has for its first reply
-    broker_words: str = ""  # how reports describe the broker
-    experiment: str = ""  # digest of the experiment that this run belongs to, for reports
+    """Seconds without a sign of life after which the process ends itself; 0 means no watchdog."""
+    patience_seconds: PositiveSeconds = 60.0
+    """Seconds that the broker has for its first reply."""
+    broker_words: str = ""
+    """Description of the broker in reports."""
+    experiment: str = ""
+    """Digest of the experiment that this run belongs to, for reports."""
 
     def __post_init__(self) -> None:
         valid_name(self.name)

@@ -38,46 +38,80 @@ Patience = Annotated[float, Within(0, LONG_SECONDS, above=True, also=((math.inf,
 
 @dataclass(frozen=True)
 class DeviceSettings:
+    """The settings of a device."""
+
     name: str
+    """Name of the device, as it is enrolled."""
     federation: str = "protofleet"
-    folder: str = "state"  # the files that survive a reboot
-    # Whether files reach the disk before they count. If false, a power cut may lose them; the end of a
-    # process does not.
+    """Name of the federation, which is part of every topic."""
+    folder: str = "state"
+    """Folder of the files that survive a reboot."""
     durable: bool = True
-    enrolled: str = ""  # folder that `protofleet enrol` has filled; it replaces the next two settings
+    """If true, files are synced to the disk before they count; if false, a power cut may lose them, but a
+    killed process loses none.
+    """
+    enrolled: str = ""
+    """Folder that `protofleet enrol` has filled, in place of `key` and `coordinator_key`; empty means without
+    enrolment.
+    """
     key: str = "keys/device.key"
+    """Path of the device's private key, if `enrolled` is empty."""
     coordinator_key: str = "keys/coordinator.pub"
-    security: str = "sealed"  # "sealed" or "off", the same as the coordinator's
+    """Path of the coordinator's public key, if `enrolled` is empty."""
+    security: str = "sealed"
+    """Protection of messages, `sealed` or `off`, the same as the coordinator's."""
     broker: BrokerAddress = field(default_factory=BrokerAddress)
+    """Address of the broker."""
     data: DataSettings = field(default_factory=DataSettings)
-    network: Network | None = None  # the device's own network, if the run's method allows one
-    plugins: PlugIns = field(default_factory=PlugIns)  # Python files that the device may run, by their hashes
-    keep_models: bool = (
-        True  # whether its folder keeps its last model and its best by validation, for `protofleet export`
-    )
+    """Data of the device."""
+    network: Network | None = None
+    """Network of the device's own, if the run's method allows one; left out, it is the run's."""
+    plugins: PlugIns = field(default_factory=PlugIns)
+    """Python files that the device may run, by their hashes."""
+    keep_models: bool = True
+    """If true, the folder keeps the device's last model and its best one by validation, for `protofleet export`."""
     pictures: Snapshots = field(default_factory=Snapshots)
-    models: ModelSettings | None = None  # those it serves to programs of its machine; None: it serves none
-    limits: Limits = field(default_factory=Limits)  # limits on what a run's plan can make this device do
-    compute: str = "auto"  # auto (the GPU if it is faster), cpu or cuda
-    threads: Threads = 0  # number of torch's threads; 0: torch decides
-    slots: Slots = field(default_factory=Slots)  # shared by devices of one machine that compute on its cores
-    # Or "child": a separate process; the device reports its death from lack of memory.
+    """Snapshots of embeddings for the pictures of a report."""
+    models: ModelSettings | None = None
+    """Models that the device serves to programs of its machine; left out, it serves none."""
+    limits: Limits = field(default_factory=Limits)
+    """Limits on the work and memory that a run's plan can ask of this device."""
+    compute: str = "auto"
+    """Processor for training, `auto` (the GPU if it is faster), `cpu` or `cuda`."""
+    threads: Threads = 0
+    """Number of threads of torch; 0 leaves it to torch."""
+    slots: Slots = field(default_factory=Slots)
+    """Places for work that the devices of one machine share."""
     trainer: str = "inside"
-    trainer_memory_bytes: Bytes = 0  # bytes of its own memory that the child may take at most; 0: no limit
-    # Seconds of the longest piece of work of a child; after that the child is ended and begun again.
+    """Place of the training, `inside` the process or `child` for a separate process, whose death from lack of
+    memory the device reports.
+    """
+    trainer_memory_bytes: Bytes = 0
+    """Largest memory of its own, in bytes, that the child may take; 0 means no limit."""
     trainer_seconds: PositiveSeconds = 10_800.0
-    board: BoardSettings = field(default_factory=BoardSettings)  # the board whose sensors are read
-    # The device takes no new work while a zone of the board is hotter, in degrees Celsius; 0: no limit.
+    """Longest time, in seconds, of one piece of work of a child, after which the child is ended and started again."""
+    board: BoardSettings = field(default_factory=BoardSettings)
+    """Board whose sensors are read."""
     hottest_celsius: Celsius = 0.0
-    metrics_port: OptionalPort = 0  # port of the metrics page; 0: no metrics
-    metrics_host: str = LOOPBACK  # address that serves the metrics; 0.0.0.0: all addresses of this machine
-    # Seconds without a sign of life after which the process ends itself; 0: no watchdog.
+    """Temperature in degrees Celsius of the board's hottest zone above which the device takes no new work; 0
+    means no limit.
+    """
+    metrics_port: OptionalPort = 0
+    """Port of the page of metrics and health; 0 means none."""
+    metrics_host: str = LOOPBACK
+    """Address of this machine at which the metrics page is served; `0.0.0.0` means all addresses."""
     watchdog_seconds: Watchdog = 900.0
-    status: str = ""  # status file, best in memory; empty: none
-    tuning: str = ""  # file with temporary settings, signed by the root; empty: the device looks for none
-    stays: bool = True  # whether the device waits for the next run when one is over
-    patience_seconds: Patience = 60.0  # seconds to wait for the broker's first answer
-    session_seconds: SessionSeconds = 600  # seconds for which the broker keeps messages for an absent device
+    """Seconds without a sign of life after which the process ends itself; 0 means no watchdog."""
+    status: str = ""
+    """Path of the status file, best in memory; empty means none."""
+    tuning: str = ""
+    """Path of a file with temporary settings that the root has signed; empty means that the device looks for none."""
+    stays: bool = True
+    """If true, the device waits for the next run when one is over; if false, it ends."""
+    patience_seconds: Patience = 60.0
+    """Seconds to wait for the broker's first answer; `inf` lets the device work offline."""
+    session_seconds: SessionSeconds = 600
+    """Seconds for which the broker keeps messages for an absent device."""
 
     def __post_init__(self) -> None:
         valid_name(self.federation)

@@ -26,12 +26,12 @@ MAX_ARRAY_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Snapshots:
-    """The [pictures] table of the settings."""
+    """The [pictures] table: the embeddings that a device keeps for the pictures of a report."""
 
-    # Number of training samples whose embedding is kept; 0: no pictures.
     samples: Annotated[int, Within(0, 1_000_000_000)] = 0
-    # Rounds after whose training a snapshot is saved; the last evaluation always has one.
+    """Number of training samples of each device whose embedding is kept; 0 means no pictures."""
     rounds: tuple[Rounds, ...] = ()
+    """Rounds after whose training a snapshot is saved; the last evaluation always has one."""
 
     def __post_init__(self) -> None:
         demand_within(self)

@@ -36,16 +36,22 @@ WorkSeconds = Annotated[float, Within(1, LONG_SECONDS)]
 
 @dataclass(frozen=True)
 class Limits:
-    """The [limits] table of the settings."""
+    """The [limits] table: how much work and memory a run's plan can ask of this device."""
 
-    memory_bytes: Bytes = 0  # most memory of a network during training; 0: that of the machine or its GPU
-    disk_bytes: PositiveBytes = 8 << 30  # most disk space of the device's state and one more answer
-    # Epochs of a round: `epochs` and all `..._epochs` of the method, without those of the server.
+    memory_bytes: Bytes = 0
+    """Largest memory, in bytes, of a network during training; 0 means the memory of the machine or its GPU."""
+    disk_bytes: PositiveBytes = 8 << 30
+    """Largest disk space, in bytes, of the device's state and one more answer."""
     epochs: Epochs = 1000
-    # Most classes of a run for which the device reports at the end which classes it confuses; 0: for none.
+    """Largest number of epochs of a round, which is the sum of `epochs` and all `..._epochs` of the method
+    except the server's.
+    """
     confusion: ConfusionClasses = MOST_CLASSES
-    # Seconds of one piece of work inside the agent; after that it is ended and begun again.
+    """Largest number of classes of a run for which the device reports at the end which classes it confuses; 0
+    means for none.
+    """
     work_seconds: WorkSeconds = 86_400.0
+    """Longest time, in seconds, of one piece of work inside the agent, after which it is ended and started again."""
 
     def __post_init__(self) -> None:
         demand_within(self)

@@ -38,14 +38,25 @@ from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, Rate, W
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     mu: Weight = 0.1
+    """Weight of the loss that makes features look alike to the discriminator, which is 0.3 in FedPall's copy
+    and 0.5 in FL-bench; 0 means off.
+    """
     average_models: bool = False
-    # K: number of outputs of the discriminator at the start, also for devices that come later.
+    """If true, the models are also averaged, as in FL-bench."""
     clients: Outputs = 0
+    """Number of outputs (K) of the discriminator at the start, also for devices that come later; 0 means that
+    outputs are only added as devices take part.
+    """
     server_epochs: Epochs = 3
+    """Number of passes of the server over the features of a round."""
     server_batch: Batch = 64
+    """Number of features in a batch on the server."""
     server_lr: Rate = 0.01
+    """Learning rate of SGD on the server."""
     server_momentum: Momentum = 0.9
+    """Momentum of SGD on the server; 0 means none."""
     server_weight_decay: Weight = 1e-5
+    """Weight decay of SGD on the server; 0 means none."""
 
     @property
     def server(self) -> LocalHyper:

@@ -64,17 +64,33 @@ class Hyper(LocalHyper):
     epochs: Epochs = 20
     batch: Batch = 128
     lr: Rate = 0.001
-    momentum: Momentum = BETA1  # The first beta of Adam.
+    """Learning rate of Adam in local training, which falls linearly to `lr_last` of itself."""
+    momentum: Momentum = BETA1
+    """First beta of Adam."""
     public_lr: Rate = 0.001
+    """Learning rate of Adam on the public images, which falls linearly to `lr_last` of itself."""
     lr_last: PositiveShare = 0.1
-    temperature: Temperature = 3.0  # T; the authors have 1 for Office.
+    """Part of both learning rates that is left at the end of the run."""
+    temperature: Temperature = 3.0
+    """Temperature T of the distillation from the teacher, which must be below the number of classes; the
+    authors use 1 for Office.
+    """
     tau: Temperature = 0.02
+    """Temperature of the similarities between public images."""
     off_weight: Weight = 0.0051
+    """Weight of the correlations between different classes."""
     similarity: Weight = 3.0
+    """Weight of the divergence between the similarities; 0 means off."""
     teacher: Teacher = "own"
+    """Teacher of local training, `own` (the model after the device's last training) or `global` (the model
+    that has just come, as in MarsFL).
+    """
     average: bool = True
+    """If true, the models are averaged; if false, they may be of any kind, and each device's own is measured."""
     fresh_adam: bool = False
+    """If true, every public batch begins with a new Adam, as in the authors' code."""
     train_mode: bool = False
+    """If true, batch norms take the statistics of the public batch, as in the authors' code."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

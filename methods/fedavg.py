@@ -26,6 +26,9 @@ from protofleet.methods.parts.weights import WEIGHTS, load_weights, weight_wants
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     final_fit: bool = False
+    """If true, every device fits the model once more to its own data after the last broadcast, and is
+    measured with the result.
+    """
 
 
 class Server(ServerHalf):

@@ -33,9 +33,14 @@ Source = Literal["training", "eval"]
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    lam: Weight = 1.0  # FedSA's script has 0.1.
+    lam: Weight = 1.0
+    """Weight (lambda) of the distillation from the mean logits; FedSA's script uses 0.1, and 0 means off."""
     proto_source: Source = "training"
+    """Source of a device's mean logits, `training` (all batches of the local epochs, each before its step) or
+    `eval` (a pass after training).
+    """
     raw_targets: bool = False
+    """If true, the mean logits themselves are the targets, as in HtFLlib, and not their softmax."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,8 +48,15 @@ HIGHEST: Final[Mapping[str, float]] = {"accuracy": 1.0, "loss": LARGEST_FACTOR}
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     gap: Gap = "accuracy"
+    """Measure of the gap between the averaged and the trained model on validation samples, `accuracy` or `loss`."""
     when: When = "next"
+    """Time at which the averaged model is measured, `next` (when it comes in the next round) or `phase` (at
+    once, in a phase of its own).
+    """
     step: Share = 0.2
+    """Largest step of the weights in the first round, which falls linearly over the rounds; 0 keeps the
+    weights equal.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()

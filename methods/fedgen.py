@@ -49,11 +49,17 @@ Which = Literal["trained", "untrained"]
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     generator: Which = "trained"
+    """State of the generator that devices get, `trained`, or `untrained` as in HtFLlib."""
     noise: Width = 32
+    """Number of random inputs of the generator."""
     hidden: Width = 512
+    """Width of the generator's hidden layer."""
     server_steps: Epochs = 100
-    server_batch: Annotated[int, Within(2, 65_536)] = 10  # At least 2, because one sample has no variance.
+    """Number of training steps of the generator in a round."""
+    server_batch: Annotated[int, Within(2, 65_536)] = 10
+    """Number of representations in a batch of the generator, at least 2 because one sample has no variance."""
     server_lr: Rate = 3e-4
+    """Learning rate of the generator's Adam; HtFLlib has 0.1, for a generator that no device gets."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

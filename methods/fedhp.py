@@ -69,16 +69,30 @@ MOST_WORK = 10**13  # Multiplications for the first anchors; they take about an 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     weight_decay: Weight = 1e-4
-    lam: Weight = 0.1  # lambda
-    proto_lr: Rate = 0.005  # Learning rate of Adam.
+    lam: Weight = 0.1
+    """Weight (lambda) of the loss L_H that keeps the prototypes near the anchors; 0 means off."""
+    proto_lr: Rate = 0.005
+    """Learning rate of Adam for the prototypes."""
     lh_reduction: Reduction = "sum"
+    """Reduction of L_H over the classes, `sum` (eq. 4) or `mean` (the authors' library)."""
     aggregation: Aggregation = "normalised"
+    """Weights of the devices' prototypes, `normalised` (eq. 5, scaled to sum 1), `counts` (numbers of
+    samples) or `paper` (eq. 5 as printed).
+    """
     final_fit: bool = True
+    """If true, every device fits once more to its own data after the last broadcast, and is measured with the
+    result.
+    """
     reset_adam: bool = False
+    """If true, the moments of Adam are reset when new prototypes come."""
     init_steps: Annotated[int, Within(0, LARGEST_COUNT)] = 1000
+    """Number of SGD steps that spread the anchors; 0 leaves them as they are drawn."""
     init_lr: Rate = 0.1
+    """Learning rate of SGD for the anchors."""
     init_momentum: Momentum = 0.9
+    """Momentum of SGD for the anchors; 0 means none."""
     init_weight_decay: Weight = 1e-4
+    """Weight decay of SGD for the anchors; 0 means none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

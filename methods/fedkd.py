@@ -52,8 +52,13 @@ SMALLEST_LOSS = 1e-6  # The smallest divisor, because the loss of two networks w
 class Hyper(MutualHyper):
     clip: Norm | None = 10.0
     travel: Travel = "update"
+    """Content of the factors, `update` (the change of the shared network goes up, and the network comes down
+    whole) or `parameters` (the network itself goes both ways in factors, as in HtFLlib).
+    """
     energy_first: PositiveShare = 0.95
+    """Part of the squared singular values that the factors keep at the start of the run."""
     energy_last: PositiveShare = 0.98
+    """Part of the squared singular values that the factors keep in the last round."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

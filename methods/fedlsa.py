@@ -55,14 +55,25 @@ class Hyper(LocalHyper):
     """
 
     tau: Temperature = 0.1
+    """Temperature of the contrast with the anchors and of their separation; for Office-Caltech and PACS 0.2
+    is a guess from fig. 5.
+    """
     alpha: Weight = 0.02
-    lam: Weight = 0.1  # lambda
+    """Weight of the separation loss L_SEP on the server, 0.4 for Office-Caltech and PACS."""
+    lam: Weight = 0.1
+    """Weight (lambda) of the compactness loss L_COM on the device, 0.7 for Office-Caltech and PACS; 0 means off."""
     server_epochs: Epochs = 500
+    """Number of training steps of the anchors on the server in a round."""
     server_lr: Rate = 0.1
+    """Learning rate of SGD for the anchors."""
     anchors_first_round: FirstRound = "pretrain"
+    """Anchors of round 1, `pretrain` (trained on the first classifier) or `skip` (round 1 has no L_COM)."""
     separation: Separation = "inside"
+    """Place of tau in L_SEP, `inside` the exponential or as in the `paper`, where it has no gradient."""
     use_sep: bool = True
+    """If false, the anchors are trained without L_SEP."""
     com: Compactness = "vmf"
+    """Form of L_COM, `vmf` (the paper's), `l2` (mean squared distance to the anchor) or `none`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,10 +56,17 @@ from protofleet.protocol.settings.bounds import LONGEST_NORM, PositiveShare, Sha
 class Hyper(LocalHyper):
     clip: Annotated[float, Within(0, LONGEST_NORM, above=True)] | None = 10.0
     rho: Share = 0.9
+    """Part of a prototype that stays in each round; the rest moves to the mean of the devices."""
     scale: Weight = 1.0
+    """Scale s of the head at the start; the authors' ResNets start with 20."""
     fixed_scale: bool = False
+    """If true, the scale is not learned and not sent."""
     lr_decay: PositiveShare = 0.99
+    """Factor on the learning rate after each round; 1 means that it stays."""
     final_fit: bool = False
+    """If true, every device fits the model once more to its own data after the last broadcast, at the rate of
+    a next round, and is measured with the result.
+    """
 
 
 class Head(nn.Module):

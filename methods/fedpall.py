@@ -99,31 +99,58 @@ class Hyper(LocalHyper):
 
     momentum: Momentum = 0.0
     weight_decay: Weight = 0.0
-    classifier: Classifier = "paper"  # Form of H and C_g: d-512-512-K, or the network's own last layers.
+    classifier: Classifier = "paper"
+    """Form of the classifiers H and C_g, `paper` (d-512-512-K) or `network` (the network's own last layers)."""
     mu: Weight = 0.7
+    """Weight of L_KL, which is 0.1 for Office and PACS."""
     delta: Weight = 0.3
+    """Weight of L_InfoNCE, which is 0.1 for Office and PACS."""
     tau: Temperature = 3.0
+    """Temperature of L_InfoNCE."""
     kl: Direction = "paper"
+    """Direction of L_KL, `paper` (eq. 6) or `reverse` (the authors' code)."""
     infonce: InfoNCE = "standard"
+    """Form of L_InfoNCE, `standard`, `paper` (eq. 7, without the own class in the sum) or `code` (prototypes
+    in it are not normalised).
+    """
     use_kl: bool = True
+    """If false, the loss has no L_KL."""
     use_infonce: bool = True
+    """If false, the loss has no L_InfoNCE."""
     use_global_classifier: bool = True
+    """If false, devices keep their own classifier and do not take C_g."""
     alpha_low: Share = 0.8
+    """Lower bound of alpha, the part of a device's own feature in a mixed one; 1 means no mixing."""
     alpha_high: Share = 1.0
-    alpha_round: Annotated[int, Within(0, 15)] = 2  # Number of decimals of alpha.
+    """Upper bound of alpha."""
+    alpha_round: Annotated[int, Within(0, 15)] = 2
+    """Number of decimals of alpha."""
     mask: Mask = "bernoulli"
+    """Form of the mask, `bernoulli` (drawn for each number) or `exact` (exactly int(beta d) numbers stay)."""
     beta: Annotated[float, Within(0, 1, above=True)] = 0.9
-    noise: Weight = 0.0  # Standard deviation of normal noise on mixed features.
+    """Part of the numbers of a mixed feature that the mask keeps; 1 means no mask."""
+    noise: Weight = 0.0
+    """Standard deviation of normal noise on mixed features; 0 means none."""
     normalise_local_protos: bool = False
+    """If true, devices scale their prototypes to unit length before these are averaged, as in the authors' code."""
     features: Mode = "eval"
+    """Mode of the network when it makes the features to mix, `eval`, or `train` as in the authors' code."""
     amplifier: Mode = "eval"
-    # N: number of outputs of the amplifier at the start, also for devices that come later.
+    """Mode of the amplifier in local training, `eval`, or `train` as in the authors' code."""
     clients: Outputs = 0
+    """Number of outputs (N) of the amplifier at the start, also for devices that come later; 0 means that
+    outputs are only added as devices take part.
+    """
     server_epochs: Epochs = 1
+    """Number of passes of the server over the features of a round."""
     server_batch: Batch = 64
+    """Number of features in a batch on the server."""
     server_lr: Rate = 0.01
+    """Learning rate of SGD on the server."""
     server_momentum: Momentum = 0.9
+    """Momentum of SGD on the server; 0 means none."""
     server_weight_decay: Weight = 1e-5
+    """Weight decay of SGD on the server; 0 means none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -47,9 +47,13 @@ class Hyper(LocalHyper):
     batch: Batch = 32
     momentum: Momentum = 0.5
     alpha: PositiveShare = 0.25
+    """Power of the cosine with a prototype."""
     tau: Temperature = 0.07
+    """Temperature of L_alpha."""
     lam: Weight = 100.0
+    """Weight (lambda) of L_alpha + L_corr; 0 means off."""
     negative: Negative = "clamp"
+    """Treatment of a negative cosine, `clamp` (held at 1e-6) or `signed` (the power keeps its sign)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

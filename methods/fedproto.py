@@ -59,12 +59,22 @@ MERGE: Mapping[str, Callable[[Iterable[ClassMeans]], ClassMeans]] = {
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    lam: Weight = 1.0  # HtFLlib and FedTGP's scripts have 10.
+    lam: Weight = 1.0
+    """Weight (lambda) of the distance to the prototypes; the scripts of HtFLlib and FedTGP use 10, and 0
+    means off.
+    """
     aggregation: Aggregation = "unweighted"
+    """Weights of the devices in a prototype, `unweighted`, or `weighted` by examples (eq. 6)."""
     proto_source: Source = "training"
+    """Source of a device's prototypes, `training` (the features seen in the last local epoch) or `eval` (a
+    pass after training).
+    """
     inference: Inference = "prototype"
+    """Prediction, by the nearest global `prototype` or by the device's own `classifier`."""
     average_models: bool = False
+    """If true, the models are averaged too, as in FPL's code, and the global one is reported."""
     final_fit: bool = False
+    """If true, every device fits once more to its own data after the last broadcast, as in FedHP's table."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,6 +22,7 @@ from protofleet.protocol.settings.bounds import Weight
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     mu: Weight = 0.01
+    """Weight of the proximal term; 0 means off."""
 
 
 class Client(fedavg.Client):

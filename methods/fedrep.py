@@ -27,8 +27,10 @@ from protofleet.protocol.settings.bounds import Epochs
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    head_epochs: Epochs | None = None  # None: the same as `epochs`.
-    base_epochs: Epochs = 1  # The value of FedPall; PFLlib has a setting for each part.
+    head_epochs: Epochs | None = None
+    """Number of epochs for the head; left out, it is the same as `epochs`."""
+    base_epochs: Epochs = 1
+    """Number of epochs for the representation, which is FedPall's value; PFLlib has a setting for each part."""
 
     @property
     def device_epochs(self) -> int:

@@ -98,20 +98,42 @@ class Hyper(LocalHyper):
     batch: Batch = 10
     momentum: Momentum = 0.0
     weight_decay: Weight = 0.0
-    lambda1: Weight | None = None  # Weight of L_R; None: the value of LAMBDA1 for its reading.
-    lambda2: Weight = 0.01  # Weight of L_MCL.
-    lambda3: Weight = 1.0  # Weight of L_CC.
-    decay: Share = 0.9999  # alpha
+    lambda1: Weight | None = None
+    """Weight of L_R; left out, it is 10 for `samples` and 0.1 for `batch_prototypes`, as `regularisation` says."""
+    lambda2: Weight = 0.01
+    """Weight of L_MCL, 0.01 for heterogeneous data and 1 for heterogeneous networks; 0 means off."""
+    lambda3: Weight = 1.0
+    """Weight of L_CC; 0 means off."""
+    decay: Share = 0.9999
+    """Part (alpha) of an anchor that stays in each round."""
     anchors: Anchors = "projected"
+    """Anchors at the start, `projected` (the output of an embedding layer) or `random` (Table 4 without ER)."""
     regularisation: Rows = "samples"
+    """Rows that L_R compares with the anchors, `samples` (the authors' code) or `batch_prototypes` (eq. 5 on
+    means of the batch).
+    """
     mcl_on: Rows = "samples"
+    """Rows that L_MCL compares with the anchors, `samples` (the authors' code) or `batch_prototypes`."""
     margin: Margin = "pairs"
+    """Margin d between prototypes, `pairs` (the mean over all pairs), `nearest` (the authors' code) or
+    `paper` (eq. 6 as printed).
+    """
     cc_bias: bool = True
+    """If true, L_CC trains the bias of the head too; if false, it has none, as in eq. 8."""
     proto_source: Source = "eval"
+    """Source of a device's prototypes, `eval` (a pass after training) or `training` (the features seen in all
+    epochs of the round).
+    """
     aggregation: Aggregation = "weighted"
+    """Weights of the devices in a prototype, `weighted` by examples, `unweighted` (the authors' code) or
+    `paper` (eq. 3 as printed).
+    """
     inference: Inference = "prototype"
+    """Prediction, by the nearest global `prototype` or by the device's own `classifier`."""
     send_prototypes: bool = True
+    """If false, no prototypes are sent to devices, which halves the download and leaves the classifier to predict."""
     keep_prototypes: bool = True
+    """If false, only prototypes of the last round are used, as in the authors' code."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

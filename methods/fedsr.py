@@ -48,8 +48,11 @@ SIZE: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     c_l2r: Weight = 0.01
-    c_cmi: Weight = 5e-4  # The command in the authors' README has 1e-3.
+    """Weight of L2R, which keeps representations short; 0 means off."""
+    c_cmi: Weight = 5e-4
+    """Weight of CMI; the command in the authors' README has 0.001, and 0 means off."""
     l2r: L2R = "norm"
+    """Form of L2R, the mean `norm`, or the mean `squared` norm as in the paper."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

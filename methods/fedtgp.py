@@ -49,13 +49,25 @@ Margin = Literal["nearest", "farthest"]
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     lam: Weight = 10.0
+    """Weight (lambda) of the distance to the prototypes; 0 means off."""
     inference: fedproto.Inference = "prototype"
+    """Prediction, by the nearest global `prototype` or by the device's own `classifier`."""
     proto_source: fedproto.Source = "eval"
+    """Source of a device's prototypes, `eval` (a pass after training) or `training` (the features seen in the
+    last local epoch).
+    """
     margin: Margin = "nearest"
+    """Margin between prototypes, the largest distance of one to its `nearest` other (the authors' code) or to
+    the `farthest` one (the text).
+    """
     margin_limit: Weight = 100.0
+    """Upper bound of the margin."""
     server_epochs: Epochs = 100
+    """Number of passes of the server over the prototypes of a round."""
     server_lr: Rate = 0.01
+    """Learning rate on the server."""
     server_batch: Batch = 10
+    """Number of prototypes in a batch on the server."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,8 +29,10 @@ from protofleet.protocol.settings.bounds import Temperature, Weight
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    mu: Weight = 1.0  # RethinkFL's table has 5.
+    mu: Weight = 1.0
+    """Weight of the contrastive term; RethinkFL's table has 5, and 0 means off."""
     tau: Temperature = 0.5
+    """Temperature of the contrastive term."""
 
 
 class Client(fedavg.Client):

@@ -32,9 +32,10 @@ from protofleet.protocol.settings.bounds import Rate, Within
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    # B: a batch of `train` has 2B samples, and its limit bounds B.
     batch: Annotated[int, Within(1, 500_000_000)] = 64
-    beta: Rate | None = None  # None: the same as lr.
+    """Number B of samples in each half of a batch, which has 2B samples."""
+    beta: Rate | None = None
+    """Learning rate of the second step; left out, it is the same as `lr`."""
 
     @property
     def pairs(self) -> LocalHyper:

@@ -63,15 +63,25 @@ from protofleet.protocol.settings.bounds import (
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     mu: Weight = 0.15
+    """Weight of the loss towards the unified prototypes; 0 means off."""
     tau: Temperature = 0.9
+    """Temperature of the cosines with the prototypes."""
     rectify_rounds: Annotated[int, Within(0, LARGEST_COUNT)] = 20
+    """Number of rounds at the end in which devices retrain the head; 0 means none."""
     write_head: bool = False
-    virtual: Annotated[int, Within(1, LARGEST_COUNT)] = 100  # Number of virtual features of a class.
+    """If true, the retrained head becomes part of the model, as in FedPall's copy."""
+    virtual: Annotated[int, Within(1, LARGEST_COUNT)] = 100
+    """Number of virtual features of each class."""
     lam_low: Share = 0.35
+    """Lower bound of lambda, the part of the class mean in a virtual feature."""
     lam_high: Share = 0.95
+    """Upper bound of lambda, at least `lam_low`."""
     head_epochs: Epochs = 50
+    """Number of passes over the virtual features when the head is retrained."""
     head_batch: Batch = 256
+    """Number of virtual features in a batch."""
     head_lr: Rate = 0.01
+    """Learning rate when the head is retrained."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

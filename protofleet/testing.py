@@ -1,4 +1,4 @@
-"""For tests of a method of one's own: `simulate` runs it in this process, as a federation would."""
+"""Tools for tests of your own method: `simulate` runs it in this process, as a federation would."""
 
 from protofleet.lab.api.simulated import Simulated, SimulatedRound, simulate
 

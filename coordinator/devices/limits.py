@@ -36,18 +36,26 @@ Outlier = Annotated[float, Within(2, LARGEST_FACTOR, also=((0, "off"),))]
 class Limits:
     """The [limits] table: what one device may claim, and how much of the disk answers may take."""
 
-    # Examples of one device: they are FedAvg's weights, and they limit what FedPall and FedPLCC may upload.
     examples: Examples = 1_000_000
-    answer_bytes: AnswerBytes = 1 << 30  # one answer, even if the method would accept more
-    # Bytes of answers on the disk, with the bytes reserved for answers that are coming.
+    """Largest number of examples that a device may state, which are its weight in FedAvg and limit what it
+    may upload in FedPall and FedPLCC.
+    """
+    answer_bytes: AnswerBytes = 1 << 30
+    """Largest answer in bytes, even if the method would accept more."""
     spool_bytes: PositiveBytes = 16 << 30
-    # Domain -> names or patterns of the devices that share it.
+    """Bytes of disk space for all answers, with the bytes that are reserved for answers on their way."""
     domains: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    norm: Norm = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others
-    outlier: Outlier = 100.0  # times its cohort's median, from which an answer is put aside; 0: no answer is
-    # Most classes of a run in which devices are asked at the end which classes they confuse; 0: devices are
-    # never asked.
+    """Names or patterns of the devices that may share a domain, by the domain's name."""
+    norm: Norm = 1e6
+    """Largest Euclidean norm of each array of an answer, so that one device cannot outweigh all others; `inf`
+    means no limit.
+    """
+    outlier: Outlier = 100.0
+    """Multiple of the median norm of its cohort from which an answer is put aside; 0 means that none is."""
     confusion: ConfusionClasses = MOST_CLASSES
+    """Largest number of classes of a run in which devices are asked at the end which classes they confuse; 0
+    means that they are never asked.
+    """
 
     def __post_init__(self) -> None:
         demand_within(self)

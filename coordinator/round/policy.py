@@ -30,8 +30,10 @@ Patience = Annotated[int, Within(1, LARGEST_COUNT, also=((0, "off"),))]
 class Stop:
     """The [policy.stop] table: when a run ends early. Validation samples decide, never test samples."""
 
-    accuracy: Share = 0.0  # mean validation accuracy at which the run ends; 0: off
-    patience: Patience = 0  # evaluations in a row without a better one after which the run ends; 0: off
+    accuracy: Share = 0.0
+    """Validation accuracy, from 0 to 1, at which the run ends; 0 means off."""
+    patience: Patience = 0
+    """Number of evaluations in a row without a better one after which the run ends; 0 means off."""
 
     def __post_init__(self) -> None:
         demand_within(self)
@@ -44,40 +46,61 @@ class Stop:
 
 @dataclass(frozen=True)
 class Policy:
-    quorum: Quorum = 1  # the k of k-of-n: with fewer answers there is no round
-    cohort: Devices = 0  # the n, drawn again for each round; 0 invites all present devices
-    gather: Devices = 0  # devices that the first round waits for, as long as one ask may take
-    patience_seconds: PositiveSeconds = 600.0  # seconds that a cohort has for one ask
-    grace_seconds: Seconds = 10.0  # seconds within which a device that has left may come back
-    settle_seconds: Seconds = 2.0  # seconds that a quorum waits for more devices before a round starts
-    spares: Devices = 0  # devices that are invited in addition; the first `cohort` answers make the phase
-    # A quorum waits for the other devices this many times as long as the median answer takes, and at least
-    # straggler_seconds; 0: it waits for the whole patience.
+    """The rules for rounds: how many devices take part, and how long each is waited for."""
+
+    quorum: Quorum = 1
+    """Smallest number of answers that make a round."""
+    cohort: Devices = 0
+    """Number of devices that are drawn for each round; 0 invites all present devices."""
+    gather: Devices = 0
+    """Number of devices that the first round waits for, `patience_seconds` at most; 0 means that a quorum is
+    enough.
+    """
+    patience_seconds: PositiveSeconds = 600.0
+    """Seconds that a cohort has for one ask."""
+    grace_seconds: Seconds = 10.0
+    """Seconds within which a device that has left may come back."""
+    settle_seconds: Seconds = 2.0
+    """Seconds that a quorum waits for more devices before a round starts."""
+    spares: Devices = 0
+    """Number of devices that are invited in addition to the cohort; the first `cohort` answers make the phase."""
     straggler_factor: StragglerFactor = 2.5
+    """Multiple of the median answer time for which a quorum waits for the other devices, `straggler_seconds`
+    at least; 0 means that it waits for the whole patience.
+    """
     straggler_seconds: Seconds = 0.5
-    # A device that loses its connection this often within flap_seconds is asked but not counted on; 0:
-    # every device is counted on.
+    """Shortest time, in seconds, that a quorum waits for stragglers."""
     flaps: Flaps = 5
+    """Number of lost connections within `flap_seconds` from which a device is asked but not counted on; 0
+    means that every device is counted on.
+    """
     flap_seconds: Seconds = 300.0
+    """Seconds within which lost connections are counted, and after which a device without a loss is steady again."""
 
-    pause_seconds: Seconds = 0.0  # seconds from the end of a round to the start of the next
-    hours: str = (
-        ""  # hours in which rounds may begin, by the coordinator's local time, as 22:00-06:00; "": all day
-    )
+    pause_seconds: Seconds = 0.0
+    """Seconds from the end of a round to the start of the next."""
+    hours: str = ""
+    """Hours in which rounds may begin, by the coordinator's local time, in a form such as
+    `22:00-06:00`; empty means all day.
+    """
 
-    # Number of times that broken answers alone may keep a round from its quorum; then the run has diverged.
-    # "auto" is 1 + the size of the cohort, because the server step before is repeated without each of its
-    # answers in turn.
+    # "auto" is as many because the server step before is repeated without each of its answers in turn.
     attempts: Attempts = "auto"
+    """Number of times that broken answers alone may keep a round from its quorum before the run counts as
+    diverged; `auto` is 1 + the size of the cohort, and 0 means without end.
+    """
 
-    # A device weighs at most this many times the median of its cohort, in training and in reports; 0: as
-    # much as it claims.
     weight_cap: WeightCap = 3.0
+    """Largest weight of a device, in training and in reports, as a multiple of the median of its cohort; 0
+    means as much as it claims.
+    """
 
-    # If rounds leave present devices out, all present devices measure the model after every
-    # `evaluate_every` rounds.
     evaluate_every: EvaluateEvery = 5
-    stop: Stop | None = None  # None: the run has all its rounds
+    """Number of rounds after which all present devices measure the model, if rounds leave present devices
+    out; 0 means only at the end.
+    """
+    stop: Stop | None = None
+    """Conditions under which the run ends early; left out, the run has all its rounds."""
 
     def __post_init__(self) -> None:
         demand_within(self)

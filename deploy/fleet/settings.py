@@ -86,13 +86,23 @@ class Software:
     """The software that is shipped to a host. The name of a release is a digest of it."""
 
     kind: str = "venv"
-    wheels: str = ""  # a folder with wheels that are shipped together with ours
-    python: str = "python3"  # the interpreter on the device
-    # index: pip fetches the packages; shipped: all are in `wheels`; system: the device has them already
+    """Kind of the installation, `venv` (wheels in a virtual environment) or `container` (an image)."""
+    wheels: str = ""
+    """Folder with wheels that are shipped together with ours; empty means none."""
+    python: str = "python3"
+    """Command or path of the Python interpreter on the host."""
     dependencies: str = "index"
-    image: str = ""  # the image of a container that the device pulls: name@sha256:...
-    archive: str = ""  # if the device cannot pull the image: a file that `docker save` wrote
-    options: tuple[str, ...] = ()  # options of `docker run` for a container, such as volumes and devices
+    """Origin of the other packages, `index` (pip fetches them), `shipped` (all are in `wheels`) or `system`
+    (the host has them already).
+    """
+    image: str = ""
+    """Image of a container that the host pulls, pinned by its digest in the form
+    `name@sha256:...`.
+    """
+    archive: str = ""
+    """Path of a file that `docker save` wrote, if the host cannot pull the image."""
+    options: tuple[str, ...] = ()
+    """Options of `docker run` for a container, such as volumes and devices."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -122,19 +132,30 @@ class Software:
 class RolloutSettings:
     """The way in which a change is rolled out, and the conditions under which it counts as good."""
 
-    canary: Annotated[int, Within(1, LARGEST_COUNT)] = 1  # the number of devices in the first wave
-    share: Annotated[float, Within(0, 1, above=True)] = 0.1  # the share of the fleet in the second wave
+    canary: Annotated[int, Within(1, LARGEST_COUNT)] = 1
+    """Number of devices in the first wave."""
+    share: Annotated[float, Within(0, 1, above=True)] = 0.1
+    """Part of the fleet in the second wave, from 0 to 1."""
     parallel: Annotated[int, Within(1, 1024)] = 8
-    drain_seconds: Seconds = 900.0  # seconds that the work in progress gets to end
-    health_seconds: Seconds = 120.0  # seconds that the coordinator gets to answer a hello
-    # Rounds that a device must serve before a change counts as good.
+    """Number of hosts that are changed at once."""
+    drain_seconds: Seconds = 900.0
+    """Seconds that the work in progress has to end."""
+    health_seconds: Seconds = 120.0
+    """Seconds that the coordinator has to answer a hello of the new process."""
     soak_rounds: Annotated[int, Within(0, LARGEST_COUNT)] = 1
-    # Seconds that a device gets to serve these rounds. If no round asks the device in this time, it passes,
-    # and a message says so.
+    """Number of rounds that a device must serve before a change counts as good."""
     soak_seconds: Seconds = 1800.0
-    # The rollout stops if the accuracy of any domain drops by more than this after a wave; 0: not checked.
+    """Seconds that a device has to serve these rounds; if no round asks it in this time, it passes, and a
+    message says so.
+    """
     accuracy_drop: Share = 0.0
-    metrics: str = ""  # the URL of the coordinator's metrics, for this check: http://host:9100/metrics
+    """Largest drop of the accuracy of any domain after a wave, from 0 to 1, at which the rollout still goes
+    on; 0 means not checked.
+    """
+    metrics: str = ""
+    """URL of the coordinator's metrics for this check, such as
+    `http://host:9100/metrics`; empty means none.
+    """
 
     def __post_init__(self) -> None:
         demand_within(self)
@@ -145,15 +166,24 @@ class RolloutSettings:
 
 @dataclass(frozen=True)
 class Host:
-    address: str  # a host name, an address, or a host of your ~/.ssh/config
-    user: str = ""  # the user there; empty: the one in the ssh configuration
+    """A host of a fleet."""
+
+    address: str
+    """Host name, IP address, or name of a host in `~/.ssh/config`."""
+    user: str = ""
+    """User on the host; empty means the user of the ssh configuration."""
     port: OptionalPort = 0
-    key: str = ""  # path of the ssh client's private key
-    memory_bytes: Bytes = 0  # the service's memory limit in bytes; 0: all memory but 1.5 GB
-    role: str = DEVICE.name  # device, broker or coordinator
-    # settings of this device in addition to the common ones
+    """Port of ssh on the host; 0 means the port of the ssh configuration."""
+    key: str = ""
+    """Path of the ssh client's private key; empty means the key of the ssh configuration."""
+    memory_bytes: Bytes = 0
+    """Memory limit of the service in bytes; 0 means all memory but 1.5 GB."""
+    role: str = DEVICE.name
+    """Role of the host, `device`, `broker` or `coordinator`."""
     device: dict[str, Any] = field(default_factory=dict)
-    software: dict[str, Any] = field(default_factory=dict)  # changes to the common software for this host
+    """Settings of this device in addition to the common ones."""
+    software: dict[str, Any] = field(default_factory=dict)
+    """Changes to the common software for this host."""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -171,7 +201,9 @@ class Mosquitto:
     """The limits of a deployed broker. Its port is the one in device.broker."""
 
     connections: Annotated[int, Within(1, LARGEST_COUNT)] = 2000
+    """Largest number of connections."""
     memory_bytes: Bytes = 2 << 30
+    """Largest memory in bytes."""
 
     def __post_init__(self) -> None:
         demand_within(self)
@@ -179,19 +211,32 @@ class Mosquitto:
 
 @dataclass(frozen=True)
 class Fleet:
-    root: str  # the operator's folder, which `protofleet enrol root` makes
+    """The settings of a fleet, whose hosts are reached by SSH."""
+
+    root: str
+    """The operator's folder, which `protofleet enrol root` makes."""
     hosts: dict[str, Host]
-    known_hosts: str = ""  # path of the file with the hosts' keys; empty: the one of ssh
-    # The broker's folder, which `protofleet enrol broker` makes. The broker runs on this machine, or its keys
-    # are made here and sent to its host.
+    """Hosts of the fleet by name."""
+    known_hosts: str = ""
+    """Path of the file with the hosts' keys; empty means the file of ssh."""
     broker: str = ""
+    """Folder of the broker's keys on this machine, which `protofleet enrol broker` makes; empty means that
+    the fleet deploys no broker.
+    """
     log: str = "deploy.log"
+    """Path of the log of deployments."""
     software: Software = field(default_factory=Software)
+    """Software that is shipped to all hosts."""
     care: RolloutSettings = field(default_factory=RolloutSettings)
-    device: dict[str, Any] = field(default_factory=dict)  # settings that all devices have
-    coordinator: dict[str, Any] = field(default_factory=dict)  # settings of the coordinator
-    mosquitto: Mosquitto = field(default_factory=Mosquitto)  # limits of the deployed broker
-    file: str = field(default="", init=False)  # the path of the fleet's file
+    """Rules by which a change is rolled out."""
+    device: dict[str, Any] = field(default_factory=dict)
+    """Settings that all devices have, as in the file of a device."""
+    coordinator: dict[str, Any] = field(default_factory=dict)
+    """Settings of the coordinator, as in its own file."""
+    mosquitto: Mosquitto = field(default_factory=Mosquitto)
+    """Limits of the deployed broker."""
+    file: str = field(default="", init=False)
+    """Path of the fleet's file, which the program sets."""
 
     def __post_init__(self) -> None:
         if not self.hosts:

@@ -28,10 +28,15 @@ Divisor = Annotated[float, Within(1e-9, LARGEST)]
 
 @dataclass(frozen=True)
 class Scale:
-    """One number for each channel (for a vector: for each of its numbers), or one number for all."""
+    """The scale of samples that are not pixels.
+
+    It has one number for each channel (for a vector: for each of its numbers), or one number for all.
+    """
 
     offset: tuple[Offset, ...] = (0.0,)
+    """Numbers that are subtracted from a sample, one for each channel or one for all."""
     by: tuple[Divisor, ...] = (1.0,)
+    """Numbers by which a sample is then divided, one for each channel or one for all."""
 
     def __post_init__(self) -> None:
         demand_within(self)

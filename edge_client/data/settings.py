@@ -30,34 +30,62 @@ Samples = Annotated[int, Within(MIN_TRAINING_SAMPLES, MAX_SAMPLES)]
 
 @dataclass(frozen=True)
 class DataSettings:
-    source: str = DEFAULT_SOURCE  # names() lists the sources
-    root: str = ""  # folder of the data; "": <source> in $PROTOFLEET_DATA or else in ~/.cache/protofleet
-    domain: str = ""  # "" or the source's own name: the only one, or all of them pooled
-    split: str = "domain"  # domain: every share has the same mix of classes; dirichlet; iid: drawn at random
-    part: Annotated[int, Within(0, LARGEST_COUNT - 1)] = 0  # number of this client's share
-    parts: Parts = 1  # number of shares; all clients that share a domain must agree on everything but `part`
-    # Parameter of the Dirichlet draw: a smaller value gives a larger skew.
+    """The data that a device learns from and is tested on."""
+
+    source: str = DEFAULT_SOURCE
+    """Source of the data (`protofleet data` lists the sources)."""
+    root: str = ""
+    """Folder of the data; empty means the folder of the source's name in `$PROTOFLEET_DATA`, or else in
+    `~/.cache/protofleet`.
+    """
+    domain: str = ""
+    """Domain of the source; empty or the source's own name means its only domain, or all of them pooled."""
+    split: str = "domain"
+    """Division of a domain between its clients, `domain` (the same mix of classes), `iid` (drawn at random)
+    or `dirichlet` (a skewed mix).
+    """
+    part: Annotated[int, Within(0, LARGEST_COUNT - 1)] = 0
+    """Index of this client's share, from 0."""
+    parts: Parts = 1
+    """Number of shares that the data are divided into; clients that share a domain must agree on every key
+    but `part`.
+    """
     beta: Annotated[float, Within(0.001, LARGEST_FACTOR)] = 0.3
-    # Part of the domain's training samples for each client; None: its whole share.
+    """Parameter of the Dirichlet draw, of which a smaller value gives a larger skew."""
     fraction: Fraction | None = None
-    samples: Samples | None = None  # at most this number for training and validation together
-    # Part of the client's own samples for its test; None: the published test set.
+    """Part of the domain's training samples for each client, such as 0.1 for a tenth; left out, a client has
+    its whole share.
+    """
+    samples: Samples | None = None
+    """Largest number of samples for training and validation together; left out, there is no limit."""
     own_test: OwnTest | None = None
-    test_samples: Annotated[int, Within(1, MAX_SAMPLES)] | None = None  # at most this number for the test
-    validation: Annotated[float, Within(0, 0.9)] = 0.1  # the part of the training samples that is held out
-    size: Pixels = USUAL_SIDE  # images are resized to size x size
-    channels: Channels = USUAL_CHANNELS  # and converted to 3 channels, or to 1: shades of grey
-    # Replaces both: [F] of vectors, [C, T] of series, [C, H, W] of images.
+    """Part of the client's own samples that becomes its test; left out, the test set is the published one."""
+    test_samples: Annotated[int, Within(1, MAX_SAMPLES)] | None = None
+    """Largest number of test samples; left out, there is no limit."""
+    validation: Annotated[float, Within(0, 0.9)] = 0.1
+    """Part of the training samples that is held out for validation; 0 means no validation."""
+    size: Pixels = USUAL_SIDE
+    """Side in pixels to which images are resized."""
+    channels: Channels = USUAL_CHANNELS
+    """Number of channels to which images are converted, 3 for colour or 1 for shades of grey."""
     shape: Axes = ()
-    # Scale of samples that are not pixels, if their source states none: the same on all devices.
+    """Shape of a sample in place of `size` and `channels`, which is [F] for vectors, [C, T] for series and
+    [C, H, W] for images; empty means `size` and `channels`.
+    """
     scale: Scale | None = None
-    # Folder of <class>/<file> that grows while the device runs; "": none.
+    """Scale of samples that are not pixels, the same on all devices, if their source states none."""
     inbox: str = ""
-    inbox_seconds: Annotated[float, Within(0.1, 86_400)] = 10.0  # seconds between two looks into it
-    classes: tuple[str, ...] = ()  # classes to keep, in this order; (): the source's usual ones
+    """Folder with files `<class>/<file>` that grows while the device runs; empty means none."""
+    inbox_seconds: Annotated[float, Within(0.1, 86_400)] = 10.0
+    """Seconds between two looks into the inbox."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes to keep, in this order; empty means the source's usual classes."""
     seed: Seed = 0
-    file: str = ""  # Python file whose DATA gives these data; its name is `name`, or that of the file
+    """Seed of every draw from the data; the published test set does not depend on it."""
+    file: str = ""
+    """Path of a Python file whose `DATA` gives the data; empty means a source."""
     name: str = ""
+    """Name of the data that `file` gives; empty means the name of the file."""
 
     def __post_init__(self) -> None:
         demand_within(self)

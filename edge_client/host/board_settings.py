@@ -10,6 +10,9 @@ from protofleet.protocol.settings.bounds import LARGEST_COUNT, Within
 
 @dataclass(frozen=True)
 class BoardSettings:
-    root: str = "/"  # file system whose sys and proc are read; in a container, the mount of the host's
-    # Number of devices on this board; each counts this part (1 / number) of the board's energy as its own.
+    """The board whose sensors are read."""
+
+    root: str = "/"
+    """Root of the file system whose `sys` and `proc` are read; in a container, the mount of the host's."""
     shared_by: Annotated[int, Within(1, LARGEST_COUNT)] = 1
+    """Number of devices on this board, each of which counts an equal part of the board's energy as its own."""

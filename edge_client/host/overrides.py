@@ -30,16 +30,23 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True)
 class Overrides:
-    """The whole list of settings that can be overridden.
+    """The settings of a device that a signed statement can override for some time.
 
     A setting that is not given keeps the value in the device's own settings.
     """
 
-    paused: bool = False  # the device takes no new work
-    verbose: bool = False  # the log has more details
-    hottest_celsius: Celsius = 0.0  # degrees Celsius; no new work while a zone is hotter; 0: no limit
-    trainer_memory_bytes: Bytes = 0  # bytes of a training process that is started from now on; 0: no change
-    trainer_seconds: Seconds = 0.0  # seconds of the longest work of such a process; 0: no change
+    paused: bool = False
+    """If true, the device takes no new work."""
+    verbose: bool = False
+    """If true, the log has more details."""
+    hottest_celsius: Celsius = 0.0
+    """Temperature in degrees Celsius of the board's hottest zone above which the device takes no new work; 0
+    means no limit.
+    """
+    trainer_memory_bytes: Bytes = 0
+    """Largest memory, in bytes, of a training process that is started from now on; 0 means no change."""
+    trainer_seconds: Seconds = 0.0
+    """Longest time, in seconds, of one piece of work of such a process; 0 means no change."""
 
     def __str__(self) -> str:
         changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]

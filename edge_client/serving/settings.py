@@ -18,14 +18,18 @@ SERVED: Final = (AUTO, GLOBAL, PERSONAL, OFF)
 
 @dataclass(frozen=True)
 class ModelSettings:
-    folder: str = "models"  # folder of versions and links; a relative path starts in the device's own folder
-    serve: str = AUTO  # auto (the model that the method's paper reports), global, personal or off
-    # Newest versions that are kept, in addition to those that a link names.
+    """The models that a device serves to other programs of its machine."""
+
+    folder: str = "models"
+    """Folder of versions and links; a relative path starts in the device's own folder."""
+    serve: str = AUTO
+    """Model that is served, `auto` (the one that the method's paper reports), `global`, `personal` or `off`."""
     keep: Annotated[int, Within(1, 1000)] = 3
-    # Folder of an export with model.onnx, which gets each version's numbers; empty: no ONNX.
+    """Number of the newest versions that are kept, in addition to those that a link names."""
     template: str = ""
-    # Command and its arguments, run without a shell when another version is served.
+    """Folder of an export with `model.onnx`, into which each version's numbers are put; empty means no ONNX."""
     on_model: tuple[str, ...] = ()
+    """Command and its arguments, run without a shell when another version is served; empty means none."""
 
     def __post_init__(self) -> None:
         demand_within(self)

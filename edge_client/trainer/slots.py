@@ -27,10 +27,12 @@ SHARE: Final = 0.125  # part of the time waited so far: devices that wait for lo
 
 @dataclass(frozen=True)
 class Slots:
-    """The [slots] table of the settings."""
+    """The [slots] table: how many devices of this machine may work at once."""
 
-    folder: str = ""  # folder that the devices have in common; empty: no device waits for others
+    folder: str = ""
+    """Folder that the devices have in common; empty means that no device waits for others."""
     number: Annotated[int, Within(1, 1024)] = 1
+    """Number of devices with this folder that may work at once."""
 
     def __post_init__(self) -> None:
         demand_within(self)

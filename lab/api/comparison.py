@@ -43,6 +43,7 @@ class Row:
 
     @classmethod
     def of(cls, group: Group) -> Row:
+        """Return the row of a group of runs that differ only in their seed."""
         points = group.final_points()
         reached = [point.accuracy["mean"] for point in points]
         domains = sorted({name for point in points for name in point.accuracy} - {"mean"})
@@ -74,6 +75,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[Row]:
+        """Return a row for each experiment, with means over its seeds."""
         return [Row.of(group) for group in self.groups]
 
     def __str__(self) -> str:
@@ -86,6 +88,7 @@ class Comparison:
         return "".join(html_table(one.title, one.head, one.rows, one.best) for one in self.tables)
 
     def to_markdown(self, path: str | Path | None = None) -> str:
+        """Return the tables in Markdown, with the origin of each run; also write them to `path`, if it is given."""
         return written(path, "\n".join(one.markdown() for one in [*self.tables, origin_table(self.groups)]))
 
     def to_latex(self, path: str | Path | None = None) -> str:

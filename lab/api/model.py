@@ -47,6 +47,7 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """Return the names of the classes in the order of the scores."""
         return self.card.classes
 
     def predict(self, inputs: Inputs) -> list[str]:

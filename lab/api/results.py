@@ -25,6 +25,7 @@ class Bytes:
 
     @property
     def tensors(self) -> int:
+        """Return the bytes of tensors in both directions."""
         return self.up + self.down
 
 
@@ -70,14 +71,17 @@ class Result:
 
     @property
     def name(self) -> str:
+        """Return the name of the run."""
         return str(self._run.summary["name"])
 
     @property
     def method(self) -> str:
+        """Return the name of the method."""
         return str(self._run.summary["method"])
 
     @property
     def seed(self) -> int:
+        """Return the seed of the run."""
         return int(self._run.summary["seed"])
 
     @property
@@ -112,10 +116,12 @@ class Result:
 
     @property
     def by_domain(self) -> Mapping[str, float]:
+        """Return the accuracy on test samples after the last round, by domain; empty if nothing was measured."""
         return self.points[-1].by_domain if self.points else {}
 
     @property
     def bytes(self) -> Bytes:
+        """Return the bytes that crossed in the whole run."""
         run = self._run
         up, down = run.total_bytes("payload", UP), run.total_bytes("payload", DOWN)
         return Bytes(up, down, run.total_bytes("wire", UP, DOWN))

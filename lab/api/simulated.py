@@ -60,6 +60,8 @@ class OwnPlan(Plan):
 
 @dataclass(frozen=True)
 class SimulatedRound:
+    """A round of a simulation."""
+
     number: int
     accuracy: Mapping[
         str, Mapping[str, float]

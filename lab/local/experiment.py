@@ -31,7 +31,7 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import DRAWN, PublicSet
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.plugins.paths import IN_SETTINGS, seen_from
-from protofleet.protocol.settings.bounds import Classes, OptionalPort, Rounds, Seed, Within
+from protofleet.protocol.settings.bounds import Classes, Devices, OptionalPort, Rounds, Seed, Within
 from protofleet.protocol.settings.input_shape import TASK, InputShape, demand_classification
 from protofleet.protocol.settings.reader import SettingsError, decode, decode_file, encode, merge, read_toml
 from protofleet.protocol.transport.address import BrokerAddress
@@ -58,25 +58,30 @@ class SimulatedDevices:
     used.
     """
 
-    clients: dict[str, DeviceCount] = field(default_factory=dict)  # Domain -> how many devices share it.
-    # The number of devices that share the data, divided by data.split.
+    clients: dict[str, DeviceCount] = field(default_factory=dict)
+    """Number of devices that share each domain, by the domain's name; empty means that `count` or
+    `per_domain` is used.
+    """
     count: Annotated[int, Within(0, MAX_DEVICES)] = 0
-    per_domain: DeviceCount = 1  # The number of devices for each domain of the source, or of [domains].
-    # Device i runs network i mod n of these n networks, with network.feature_size.
+    """Number of devices that share the whole source as `data.split` says; 0 means that `per_domain` is used."""
+    per_domain: DeviceCount = 1
+    """Number of devices for each domain of the source or of `[domains]`."""
     networks: tuple[str, ...] = ()
-    # "fork": processes are forked from one that has imported everything; "spawn": each one is a new
-    # interpreter.
+    """Names of n networks, of which device i runs number i mod n with `network.feature_size`; empty means
+    that all devices run `network`.
+    """
     start: Literal["fork", "spawn"] = "fork"
-    # "each": one process for each device. A number: all devices share this number of processes. 0: one
-    # process for each device up to 4 devices a core, otherwise one process a core, and at most 4 if they
-    # compute on a GPU.
+    """Start of the processes, by `fork` from one that has imported everything or by `spawn` as new interpreters."""
     processes: Annotated[int, Within(0, MAX_DEVICES)] | Literal["each"] = 0
-    board_root: str = (
-        "/"  # The file system in which all devices find the sensors of this machine, which they share.
-    )
-    # True: devices sync their files. False: a power cut may lose them, but a killed process loses none.
+    """Number of processes that all devices share, or `each` for one process per device; 0 means one per
+    device up to 4 devices a core, otherwise one a core, and at most 4 if they compute on a GPU.
+    """
+    board_root: str = "/"
+    """Root of the file system in which all devices find the sensors of this machine, which they share."""
     durable: bool = False
-    keep_models: bool = True  # Devices keep their own models for `protofleet export`.
+    """If true, devices sync their files; if false, a power cut may lose them, but a killed process loses none."""
+    keep_models: bool = True
+    """If true, devices keep their own models for `protofleet export`."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +92,17 @@ class DomainSource:
     """
 
     source: str
-    root: str = ""  # "" stands for the source's own folder.
+    """Source of the domain's data (`protofleet data` lists the sources)."""
+    root: str = ""
+    """Folder of the data; empty means the source's own folder in the cache."""
     fraction: Fraction | None = None
+    """Part of the domain's training samples that each device learns from, from 0 to 1; left out, it is the
+    value of `data.fraction`.
+    """
     samples: Samples | None = None
+    """Largest number of a device's samples for training and validation together; left out, it is the value of
+    `data.samples`.
+    """
 
     def data(self, domain: str, common: DataSettings) -> DataSettings:
         """Return the settings of a device that shares this domain with no other device."""
@@ -110,9 +123,14 @@ class BrokerChoice:
     `auto` takes the system's Mosquitto if there is one, else the embedded broker.
     """
 
-    kind: str = "auto"  # One of auto, mosquitto, embedded, external.
-    tls: Literal["auto", "on", "off"] = "auto"  # auto: on if run starts a Mosquitto.
-    address: BrokerAddress = field(default_factory=BrokerAddress)  # Used for a broker of kind external.
+    kind: str = "auto"
+    """Kind of the broker, `auto` (the system's Mosquitto, or else the embedded broker), `mosquitto`,
+    `embedded` or `external`.
+    """
+    tls: Literal["auto", "on", "off"] = "auto"
+    """Use of TLS, `on`, `off` or `auto`, which is on if the run starts a Mosquitto."""
+    address: BrokerAddress = field(default_factory=BrokerAddress)
+    """Address of an `external` broker."""
 
     def __post_init__(self) -> None:
         kinds = ("auto", "mosquitto", "embedded", "external")
@@ -132,6 +150,8 @@ class LocalPolicy(Policy):
     numbers again.
     """
 
+    gather: Devices = 0
+    """Number of devices that the first round waits for, `patience_seconds` at most; 0 means all devices."""
     straggler_factor: StragglerFactor = 0.0
     attempts: Attempts = 1
     # All devices belong to this machine, and papers weigh a device by its samples.
@@ -140,37 +160,66 @@ class LocalPolicy(Policy):
 
 @dataclass(frozen=True)
 class Experiment:
+    """The settings of an experiment, which is a whole federation on one machine."""
+
     name: str
+    """Name of the run, and of its folder under `runs/`."""
     rounds: Rounds
+    """Number of training rounds."""
     method: dict[str, Any]
+    """Name of the method (`name`), or the path of a Python file that defines one (`file`), and the settings
+    of this method.
+    """
     seed: Seed = 0
-    task: str = TASK  # There is only this one task.
+    """Seed of all random draws, such as first weights, cohorts and the order of samples."""
+    task: str = TASK
+    """Kind of the task, of which `classification` is the only one."""
     classes: Classes = 10
+    """Number of classes."""
     network: Network = field(default_factory=Network)
-    # The common network of methods whose devices train one more network than their own; None: the same as
-    # `network`.
+    """Network of the devices."""
     mutual: Network | None = None
-    # Images that all devices have, for methods whose devices compare their outputs on them; None: drawn
-    # images.
+    """Network that all devices train in addition to their own, for methods such as FML and FedKD; left out,
+    it is the same as `network`.
+    """
     public: PublicSet | None = None
-    init: FirstWeights | None = None  # First weights of every party's network; None: they are drawn.
-    freeze: Freeze | None = None  # "backbone": the backbone is not trained.
-    metrics: OwnMetrics | None = None  # Metrics that are measured in addition to accuracy and loss.
+    """Samples that all devices have, for methods whose devices compare their outputs on them (FCCL+); left
+    out, they are drawn images.
+    """
+    init: FirstWeights | None = None
+    """First weights of every party's network; left out, they are drawn by the seed."""
+    freeze: Freeze | None = None
+    """Part of the network that is not trained, `backbone` (the layers that make the features); left out, the
+    whole network is trained.
+    """
+    metrics: OwnMetrics | None = None
+    """Metrics that are measured in addition to accuracy and loss."""
     data: DataSettings = field(default_factory=DataSettings)
-    # The sources of domains, if not all are from data.source.
+    """Data of the devices."""
     domains: dict[str, DomainSource] = field(default_factory=dict)
+    """Source of each domain by the domain's name, if not all domains come from `data.source`."""
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)
-    policy: LocalPolicy | None = None  # Default: every round waits for all devices.
+    """Number of the devices, their networks and their processes."""
+    policy: LocalPolicy | None = None
+    """Rules for the rounds; left out, every round waits for all devices."""
     broker: BrokerChoice = field(default_factory=BrokerChoice)
+    """Broker of the run."""
     pictures: Snapshots = field(default_factory=Snapshots)
-    security: str = "sealed"  # Or "off": messages are still signed, but the broker can read them.
-    confusion: bool = True  # The report says which classes are mistaken for which.
-    # File -> SHA-256 of the plug-ins that a run has run. The run writes this table. If a user sets it, only
-    # plug-ins with these hashes run.
+    """Snapshots of embeddings for the pictures of the report."""
+    security: str = "sealed"
+    """Protection of messages, `sealed`, or `off` for messages that are still signed but that the broker can read."""
+    confusion: bool = True
+    """If true, the report shows which classes are mistaken for which."""
     plugins: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each plug-in by its file name; the run writes this table, and if it is set, only plug-ins
+    with these hashes run.
+    """
     compute: str = "auto"
+    """Processor of all devices, `auto` (the GPU if it is faster), `cpu` or `cuda`."""
     metrics_port: OptionalPort = 0
+    """Port of the coordinator's metrics page; 0 means no metrics."""
     metrics_host: str = LOOPBACK
+    """Address of this machine at which the metrics page is served; `0.0.0.0` means all addresses."""
 
     def __post_init__(self) -> None:
         valid_name(self.name)

@@ -22,11 +22,18 @@ Choose = Literal["validation", "best-validation"]
 class SweepFile:
     """The file of a sweep. Those of experiments whose figure is a grid are in `experiments/sweeps`."""
 
-    experiment: str  # The path of the experiment's file, relative to this one.
-    grid: dict[str, list[Any]]  # Setting -> its values.
+    experiment: str
+    """Path of the experiment's file, relative to the sweep's file."""
+    grid: dict[str, list[Any]]
+    """List of the values to try for each setting, by the setting's path in quotes, such as `"method.lr"`."""
     seeds: list[Seed] = field(default_factory=lambda: [1])
-    set: list[str] = field(default_factory=list)  # Changes to settings of all trials, as --set has them.
+    """Seeds with which each combination of values is run."""
+    set: list[str] = field(default_factory=list)
+    """Changes to the settings of all trials, each in the form of `--set`."""
     choose: Choose = "validation"
+    """Accuracy by which the best trial is chosen, `validation` (after the last round) or `best-validation`
+    (of the best round).
+    """
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,14 @@ class Samples(Protocol):
     """
 
     @property
-    def x(self) -> Tensor: ...
+    def x(self) -> Tensor:
+        """Return the samples [N, ...]."""
+        ...
+
     @property
-    def y(self) -> Tensor: ...
+    def y(self) -> Tensor:
+        """Return the classes [N] of the samples, from 0 to C-1."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,10 @@ class Ask:
     def problem_with(
         self, payload: Payload, examples: int | None = None, norm: float = math.inf
     ) -> Problem | None:
+        """Return why an answer with these arrays cannot be used, or None.
+
+        `examples` is the number of samples of the device, and `norm` the largest norm of an array.
+        """
         return problem_with(self.wants, payload, examples, norm)
 
 
@@ -107,9 +116,11 @@ class ServerHalf(ABC):
         self.model, self.hyper, self.seed = model, hyper, seed
 
     def begin(self, number: int, cohort: Sequence[Member]) -> None:
+        """Begin a round, counted from 1, with the devices of its cohort."""
         self.number, self.cohort = number, cohort
 
     def generator(self, purpose: str) -> torch.Generator:
+        """Return a random generator for one purpose in this round; a replay of the run draws the same numbers."""
         return seeded(self.seed, self.number, "server", purpose)
 
     @abstractmethod
@@ -120,14 +131,16 @@ class ServerHalf(ABC):
         """
 
     @abstractmethod
-    def round(self) -> Round: ...
+    def round(self) -> Round:
+        """Conduct a round: yield each `Ask`, and get the replies of the cohort back from the `yield`."""
 
     @abstractmethod
     def state(self) -> Payload:
         """Return all arrays that must survive a crash between two rounds."""
 
     @abstractmethod
-    def restore(self, state: Payload) -> None: ...
+    def restore(self, state: Payload) -> None:
+        """Take over the arrays that `state` of the same half has returned."""
 
     def monitor(self) -> Mapping[str, float]:
         """Return numbers for the record of the round, such as the margins between anchors."""
@@ -159,9 +172,11 @@ class ClientHalf(ABC):
         self.seed, self.device = seed, device
 
     def begin(self, number: int) -> None:
+        """Begin a round, counted from 1."""
         self.number = number
 
     def generator(self, purpose: str) -> torch.Generator:
+        """Return a random generator for one purpose in this round; a replay of the run draws the same numbers."""
         return seeded(self.seed, self.number, self.device, purpose)
 
     @abstractmethod
@@ -199,6 +214,7 @@ class ClientHalf(ABC):
         return Encoder(self.model.features, self.model.projector)
 
     def scores(self, x: Tensor, rule: nn.Module) -> Tensor:
+        """Return the class scores [B, C] by this rule."""
         found: Tensor = rule(self.encoder(rule)(x))
         return found
 
@@ -217,7 +233,8 @@ class ClientHalf(ABC):
         """Return all arrays that must survive a reboot, and a round in which this device takes no part."""
 
     @abstractmethod
-    def restore(self, state: Payload) -> None: ...
+    def restore(self, state: Payload) -> None:
+        """Take over the arrays that `state` of the same half has returned."""
 
 
 # What all devices must have in common: "network": the same network; "head": the same embedding size and the same kind
@@ -227,6 +244,8 @@ Alike: TypeAlias = Literal["network", "head", "embedding", "nothing"]
 
 @dataclass(frozen=True)
 class Method:
+    """The description of a method: its two halves, its settings, and what a run must know of it."""
+
     paper: str
     Hyper: type
     Server: type[ServerHalf]
@@ -291,6 +310,7 @@ class Method:
 
     @property
     def mixed_networks(self) -> bool:
+        """Return whether the devices of a run may have different networks."""
         return self.alike != "network"
 
     @property

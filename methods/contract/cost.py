@@ -81,6 +81,7 @@ class Sizes:
 
     @property
     def C(self) -> int:  # noqa: N802 - the papers' letter
+        """Return the number of classes."""
         return self.model.classes
 
     @property

@@ -28,9 +28,12 @@ Freeze: TypeAlias = Literal["backbone"]
 
 @dataclass(frozen=True)
 class FirstWeights:
-    """The [init] table of the settings."""
+    """The [init] table: a file of weights with which the network of every party begins."""
 
-    file: str  # NAME@sha256:DIGITS, with 64 hex digits.
+    file: str
+    """Name of the file of weights with its hash, as `protofleet weights` prints it, in the form
+    `NAME@sha256:DIGITS` with 64 hexadecimal digits.
+    """
 
     def __post_init__(self) -> None:
         if not NAMED.fullmatch(self.file):

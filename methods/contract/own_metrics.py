@@ -27,10 +27,12 @@ Metric: TypeAlias = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True)
 class OwnMetrics:
-    """The [metrics] table of the settings: a file, or the name of the metrics in an installed package."""
+    """The [metrics] table: a file of metrics, or their name in an installed package."""
 
     file: str = ""
+    """Path of a Python file that defines the metrics; empty means that an installed package has them."""
     name: str = ""
+    """Name of the metrics in an installed package; empty means the name of the file."""
 
     def hash_in(self, plugins: PlugIns) -> str:
         name = self.name or Path(self.file).stem

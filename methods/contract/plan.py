@@ -45,14 +45,22 @@ PublicImages: TypeAlias = Callable[[InputShape], PublicSamples]  # Takes the sha
 
 @dataclass(frozen=True)
 class Network:
+    """The choice of a network."""
+
     name: str = DEFAULT_NETWORK
+    """Name of the network (`protofleet networks` lists them)."""
     feature_size: Width | None = None
-    # Output width of a linear projector behind the features, such as varphi of FedLSA.
+    """Number of features in front of the head; left out, it is the network's own."""
     embedding_size: Width | None = None
+    """Output width of a linear projector behind the features, such as varphi of FedLSA; left out, there is no
+    projector.
+    """
     head: str = "linear"
-    # File of a plug-in that is the network; its name is then `name`, or the stem of the file name.
+    """Form of the head, `linear` (the last layer of the network) or `mlp` (the deeper classifier of FedPall)."""
     file: str = ""
-    plugin: str = ""  # SHA-256 of a plug-in that this party has loaded.
+    """Path of a Python file that defines the network, which is then called `name` or as the file."""
+    plugin: str = ""
+    """SHA-256 of a plug-in that this party has loaded; the program sets it, so a file leaves it empty."""
 
     def __post_init__(self) -> None:
         if self.file and self.name == DEFAULT_NETWORK:

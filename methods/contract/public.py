@@ -40,13 +40,20 @@ PublicSamples = NDArray[Any]  # [N, *the shape of a sample]; uint8 for pixels, f
 
 @dataclass(frozen=True)
 class PublicSet:
-    source: str = DRAWN  # The drawn images, or a data source that every device has.
-    domain: str = ""  # Domain of that source; "": all domains.
+    """The samples that all devices of a run have."""
+
+    source: str = DRAWN
+    """Source of the samples, which is `shapes` for drawn images or a data source that every device has."""
+    domain: str = ""
+    """Domain of that source; empty means all domains."""
     samples: Count = 512
-    # Number of images in a batch. The images of a batch are compared with each other.
+    """Number of samples."""
     batch: PublicBatch = 64
-    seed: Seed = 0  # Seed by which the samples are drawn or chosen.
-    sha256: str = ""  # SHA-256 of the samples, which `protofleet public-set` prints.
+    """Number of samples in a batch, which are compared with each other."""
+    seed: Seed = 0
+    """Seed by which the samples are drawn or chosen."""
+    sha256: str = ""
+    """SHA-256 of the samples, which `protofleet public-set` prints."""
 
     def __post_init__(self) -> None:
         demand_within(self)

@@ -36,6 +36,8 @@ ITEM_BYTES: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
+    """The shape, the type and the bounds of an array that a device must return."""
+
     shape: tuple[Dim, ...]
     dtype: str = "float32"
     low: float | None = None
@@ -50,11 +52,13 @@ class TensorSpec:
     step: int = 0  # If not 0, a named dimension has the length `most` or a multiple of `step`, and is not 0.
 
     def most_bytes(self) -> int:
+        """Return the size in bytes of the largest array that is allowed."""
         lengths = [self.most if isinstance(d, str) else d for d in self.shape]
         return math.prod(lengths) * ITEM_BYTES[self.dtype]
 
     @property
     def rules(self) -> tuple[str, ...]:
+        """Return the further rules in the words of the protocol, such as `optional`."""
         said = {OPTIONAL: self.optional, SUM: self.of_examples, ROWS: self.row_per_example}
         rules = tuple(rule for rule, holds in said.items() if holds)
         rules = (*rules, f"{MULTIPLE}{self.step}") if self.step else rules
@@ -62,6 +66,7 @@ class TensorSpec:
 
     @property
     def is_float(self) -> bool:
+        """Return whether the numbers of the array are floating-point numbers."""
         return self.dtype.startswith("float")
 
 

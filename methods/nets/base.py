@@ -63,6 +63,7 @@ class Net(nn.Module):
         self.features.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> Net:
+        """Switch to training mode, or with `mode=False` to evaluation; a frozen backbone stays in evaluation."""
         super().train(mode)
         if self.backbone_is_frozen:
             self.features.eval()  # Its batch norms keep their statistics, and dropout is off.
@@ -74,10 +75,12 @@ class Net(nn.Module):
         self.head = nn.Linear(size, self.classes)
 
     def embed(self, x: Tensor) -> Tensor:
+        """Return the embeddings [B, embedding_size] of samples, which the head takes."""
         embedding: Tensor = self.projector(self.features(x))
         return embedding
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the class scores [B, classes] of samples."""
         scores: Tensor = self.head(self.embed(x))
         return scores
 

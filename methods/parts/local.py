@@ -36,11 +36,17 @@ class LocalHyper:
     """
 
     epochs: Epochs = 5
+    """Number of passes over the device's own samples in a round."""
     batch: Batch = 64
+    """Number of samples in a batch."""
     lr: Rate = 0.01
+    """Learning rate of the local optimizer."""
     momentum: Momentum = 0.9
+    """Momentum of the local optimizer; 0 means none."""
     weight_decay: Weight = 1e-5
-    clip: Norm | None = None  # The largest norm of a gradient.
+    """Weight decay of the local optimizer; 0 means none."""
+    clip: Norm | None = None
+    """Largest norm of a gradient, to which a larger one is scaled down; left out, gradients are not clipped."""
 
     def __post_init__(self) -> None:
         demand_within(self)

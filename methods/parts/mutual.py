@@ -29,10 +29,14 @@ Targets = Literal["fixed", "moving"]
 
 @dataclass(frozen=True)
 class MutualHyper(LocalHyper):
-    # The divergence is a mean over samples of the sum over classes ("classes") or of the mean over classes
-    # ("elements", as in HtFLlib).
     kl: KL = "classes"
-    targets: Targets = "fixed"  # "moving": each loss also changes the network that is its target (HtFLlib).
+    """Form of the divergence, which is a mean over samples of the sum over classes (`classes`) or of the mean
+    over classes (`elements`, as in HtFLlib).
+    """
+    targets: Targets = "fixed"
+    """Targets of the two losses, `fixed`, or `moving` if each loss also changes the network that is its
+    target (HtFLlib).
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,10 +23,12 @@ PLANNED: Final = {"method": "method", "network": "network", "mutual": "network",
 
 @dataclass(frozen=True)
 class PlugIns:
-    """The [plugins] table of the settings."""
+    """The [plugins] table: the Python files and packages that this party may run."""
 
-    files: tuple[str, ...] = ()  # Files on this machine, each with one plug-in.
-    allow: tuple[str, ...] = ()  # SHA-256 of files, and of packages as they are installed.
+    files: tuple[str, ...] = ()
+    """Paths of files on this machine, each with one plug-in."""
+    allow: tuple[str, ...] = ()
+    """SHA-256 of the files, and of packages as they are installed, that this party may run."""
 
     def __post_init__(self) -> None:
         for number in self.allow:

@@ -178,7 +178,7 @@ def encode(value: object) -> Any:
 def write_toml(table: Mapping[str, Any], where: str = "") -> str:
     """Return plain tables, such as `encode` returns, as TOML text."""
     plain = {k: v for k, v in table.items() if not _is_table(v)}
-    lines = [f"{_key(k)} = {_toml(v)}" for k, v in plain.items()]
+    lines = [f"{_key(k)} = {toml_literal(v)}" for k, v in plain.items()]
     text = "\n".join(lines) + "\n" if lines else ""
     for key, value in table.items():
         path = _join(where, _key(key))
@@ -261,21 +261,22 @@ def _value(text: str) -> object:
         return text
 
 
-def _toml(value: object) -> str:
+def toml_literal(value: object) -> str:
+    """Return a value as it is written in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         return '"' + CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", escaped) + '"'
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
+        return "[" + ", ".join(toml_literal(v) for v in value) + "]"
     if isinstance(value, Mapping):  # a table inside a list
-        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {toml_literal(v)}" for k, v in value.items()) + "}"
     return repr(value)
 
 
 def _key(key: str) -> str:
-    return key if BARE_KEY.fullmatch(key) else _toml(key)
+    return key if BARE_KEY.fullmatch(key) else toml_literal(key)
 
 
 def _is_table(value: object) -> bool:
@@ -295,7 +296,7 @@ def _join(where: str, key: str) -> str:
 def _show(value: object) -> str:
     """Return a value on one line, shortened if it is very long."""
     try:
-        text = _toml(value) if isinstance(value, (str, bool, int, float, list)) else f"{value!r}"
+        text = toml_literal(value) if isinstance(value, (str, bool, int, float, list)) else f"{value!r}"
     except ValueError:  # Python does not write an integer of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

@@ -43,15 +43,22 @@ FINAL_REASONS: Final[Mapping[int, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
+    """The address of a broker, and how this party talks to it."""
+
     host: str = "127.0.0.1"
+    """Host name or IP address of the broker."""
     port: Port = 1883
+    """TCP port of the broker."""
     tls: TlsFiles | None = None
-    block_qos: Qos = 1  # QoS of our blocks; 0 is quicker with a broker that drops hardly any
-    block_bytes: BlockBytes = (
-        SMALLEST_BLOCK  # bytes of our blocks; each block costs work, and on a slow line time
-    )
+    """PEM files for TLS; left out, the connection is not encrypted."""
+    block_qos: Qos = 1
+    """MQTT QoS (0 or 1) of the blocks that this party sends; 0 is quicker with a broker that drops hardly any."""
+    block_bytes: BlockBytes = SMALLEST_BLOCK
+    """Size in bytes of the blocks that this party sends; each block costs work, and on a slow line time."""
     username: str | None = None
+    """User name for a broker that knows none of our certificates; left out, none is sent."""
     password: str | None = field(default=None, repr=False)
+    """Password that belongs to `username`."""
 
     def __post_init__(self) -> None:
         try:

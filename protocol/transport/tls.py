@@ -50,8 +50,11 @@ class TlsFiles:
     """The PEM files of TLS: the CA that is trusted, and our own certificate and key."""
 
     ca: str
+    """Path of the certificate of the CA that is trusted."""
     cert: str | None = None
+    """Path of this party's own certificate; left out, it shows none."""
     key: str | None = None
+    """Path of the private key of `cert`."""
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):

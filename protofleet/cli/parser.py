@@ -24,6 +24,7 @@ from protofleet.cli.services import (
     add_health,
     add_unban,
 )
+from protofleet.cli.settings import add_settings
 from protofleet.cli.sweep import add_sweep
 from protofleet.cli.track import add_track
 from protofleet.runtime.command.parser import Parser
@@ -54,6 +55,7 @@ def parser() -> Parser:
     add_compare(commands)
     add_export(commands)
     add_lists(commands)
+    add_settings(commands)
     add_model(commands)
     add_predict(commands)
     add_check(commands)

@@ -152,6 +152,8 @@ LISTS = {
     "one method": (["methods", "fedavg"], 0),
     "costs": (["methods", "--cost"], 0),
     "networks": (["networks"], 0),
+    "settings": (["settings"], 0),
+    "one table": (["settings", "policy"], 0),
     "data": (["data", "two.toml"], 0),
     "bans": (["unban", "--folder", "run"], 0),
     "enrolled": (["enrol", "list", "--root", "root"], 0),

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
+from protofleet.cli.settings_tables import LOCAL, METHOD, SettingsTable, by_class, file_tables, heading
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.fleet.settings import Fleet
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import Overrides
 from protofleet.lab.local.experiment import Experiment
 from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.parts.local import LocalHyper
 from protofleet.protocol.settings.bounds import Within
+from protofleet.protocol.settings.described import Setting, added_keys, keys
+from protofleet.protocol.settings.sentences import summary
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "bounds.md"
 TABLES: Final[Mapping[str, type]] = {
@@ -26,6 +31,8 @@ TABLES: Final[Mapping[str, type]] = {
 INTRO: Final = """\
 # Bounds of numbers
 
+[All settings](#all-settings) are listed at the end of this page.
+
 Every number of a settings file lies between these; what does not is one line that names the file, the key, the value
 and the bounds, and exit code 2. What two settings must be to each other is said in [settings.md](settings.md).
 `NAME` stands for a name of your own. The numbers of command lines are bounded in the same way.
@@ -33,15 +40,44 @@ and the bounds, and exit code 2. What two settings must be to each other is said
 `python -m tools.pages.bounds` writes this page from the code.
 """
 
+ALL: Final = """
+## All settings
+
+Each table of the settings files, with all its keys. `protofleet settings TABLE` prints the same.
+"""
+
 
 def generate() -> str:
     parts = [INTRO, *(section(title, cls) for title, cls in TABLES.items())]
-    return "".join([*parts, *(section(f"The method {name}", load(name).Hyper) for name in names())])
+    methods = (section(f"The method {name}", load(name).Hyper) for name in names())
+    return "".join([*parts, *methods, ALL, *all_settings()])
 
 
 def section(title: str, cls: type) -> str:
     rows = "".join(f"| `{'.'.join(path)}` | {bound} |\n" for path, bound in numbers(cls))
     return f"\n## {title}\n\n| key | must be |\n|---|---|\n{rows}"
+
+
+def all_settings() -> Iterator[str]:
+    """Yield a table of keys for each TOML table; of a method, the keys that not every method has alike."""
+    for cls, tables in by_class([*file_tables(), LOCAL]):
+        yield described(tables, summary(cls), keys(cls))
+    for name in names():
+        if added := added_keys(hyper := load(name).Hyper, LocalHyper):
+            words = "In addition to the keys of every method, or with another default:"
+            yield described([SettingsTable(METHOD, (name,), hyper)], words, added)
+
+
+def described(tables: list[SettingsTable], words: str, settings: list[Setting]) -> str:
+    titles = re.sub(r"(\[[\w.]+\])", r"`\1`", heading(tables))
+    rows = "".join(map(row, settings))
+    return f"\n### {titles}\n\n{words}\n\n| key | type | must be | default | meaning |\n|---|---|---|---|---|\n{rows}"
+
+
+def row(setting: Setting) -> str:
+    default = setting.default_text if setting.default is None else f"`{setting.default_text}`"
+    cells = f"`{setting.key}`", setting.type, setting.bounds, default, setting.sentence
+    return f"| {' | '.join(cells)} |\n"
 
 
 def numbers(cls: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Within]]:
