@@ -24,14 +24,22 @@ KINDS = ("method", "network", "data", "metrics")
 def add_check(commands: Subparsers) -> None:
     command = commands.add_parser(
         "check",
-        help="run the contract suite on a method, a network, data or metrics of your own; exit code 1: a check fails",
+        help="run the contract suite on your own method, network, data or metrics; exit code 1: a check fails",
     )
-    command.add_argument("file", type=Path, help="of Python, with METHOD, NETWORK, DATA or METRICS in it")
+    command.add_argument(
+        "file", type=Path, help="a Python file that defines METHOD, NETWORK, DATA or METRICS"
+    )
     kind = command.add_mutually_exclusive_group()
-    kind.add_argument("--method", nargs="?", const="", metavar="NAME", help="look at METHOD, called NAME")
-    kind.add_argument("--network", action="store_true", help="look at NETWORK")
-    kind.add_argument("--data", action="store_true", help="look at DATA")
-    kind.add_argument("--metrics", action="store_true", help="look at METRICS")
+    kind.add_argument(
+        "--method",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="check METHOD, under the name NAME (default: the name of the file)",
+    )
+    kind.add_argument("--network", action="store_true", help="check NETWORK")
+    kind.add_argument("--data", action="store_true", help="check DATA")
+    kind.add_argument("--metrics", action="store_true", help="check METRICS")
     command.add_argument("--root", default="", metavar="DIR", help="data.root for DATA")
     command.add_argument(
         "--size", type=SIDE, default=32, metavar="N", help="data.size for DATA (default: 32)"

@@ -10,54 +10,85 @@ from protofleet.runtime.command.arguments import HOURS, ROUND, Subparsers
 from protofleet.runtime.command.listing import add_listing_options
 
 EXIT_CODES: Final = (
-    "exit codes: 0 all is well (warnings too); 1 a check, a step or a host has failed; "
+    "exit codes: 0 no failure (there may be warnings); 1 a check, a step or a host has failed; "
     "2 the command or the file cannot be used"
 )
 
 
 def add_deploy(commands: Subparsers) -> None:
     text = (
-        "a fleet over SSH, from one TOML file: devices, and broker and coordinator where it names their hosts"
+        "deploy a fleet over SSH from one TOML file: devices, and the broker and coordinator if it has them"
     )
     steps = commands.add_parser("deploy", help=text, epilog=EXIT_CODES).add_subparsers(
         required=True, metavar="STEP", title="steps"
     )
-    known = _step(steps, "known-hosts", "show the fingerprints of hosts' keys, and believe whom you confirm")
-    known.add_argument("--yes", action="store_true", help="believe them without comparing")
-    add_listing_options(_step(steps, "plan", "what `apply` would do, in its order; nothing is changed"))
+    known = _step(
+        steps, "known-hosts", "show the fingerprints of the hosts' SSH keys, and trust those that you confirm"
+    )
+    known.add_argument(
+        "--yes", action="store_true", help="trust the keys without comparing their fingerprints"
+    )
+    add_listing_options(_step(steps, "plan", "list the steps of `apply` in order, and change nothing"))
     apply = _step(
-        steps, "apply", "bring hosts to the state that the file describes; a second time changes nothing"
+        steps,
+        "apply",
+        "bring hosts to the state that the file describes; if they have it already, nothing changes",
     )
     _add_new_keys(apply)
-    apply.add_argument("--force", action="store_true", help="deploy again what has failed on a host before")
-    add_listing_options(_step(steps, "status", "the state of every host"))
-    checked = _step(steps, "doctor", "whether the hosts meet the requirements")
+    apply.add_argument(
+        "--force", action="store_true", help="deploy a state again that failed on a host before"
+    )
+    add_listing_options(_step(steps, "status", "show the state of every host"))
+    checked = _step(steps, "doctor", "check whether the hosts meet the requirements")
     checked.add_argument("--strict", action="store_true", help="a WARN counts as a FAIL")
     add_listing_options(checked)
     _step(steps, "drain", "stop devices when their current work is done; `apply` starts them again")
-    _step(steps, "rollback", "back to the last good state before the present one")
+    _step(steps, "rollback", "return to the last good state before the present one")
     tune = _step(
-        steps, "tune", "change a few settings for some hours, signed; afterwards the old ones hold again"
+        steps,
+        "tune",
+        "change settings for some hours with a signed order; afterwards the old values hold again",
     )
     tune.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="none: end the change now"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="the changed setting; without --set, end the present change now",
     )
-    tune.add_argument("--hours", type=HOURS, default=1.0, help="(default: 1)")
+    tune.add_argument(
+        "--hours", type=HOURS, default=1.0, help="how long the change holds, in hours (default: 1)"
+    )
     backup = _step(
-        steps, "backup", "a copy of a coordinator's runs, which stops it for as long as that takes"
+        steps,
+        "backup",
+        "copy a coordinator's runs to this machine; the coordinator is stopped during the copy",
     )
-    backup.add_argument("--to", type=Path, default=Path("backup"), metavar="DIR", help="(default: backup)")
-    restore = _step(steps, "restore", "deploy a coordinator, and put such a copy in place before it starts")
-    restore.add_argument("--from", dest="source", type=Path, default=Path("backup"), metavar="DIR")
+    backup.add_argument(
+        "--to", type=Path, default=Path("backup"), metavar="DIR", help="folder of the copy (default: backup)"
+    )
+    restore = _step(steps, "restore", "deploy a coordinator with the runs of a backup")
+    restore.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        default=Path("backup"),
+        metavar="DIR",
+        help="folder of the backup (default: backup)",
+    )
     restore.add_argument(
         "--from-round", type=ROUND, metavar="N",
-        help="the first round that no device has answered, where they have gone on since the copy",
+        help="if devices went on after the backup: the first round that no device has answered",
     )  # fmt: skip
     _add_new_keys(restore)
-    _step(steps, "forget", "end hosts' enrolment in whatever federation they are, for a root that is lost")
+    _step(
+        steps, "forget", "end the enrolment of hosts without the federation's root, for a root that is lost"
+    )
     revoke = _step(steps, "revoke", "end devices' enrolment, stop them, and destroy their keys")
-    revoke.add_argument("--reason", default="", help="recorded in the register")
-    revoke.add_argument("--broker", type=Path, metavar="DIR", help="the broker's folder, where it runs here")
+    revoke.add_argument("--reason", default="", help="the reason, for the register")
+    revoke.add_argument(
+        "--broker", type=Path, metavar="DIR", help="the broker's folder, if the broker runs on this machine"
+    )
 
 
 def _add_new_keys(step: argparse.ArgumentParser) -> None:
@@ -65,17 +96,19 @@ def _add_new_keys(step: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--yes", action="store_true", help="approve their requests without comparing fingerprints"
     )
-    group.add_argument("--replace", action="store_true", help="an enrolled name may get other keys")
+    group.add_argument("--replace", action="store_true", help="allow an enrolled name to get new keys")
 
 
 def add_doctor(commands: Subparsers) -> None:
     command = commands.add_parser(
-        "doctor", help="whether this machine meets the requirements of a device", epilog=EXIT_CODES
+        "doctor", help="check whether this machine meets the requirements of a device", epilog=EXIT_CODES
     )
     command.add_argument("--strict", action="store_true", help="a WARN counts as a FAIL")
-    command.add_argument("--gpu", action="store_true", help="check the GPU too")
-    command.add_argument("--containers", action="store_true", help="check for containers too")
-    command.add_argument("--broker", default="", metavar="HOST:PORT", help="to be reached from here")
+    command.add_argument("--gpu", action="store_true", help="also check the GPU")
+    command.add_argument("--containers", action="store_true", help="also check what containers need")
+    command.add_argument(
+        "--broker", default="", metavar="HOST:PORT", help="also check that this machine can reach the broker"
+    )
     add_listing_options(command)
     command.set_defaults(command=doctor)
 

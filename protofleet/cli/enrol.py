@@ -9,11 +9,13 @@ from protofleet.runtime.command.arguments import DAYS, DEVICES, DUE, OPTIONAL_PO
 from protofleet.runtime.command.listing import add_listing_options
 
 PARTS = ("device", "coordinator", "broker")
-ROOT_HELP = "the operator's folder, as `enrol root` made it"
+ROOT_HELP = "the root's folder, which `enrol root` made"
 
 
 def add_enrol(commands: Subparsers) -> None:
-    command = commands.add_parser("enrol", help="keys and certificates: who may take part, for how long")
+    command = commands.add_parser(
+        "enrol", help="manage keys and certificates: which devices may take part, and until when"
+    )
     steps = command.add_subparsers(required=True, metavar="STEP", title="steps")
     for add in (
         _root, _request, _approve, _install, _coordinator, _broker, _fleet, _list, _renew, _revoke, _cut, _rotate,
@@ -38,30 +40,35 @@ def _run(options: argparse.Namespace) -> int:
 
 def _root(steps: Subparsers) -> None:
     step = _step(steps, "root", "operator: make the federation's offline root")
-    step.add_argument("folder", type=Path, help="a new folder; keep it off the network, and a copy of it")
+    step.add_argument("folder", type=Path, help="a new folder; keep it and a copy of it offline")
     step.add_argument("--federation", default="protofleet", metavar="NAME")
     step.add_argument("--years", type=YEARS, default=10.0, help="how long the root is valid (default: 10)")
 
 
 def _request(steps: Subparsers) -> None:
     step = _step(steps, "request", "device: make keys here, and a request to send to the operator")
-    step.add_argument("name", help="the device's name; or coordinator; or a broker's, with --host")
+    step.add_argument("name", help="a device's name, `coordinator`, or a broker's name together with --host")
     step.add_argument("--federation", default="protofleet", metavar="NAME")
-    step.add_argument("--host", action="append", default=[], help="of a broker: its host name or address")
+    step.add_argument("--host", action="append", default=[], help="for a broker: its host name or address")
     step.add_argument(
         "--folder", type=Path, default=Path("keys"), help="where the keys are kept (default: keys)"
     )
-    step.add_argument("--new-keys", action="store_true", help="even if there are keys already")
+    step.add_argument("--new-keys", action="store_true", help="make new keys even if the folder has keys")
 
 
 def _approve(steps: Subparsers) -> None:
     step = _step(steps, "approve", "operator: check a request and approve it", at_root=True)
     step.add_argument("request", type=Path)
-    step.add_argument("--days", type=DAYS, default=365.0, help="how long it is valid (default: 365)")
-    step.add_argument("--replace", action="store_true", help="the name gets other keys than those it has")
-    step.add_argument("--name", default="", help="whose request it must be; any other is refused")
     step.add_argument(
-        "--part", default="device", choices=PARTS, help="what may be asked for (default: device)"
+        "--days", type=DAYS, default=365.0, help="how long the approval is valid (default: 365)"
+    )
+    step.add_argument("--replace", action="store_true", help="give an enrolled name new keys")
+    step.add_argument("--name", default="", help="refuse a request of any other name")
+    step.add_argument(
+        "--part",
+        default="device",
+        choices=PARTS,
+        help="refuse a request for any other part (default: device)",
     )
     _add_trust_options(step, "the request")
 
@@ -70,7 +77,7 @@ def _install(steps: Subparsers) -> None:
     step = _step(steps, "install", "device: install the operator's approval")
     step.add_argument("approval", type=Path)
     step.add_argument("--folder", type=Path, default=Path("keys"), help="where the keys are (default: keys)")
-    _add_trust_options(step, "the federation's root; asked for once, known later")
+    _add_trust_options(step, "the federation's root, asked for the first time only")
     _add_listener_options(step)
 
 
@@ -92,80 +99,109 @@ def _broker(steps: Subparsers) -> None:
 
 
 def _fleet(steps: Subparsers) -> None:
-    step = _step(steps, "fleet", "a whole federation in one folder of this machine, to simulate one")
+    step = _step(
+        steps,
+        "fleet",
+        "make a federation for a simulation: root, broker, coordinator and devices in one folder",
+    )
     step.add_argument("folder", type=Path)
-    step.add_argument("names", nargs="*", help="of devices")
-    step.add_argument("--count", type=DEVICES, default=0, help="so many more devices, named device-1 ...")
-    step.add_argument("--federation", metavar="NAME", help="(default: protofleet, or that of the folder)")
+    step.add_argument("names", nargs="*", help="names of devices")
     step.add_argument(
-        "--host", action="append", default=[], help="of the broker, in addition to this machine's own"
+        "--count", type=DEVICES, default=0, help="add this number of devices, named device-1 ..."
+    )
+    step.add_argument(
+        "--federation", metavar="NAME", help="(default: the folder's federation, or protofleet)"
+    )
+    step.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        help="another name or address of the broker, in addition to this machine's",
     )
     step.add_argument("--days", type=DAYS, default=365.0)
     _add_listener_options(step)
 
 
 def _list(steps: Subparsers) -> None:
-    step = _step(steps, "list", "operator: list who is enrolled, and until when", at_root=True)
-    step.add_argument("--due", type=DUE, metavar="DAYS", help="only those to be renewed within so many days")
+    step = _step(steps, "list", "operator: list the enrolled names and when each one ends", at_root=True)
+    step.add_argument(
+        "--due", type=DUE, metavar="DAYS", help="list only certificates that expire within DAYS days"
+    )
     add_listing_options(step)
 
 
 def _renew(steps: Subparsers) -> None:
-    text = "operator: a later approval for keys that are enrolled; install it while the device or coordinator runs"
+    text = "operator: extend the approval of enrolled keys; it can be installed while the device or coordinator runs"
     step = _step(steps, "renew", text, at_root=True)
     step.add_argument("names", nargs="*")
     step.add_argument(
-        "--due", type=DUE, metavar="DAYS", help="all whose certificates expire within so many days"
+        "--due", type=DUE, metavar="DAYS", help="renew all certificates that expire within DAYS days"
     )
     step.add_argument("--days", type=DAYS, default=365.0)
 
 
 def _revoke(steps: Subparsers) -> None:
-    step = _step(steps, "revoke", "operator: revoke all that was issued for this name", at_root=True)
+    step = _step(steps, "revoke", "operator: revoke all certificates of a name", at_root=True)
     step.add_argument("name")
-    step.add_argument("--reason", default="", help="for the register")
+    step.add_argument("--reason", default="", help="the reason, for the register")
     step.add_argument(
-        "--broker", type=Path, metavar="DIR", help="the broker's folder, where it runs on this machine"
+        "--broker", type=Path, metavar="DIR", help="the broker's folder, if the broker runs on this machine"
     )
 
 
 def _cut(steps: Subparsers) -> None:
-    text = "operator: end a revoked party's connection to a broker that has the new list already"
+    text = (
+        "operator: end the connection of a revoked name to a broker that already has the new revocation list"
+    )
     step = _step(steps, "cut", text, at_root=True)
     step.add_argument("name")
-    step.add_argument("address", metavar="HOST:PORT", help="of the broker")
+    step.add_argument("address", metavar="HOST:PORT", help="address of the broker")
 
 
 def _rotate(steps: Subparsers) -> None:
-    text = "operator: replace the root itself; until it is finished there are two"
+    text = "operator: replace the root; both roots are valid until --finish"
     step = _step(steps, "rotate", text, at_root=True)
-    step.add_argument("--finish", action="store_true", help="end the old root; its keys are destroyed")
-    step.add_argument("--force", action="store_true", help="even if some have not installed the new root")
+    step.add_argument("--finish", action="store_true", help="end the old root and destroy its keys")
+    step.add_argument(
+        "--force",
+        action="store_true",
+        help="with --finish: do it even if some devices have not installed the new root",
+    )
     step.add_argument("--years", type=YEARS, help="how long the new root is valid (default: 10)")
 
 
 def _add_trust_options(step: argparse.ArgumentParser, whose: str) -> None:
     group = step.add_mutually_exclusive_group()
-    group.add_argument("--fingerprint", default="", help=f"of {whose}; else it is shown and asked for")
-    group.add_argument("--yes", action="store_true", help="trust it without comparing")
+    group.add_argument(
+        "--fingerprint",
+        default="",
+        help=f"fingerprint of {whose}; without it, the fingerprint is shown and you are asked",
+    )
+    group.add_argument("--yes", action="store_true", help="trust it without comparing the fingerprint")
 
 
 def _add_listener_options(step: argparse.ArgumentParser) -> None:
     """Add the options without defaults, so that existing values of a mosquitto.conf are kept."""
     group = step.add_argument_group("a broker's mosquitto.conf")
-    group.add_argument("--port", type=PORT, help="(default: 8883)")
-    group.add_argument("--devices", type=DEVICES, metavar="N", help="that share its memory (default: 64)")
-    group.add_argument("--listen", metavar="ADDRESS", help="(default: 0.0.0.0, all)")
+    group.add_argument("--port", type=PORT, help="port with TLS (default: 8883)")
     group.add_argument(
-        "--plain-port", type=OPTIONAL_PORT, help="without TLS, for 127.0.0.1; 0: none (default)"
+        "--devices", type=DEVICES, metavar="N", help="number of devices that share its memory (default: 64)"
+    )
+    group.add_argument(
+        "--listen", metavar="ADDRESS", help="address that it listens on (default: 0.0.0.0, all addresses)"
+    )
+    group.add_argument(
+        "--plain-port", type=OPTIONAL_PORT, help="port without TLS, on 127.0.0.1 only (default: 0, none)"
     )
     text = "the user that Mosquitto changes to when root starts it (default: mosquitto, if root runs this)"
     group.add_argument("--user", help=text)
 
 
 def add_keys(commands: Subparsers) -> None:
-    command = commands.add_parser("keys", help="make keys: <name>.key to keep, <name>.pub to hand out")
-    command.add_argument("names", nargs="+", help="coordinator, or a device's name")
+    command = commands.add_parser(
+        "keys", help="make keys: keep <name>.key secret, give <name>.pub to the other machines"
+    )
+    command.add_argument("names", nargs="+", help="`coordinator`, or a device's name")
     command.add_argument("--folder", type=Path, default=Path("keys"))
     command.set_defaults(command=keys)
 

@@ -12,33 +12,40 @@ FORMATS = ("safetensors", "onnx", "torchscript", "pt2")
 
 
 def add_export(commands: Subparsers) -> None:
-    command = commands.add_parser("export", help="a run's model as files that anybody can run")
+    command = commands.add_parser("export", help="write a run's model as files that other programs can run")
     command.add_argument(
         "run", type=Path, help="for example runs/demo; or the folder of a coordinator or a device"
     )
-    command.add_argument("--device", metavar="D", help="that device's own model; default: the model of all")
+    command.add_argument("--device", metavar="D", help="the model of device D (default: the global model)")
     chosen = command.add_mutually_exclusive_group()
-    chosen.add_argument("--best", action="store_true", help="the best by validation")
-    chosen.add_argument("--last", action="store_true", help="the newest (default)")
+    chosen.add_argument("--best", action="store_true", help="the model with the best validation accuracy")
+    chosen.add_argument("--last", action="store_true", help="the newest model (default)")
     command.add_argument(
-        "--way", default="predict", metavar="NAME", help="another way to predict that the method measures"
+        "--way",
+        default="predict",
+        metavar="NAME",
+        help="the way to predict, of those that the method measures (default: predict)",
     )
     command.add_argument(
         "--format", nargs="+", type=_format, choices=FORMATS, metavar="FORMAT",
-        help=f"of {', '.join(FORMATS)}; default: safetensors, and onnx where its packages are, else pt2",
+        help=f"one or more of {', '.join(FORMATS)} (default: safetensors, and onnx or, without its packages, pt2)",
     )  # fmt: skip
     command.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: models/<last or best> in the run's folder"
+        "--out", type=Path, metavar="DIR", help="(default: models/<last or best> in the run's folder)"
     )
     command.add_argument(
-        "--template", action="store_true", help="an ONNX file that boards fill with their own numbers"
+        "--template",
+        action="store_true",
+        help="also write an ONNX template, into which devices put their own parameters",
     )
     command.add_argument(
-        "--check", action="store_true", help="compare each file, in another process, with the model"
+        "--check",
+        action="store_true",
+        help="check in another process that each file predicts as the model does",
     )
     command.add_argument(
         "--plugin", type=Path, action="append", default=[], metavar="FILE",
-        help="a method or network of your own that the run was made with, where its folder does not keep it",
+        help="your own method or network that the run used, if the run's folder does not have a copy",
     )  # fmt: skip
     add_listing_options(command)
     command.set_defaults(command=export)
@@ -51,7 +58,8 @@ def _format(text: str) -> str:
         )
     if "/" in text or (text.lower() not in FORMATS and Path(text).exists()):
         raise argparse.ArgumentTypeError(
-            f"it is {text[:99]!r}, which is no format; the run goes before --format, which takes all that follows it"
+            f"it is {text[:99]!r}, which is no format; name the run before --format, "
+            "because all words after --format are read as formats"
         )
     return text.lower()
 

@@ -22,15 +22,17 @@ def fetch_all(options: argparse.Namespace) -> None:
     if not options.fetch:
         raise SettingsError("data takes settings files, or --fetch NAME (see protofleet data --help)")
     if options.settings or options.picture is not None or options.set:
-        raise SettingsError("--fetch stands alone; look at the data with a command of its own afterwards")
+        raise SettingsError(
+            "--fetch takes no settings, --picture or --set; look at the data with a second command afterwards"
+        )
     names = list(dict.fromkeys(map(named, options.fetch)))
     if options.root and DIGITS in names:
         raise SettingsError(
-            "digits go into the cache, which the variable PROTOFLEET_DATA names, and not into --root"
+            "--root cannot be used for digits, which go into the cache; the variable PROTOFLEET_DATA sets its folder"
         )
     if options.root and len(names) > 1:
         raise SettingsError(
-            f"--root is one folder, and --fetch names {len(names)} data sets; fetch each alone"
+            f"--root is one folder, and --fetch names {len(names)} data sets; use one command for each"
         )
     listing = Listing.of(options)
     say = Downloader(listing.line)

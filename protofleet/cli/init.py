@@ -12,21 +12,31 @@ ADDRESS = "USER@ADDRESS"
 
 
 def add_init(commands: Subparsers) -> None:
-    text = "a new fleet: its root, and a file with settings for all hosts that fit each other; or more devices of one"
+    text = "make a new fleet (its root, and one file with matching settings for all hosts), or add devices to a fleet"
     command = commands.add_parser("init", help=text, description=text)
     command.add_argument("folder", type=Path, nargs="?", default=Path("fleet"), help="(default: fleet)")
     command.add_argument(
-        "--broker", metavar=ADDRESS, help="the host of the broker, for ssh; not for more devices"
+        "--broker", metavar=ADDRESS, help="SSH address of the broker's host; left out when devices are added"
     )
-    command.add_argument("--coordinator", metavar=ADDRESS, help="may be the broker's host")
     command.add_argument(
-        "--device", action="append", required=True, metavar=f"NAME={ADDRESS}", help="once for each device"
+        "--coordinator",
+        metavar=ADDRESS,
+        help="SSH address of the coordinator's host, which may be the broker's",
+    )
+    command.add_argument(
+        "--device",
+        action="append",
+        required=True,
+        metavar=f"NAME={ADDRESS}",
+        help="a device; repeat the option for each one",
     )
     command.add_argument("--federation", default="protofleet", metavar="NAME")
-    command.add_argument("--key", type=Path, help="the private key for ssh (default: as your ssh has it)")
+    command.add_argument(
+        "--key", type=Path, help="the private key for SSH (default: that of your SSH configuration)"
+    )
     command.add_argument(
         "--dependencies", choices=("index", "shipped", "system"), default="index",
-        help="where torch comes from on the hosts: docs/deploy.md (default: index)",
+        help="where the hosts get torch from: docs/deploy.md (default: index)",
     )  # fmt: skip
     command.set_defaults(command=init)
 
@@ -41,7 +51,7 @@ def init(options: argparse.Namespace) -> int:
         if not equals:
             raise SettingsError(f"--device is {text!r}, it must be NAME={ADDRESS}")
         if name in devices:
-            raise SettingsError(f"--device names {name} twice; each device has a name of its own")
+            raise SettingsError(f"--device names {name} twice; give each device another name")
         devices[name] = address
     if options.key and not options.key.is_file():
         raise SettingsError(

@@ -31,30 +31,31 @@ if TYPE_CHECKING:
 
 
 def add_lists(commands: Subparsers) -> None:
-    command = commands.add_parser(
-        "methods", help="the methods there are; or one, with its notes and settings"
-    )
-    command.add_argument("name", nargs="?", default="", help="for example fedlsa, or a file of your own")
+    command = commands.add_parser("methods", help="list all methods, or describe one with its settings")
+    command.add_argument("name", nargs="?", default="", help="for example fedlsa, or your own file")
     command.add_argument(
-        "--cost", action="store_true", help="what a round of them costs in the papers' settings"
+        "--cost",
+        action="store_true",
+        help="the numbers that a device sends and receives in a round, in the papers' settings",
     )
     add_listing_options(command)
     command.set_defaults(command=methods)
-    command = commands.add_parser("networks", help="the networks there are, what they take and their sizes")
+    command = commands.add_parser("networks", help="list all networks, their inputs and their sizes")
     add_listing_options(command)
     command.set_defaults(command=networks)
     add_data(commands)
     add_public_set(commands)
     command = commands.add_parser(
-        "weights", help="put a file of weights where runs that begin with it look for it, and print its name"
+        "weights", help="put a file of weights into the cache for runs that begin with it, and print its name"
     )
-    command.add_argument("file", type=Path, help="of the safetensors format")
+    command.add_argument("file", type=Path, help="a file in the safetensors format")
     command.set_defaults(command=weights)
 
 
 def add_data(commands: Subparsers) -> None:
     command = commands.add_parser(
-        "data", help="build or check data, print what it holds, and whether all have the same classes"
+        "data",
+        help="build or check data; print its contents, and whether all participants have the same classes",
     )
     command.add_argument(
         "settings", type=experiment_file, nargs="*",
@@ -63,14 +64,14 @@ def add_data(commands: Subparsers) -> None:
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     command.add_argument(
         "--picture", nargs="?", const="", metavar="PATH",
-        help="draw classes x devices, as .html with the numbers or .svg (default: <settings>-data.html beside them)",
+        help="draw the classes of each device, as .html with numbers or as .svg (default: <settings>-data.html)",
     )  # fmt: skip
     command.add_argument(
         "--fetch", action="append", default=[], metavar="NAME",
-        help="fetch digits, mnist, fashion, usps, svhn, cifar10, cifar100 or basic-motions; goes on where cut off",
+        help="fetch digits, mnist, fashion, usps, svhn, cifar10, cifar100 or basic-motions; continues a broken one",
     )  # fmt: skip
     command.add_argument(
-        "--root", default="", metavar="DIR", help="where --fetch puts it (default: <cache>/NAME)"
+        "--root", default="", metavar="DIR", help="folder for --fetch (default: <cache>/NAME)"
     )
     add_listing_options(command)
     command.set_defaults(command=data)
@@ -78,19 +79,23 @@ def add_data(commands: Subparsers) -> None:
 
 def add_public_set(commands: Subparsers) -> None:
     command = commands.add_parser(
-        "public-set", help="what a run must say of samples that all its devices have (FCCL+), with their hash"
+        "public-set", help="print the settings for samples that all devices share (FCCL+), with their hash"
     )
-    command.add_argument("source", nargs="?", default="shapes", help="of data; without one, the drawn images")
-    command.add_argument("--domain", help="of the source; without one, all of them")
+    command.add_argument(
+        "source", nargs="?", default="shapes", help="a data source (default: shapes, drawn images)"
+    )
+    command.add_argument("--domain", help="a domain of the source (default: all)")
     command.add_argument("--samples", type=PUBLIC_SAMPLES)
-    command.add_argument("--batch", type=PUBLIC_BATCH, help="images that are compared with each other")
+    command.add_argument(
+        "--batch", type=PUBLIC_BATCH, help="number of samples that are compared with each other"
+    )
     command.add_argument("--seed", type=SEED)
-    command.add_argument("--root", default="", help="folder of the data, as data.root of a device")
+    command.add_argument("--root", default="", help="the folder of the data, as in data.root of a device")
     command.add_argument(
         "--shape",
         default="",
         metavar="C,T",
-        help="of what is no image, where the source does not say it, as 6,128",
+        help="shape of samples that are not images, such as 6,128, if the source does not state it",
     )
     command.set_defaults(command=public_set)
 

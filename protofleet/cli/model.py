@@ -19,20 +19,20 @@ VERSION: Final = re.compile(r"v?0*(\d{1,9})")
 
 
 def add_model(commands: Subparsers) -> None:
-    command = commands.add_parser("model", help="the models that a device serves: list, pin, go back")
+    command = commands.add_parser("model", help="list, pin or roll back the models that a device serves")
     steps = command.add_subparsers(required=True, metavar="STEP", title="steps")
-    step = steps.add_parser("list", help="the versions there are, and what is served")
+    step = steps.add_parser("list", help="list all versions, and show which one is served")
     add_listing_options(step)
     step.set_defaults(command=list_versions)
     _add_folder(step)
-    step = steps.add_parser("pin", help="serve this version, whatever the device learns")
+    step = steps.add_parser("pin", help="serve this version, even if the device learns newer ones")
     step.add_argument("version", type=_version, help="for example v000017")
     step.set_defaults(command=pin)
     _add_folder(step)
-    step = steps.add_parser("unpin", help="go on with the newest version")
+    step = steps.add_parser("unpin", help="serve the newest version again")
     step.set_defaults(command=unpin)
     _add_folder(step)
-    step = steps.add_parser("rollback", help="serve the version before, and stay with it")
+    step = steps.add_parser("rollback", help="serve the version before the present one, and pin it")
     step.set_defaults(command=rollback)
     _add_folder(step)
 
@@ -40,7 +40,7 @@ def add_model(commands: Subparsers) -> None:
 def _add_folder(step: argparse.ArgumentParser) -> None:
     step.add_argument(
         "folder", type=Path, nargs="?",
-        help="of the models, or of the device's state (default: the first that there is of "
+        help="folder of the models or of the device's state (default: the first existing one of "
         f"{', '.join(map(str, LOOKED_IN))})",
     )  # fmt: skip
 

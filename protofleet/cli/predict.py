@@ -24,30 +24,28 @@ LOOK_SECONDS: Final = 0.5  # Seconds between two looks into a watched folder.
 
 
 def add_predict(commands: Subparsers) -> None:
-    command = commands.add_parser("predict", help="what a model takes pictures for")
+    command = commands.add_parser("predict", help="predict the classes of pictures with a model")
     command.add_argument("image", type=Path, nargs="*", help="a picture of any size, or a folder of pictures")
     command.add_argument(
         "--watch",
         type=Path,
         metavar="FOLDER",
-        help="a line for each picture that comes into it, until Ctrl-C",
+        help="predict each new picture of this folder, one line each, until Ctrl-C",
     )
     command.add_argument(
         "--model", type=Path, metavar="DIR",
-        help="a version or an export, or the folder of a device, of which current is taken (default: as `protofleet "
-        "model` finds it)",
+        help="folder of a version, of an export, or of a device, whose served version is used (default: the folder "
+        "that `protofleet model` finds)",
     )  # fmt: skip
-    command.add_argument(
-        "--onnx", action="store_true", help="run model.onnx, which takes the package onnxruntime"
-    )
+    command.add_argument("--onnx", action="store_true", help="run model.onnx; needs the package onnxruntime")
     command.add_argument(
         "--plugin", type=Path, action="append", default=[], metavar="FILE",
-        help="a method or network of your own that the model was made with; --onnx needs none",
+        help="your own method or network that the model was made with; not needed for --onnx",
     )  # fmt: skip
     command.add_argument(
         "--json",
         action="store_true",
-        help="one object, and nothing else on standard output; of --watch one a line",
+        help="print one object, and nothing else, on standard output; with --watch, one object per line",
     )
     command.set_defaults(command=predict)
 
@@ -56,7 +54,7 @@ def predict(options: argparse.Namespace) -> int:
     from protofleet.protocol.settings.reader import SettingsError
 
     if bool(options.image) == bool(options.watch):
-        raise SettingsError("name pictures, or say --watch FOLDER")
+        raise SettingsError("name pictures, or use --watch FOLDER")
     if options.watch and not options.watch.is_dir():
         wrong = f"{options.watch} is a file, and --watch takes a folder; name the picture without --watch"
         raise SettingsError(
@@ -113,8 +111,8 @@ class ChosenModel:
             return no_model(self._folder)
         looked = ", ".join(map(str, LOOKED_IN))
         return (
-            f"there is no version of a model in {looked}, where it is sought without --model; say --model DIR, a "
-            "folder that `protofleet export` has written, or that of a device that serves its models"
+            f"there is no version of a model in {looked}, the default folders; use --model DIR with a folder that "
+            "`protofleet export` has written, or with the folder of a device that serves its models"
         )
 
 
@@ -156,7 +154,7 @@ def _no_picture_in(folder: Path) -> str:
         return f"there is no picture in the folder {folder}"
     few = _few([str(one) for one in below])
     return (
-        f"there is no picture right in the folder {folder}, and those in it are not looked into: name {few}"
+        f"there is no picture in the folder {folder} itself, and its subfolders are not searched: name {few}"
     )
 
 

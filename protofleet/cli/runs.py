@@ -15,7 +15,7 @@ from protofleet.runtime.launcher import Launcher
 
 def add_run(commands: Subparsers) -> None:
     command = commands.add_parser(
-        "run", help="a whole federation on this machine, from one TOML file; or many, in turn"
+        "run", help="run a federation on this machine from a TOML file; several files run one after another"
     )
     command.add_argument(
         "experiments", type=experiment_file, nargs="+", help="for example experiments/demo.toml"
@@ -26,7 +26,7 @@ def add_run(commands: Subparsers) -> None:
     command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
     earlier = command.add_mutually_exclusive_group()
     earlier.add_argument(
-        "--fresh", action="store_true", help="rename the folder of an earlier run of this name"
+        "--fresh", action="store_true", help="start again: rename the folder of an earlier run with this name"
     )
     earlier.add_argument(
         "--resume", action="store_true", help="only continue an unfinished run; an error if there is none"
@@ -66,7 +66,7 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
             print(beside)
     if options.seeds or len(options.experiments) > 1:
         if options.resume:
-            raise SettingsError("--resume continues one run; several are continued without it")
+            raise SettingsError("--resume is for one run; several runs are continued without it")
         batch = Batch(options.runs, options.fresh, launcher, options.track)
         return batch.run(options.experiments, options.seeds, options.set)
     experiment = read_experiment(options.experiments[0], options.set)
@@ -81,7 +81,7 @@ def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
 def add_centralised(commands: Subparsers) -> None:
     command = commands.add_parser(
         "centralised",
-        help="not federated: all devices' data in one process, as the upper bound of an experiment",
+        help="train on all devices' data in one process, without federation: the upper bound of an experiment",
     )
     command.add_argument(
         "experiment", type=experiment_file, help="for example experiments/digits/fedavg.toml"
@@ -91,9 +91,13 @@ def add_centralised(commands: Subparsers) -> None:
     )
     command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
     command.add_argument(
-        "--seeds", type=SEEDS, nargs="+", default=[], help="once for each, as <name>-s<seed>"
+        "--seeds",
+        type=SEEDS,
+        nargs="+",
+        default=[],
+        help="run the experiment once for each seed, as <name>-s<seed>",
     )
-    command.add_argument("--fresh", action="store_true", help="run again what has finished")
+    command.add_argument("--fresh", action="store_true", help="run again if a run has finished")
     command.set_defaults(command=centralised)
 
 
@@ -110,7 +114,7 @@ def centralised(options: argparse.Namespace) -> int:
         try:
             print(f"report: {run_centralised(one, options.runs)}")
         except KeyboardInterrupt:
-            raise StoppedError(f"stopped in {one.name}, which begins anew with the same command") from None
+            raise StoppedError(f"stopped in {one.name}; the same command starts it again") from None
     return 0
 
 
@@ -133,20 +137,30 @@ def report(options: argparse.Namespace) -> int:
 
 def add_compare(commands: Subparsers) -> None:
     command = commands.add_parser(
-        "compare", help="finished runs side by side, seeds of one experiment in one row"
+        "compare", help="compare finished runs in tables; seeds of one experiment share a row"
     )
     command.add_argument("folders", type=Path, nargs="+", help="for example runs/fedavg-s1 runs/fedlsa-s1")
     command.add_argument(
-        "--view", default="reports", help="whose accuracy: reports (as each paper), global ..."
+        "--view",
+        default="reports",
+        help="which accuracy: reports (as in each method's paper; default), global ...",
     )
-    command.add_argument("--baseline", default="", metavar="NAME", help="default: the one that runs fedavg")
     command.add_argument(
-        "--share", type=SHARE, default=0.9, help="of its accuracy, to be reached (default: 0.9)"
+        "--baseline",
+        default="",
+        metavar="NAME",
+        help="the run to compare with (default: the one with fedavg)",
+    )
+    command.add_argument(
+        "--share",
+        type=SHARE,
+        default=0.9,
+        help="share of the baseline's accuracy that a run must reach (default: 0.9)",
     )
     command.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for GitHub")
     command.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and curves")
     command.add_argument("--latex", type=Path, metavar="FILE", help="write the tables for a paper")
-    command.add_argument("--csv", type=Path, metavar="FILE", help="write a line a run, for spreadsheets")
+    command.add_argument("--csv", type=Path, metavar="FILE", help="write one line per run, for spreadsheets")
     add_listing_options(command)
     command.set_defaults(command=compare)
 

@@ -19,7 +19,7 @@ from protofleet.runtime.interrupts import held_interrupts
 def add_log(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--log", choices=("text", "json"), default="text",
-        help="json: an object a line on standard error, for a collector of logs",
+        help="json: one object per line on standard error, for a log collector",
     )  # fmt: skip
 
 
@@ -28,14 +28,19 @@ def add_coordinator(commands: Subparsers) -> None:
     command.add_argument("settings", type=Path, help="TOML, plain or signed by the federation's root")
     _add_enrolled(command)
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
-    command.add_argument("--events", action="store_true", help="print what happens as JSON lines")
+    command.add_argument(
+        "--events", action="store_true", help="print the run's events as JSON lines on standard output"
+    )
     add_log(command)
     command.set_defaults(command=coordinator)
 
 
 def _add_enrolled(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--enrolled", default="", metavar="DIR", help="refuse settings that its root has not signed"
+        "--enrolled",
+        default="",
+        metavar="DIR",
+        help="folder of the keys from `enrol`; settings without the root's signature are refused",
     )
 
 
@@ -95,7 +100,7 @@ def add_device(commands: Subparsers) -> None:
         "--ended",
         type=Path,
         metavar="FILE",
-        help="where a process of several says which ended early, as JSON",
+        help="with several devices: JSON file for the devices that ended early",
     )
     add_log(command)
     command.set_defaults(command=device)
@@ -127,17 +132,23 @@ def device(options: argparse.Namespace) -> int:
 
 
 def add_fleet(commands: Subparsers) -> None:
-    command = commands.add_parser("fleet", help="many simulated devices at once, from a folder for each")
-    command.add_argument("folder", type=Path, help="holds <device>/settings.toml, or <device>/device.toml")
+    command = commands.add_parser("fleet", help="run many simulated devices, one folder of settings each")
+    command.add_argument(
+        "folder", type=Path, help="a folder with <device>/settings.toml or <device>/device.toml"
+    )
     command.add_argument(
         "--broker",
         type=broker_changes,
         default=(),
         metavar="HOST[:PORT]",
-        help="in place of the one that their settings name",
+        help="use this broker and not that of their settings",
     )
     command.add_argument(
-        "--processes", type=DEVICES, default=0, metavar="N", help="that all devices share; otherwise one each"
+        "--processes",
+        type=DEVICES,
+        default=0,
+        metavar="N",
+        help="number of processes that the devices share (default: one each)",
     )
     command.set_defaults(command=fleet)
 
@@ -155,7 +166,7 @@ def add_health(commands: Subparsers) -> None:
         "health", help="ask a running coordinator or device for its health; exit code 1: a check fails"
     )
     command.add_argument(
-        "settings", type=Path, nargs="+", help="the TOML file that it was started with; or several"
+        "settings", type=Path, nargs="+", help="one or more TOML files that they were started with"
     )
     add_listing_options(command)
     command.set_defaults(command=health)
@@ -179,9 +190,11 @@ def health(options: argparse.Namespace) -> int:
 def add_unban(commands: Subparsers) -> None:
     command = commands.add_parser("unban", help="end the ban of a device that has flooded a coordinator")
     command.add_argument(
-        "name", nargs="?", default="", help="of the device; without it, list the banned devices"
+        "name", nargs="?", default="", help="name of the device; without it, the banned devices are listed"
     )
-    command.add_argument("--folder", type=Path, required=True, help="of the run, for example runs/demo")
+    command.add_argument(
+        "--folder", type=Path, required=True, help="folder of the run, for example runs/demo"
+    )
     add_listing_options(command)
     command.set_defaults(command=unban)
 
@@ -197,7 +210,7 @@ def unban(options: argparse.Namespace) -> int:
     folder = options.folder / "coordinator"
     if not folder.is_dir():
         raise SettingsError(
-            f"{options.folder} is no folder of a run: there is no {folder}; name one as runs/demo"
+            f"{options.folder} is no folder of a run: there is no {folder}; name one such as runs/demo"
         )
     listing, banned = Listing.of(options), bans_in(folder)
     if not options.name:
@@ -223,8 +236,8 @@ def add_go_on(commands: Subparsers) -> None:
     command.add_argument("folder", type=Path, help="for example runs/demo; its coordinator must be stopped")
     command.add_argument(
         "--from-round", type=ROUND, required=True, metavar="N",
-        help="the first round that no device has answered: it starts from the copy's state, and what was learned "
-        "since the copy is lost",
+        help="the first round that no device has answered; it starts from the state of the copy, and the results of "
+        "the rounds since the copy are lost",
     )  # fmt: skip
     command.set_defaults(command=go_on)
 
@@ -233,5 +246,5 @@ def go_on(options: argparse.Namespace) -> int:
     from protofleet.coordinator.spool.older_copies import go_on_from
 
     go_on_from(options.folder / "coordinator", options.from_round)
-    print(f"{options.folder} goes on in round {options.from_round} with what this copy knows")
+    print(f"{options.folder} goes on in round {options.from_round} with the state of this copy")
     return 0

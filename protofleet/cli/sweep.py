@@ -14,26 +14,29 @@ from protofleet.runtime.launcher import Launcher
 
 def add_sweep(commands: Subparsers) -> None:
     command = commands.add_parser(
-        "sweep", help="one experiment over a grid of settings, with several seeds; validation chooses"
+        "sweep",
+        help="run an experiment for a grid of settings and seeds; validation accuracy chooses the best",
     )
     command.add_argument(
         "file", type=experiment_file,
-        help="an experiment, for example experiments/digits/fedavg.toml, or a file that has a [grid] of one",
+        help="an experiment, for example experiments/digits/fedavg.toml, or a file with a [grid] for one",
     )  # fmt: skip
     command.add_argument(
         "--grid", action="append", default=[], metavar="TABLE.KEY=VALUE,VALUE",
-        help="values of a setting, each tried with each of the others; may be given several times",
+        help="values of a setting; all combinations are tried; the option may be repeated",
     )  # fmt: skip
-    command.add_argument("--seeds", type=SEEDS, nargs="+", default=[], help="of each point (default: 1)")
+    command.add_argument(
+        "--seeds", type=SEEDS, nargs="+", default=[], help="seeds of each combination (default: 1)"
+    )
     command.add_argument(
         "--choose", choices=("validation", "best-validation"),
-        help="by validation accuracy after the last round (default), or at each run's best round",
+        help="validation: accuracy after the last round (default); best-validation: accuracy of a run's best round",
     )  # fmt: skip
     command.add_argument(
         "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting of all trials"
     )
     command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
-    command.add_argument("--fresh", action="store_true", help="run again what has finished")
+    command.add_argument("--fresh", action="store_true", help="run finished trials again")
     add_track_option(command)
     command.set_defaults(command=sweep)
 

@@ -14,29 +14,31 @@ from protofleet.runtime.command.errors import FAILED, StoppedError
 if TYPE_CHECKING:
     from protofleet.lab.trackers.destinations import Destination
 
-TO: Final = "tensorboard[=FOLDER], mlflow[=URI] or a package's"
+TO: Final = "tensorboard[=FOLDER], mlflow[=URI] or a tracker of a package"
 
 
 def add_track_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--track", action="append", default=[], metavar="TRACKER",
-        help=f"each round goes to {TO} as it ends; may be said more than once",
+        help=f"send each finished round to {TO}; may be repeated",
     )  # fmt: skip
 
 
 def add_track(commands: Subparsers) -> None:
     command = commands.add_parser(
         "track",
-        help="a run's numbers to TensorBoard or MLflow: of a run that is over, goes on, or is a service's",
+        help="send a run's numbers to TensorBoard or MLflow, from a finished or a running run",
     )
     command.add_argument(
         "runs", type=Path, nargs="+", metavar="RUN", help="for example runs/demo, or a sweep's folder"
     )
     command.add_argument(
-        "--to", action="append", required=True, metavar="TRACKER", help=f"{TO}; may be said more than once"
+        "--to", action="append", required=True, metavar="TRACKER", help=f"{TO}; may be repeated"
     )
     command.add_argument(
-        "--follow", action="store_true", help="go on until the run is over, and not only with what is there"
+        "--follow",
+        action="store_true",
+        help="go on until the run has ended; without it, send only the present rounds",
     )
     command.set_defaults(command=track)
 

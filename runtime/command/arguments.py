@@ -66,7 +66,7 @@ DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
 ROUND: Final = as_in_settings(Rounds)
 SEED: Final = as_in_settings(Seed)
 # --seeds takes all arguments that follow it.
-SEEDS: Final = replace(SEED, hint="; a file goes before --seeds")
+SEEDS: Final = replace(SEED, hint="; name the file before --seeds")
 PUBLIC_SAMPLES: Final = as_in_settings(PublicSamples)
 PUBLIC_BATCH: Final = as_in_settings(PublicBatch)
 PORT: Final = as_in_settings(Port)

@@ -32,8 +32,10 @@ def fitted(line: str) -> str:
 
 def add_listing_options(command: argparse.ArgumentParser) -> None:
     form = command.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one object, and nothing else on standard output")
-    form.add_argument("--quiet", action="store_true", help="say only what is wrong, on standard error")
+    form.add_argument(
+        "--json", action="store_true", help="print one JSON object, and nothing else, on standard output"
+    )
+    form.add_argument("--quiet", action="store_true", help="print only problems, on standard error")
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,10 @@ def test_devices_that_hold_alike_are_one_line_which_fits_a_terminal(capsys, monk
             ["run", "FILE", "--resum"],
             "--resum is no option; did you mean --resume? there are --fresh, --help",
         ),
-        (["run", "FILE", "--seeds", "a"], "it is 'a', it must be a whole number; a file goes before --seeds"),
+        (
+            ["run", "FILE", "--seeds", "a"],
+            "it is 'a', it must be a whole number; name the file before --seeds",
+        ),
         (["data", "--fetch", "basic_motion"], "did you mean basic-motions? there are digits, mnist"),
         (["rnu"], "COMMAND is 'rnu'; did you mean run? there are run, sweep"),
         (["run", "FILE", "--set", "method.name=fedavgg"], "did you mean fedavg? there are adcol"),

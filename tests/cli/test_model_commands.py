@@ -143,13 +143,13 @@ def test_a_broken_picture_is_one_line_and_the_others_are_predicted(board, capsys
 def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
     picture, state = board / "pictures" / "wide.png", board / "state"
     for words, problem in (
-        ((), "name pictures, or say --watch FOLDER"),
-        ((picture, "--watch", board), "name pictures, or say --watch FOLDER"),
+        ((), "name pictures, or use --watch FOLDER"),
+        ((picture, "--watch", board), "name pictures, or use --watch FOLDER"),
         (("--watch", board / "gone"), f"there is no folder {board}/gone to watch"),
         ((board / "empty", "--model", state), f"there is no picture in the folder {board}/empty"),
         (
             (state, "--model", state),
-            f"no picture right in the folder {state}, and those in it are not looked into: name {state}/models",
+            f"no picture in the folder {state} itself, and its subfolders are not searched: name {state}/models",
         ),
         ((picture, "--model", board / "gone"), f"there is no folder {board}/gone"),
         ((picture, "--model", board / "empty"), f"there is no version of a model in {board}/empty"),

@@ -124,7 +124,7 @@ def test_a_file_after_its_seeds_is_taken_for_one_and_where_it_goes_is_said(job, 
 
     assert main([job, "--seeds", "1", "2", "demo.toml"]) == 2
     assert "argument --seeds: it is 'demo.toml'" in (said := capsys.readouterr().err)
-    assert "a file goes before --seeds" in said
+    assert "name the file before --seeds" in said
 
 
 @pytest.mark.parametrize("name", ["summary.json", "rounds.jsonl", "rounds.copy.jsonl", "experiment.toml"])

@@ -305,7 +305,7 @@ def test_a_data_set_is_known_by_its_name_as_people_write_it():
             ["--fetch", "pacs"],
             "--fetch is 'pacs', which nobody publishes with a checksum; docs/data.md says where",
         ),
-        (["--fetch", "mnist", "--picture"], "--fetch stands alone"),
+        (["--fetch", "mnist", "--picture"], "--fetch takes no settings, --picture or --set"),
         (["--fetch", "mnist", "--fetch", "usps", "--root", "x"], "--root is one folder, and --fetch names 2"),
         (["--set", "a=1"], "data takes settings files, or --fetch NAME"),
     ],

@@ -131,4 +131,4 @@ def test_resume_is_for_one_run_and_not_for_a_fresh_one(place):
     done = protofleet("run", "small.toml", "--resume", "--fresh", cwd=place)
     assert done.returncode == 2 and "not allowed with" in done.stderr
     done = protofleet("run", "small.toml", "--resume", "--seeds", "1", "2", cwd=place)
-    assert done.returncode == 2 and "--resume continues one run" in done.stderr
+    assert done.returncode == 2 and "--resume is for one run" in done.stderr
