@@ -28,43 +28,50 @@ class DeviceSeries:
     """The counters and gauges of a device, with the texts that Prometheus and docs/metrics.md show."""
 
     def __init__(self, r: CollectorRegistry) -> None:
-        self.round = Gauge(f"{PREFIX}round", "The last round it worked in", registry=r)
-        self.answers = Counter(f"{PREFIX}answers", "Answers worked out", registry=r)
+        self.round = Gauge(f"{PREFIX}round", "Last round in which the device worked", registry=r)
+        self.answers = Counter(f"{PREFIX}answers", "Answers that the device has computed", registry=r)
         self.deaths = Counter(
             f"{PREFIX}training_deaths",
-            'Trainings that ended in the middle, as for want of memory; with trainer = "child" the agent lives on',
+            'Trainings that died, for example because memory ran out; with trainer = "child" the agent continues',
             registry=r,
         )
         self.errors = Counter(
             f"{PREFIX}errors",
-            "Errors in handling what the coordinator said, after which it went on; the log has each traceback",
+            "Errors in handling messages of the coordinator, after which the device continued; the log has "
+            "each traceback",
             registry=r,
         )
-        self.work = Counter(f"{PREFIX}work_seconds", "Time spent on the answers", registry=r)
+        self.work = Counter(f"{PREFIX}work_seconds", "Time that the device worked on answers", registry=r)
         self.energy = Counter(
             f"{PREFIX}energy_joules",
-            "Drawn by the board, where it has a power sensor that can be read: phase is train (work on answers) or "
-            "send (all else: sending, waiting); as of the last answer worked out",
+            "Energy that the board has used up to the last computed answer, on boards with a readable power "
+            "sensor. phase is train (work on answers) or send (everything else: sending, waiting)",
             ["phase"],
             registry=r,
         )
-        self.outbox = Gauge(f"{PREFIX}outbox_answers", "Answers that wait for their receipt", registry=r)
+        self.outbox = Gauge(
+            f"{PREFIX}outbox_answers", "Answers that wait for the coordinator's receipt", registry=r
+        )
         self.fallbacks = Gauge(
             f"{PREFIX}fallbacks",
-            "1 if its files were damaged and it went back to before its last answer when it started",
+            "1 if files were damaged at the start and the device returned to the state before its last answer",
             registry=r,
         )
-        self.full = Gauge(f"{PREFIX}disk_full", "1 while it takes on no work for want of room", registry=r)
+        self.full = Gauge(
+            f"{PREFIX}disk_full", "1 while the device takes no work because its disk is full", registry=r
+        )
         self.free = Gauge(
             f"{PREFIX}disk_free_bytes",
-            f"Room for its state and answers, less {MIN_FREE >> 20} MiB that is left alone",
+            f"Free disk space for state and answers, minus a reserve of {MIN_FREE >> 20} MiB",
             registry=r,
         )
-        self.connected = Gauge(f"{PREFIX}connected", "1 while the session stands", registry=r)
+        self.connected = Gauge(
+            f"{PREFIX}connected", "1 while the device is connected to the broker", registry=r
+        )
         self.silent = Gauge(
             f"{PREFIX}coordinator_silent",
-            f"1 while it is connected and has been told nothing new for {SILENT_SECONDS:.0f} s: the coordinator is "
-            "away, or the broker holds back or repeats what it says",
+            f"1 while the device is connected but has received nothing new for {SILENT_SECONDS:.0f} s: the "
+            "coordinator is away, or the broker withholds or repeats its messages",
             registry=r,
         )
 

@@ -98,26 +98,26 @@ class MeterCollector:
         return [
             CounterMetricFamily(
                 "protofleet_message_bytes",
-                "Bytes of arrays, each once; kind is an array that the method declares, at most 16 of them: weights, "
-                "prototypes, generator ...; method is empty for what crosses before a device has a plan",
+                "Bytes of arrays, without repeated packets. kind is an array that the method declares, at most 16 "
+                "of them: weights, prototypes, generator ... method is empty before a device has a plan",
                 labels=each,
             ),
             CounterMetricFamily(
                 "protofleet_message_wire_bytes",
-                "Every byte of every PUBLISH packet, repeats included; all that is no declared array (headers, "
-                "tables, signatures, topics, confusion matrices) is of the kind control",
+                "All bytes of all PUBLISH packets, including repeated ones; kind is control for everything but "
+                "declared arrays: headers, tables, signatures, topics, confusion matrices",
                 labels=each,
             ),
             CounterMetricFamily(
                 "protofleet_messages",
-                "Messages and blocks: sent, or what became of a received one: accepted, duplicate, for_others (on a "
-                "topic that many share), or the reason for which it was rejected",
+                "Messages and blocks; result is sent or, for a received one, accepted, duplicate, for_others (on a "
+                "shared topic), or the reason why it was rejected",
                 labels=["direction", "kind", "result"],
             ),
             CounterMetricFamily(
                 "protofleet_rejected",
-                "What was received and not used: frames, and hellos and answers whose frame was good; every reason "
-                "of docs/protocol.md, section 7, from the start",
+                "Received frames, hellos and answers that were refused; from the start there is a series for each "
+                "reason of docs/protocol.md, section 7",
                 labels=["reason"],
             ),
         ]
@@ -148,7 +148,7 @@ class BrokerCertificate:
 
     @staticmethod
     def describe() -> list[GaugeMetricFamily]:
-        words = "When the broker's certificate ends that was shown at the last connect"
+        words = "Unix time at which the broker's certificate ends, as of the last connect"
         return [GaugeMetricFamily("protofleet_broker_certificate_expiry_timestamp_seconds", words)]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -167,8 +167,8 @@ class ConnectionErrors:
     @staticmethod
     def describe() -> list[CounterMetricFamily]:
         words = (
-            "Errors in handling what the broker said, and connections that broke over it; the log has a traceback of "
-            "each place an hour"
+            "Errors in handling messages of the broker, and connections that such errors ended; the log has one "
+            "traceback per place and hour"
         )
         return [CounterMetricFamily("protofleet_connection_errors", words)]
 

@@ -77,9 +77,9 @@ class DamageCounts:
     @staticmethod
     def describe() -> list[CounterMetricFamily]:
         words = (
-            "Damaged files that this coordinator has gone on without: a snapshot (the round before is replayed), "
-            "the index (its copy is used), an answer (its device is asked again). And its whole folder (1), where "
-            "most devices know more of the run; docs/reliability.md"
+            "Damaged files that this coordinator replaced: snapshot (it replays the round before), index (it "
+            "uses the copy), answer (it asks the device again). folder is 1 if most devices know later rounds "
+            "than the coordinator's folder; docs/reliability.md"
         )
         return [CounterMetricFamily("protofleet_checkpoint_fallbacks", words, labels=["what"])]
 
@@ -101,7 +101,8 @@ class DepartureCounts:
 
     @staticmethod
     def describe() -> list[CounterMetricFamily]:
-        words = f"Devices that took their leave: {', '.join(reason.value for reason in DisconnectReason)}"
+        reasons = ", ".join(reason.value for reason in DisconnectReason)
+        words = f"Devices that left with a message, by reason: {reasons}"
         return [CounterMetricFamily("protofleet_device_farewells", words, labels=["reason"])]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
@@ -145,7 +146,7 @@ class WillCounts(PerDeviceCounts):
     """The counts of each device's wills that the broker published, by outcome."""
 
     name, label, values = "protofleet_device_wills", "outcome", tuple(OUTCOMES)
-    words = "Wills of a device that the broker has said. " + "; ".join(
+    words = "Wills of a device that the broker has sent. " + "; ".join(
         f"{outcome}: {meaning}" for outcome, meaning in OUTCOMES.items()
     )
 
@@ -155,8 +156,8 @@ class OlderCopyCounts(PerDeviceCounts):
 
     name, label, values = "protofleet_older_copies", "whose", (ITS_OWN, OURS)
     words = (
-        "Signs of an older copy in what one device says. whose: device (it came back with less than it had "
-        "learned), coordinator (it knows more of the run than the coordinator's folder; what one device says "
+        "Signs of an older copy of a folder in a device's messages. whose is device (it came back in an earlier "
+        "state), or coordinator (the device knows later rounds than the coordinator's folder; one device alone "
         "proves nothing); docs/reliability.md"
     )
 
@@ -172,14 +173,15 @@ class Errors:
         return [
             CounterMetricFamily(
                 "protofleet_peers_cut_off",
-                "Errors in handling what a device said, or what it was sent; it was not listened to for a while then",
+                "Errors in handling a message from or to a device, after which its messages were ignored for a "
+                "while",
             ),
             CounterMetricFamily(
-                "protofleet_observer_errors", "Errors of rounds.jsonl, metrics or events themselves"
+                "protofleet_observer_errors", "Errors in writing rounds.jsonl, metrics or events"
             ),
             CounterMetricFamily(
                 "protofleet_server_half_errors",
-                "Errors of the method's server half with what devices have answered; the round was taken back",
+                "Errors of the method's server half in handling answers; the round was undone",
             ),
         ]
 

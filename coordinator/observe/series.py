@@ -23,44 +23,46 @@ class Progress:
     def __init__(self, r: CollectorRegistry) -> None:
         self.info = Gauge(
             "protofleet_run_info",
-            "Which run is conducted here: always 1",
+            "Always 1; the labels name the run of this coordinator",
             ["federation", "run", "method"],
             registry=r,
         )
         self.over = Gauge(
             "protofleet_run_over",
-            "1 once the run is over: how is finished, or diverged (there is no state to go on from). The coordinator "
-            "stays until a Prometheus that scrapes it has seen this, for 75 s at most",
+            "1 after the end of the run; how is finished, or diverged (no usable state is left). The "
+            "coordinator waits until Prometheus has scraped this value, at most 75 s",
             ["how"],
             registry=r,
         )
         self.connected = Gauge(
-            "protofleet_coordinator_connected", "1 while the session at the broker stands", registry=r
+            "protofleet_coordinator_connected", "1 while it is connected to the broker", registry=r
         )
-        self.round = Gauge("protofleet_round", "The round in hand, from 1", registry=r)
-        self.planned = Gauge("protofleet_rounds_planned", "Rounds that the run shall have", registry=r)
-        self.quorum = Gauge("protofleet_quorum", "Answers without which there is no round", registry=r)
+        self.round = Gauge("protofleet_round", "Number of the current round, from 1", registry=r)
+        self.planned = Gauge("protofleet_rounds_planned", "Number of rounds of the whole run", registry=r)
+        self.quorum = Gauge("protofleet_quorum", "Fewest answers that a round needs", registry=r)
         self.patience = Gauge(
             "protofleet_patience_seconds",
-            "policy.patience_seconds: what a cohort gets for one ask",
+            "policy.patience_seconds: time in which a cohort must answer one ask",
             registry=r,
         )
-        self.epoch = Gauge("protofleet_coordinator_epoch", "Grows with every start", registry=r)
+        self.epoch = Gauge(
+            "protofleet_coordinator_epoch",
+            "Number that grows with every start of the coordinator",
+            registry=r,
+        )
         self.unclean_start = Gauge(
             "protofleet_unclean_start_timestamp_seconds",
-            "When a coordinator here was started last after one that had not ended in order (by a signal, or with "
-            "its run); 0: never",
+            "Unix time of the last start after an unclean end (not by a signal, and not with the run); 0: never",
             registry=r,
         )
         self.commit = Gauge(
             "protofleet_round_last_commit_timestamp_seconds",
-            "When the last round ended; after a restart, when its line was written",
+            "Unix time of the last round's end; after a restart, of its line in rounds.jsonl",
             registry=r,
         )
         self.since = Gauge(
             "protofleet_round_since_timestamp_seconds",
-            "Since when the run stands where it stands: the last of a round's end, a phase's first ask and this "
-            "process's start",
+            "Unix time of the last progress: end of a round, first ask of a phase, or start of this process",
             registry=r,
         )
         self.next_round = Gauge(
@@ -69,25 +71,25 @@ class Progress:
             "else 0",
             registry=r,
         )
-        self.seconds = Gauge("protofleet_round_seconds", "How long the last round took", registry=r)
+        self.seconds = Gauge("protofleet_round_seconds", "Duration of the last round", registry=r)
         self.duration = Histogram(
-            "protofleet_round_duration_seconds", "How long the run's rounds took", buckets=SECONDS, registry=r
+            "protofleet_round_duration_seconds", "Durations of the run's rounds", buckets=SECONDS, registry=r
         )
         self.phase = Histogram(
             "protofleet_round_phase_seconds",
-            "How long the run's phases took, from the ask to the close",
+            "Durations of the run's phases, from the first ask to the close",
             ["phase"],
             buckets=SECONDS,
             registry=r,
         )
         self.repeated = Counter(
             "protofleet_rounds_repeated",
-            "Rounds begun again for want of a quorum, in the whole run",
+            "Rounds of the whole run that were repeated because the quorum was not reached",
             registry=r,
         )
         self.taken_back = Counter(
             "protofleet_rounds_taken_back",
-            "Times that the coordinator went back a round, as nobody could go on from what had come of it",
+            "Rounds that the coordinator undid because their result was unusable",
             registry=r,
         )
 
@@ -97,43 +99,48 @@ class Attendance:
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.present = Gauge(
-            "protofleet_devices_present", "Devices that have said hello and not left", registry=r
+            "protofleet_devices_present", "Devices that have sent a hello and have not left", registry=r
         )
         self.unsteady = Gauge(
             "protofleet_devices_unsteady",
-            "Devices that lost their connection policy.flaps times within policy.flap_seconds: asked, but not "
-            "counted on",
+            "Devices that lost their connection policy.flaps times within policy.flap_seconds; they are asked, "
+            "but do not count towards the quorum that starts a round",
             registry=r,
         )
         self.invited = Gauge("protofleet_round_invited", "Devices asked in the last round", registry=r)
-        self.accepted = Gauge("protofleet_round_accepted", "Answers that made the last round", registry=r)
+        self.accepted = Gauge("protofleet_round_accepted", "Answers that the last round used", registry=r)
         self.late = Gauge(
             "protofleet_round_late", "Answers that came too late for the last round", registry=r
         )
         self.banned = Gauge(
             "protofleet_banned_devices",
-            "Devices that flooded: unread for an hour to a day, or until `protofleet unban`; docs/operations.md",
+            "Devices that are banned for sending too much: for an hour to a day, or until `protofleet unban`; "
+            "docs/operations.md",
             registry=r,
         )
         self.failed = Gauge("protofleet_round_failed", "Answers refused in the last round", registry=r)
         self.participation = Gauge(
-            "protofleet_participation_ratio", "Accepted of invited, in the last round", registry=r
+            "protofleet_participation_ratio",
+            "Accepted answers divided by invited devices, in the last round",
+            registry=r,
         )
         self.updates = Counter(
             "protofleet_updates",
-            "Answers of the run: accepted; late and refused, once their round has ended, as rounds.jsonl has them",
+            "Answers of the run, by verdict; late and refused ones are counted when their round ends, as in "
+            "rounds.jsonl",
             ["verdict"],
             registry=r,
         )
         self.aside = Counter(
             "protofleet_answers_aside",
-            "Accepted answers that were put aside, as they are out of all proportion to the others' (limits.outlier) "
-            "or brought a round to nothing; who, stands in rounds.jsonl and the log",
+            "Accepted answers that were not used, because they differ too much from the others (limits.outlier) or "
+            "made a round's result unusable; rounds.jsonl and the log name the devices",
             registry=r,
         )
         self.staleness = Histogram(
             "protofleet_update_staleness_rounds",
-            "Rounds that an answer was behind when it came: 0 if it was accepted, more if it was late",
+            "Rounds between an answer's round and the round in which it arrived: 0 if it was accepted, more if "
+            "it was late",
             buckets=ROUNDS_BEHIND,
             registry=r,
         )
@@ -158,15 +165,15 @@ class LastRound:
             ),
             GaugeMetricFamily(
                 "protofleet_round_fedavg_bytes",
-                "What FedAvg would have cost in the last round: the same network's weights, up from each device of "
-                "the cohort and down in one broadcast",
+                "Bytes that FedAvg would have needed in the last round: the weights of the same network, up "
+                "from each device of the cohort and down in one broadcast",
                 labels=["direction"],
             ),
             GaugeMetricFamily(
                 "protofleet_round_device_wire_bytes",
-                f"All bytes of the last round by device: the {MOST_DEVICES} with the most, `{OTHER}` for what is "
-                f"left, and `{ALL}` for what is published once and heard by each device that was asked. Their sum "
-                "is that of protofleet_round_wire_bytes",
+                f"All bytes of the last round by device: the {MOST_DEVICES} devices with the most bytes, "
+                f"`{OTHER}` for the rest, and `{ALL}` for messages that are published once for all asked "
+                "devices. The sum equals that of protofleet_round_wire_bytes",
                 labels=BY_DEVICE,
             ),
         ]
@@ -197,32 +204,32 @@ class Traffic:
     def __init__(self, r: CollectorRegistry) -> None:
         self.run_payload = Counter(
             "protofleet_run_bytes",
-            "Tensor bytes of all rounds that have ended, the last evaluation among them",
+            "Tensor bytes of all ended rounds, including the last evaluation",
             BY_KIND,
             registry=r,
         )
         self.run_wire = Counter(
             "protofleet_run_wire_bytes",
-            "All bytes of all rounds that have ended, the last evaluation among them",
+            "All bytes of all ended rounds, including the last evaluation",
             BY_KIND,
             registry=r,
         )
         self.payload = Counter(
             "protofleet_rounds_bytes",
-            "Tensor bytes of all training rounds that have ended",
+            "Tensor bytes of all ended training rounds",
             BY_KIND,
             registry=r,
         )
         self.devices = Counter(
             "protofleet_run_device_wire_bytes",
-            f"All bytes of all rounds that have ended by device: the first {MOST_DEVICES} that a round had a row of, "
-            f"`{OTHER}` and `{ALL}` as above. Their sum is that of protofleet_run_wire_bytes",
+            f"All bytes of all ended rounds by device: the first {MOST_DEVICES} devices of the run's rounds, "
+            f"`{OTHER}` and `{ALL}` as above. The sum equals that of protofleet_run_wire_bytes",
             BY_DEVICE,
             registry=r,
         )
         self.fedavg = Counter(
             "protofleet_fedavg_bytes",
-            "What FedAvg would have cost in all training rounds that have ended",
+            "Bytes that FedAvg would have needed in all ended training rounds",
             ["direction"],
             registry=r,
         )
@@ -254,27 +261,27 @@ class Learned:
     def __init__(self, r: CollectorRegistry) -> None:
         self.accuracy = Gauge(
             "protofleet_accuracy_ratio",
-            "Of each domain; split is test or validation; view is global (the model that the round began with) or "
-            "personal (after local training; in the last evaluation what the device makes of the last broadcast), "
-            "with the way to predict behind it where a method has several: personal-classifier. As measured by all "
-            "present devices; a sampled cohort's own measurements are in rounds.jsonl alone",
+            "Accuracy by domain, as all present devices measured it; rounds of a sampled cohort are only in "
+            "rounds.jsonl. split is test or validation. view is global (the model at the start of the round) "
+            "or personal (after local training; in the last evaluation, the device's model after the last "
+            "broadcast). A method with several ways to predict adds the way to the view: personal-classifier",
             ["domain", "split", "view"],
             registry=r,
         )
         self.measured = Gauge(
             "protofleet_accuracy_round",
-            "Round in which all present devices have measured last; 0: none yet",
+            "Last round in which all present devices measured; 0: none yet",
             registry=r,
         )
         self.loss = Gauge(
             "protofleet_loss",
-            "Mean test loss, as measured by all present devices",
+            "Mean test loss, as all present devices measured it",
             ["domain", "view"],
             registry=r,
         )
         self.holders = Gauge(
             "protofleet_class_holders",
-            "Devices present that have samples of a class; of methods that are told (needs_counts)",
+            "Present devices that have samples of a class; only for methods that know it (needs_counts)",
             ["class"],
             registry=r,
         )
@@ -286,12 +293,12 @@ class DiskSpace:
     def __init__(self, r: CollectorRegistry) -> None:
         self.full = Gauge(
             "protofleet_disk_full",
-            "1 while nothing new is begun for want of room on the run's disk",
+            "1 while the coordinator starts no new round because the run's disk is full",
             registry=r,
         )
         self.free = Gauge(
             "protofleet_disk_free_bytes",
-            f"Room on the run's disk, less {MIN_FREE >> 20} MiB that is left alone",
+            f"Free space on the run's disk, minus a reserve of {MIN_FREE >> 20} MiB",
             registry=r,
         )
 
@@ -302,14 +309,14 @@ class Devices:
     def __init__(self, r: CollectorRegistry) -> None:
         self.seen = Gauge(
             "protofleet_device_last_seen_timestamp_seconds",
-            "Last new word of a device's own to this coordinator; its will, which the broker says, is none",
+            "Unix time of the last new message from a device; its will does not count, because the broker sends it",
             ["device"],
             registry=r,
         )
         self.missing = Gauge(
             "protofleet_device_messages_missing",
-            "Messages that a device has numbered since it or the coordinator last connected anew, and that have not "
-            "come, as of the last round's end: lost, held back or on their way",
+            "Messages of a device since the last new connection of it or of the coordinator that had not "
+            "arrived at the end of the last round: lost, held back or on their way",
             ["device"],
             registry=r,
         )

@@ -23,14 +23,14 @@ class UsageCollector:
         return [
             GaugeMetricFamily(
                 f"{PREFIX}peak_bytes",
-                "The most of a GPU's memory that a piece of work of this process has taken",
+                "Most GPU memory that one piece of work of this process has used",
             ),
             CounterMetricFamily(
-                f"{PREFIX}wait_seconds", "Time that work of this process waited for others to leave a GPU"
+                f"{PREFIX}wait_seconds", "Time that work of this process waited until a GPU had room"
             ),
             CounterMetricFamily(
                 f"{PREFIX}out_of_memory",
-                "Pieces of work of this process that a GPU had too little memory for; each is done again when no "
+                "Pieces of work of this process for which the GPU's memory was too small; each is repeated when no "
                 "other device works",
             ),
         ]

@@ -37,28 +37,33 @@ class Sensors:
     def describe() -> list[GaugeMetricFamily | CounterMetricFamily]:
         """Return all metrics that a board with every sensor would report, without a value."""
         return [
-            _gauge("temperature_celsius", "Of each thermal zone that can be read", "zone"),
+            _gauge("temperature_celsius", "Temperature of each thermal zone that can be read", "zone"),
             _gauge(
                 "cooling_ratio",
-                "How hard each cooler works, 0 to 1: fans, and what slows the board down",
+                "State of each cooler, from 0 (off) to 1 (full): fans, and throttling of the board",
                 "cooler",
             ),
-            _gauge("throttled", "1 while something that is no fan cools: the board is slower for its heat"),
             _gauge(
-                "power_watts", "Drawn by each rail, where the board measures it (a Jetson's INA3221)", "rail"
+                "throttled",
+                "1 while the board is slowed down because it is hot (a cooler other than a fan works)",
             ),
-            _gauge("power_mode", "A Jetson's nvpmodel in use"),
-            _gauge("mains", "1 while it is fed from outside, where the board can tell"),
-            _gauge("gpu_load_ratio", "How busy a Jetson's GPU is"),
+            _gauge(
+                "power_watts", "Power of each rail, on boards that measure it (a Jetson's INA3221)", "rail"
+            ),
+            _gauge("power_mode", "Number of the Jetson's present power mode (nvpmodel)"),
+            _gauge(
+                "mains", "1 while the board has external power and 0 on battery, on boards that measure it"
+            ),
+            _gauge("gpu_load_ratio", "Load of a Jetson's GPU, from 0 to 1"),
             _gauge(
                 "memory_available_bytes",
-                "Free for new work: of the machine, or of the least limit of a cgroup that the process is in, as a "
-                "container or a service is",
+                "Memory that is free for new work: of the machine, or of the process's smallest cgroup limit, "
+                "for example of its container or service",
             ),
-            _gauge("swap_used_bytes", "Of the swap, where there is one"),
+            _gauge("swap_used_bytes", "Used swap, on machines that have swap"),
             CounterMetricFamily(
                 f"{PREFIX}disk_written_bytes",
-                "By the agent since it was started; flash wears out by it",
+                "Bytes that the agent has written to disk since its start; writing wears out flash",
                 labels=[],
             ),
         ]

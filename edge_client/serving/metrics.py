@@ -27,18 +27,19 @@ class ModelCollector:
         return [
             GaugeMetricFamily(
                 f"{PREFIX}round",
-                "The round that a served model is of; which is current, champion (the highest accuracy on "
-                "validation images) or pinned, as far as there are such",
+                "Round of each model that is kept for serving; which is current, champion (the highest accuracy on "
+                "validation images) or pinned; a series is missing while there is no such model",
                 labels=["which"],
             ),
-            CounterMetricFamily(f"{PREFIX}changes", "Times that current has named another version"),
+            CounterMetricFamily(f"{PREFIX}changes", "Changes of the current version"),
             CounterMetricFamily(
                 f"{PREFIX}hook_failures",
-                "Times that models.on_model could not be run, ended with another code than 0, or was killed",
+                "Times that models.on_model could not be started, ended with an exit code other than 0, or was "
+                "killed",
             ),
             CounterMetricFamily(
                 f"{PREFIX}write_failures",
-                "Versions that could not be written or served, as on a full disk; training goes on",
+                "Versions that could not be written or served, for example on a full disk; training continues",
             ),
         ]
 

@@ -29,13 +29,17 @@ class HostMetrics:
     def describe() -> list[GaugeMetricFamily]:
         return [
             GaugeMetricFamily(
-                "protofleet_build_info", "What runs here: always 1", labels=["version", "role"]
+                "protofleet_build_info",
+                "Always 1; the labels have the version and the role of this program",
+                labels=["version", "role"],
             ),
-            GaugeMetricFamily("protofleet_start_timestamp_seconds", "When this process began"),
-            GaugeMetricFamily("protofleet_disk_available_bytes", "Free where state is kept"),
+            GaugeMetricFamily(
+                "protofleet_start_timestamp_seconds", "Unix time at which this process started"
+            ),
+            GaugeMetricFamily("protofleet_disk_available_bytes", "Free space on the disk with the state"),
             GaugeMetricFamily(
                 "protofleet_certificate_expiry_timestamp_seconds",
-                "When the TLS certificate ends, and the record that was made with it",
+                "Unix time at which its own TLS certificate ends, and the enrolment record with it",
             ),
         ]
 
