@@ -61,7 +61,7 @@ class Table:
             for i, row in enumerate(self.rows)
         ]
         lines = ["| " + " | ".join(row) + " |" for row in (map(escaped, self.head), rule, *rows)]
-        return "\n".join([f"### {self.title}", "", *lines, "", self.note]).rstrip() + "\n"
+        return "\n".join([f"### {self.title}", "", *lines, "", self.legend]).rstrip() + "\n"
 
 
 def columns_of_words(rows: Sequence[Sequence[str]]) -> frozenset[int]:

@@ -120,15 +120,18 @@ def test_csv_tells_the_rounds_that_were_planned_from_those_that_a_diverged_run_h
     assert [(row["rounds"], row["rounds_done"]) for row in rows] == [("4", "2"), ("4", "4")]
 
 
-def test_latex_says_what_bold_is_as_the_page_does():
+def test_latex_and_markdown_say_what_bold_is_as_the_page_does():
     """The global model and a device's own model are not compared, so each view has its own best in a column."""
     rows = [["a", "global", "50"], ["b", "global", "60"], ["c", "personal", "90"], ["d", "personal", "80"]]
     views = Table("Accuracy", "A note.", ["run", "view", "mean"], rows, frozenset({(1, 2), (2, 2)}))
     said = "A note. Bold: the best of its column among runs with the same view."
     assert said in latex_table(views) and said in table_section(views)
+    assert views.markdown().endswith(f"\n\n{said}\n")
     alone = Table("Bytes", "", ["run", "up"], [["a", "1"], ["b", "2"]], frozenset({(0, 1)}))
     assert "Bold: the best of its column." in latex_table(alone)
-    assert "best" not in as_latex([replace(alone, best=frozenset())])
+    assert alone.markdown().endswith("\n\nBold: the best of its column.\n")
+    plain_table = replace(alone, best=frozenset())
+    assert "best" not in as_latex([plain_table]) + plain_table.markdown()
 
 
 def test_latex_takes_no_name_for_a_command():
