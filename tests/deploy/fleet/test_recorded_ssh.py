@@ -24,10 +24,11 @@ SERVED = [STATE, STATE, STATE, STATE]  # health and soak: how it was, and how it
 
 
 class Desk:
-    """An operator's machine with one board."""
+    """An operator's machine with some boards, of which most tests have one."""
 
-    def __init__(self, folder):
-        self.folder, self.board = folder, RecordedBoard(folder / "board-1")
+    def __init__(self, folder, *names):
+        self.folder = folder
+        self.boards = {name: RecordedBoard(folder / name) for name in names or ("board-1",)}
         self.authority = make_authority(folder / "root", "lab", 1, durable=False)
         enrol(self.authority, folder / "coordinator", "coordinator", 30)
         for name in ("wheels", "sockets"):
@@ -40,16 +41,24 @@ class Desk:
             "root": "root", "software": {"wheels": "wheels", "dependencies": "system"},
             "care": {"drain_seconds": 30.0},
             "device": {"data": {"source": "digits", "domain": "mnist"}, "broker": {"host": "broker"}, **device},
-            "hosts": {"board-1": {"address": BOARD}},
+            "hosts": {name: {"address": f"{name}.example"} for name in self.boards},
         }  # fmt: skip
         (self.folder / "fleet.toml").write_text(write_toml(table))
 
+    @property
+    def board(self):
+        return self.boards["board-1"]
+
+    @board.setter
+    def board(self, other):
+        self.boards["board-1"] = other
+
     def deploy(self, step, *hosts, **options):
-        """Run one step of the deployment and return the lines that this step alone sent to the board."""
+        """Run one step of the deployment and return the lines that this step alone sent to board-1."""
         given = {"yes": True, "replace": False, "force": False, "strict": False, "reason": "", "broker": None}
         given |= {"set": [], "hours": 1.0, "fleet": self.folder / "fleet.toml", "hosts": list(hosts)}
         before = len(self.board.lines)
-        connect = recording({"board-1": self.board}, self.folder / "sockets")
+        connect = recording(self.boards, self.folder / "sockets")
         self.code = commands.run(step, argparse.Namespace(**given | options), connect)
         return self.board.lines[before:]
 
@@ -209,6 +218,19 @@ def test_a_release_that_is_not_built_is_reported_and_nothing_of_it_is_used(desk,
     assert desk.code == 1 and lines[-1].startswith("remote.sh build ")
     assert "board-1: build: pip cannot install what was shipped" in capsys.readouterr().err
     assert desk.logged()[-1][0] == "deploy"
+
+
+@pytest.mark.parametrize("step", ["build", "start"])
+def test_a_rollout_to_three_boards_counts_the_one_that_fails_once(tmp_path, capsys, step):
+    """The board that fails has executed some steps before, and is not counted as changed."""
+    desk = Desk(tmp_path, "board-1", "board-2", "board-3")
+    desk.boards["board-3"].fails = {step: "no room on its disk"}
+    desk.deploy("apply")
+    said = capsys.readouterr()
+    assert desk.code == 1 and "3 hosts: 2 changed, 1 failed" in said.out.splitlines()[-1]
+    assert "board-3" in said.err and "no room on its disk" in said.err
+    assert [line.split()[1] for line in desk.boards["board-3"].lines][:3] == ["quick", "quick", "prepare"]
+    assert [name for name, board in desk.boards.items() if "good" in board.facts] == ["board-1", "board-2"]
 
 
 def test_what_fails_after_the_switch_goes_back_to_what_was_good(deployed, capsys):
