@@ -1,5 +1,6 @@
 """Rounds in bad weather, seen from outside: the rules hold for whole federations, over many seeds."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,16 +18,16 @@ CALM = RunPolicy(
 DEVICES = tuple(f"d{i}" for i in range(5))
 
 
-@pytest.fixture
-def judged(tmp_path):
-    """Run a scenario, check all its promises, and return the federation as it ended."""
+@contextmanager
+def judging(folder):
+    """Yield a function that runs a scenario, checks all its promises and returns the federation as it ended."""
     made = []
 
     def run(seed, before=lambda f: None, **changes):
         changes = {"kinds": frozenset(), "devices": DEVICES, "policy": CALM, "method": "tally", **changes}
         scenario = replace(draw(seed), hyper={"numbers": 16, "rows": 6}, work_seconds=2.0, **changes)
         with tally_known():
-            federation = Federation(scenario, tmp_path / str(len(made)))
+            federation = Federation(scenario, folder / str(len(made)))
             made.append(federation)
             before(federation)
             judge(federation)
@@ -36,6 +37,12 @@ def judged(tmp_path):
     for federation in made:
         for process in federation.processes.values():
             close_files(process)
+
+
+@pytest.fixture
+def judged(tmp_path):
+    with judging(tmp_path) as run:
+        yield run
 
 
 def decisions(federation):
