@@ -10,11 +10,14 @@ from prometheus_client.core import GaugeMetricFamily
 
 from protofleet.coordinator.observe.record import ALL, MOST_DEVICES, OTHER, ByKind, RoundRecord, rows_of
 from protofleet.protocol.storage.disk import MIN_FREE
+from protofleet.protocol.wire.kinds import MOST_KINDS
 
 SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)
 ROUNDS_BEHIND: Final = (0, 1, 2, 3, 5, 8)
 BY_KIND: Final = ("direction", "kind", "method")
 BY_DEVICE: Final = ("device", *BY_KIND)
+ROWS: Final = MOST_DEVICES + len((OTHER, ALL))
+SERIES_BY_DEVICE: Final = ROWS * (MOST_KINDS + 1) * 2  # of one metric: rows, kinds with `control`, directions
 
 
 class Progress:
@@ -173,7 +176,8 @@ class LastRound:
                 "protofleet_round_device_wire_bytes",
                 f"All bytes of the last round by device: the {MOST_DEVICES} devices with the most bytes, "
                 f"`{OTHER}` for the rest, and `{ALL}` for messages that are published once for all asked "
-                "devices. The sum equals that of protofleet_round_wire_bytes",
+                "devices. The sum equals that of protofleet_round_wire_bytes. "
+                f"At most {SERIES_BY_DEVICE:,} series",
                 labels=BY_DEVICE,
             ),
         ]
@@ -223,7 +227,8 @@ class Traffic:
         self.devices = Counter(
             "protofleet_run_device_wire_bytes",
             f"All bytes of all ended rounds by device: the first {MOST_DEVICES} devices of the run's rounds, "
-            f"`{OTHER}` and `{ALL}` as above. The sum equals that of protofleet_run_wire_bytes",
+            f"`{OTHER}` and `{ALL}` as above. The sum equals that of protofleet_run_wire_bytes. "
+            f"At most {SERIES_BY_DEVICE:,} series",
             BY_DEVICE,
             registry=r,
         )

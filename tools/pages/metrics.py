@@ -22,6 +22,8 @@ from protofleet.coordinator.observe.metrics import (
 )
 from protofleet.coordinator.observe.record import MOST_DEVICES
 from protofleet.coordinator.observe.series import (
+    ROWS,
+    SERIES_BY_DEVICE,
     Attendance,
     Devices,
     DiskSpace,
@@ -39,6 +41,7 @@ from protofleet.edge_client.serving.serving import ModelServing
 from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.kinds import MOST_KINDS
 from protofleet.runtime.host.metrics import HostMetrics
 from protofleet.runtime.metrics_page import BrokerCertificate, ConnectionErrors, MeterCollector
 
@@ -54,6 +57,10 @@ Limits of the labels:
 - The name of a device is a label of three gauges and three counters only.
 - The labels for names and domains have at most {MAX_DEVICES:,} values each; all further ones are counted as
   `other`. In bytes by device the limit is {MOST_DEVICES} names.
+- Each of the two metrics of bytes by device has at most {SERIES_BY_DEVICE:,} series:
+  {ROWS} rows ({MOST_DEVICES} names, `other`, `all devices`) x {MOST_KINDS + 1} kinds x 2 directions. The kinds are
+  `control` and at most {MOST_KINDS} that the method declares. Like every counter, the counter has as many series
+  `_created` in addition.
 - The views are those of the method. A device has one domain for a whole run.
 
 A metric whose meaning names the run continues after a restart of the coordinator. All other counters begin at

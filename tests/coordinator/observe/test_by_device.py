@@ -11,10 +11,13 @@ from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.record import ALL, MOST_DEVICES, OTHER, RoundRecord, divided
 from protofleet.coordinator.observe.rounds_file import RoundsFile
+from protofleet.coordinator.observe.series import SERIES_BY_DEVICE
 from protofleet.protocol.link.meter import DOWN, UP
+from protofleet.protocol.wire.kinds import MOST_KINDS, declared_kinds
 from protofleet.protocol.wire.reasons import Rejected
 from tests.support.small_federation import POLICY, replace_coordinator, simulation
-from tests.tools.pages.test_metrics_document import series
+from tests.tools.pages.test_metrics_document import MEANINGS, series
+from tools.pages.metrics import PAGE
 
 LAST, WHOLE = "protofleet_round_device_wire_bytes", "protofleet_run_device_wire_bytes_total"
 
@@ -158,6 +161,29 @@ def test_a_run_names_its_first_64_devices_and_loses_no_byte_of_the_others(tmp_pa
     found = of_device(metrics, WHOLE)
     assert len(found) == MOST_DEVICES + 1 and found[OTHER, UP, "weights"] == 64
     assert sum(found.values()) == 128
+
+
+def test_a_large_fleet_with_all_kinds_has_as_many_series_as_the_page_says(tmp_path):
+    """Two rounds have other devices, and each device has bytes of each kind in both directions."""
+    kinds = [*declared_kinds(f"array{i}" for i in range(MOST_KINDS)).declared, "control"]
+    places = [(way, kind) for way in (UP, DOWN) for kind in kinds]
+    metrics = Metrics(simulation(tmp_path / "run", "fedavg").service.run.view)
+    records = []
+    for number in (1, 2):
+        names = ["", *(f"device-{number}-{i}" for i in range(2 * MOST_DEVICES))]
+        crossed = {(name, *place): 1 for name in names for place in places}
+        wire = by_kind(Counter({place: len(names) for place in places}))
+        records.append(RoundRecord(number, 0, "training", wire=wire, by_device=divided(crossed, wire)))
+    metrics.restore(records, 0.0)
+    # Nothing that devices send is a broadcast, so the row of all devices has one direction.
+    sent_up_by_all = len(kinds)
+    for name in (LAST, WHOLE):
+        assert len(of_device(metrics, name)) == SERIES_BY_DEVICE - sent_up_by_all
+        assert MEANINGS[name].endswith(f"At most {SERIES_BY_DEVICE:,} series")
+    rows, of_all = MOST_DEVICES + 2, MOST_KINDS + 1
+    said = " ".join(PAGE.read_text().split())
+    assert f"at most {rows * of_all * 2:,} series: {rows} rows ({MOST_DEVICES} names" in said
+    assert f"x {of_all} kinds x 2 directions. The kinds are `control` and at most {MOST_KINDS} that" in said
 
 
 def test_a_name_that_was_never_verified_has_no_row(tmp_path):
