@@ -35,11 +35,12 @@ class Peaks(Clockwork):
 
     def __init__(self) -> None:
         super().__init__()
-        self.process, self.peak = 0, 0.0
+        self.process, self.peak, self.files = 0, 0.0, 0.0
 
     def answered(self, run: RunView, update: Update, now: float) -> None:
         super().answered(run, update, now)
         self.peak = max(self.peak, resident_megabytes("VmHWM", self.process))
+        self.files = resident_megabytes("RssFile", self.process)
 
 
 def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4, steps: int = 1) -> dict[str, float]:
@@ -67,7 +68,10 @@ def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4, steps: i
     return {
         "written over what came": made_dirty / came,
         "device's peak": peaks.peak,
-        "device's peak over import torch, in models": (peaks.peak - in_child("torch")) / model,
+        "device's peak over import torch, in models": (
+            peaks.peak - peaks.files - in_child("torch-without-files")
+        )
+        / model,
         "coordinator's peak": resident_megabytes("VmHWM"),
         "seconds a round": statistics.median(
             seconds for phase, seconds, _ in peaks.phases if phase == "train"
