@@ -56,7 +56,7 @@ def test_commands_in_the_documents_run(tag, text, tmp_path):
         command = [sys.executable, "-m", "protofleet", *line.split()[1:]]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=180, env=environment
         )
         assert done.returncode == 0, done.stderr
 
