@@ -135,7 +135,8 @@ class AccuracyTarget:
     @property
     def description(self) -> str:
         final = self.accuracy / self.share
-        return f"{self.accuracy:.1%}, which is {self.share:.0%} of what {self.baseline.name} ends with ({final:.1%})"
+        whole = f"the final accuracy of {self.baseline.name} ({final:.1%})"
+        return f"{self.accuracy:.1%}, which is {self.share:.0%} of {whole}"
 
     def points_of(self, group: Group) -> list[Point]:
         """Return, for each run of a group that reaches the target, its first point at or above it."""

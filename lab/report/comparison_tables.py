@@ -11,7 +11,10 @@ from protofleet.lab.report.comparison import AccuracyTarget, Group, Point, candi
 from protofleet.lab.report.numbers import NONE, percent_points, plain_number
 from protofleet.protocol.link.meter import DOWN, UP, human_bytes
 
-SEEDS_NOTE = "With several seeds: mean ± sample standard deviation, which is left out where all are equal."
+SEEDS_NOTE = (
+    "A cell with several seeds has the mean ± the sample standard deviation, "
+    "or the mean alone if all are equal."
+)
 
 # Share of the mean under which a deviation is not shown, as that of a few bytes in millions.
 NO_SPREAD = 1e-6
@@ -115,8 +118,9 @@ def origin_table(groups: Sequence[Group]) -> Table:
         for group in groups
     ]
     note = (
-        "commit: of the checkout, + where its files differed from it. sources: digest of the code that decides "
-        "results, the same in a wheel. experiment: digest of the resolved settings without the seed."
+        "The commit is that of the checkout; a + follows it if files differed from the commit. The column sources "
+        "has a digest of the code that decides results, which a wheel has too. The column experiment has a digest "
+        "of the resolved settings without the seed."
     )
     head = ["run", "commit", "sources", "experiment", "torch", "machine of the coordinator"]
     return Table("Where the figures come from", note, head, rows)
@@ -140,9 +144,9 @@ def final_table(groups: Sequence[Group]) -> Table:
         [g.name, g.method, g.view, str(len(g.runs)), *(mean_and_deviation(v, percent_points) for v in values)]
         for g, values in zip(groups, measured, strict=True)
     ]
-    note = f"{SEEDS_NOTE} mean: of the domains, all with the same weight."
+    note = f"{SEEDS_NOTE} The column mean weights all domains equally."
     if pooled_head:
-        note += " pooled: right answers of all devices over all their test samples."
+        note += " The column pooled weights all test samples of all devices equally."
     if any(not point.by_all for g in groups for run in g.runs for point in run.points(g.view)):
         note += " Where rounds leave devices out, only measurements by all present devices count."
     if not all(run.is_complete(group.view) for group in groups for run in group.runs):
@@ -169,8 +173,8 @@ def best_table(groups: Sequence[Group]) -> Table:
         for group, best, values in zip(groups, best_points, measured, strict=True)
     ]  # fmt: skip
     note = (
-        "The round with the highest mean validation accuracy; test samples choose nothing. Of devices' own models "
-        "the last evaluation is left out: it may measure another model than rounds do."
+        "The round is the one with the highest mean validation accuracy; test samples have no influence on it. For "
+        "devices' own models the last evaluation does not count, because it may measure another model than rounds do."
     )
     head = ["run", "view", "round", *domains, "mean"]
     bold = best_cells(measured, 3, percent_points, among=[g.view for g in groups])
@@ -201,7 +205,8 @@ def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: f
         f"rounds to {share:.0%}",
     ]
     note = (
-        f"To {share:.0%}: until mean test accuracy first reaches {target.description}; {NONE}: never."
+        f"The columns to {share:.0%} count until the mean test accuracy first reaches {target.description}. "
+        f"The sign {NONE} means that the run never reached it."
         if target
         else no_baseline(groups)
     )

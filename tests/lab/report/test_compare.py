@@ -110,7 +110,7 @@ def test_the_best_round_is_chosen_by_validation_and_never_by_test(tmp_path):
     a, b = rows_of([one, other], 1)
     assert (a["round"], a["mean"]) == ("2", "50.0")  # measured in round 3: the model after 2
     assert (b["round"], b["mean"]) == ("3", "50.0")
-    assert "test samples choose nothing" in tables(read_groups([one]), None, 0.9)[1].note
+    assert "test samples have no influence on it" in tables(read_groups([one]), None, 0.9)[1].note
 
 
 def test_without_validation_there_is_no_best(tmp_path):
@@ -155,7 +155,7 @@ def test_the_last_evaluation_is_no_round_of_training(tmp_path):
 
 def test_a_baseline_can_be_named_and_an_unknown_one_names_the_choices(runs):
     note = tables(read_groups(runs), accuracy_target(read_groups(runs), "proto", 0.5), 0.5)[2].note
-    assert "32.5%, which is 50% of what proto ends with (65.0%)" in note
+    assert "32.5%, which is 50% of the final accuracy of proto (65.0%)" in note
     assert accuracy_target(read_groups(runs), "avg-s2", 0.9).baseline.name == "avg"
     with pytest.raises(RunError, match="no group is called 'nix'; there are avg, proto"):
         accuracy_target(read_groups(runs), "nix", 0.9)
