@@ -40,3 +40,22 @@ def test_every_generated_block_has_tables_and_their_origin():
     blocks = BLOCK.findall(PAGE)
     assert len(blocks) == 6 and all("**Where the figures come from**" in block for block in blocks)
     assert len(GENERATED) == sum(block.count("\n| --- |") for block in blocks)
+
+
+def test_each_figure_of_the_papers_claims_is_the_mean_of_a_generated_table():
+    claims = PAGE.split("## What the papers claim")[1].split("\n## ")[0]
+    tables = [parsed(found.values[0]) for found in GENERATED]
+    means = {row[table.head.index("mean")] for table in tables if "mean" in table.head for row in table.rows}
+    figures = re.findall(r"\d+\.\d ± \d+\.\d", claims)
+    assert len(figures) == 11 and set(figures) <= means
+    assert "Each figure of this table repeats a cell `mean` of the tables above" in claims
+
+
+def test_bytes_in_no_generated_table_are_marked():
+    """The bytes of a generated table have their commit in the same block; other bytes have a mark."""
+    prose = re.sub(r"^<!-- generated.*?^<!-- end of generated -->$", "", PAGE, flags=re.M | re.S)
+    for section in prose.split("\n## ")[1:]:
+        if re.search(r"\d [kM]B\b", section):
+            assert "These bytes stand in no generated table" in " ".join(section.split()).replace(
+                "These\n", ""
+            )
