@@ -42,11 +42,6 @@ class Entry:
 
 SETTINGS: Final = {
     "common": (Entry("FedLSA", "fedlsa-digits"), Entry("FedAvg", "digits-fedavg")),
-    "deeper network": (
-        Entry("FedPLCC", "fedplcc-deep-fedplcc-digits"),
-        Entry("FedProx", "fedplcc-deep-fedprox-digits"),
-        Entry("FedAvg", "fedplcc-deep-fedavg-digits"),
-    ),
     "FedSA's skew": (
         Entry("FedSA, prototypes", "fedsa-skew-fedsa-digits"),
         Entry("alone", "fedsa-skew-singleset-digits"),
