@@ -25,6 +25,7 @@ from protofleet.runtime.command.errors import RunError
 from protofleet.runtime.installation import extras
 from protofleet.runtime.installation.extras import EXTRAS
 from tests.methods.served.trained import plan_of
+from tests.rooms import PACKAGES
 
 pytestmark = pytest.mark.slow
 
@@ -315,7 +316,12 @@ def test_hints_name_the_packages_of_every_extra():
     assert {
         name: tuple(re.match(r"[\w-]+", one)[0] for one in lines) for name, lines in told.items()
     } == EXTRAS
-    hints = [path for path in ROOT.glob("deploy/**/*.py") if "pip install 'protofleet[" in path.read_text()]
+    hints = [
+        path
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if "pip install 'protofleet[" in path.read_text()
+    ]
     assert [path.name for path in hints] == ["extras.py"], "whose own comment says why not"
 
 
