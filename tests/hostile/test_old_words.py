@@ -92,8 +92,9 @@ def test_a_device_that_is_killed_and_told_everything_again_works_on_nothing_twic
         first.kill()
         kept = [x for x in f.proxy.seen if x.party == "real" and x.down and not is_receipt_of(x, 3)]
         answers = len(said_by(f, "real", 3))
-        before, again = hellos(f, "real"), f.device("real")  # It may be connected before the next line runs.
-        until_connected(f, "real", before + 2)  # The second hello says that the device has the plan.
+        again = f.device("real")
+        # A device that has not begun the plan drops tasks, and the coordinator lets in those that have begun it.
+        f.wait_until(lambda: joined(f, coordinator, "real") == 2, "the device to join again")
         tell_again(f, "real", kept)
         f.wait_until(lambda: len(said_by(f, "real", 3)) > answers, "its third answer again")
         f.proxy.passes = lambda frame: True
@@ -103,6 +104,10 @@ def test_a_device_that_is_killed_and_told_everything_again_works_on_nothing_twic
         said = [line.split()[-1] for line in f.log_of(first).splitlines() + f.log_of(again).splitlines()
                 if "round 3 train: answer" in line]  # fmt: skip
         assert len(said) >= 2 and len(set(said)) == 1, "the same question, the same answer"
+
+
+def joined(f, coordinator, device):
+    return f.log_of(coordinator).count(f'"event": "joined", "device": "{device}"')
 
 
 def is_receipt_of(frame, number):
