@@ -41,6 +41,7 @@ EXTRAS: Final = {  # The order is that of the locks: a package is in the first l
     "broker": ("broker",),
     "export": ("export",),
     "dev": ("broker", "export", "tensorboard", "dev"),
+    "docs": ("broker", "export", "tensorboard", "dev", "docs"),
     "mlflow": ("mlflow",),
 }
 HEADERS: Final = {
@@ -51,6 +52,7 @@ HEADERS: Final = {
     "broker": "the extra `broker`",
     "export": "the extra `export`",
     "dev": "the extras `dev` and `tensorboard`",
+    "docs": "the extra `docs`",
     "mlflow": "the extra `mlflow`",
     "build": "what our own wheel is built with",
     "data": "packages that carry pictures",
