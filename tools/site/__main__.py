@@ -1,0 +1,25 @@
+"""make docs: build the documentation site in build/docs; a warning or a broken link fails the build."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tools.site.build import BrokenSite, build
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> int:
+    site = ROOT / "build" / "docs"
+    try:
+        build(ROOT, site, ROOT / "build" / "site")
+    except BrokenSite as broken:
+        print(f"docs: {broken}", file=sys.stderr)
+        return 1
+    print(f"open {site.relative_to(ROOT) / 'index.html'}, or copy {site.relative_to(ROOT)} to a static host")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Write the page with every command and its arguments from the parser of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from typing import Final
+
+INTRO: Final = """\
+# Commands and options
+
+This page is written from the parser of the command. An option must be written in full. `--help` after any command
+prints the same.
+"""
+CODE: Final = re.compile(r"(`[^`]+`)")
+MARKS: Final = re.compile(r"([\\<>*_|\[\]{}$#])")
+COMMON_TITLES: Final = ("positional arguments", "options")  # argparse's own.
+
+
+def commands_page(top: argparse.ArgumentParser) -> str:
+    return INTRO + "".join(command_section(command, about) for command, about in walk(top))
+
+
+def walk(command: argparse.ArgumentParser, about: str = "") -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """Yield a command and all its sub-commands, each with what the list of commands says about it."""
+    yield command, about or command.description or ""
+    for action in command._actions:  # argparse has no public list of them.
+        if isinstance(action, argparse._SubParsersAction):
+            said = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            for name, inner in action.choices.items():
+                yield from walk(inner, said.get(name, ""))
+
+
+def command_section(command: argparse.ArgumentParser, about: str) -> str:
+    tables = "".join(table(group, command.prog) for group in command._action_groups)
+    ending = f"\n{as_sentence(command.epilog)}\n" if command.epilog else ""
+    return f"\n## `{command.prog}`\n\n{as_sentence(about)}\n\n```text\n{usage(command)}```\n{tables}{ending}"
+
+
+def usage(command: argparse.ArgumentParser) -> str:
+    """Return the usage in lines of 80 letters, whatever terminal the site is built in."""
+    formatter = argparse.HelpFormatter(command.prog, width=80)
+    formatter.add_usage(command.usage, command._actions, command._mutually_exclusive_groups, prefix="")
+    return formatter.format_help()
+
+
+def table(group: argparse._ArgumentGroup, prog: str) -> str:
+    rows = "".join(
+        f"| {spelling(action)} | {as_prose(meaning(action, prog))} |\n"
+        for action in group._group_actions
+        if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
+    )
+    title = f"\n{as_sentence(group.title)[:-1]}:\n" if group.title not in (None, *COMMON_TITLES) else ""
+    return f"{title}\n| argument | meaning |\n|---|---|\n{rows}" if rows else ""
+
+
+def spelling(action: argparse.Action) -> str:
+    """Return the ways to write an argument, each as code, with the name of its value."""
+    value = " ".join(part for part in (value_name(action), repetition(action)) if part)
+    names = [f"{option} {value}".strip() for option in action.option_strings] or [value]
+    return ", ".join(f"`{name}`" for name in names).replace("|", "\\|")
+
+
+def value_name(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return ""
+    name = action.metavar if isinstance(action.metavar, str) else action.dest.upper().replace("_", "-")
+    return f"[{name}]" if action.nargs in ("?", "*") else name
+
+
+def repetition(action: argparse.Action) -> str:
+    return "..." if action.nargs in ("+", "*") else ""
+
+
+def meaning(action: argparse.Action, prog: str) -> str:
+    said = (action.help or "") % {**vars(action), "prog": prog}
+    choices = ", ".join(f"`{choice}`" for choice in action.choices or ())
+    return "; ".join(part for part in (said, f"one of {choices}" if choices else "") if part)
+
+
+def as_sentence(text: str) -> str:
+    return as_prose(f"{text[:1].upper()}{text[1:]}".removesuffix(".") + ".")
+
+
+def as_prose(text: str) -> str:
+    """Return a text for Markdown in which only code in backticks means something, also in a cell of a table."""
+    parts = CODE.split(" ".join(text.split()))
+    return "".join(part.replace("|", "\\|") if CODE.match(part) else MARKS.sub(r"\\\1", part) for part in parts)

@@ -1,0 +1,89 @@
+"""Collect the sources of the site: the pages of the repository, the sections of its index, and generated pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from protofleet.cli.parser import parser
+from tools.site.commands import commands_page
+from tools.site.index import Group, Section, read_sections
+from tools.site.links import Links
+from tools.site.python_api import api_page
+
+INDEX: Final = "docs/README.md"
+FRONT: Final = "README.md"
+REFERENCE: Final = "Reference"  # The section of docs/README.md to which the generated pages are added.
+GENERATED: Final = ("python-api.rst", "commands.md")
+ABOUT_GENERATED: Final = """
+From the code:
+
+| page | what it holds |
+|---|---|
+| [Python API](python-api.rst) | Every public name of the package, with its signature and its docstring. |
+| [Commands and options](commands.md) | Every command of `protofleet`, with all its arguments. |
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What Sphinx reads: texts by their names in the site, and copies of files, with what is wrong with all that."""
+
+    texts: Mapping[str, str]
+    files: Mapping[str, str]
+    problems: Sequence[str]
+
+
+def read_sources(root: Path) -> Source:
+    names = page_names(root)
+    links = Links(root, names)
+    texts = {name: links.rewrite(path, (root / path).read_text("utf-8")) for path, name in names.items()}
+    listed = frozenset(names) - {INDEX, FRONT}
+    sections = with_generated(read_sections((root / INDEX).read_text("utf-8"), INDEX, listed))
+    missing = [
+        f"{page} is not in {INDEX}: add it below a heading of the second level"
+        for page in sorted(listed.difference(*(section.pages for section in sections)))
+    ]
+    names |= {name: name for name in GENERATED}
+    texts |= {section_name(section): section_page(section, links, names) for section in sections}
+    texts["index.md"] += toctree("", [*map(section_name, sections), names[INDEX]])
+    texts |= {"python-api.rst": api_page(), "commands.md": commands_page(parser()), **links.further_pages()}
+    return Source(texts, links.files, [*links.problems, *missing])
+
+
+def page_names(root: Path) -> dict[str, str]:
+    """Return the name in the site of each page, by its path in the repository."""
+    found = [*sorted(root.glob("*.md")), *sorted((root / "docs").glob("*.md"))]
+    names = {path.relative_to(root).as_posix(): path.name.lower() for path in found}
+    return {**names, FRONT: "index.md", INDEX: "all-pages.md"}
+
+
+def with_generated(sections: list[Section]) -> list[Section]:
+    """Add the generated pages to the reference, which is made if there is none."""
+    if REFERENCE not in [section.title for section in sections]:
+        sections = [*sections, Section(REFERENCE, "", ())]
+    added = Group("From the code", GENERATED)
+    return [
+        replace(section, groups=(*section.groups, added)) if section.title == REFERENCE else section
+        for section in sections
+    ]
+
+
+def section_name(section: Section) -> str:
+    return re.sub(r"\W+", "-", section.title.lower()) + ".md"
+
+
+def section_page(section: Section, links: Links, names: Mapping[str, str]) -> str:
+    text = links.rewrite(INDEX, section.text).replace("\n### ", "\n## ").strip()
+    generated = ABOUT_GENERATED if section.title == REFERENCE else ""
+    trees = "".join(toctree(group.caption, [names[page] for page in group.pages]) for group in section.groups)
+    return f"# {section.title}\n\n{text}\n{generated}{trees}"
+
+
+def toctree(caption: str, pages: Iterable[str]) -> str:
+    listed = "".join(f"{page}\n" for page in pages)
+    options = f":hidden:\n:caption: {caption}\n" if caption else ":hidden:\n"
+    return f"\n```{{toctree}}\n{options}\n{listed}```\n"
