@@ -7,41 +7,25 @@ never decides when a round ends. It counts an answer as delivered only when it h
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
 
 from protofleet.edge_client.context import DeviceContext, Observer
-from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
 from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
-from protofleet.edge_client.conversation.hello import HelloSender
 from protofleet.edge_client.conversation.hello_exchange import NEVER, HelloExchange
 from protofleet.edge_client.conversation.hello_timer import is_birth
-from protofleet.edge_client.conversation.old_messages import RunEndCheck
-from protofleet.edge_client.current_run import CurrentRun
-from protofleet.edge_client.evaluate import Splits
-from protofleet.edge_client.host.answer_energy import AnswerEnergy
-from protofleet.edge_client.host.energy import EnergyMeter
-from protofleet.edge_client.inbox.growing import GrowingData
 from protofleet.edge_client.inbox.watch import InboxWatch
-from protofleet.edge_client.job_runner import JobRunner
-from protofleet.edge_client.state.device import DeviceState, TakenOverError
-from protofleet.edge_client.state.heard import forget_higher_epoch, open_heard_file
+from protofleet.edge_client.run_end import RunEnd, says_run_is_over
+from protofleet.edge_client.state.device import TakenOverError
+from protofleet.edge_client.state.heard import forget_higher_epoch
 from protofleet.edge_client.task_handler import TaskHandler
-from protofleet.edge_client.trainer.job import EVALUATE, TRAIN, StartJob
+from protofleet.edge_client.trainer.job import EVALUATE, TRAIN
 from protofleet.edge_client.view import AgentView
 from protofleet.edge_client.work_queue import question_of
-from protofleet.methods.contract.confusion import MOST_CLASSES
-from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.protocol.link.base import Received
-from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.storage.disk import NoRoom
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.messages import (
-    Bye,
-    Finished,
-    Message,
     Receipt,
     Refusal,
     RoundStatus,
@@ -51,7 +35,6 @@ from protofleet.protocol.wire.messages import (
 )
 from protofleet.protocol.wire.reasons import DisconnectReason, Reason, Rejected
 from protofleet.runtime.broker_session import BrokerSession
-from protofleet.runtime.event_loop import Worker
 from protofleet.runtime.faults import OURS
 
 log = logging.getLogger("protofleet.device")
@@ -61,44 +44,14 @@ class Agent:
     """The event handler of a device, which passes each message, timer and connection event to its part."""
 
     def __init__(
-        self, data: Splits, start_job: StartJob, link: DeviceLink, state: DeviceState, worker: Worker, *,
-        software: str = "", about: str = "", stays: bool = False, confusion: int = MOST_CLASSES,
-        clock: Callable[[], float] = time.perf_counter, energy: EnergyMeter | None = None,
-        plugins: PlugIns | None = None,
-        growing: GrowingData | None = None, note_data: Callable[[Splits], None] = lambda data: None,
+        self, context: DeviceContext, hellos: HelloExchange, tasks: TaskHandler, run_end: RunEnd,
+        watchdog: CoordinatorWatchdog, session: BrokerSession, inbox: InboxWatch | None = None,
     ) -> None:  # fmt: skip
-        """Build the parts of the agent and connect them.
-
-        `confusion` is the largest number of classes for which the device reports which classes it confuses.
-        If the device has an inbox, `data` and `start_job` are those of `growing`. The agent calls `note_data`
-        whenever the data have grown.
-        """
-        context = DeviceContext(link, state, worker, open_heard_file(state, link))
-
-        def tells_confusion() -> bool:
-            return forms.CONFUSION in link.peer_forms and data.classes <= confusion
-
-        runner = JobRunner(
-            start_job,
-            state,
-            data,
-            lambda: link.block,
-            clock,
-            tells_confusion,
-            AnswerEnergy(energy),
-            plugins or PlugIns(),
-        )
-        self.run = CurrentRun(state.saved.run)
-        announced = growing.for_hellos if growing else data
-        self._hellos = HelloExchange(context, self.run, HelloSender(link, announced, state, software, about))
-        self.tasks = TaskHandler(context, self.run, runner, self._hellos, AnswerDelivery(link))
-        self._inbox = (
-            InboxWatch(context, growing, self._is_idle, self._hellos.send, note_data) if growing else None
-        )
-        self._watchdog, self._run_end = CoordinatorWatchdog(), RunEndCheck()
-        self.session = BrokerSession(log)
-        self.view = AgentView(context, self.tasks, self._watchdog)
-        self.link, self.state, self.stays, self._context = link, state, stays, context
+        """Create an agent from its parts, which `agent_parts` builds and connects."""
+        self._context, self._hellos, self.tasks, self.run_end = context, hellos, tasks, run_end
+        self._watchdog, self.session, self._inbox = watchdog, session, inbox
+        self.link, self.state, self.run = context.link, context.state, tasks.run
+        self.view = AgentView(context, tasks, watchdog)
 
     @property
     def wake_at(self) -> float:
@@ -107,7 +60,7 @@ class Agent:
             self._hellos.next_at,
             self.tasks.delivery.wake_at,
             self._watchdog.alarm_at,
-            self._run_end.at,
+            self.run_end.wake_at,
             self._inbox.wake_at if self._inbox else NEVER,
         )
         return min(self.link.wake_at, *timers)
@@ -148,8 +101,8 @@ class Agent:
             self._hellos.send()
         if now >= self.tasks.delivery.wake_at:
             self.tasks.resend()
-        if now >= self._run_end.at:
-            self._finish_run()
+        if now >= self.run_end.wake_at:
+            self.run_end.finish()
         if self._inbox and now >= self._inbox.wake_at:
             self._inbox.wake()
 
@@ -185,10 +138,6 @@ class Agent:
 
     def end_turn(self, now: float) -> None:
         """Do nothing: the agent sends each message at once, because its answer is already on the disk."""
-
-    def _is_idle(self) -> bool:
-        """Return whether the device is connected, has no open question or answer and is not draining."""
-        return self._context.connected and self.tasks.idle and not self.tasks.draining
 
     def _handle_frame(self, topic: str, frame: bytes, now: float) -> None:
         try:
@@ -227,7 +176,7 @@ class Agent:
             case Refusal() as refusal:
                 self._hellos.refused(refusal)
             case message if says_run_is_over(message):
-                self._run_ended(received.run, now)
+                self.run_end.received(received.run, now)
 
     def _note_contact(self, received: Received, now: float) -> None:
         """Record what a message of any kind shows about the coordinator and its run."""
@@ -241,7 +190,7 @@ class Agent:
         if received.run != self.run.name:
             self.tasks.change_run(received.run)
         if not says_run_is_over(message):
-            self._run_end.contradicted()
+            self.run_end.contradicted()
 
     def _is_missed(self, status: RoundStatus) -> bool:
         """Return whether the coordinator waits for a hello, or for an answer to a question not received."""
@@ -255,30 +204,3 @@ class Agent:
                 self._context.notify("accepted", round=receipt.round, learned=learned)
         elif receipt.verdict == "refused":
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
-
-    def _run_ended(self, run: str, now: float) -> None:
-        """Finish the run if the message counts.
-
-        The message may be an old one, retained by the broker or queued in a session.
-        """
-        own_run, ended_run = self.state.saved.run, self._context.heard_file.last.over
-        if self._run_end.received(run, own_run, self.run.plan is not None, ended_run, now):
-            self._finish_run()
-
-    def _finish_run(self) -> None:
-        self._watchdog.stop()
-        self._run_end.contradicted()
-        self._context.heard_file.note_run_end(self.state.saved.run)
-        self.tasks.end_run()
-        self.link.send(Bye(DisconnectReason.FINISHED.value))
-        if not self.stays:
-            self._context.end(self.state.cannot_answer(""))
-
-
-def says_run_is_over(message: Message) -> bool:
-    """Return whether the message says that the run is over.
-
-    The coordinator says it to this device alone (Finished) and to all devices (State). Either is enough,
-    because the message to this device may have been lost.
-    """
-    return isinstance(message, Finished) or message == State(False, "finished")

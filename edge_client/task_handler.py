@@ -56,6 +56,11 @@ class TaskHandler:
         """Return whether the worker has no work, and no answer waits for its receipt."""
         return not (self.queue.busy or self.delivery.pending)
 
+    @property
+    def free(self) -> bool:
+        """Return whether the device is connected, has no open question or answer and is not draining."""
+        return self._context.connected and self.idle and not self.draining
+
     def change_run(self, run: str) -> None:
         """Change to another run.
 

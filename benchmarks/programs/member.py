@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.programs.fleet import FEDERATION, PATIENCE
 from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.agent_parts import AgentOptions, DeviceData, agent_parts
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.job import local_jobs
 from protofleet.methods.contract.base import ClientHalf
@@ -72,9 +73,9 @@ def main(wish: dict[str, object]) -> None:
     def build(plan: Plan) -> ClientHalf:
         return plan.client_half(data.train, name)
 
-    agent = Agent(
-        data, local_jobs(build, data), link, memory, ThreadWorker(inbox), stays=bool(wish.get("stays"))
-    )
+    options = AgentOptions(stays=bool(wish.get("stays")))
+    work = DeviceData(data, local_jobs(build, data))
+    agent = Agent(*agent_parts(work, link, memory, ThreadWorker(inbox), options))
     agent.session.give_up_after(PATIENCE, time.monotonic())
     stop_on_signals(inbox.put)
     serve(agent, inbox, time.monotonic)

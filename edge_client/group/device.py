@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.agent_parts import AgentOptions, DeviceData, agent_parts
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.shard import Shards
 from protofleet.edge_client.evaluate import Splits
@@ -122,17 +123,25 @@ class Assembly:
         link.block_qos, link.most_block = BlockQos(settings.broker.block_qos), settings.broker.block_bytes
         inbox.dropped = link.count_overflow
         transport.connect(link.will(topics.device_state(settings.name)))
-        agent = Agent(
-            growing or trainer.data, growing.start if growing else trainer.start, link, state,
-            self._worker(settings, inbox),
-            software=self.software, about=party_words(self.software), stays=settings.stays,
-            confusion=settings.limits.confusion, energy=self._energy(settings.board), plugins=settings.plugins,
-            growing=growing, note_data=lambda data: self._note_data(data, state),
+        data = DeviceData(
+            growing or trainer.data, growing.start if growing else trainer.start, growing,
+            lambda splits: self._note_data(splits, state),
         )  # fmt: skip
+        agent = Agent(*agent_parts(data, link, state, self._worker(settings, inbox), self._options(settings)))
         status = StatusFile(Path(settings.status), self.software, version) if settings.status else None
         supervisor = Supervisor(agent, settings, trainer.limit, Sensors(Path(settings.board.root)))
         models = self._serving(settings, state, agent)
         return Device(settings, agent, transport, trainer, state, supervisor, status, models)
+
+    def _options(self, settings: DeviceSettings) -> AgentOptions:
+        return AgentOptions(
+            software=self.software,
+            about=party_words(self.software),
+            stays=settings.stays,
+            confusion=settings.limits.confusion,
+            energy=self._energy(settings.board),
+            plugins=settings.plugins,
+        )
 
     def _serving(self, settings: DeviceSettings, state: DeviceState, agent: Agent) -> ModelServing | None:
         chosen = settings.models

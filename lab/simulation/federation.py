@@ -19,6 +19,7 @@ from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.agent_parts import AgentOptions, DeviceData, agent_parts
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
 from protofleet.edge_client.serving.serving import ModelServing
@@ -135,7 +136,8 @@ class Simulation:
         data = self.shards[device]
         publish = self._publisher(device, state, data)
         start_job = local_jobs(lambda plan: self.build(device, plan, data), data, publish)
-        agent = Agent(data, start_job, link, state, worker, clock=no_clock, plugins=self.plugins)
+        options = AgentOptions(clock=no_clock, plugins=self.plugins)
+        agent = Agent(*agent_parts(DeviceData(data, start_job), link, state, worker, options))
         self.agents[device] = agent
         if publish is not None:
             versions = ModelVersions(self._models_of(device), self.serves[device].keep, disk)

@@ -17,6 +17,7 @@ from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.agent_parts import AgentOptions, DeviceData, agent_parts
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.job import local_jobs
 from protofleet.methods.contract.catalog import load
@@ -197,14 +198,11 @@ class Federation:
         link = self._device_link(me, self.keyring, topics, line, memory.store, self.scenario.sealed, clock)
         line.leave(link.will(topics.device_state(name)))
         data = self.data[name]
-        agent = self._agent(
-            data,
-            local_jobs(lambda plan: plan.client_half(data.train, name, validation=data.validation), data),
-            link,
-            memory,
-            process.worker,
-            clock=lambda: 0.0,
+        start_job = local_jobs(
+            lambda plan: plan.client_half(data.train, name, validation=data.validation), data
         )
+        options = AgentOptions(clock=lambda: 0.0)
+        agent = self._agent(*agent_parts(DeviceData(data, start_job), link, memory, process.worker, options))
         process.start(agent, line)
 
     def _line(

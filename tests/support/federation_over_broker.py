@@ -13,6 +13,7 @@ from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.agent_parts import AgentOptions, DeviceData, agent_parts
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.job import local_jobs
 from protofleet.protocol.link.coordinator import CoordinatorLink
@@ -69,14 +70,9 @@ class Federation:
         link = DeviceLink(me, self.keyring, self.topics, transport, state.store)
         transport.connect(link.will(self.topics.device_state(name)))
         data = shard(i)
-        agent = Agent(
-            data,
-            local_jobs(lambda p: p.client_half(data.train, name, validation=data.validation), data),
-            link,
-            state,
-            ThreadWorker(inbox),
-            clock=lambda: 0.0,
-        )
+        start_job = local_jobs(lambda p: p.client_half(data.train, name, validation=data.validation), data)
+        options = AgentOptions(clock=lambda: 0.0)
+        agent = Agent(*agent_parts(DeviceData(data, start_job), link, state, ThreadWorker(inbox), options))
         self.agents[name], self.inboxes[name] = agent, inbox
         return agent, inbox
 

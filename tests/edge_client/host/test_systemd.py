@@ -33,7 +33,7 @@ def manager(tmp_path):
 def to_its_end(sim):
     """Run the simulation until every answer has its receipt and the devices wait for another run."""
     for agent in sim.agents.values():
-        agent.stays = True
+        agent.run_end.stays = True
     sim.run(
         until=lambda: sim.service.finished and not any(a.view.awaits_receipt for a in sim.agents.values())
     )

@@ -1,0 +1,58 @@
+"""The end of a run, as the coordinator announces it: the device finishes the run, then ends or waits for another."""
+
+from __future__ import annotations
+
+from protofleet.edge_client.context import DeviceContext
+from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
+from protofleet.edge_client.conversation.old_messages import RunEndCheck
+from protofleet.edge_client.task_handler import TaskHandler
+from protofleet.protocol.wire.messages import Bye, Finished, Message, State
+from protofleet.protocol.wire.reasons import DisconnectReason
+
+
+class RunEnd:
+    """The handler of the messages that say that the run is over."""
+
+    def __init__(
+        self, context: DeviceContext, tasks: TaskHandler, watchdog: CoordinatorWatchdog, stays: bool
+    ) -> None:
+        """Create the handler; `stays` says whether the device waits for another run after this one."""
+        self._context, self._tasks, self._watchdog = context, tasks, watchdog
+        self._check, self.stays = RunEndCheck(), stays
+
+    @property
+    def wake_at(self) -> float:
+        """Return the time at which a message counts that may have been an old one."""
+        return self._check.at
+
+    def received(self, run: str, now: float) -> None:
+        """Finish the run if the message that it is over counts.
+
+        The message may be an old one, retained by the broker or queued in a session.
+        """
+        own_run, ended_run = self._context.state.saved.run, self._context.heard_file.last.over
+        if self._check.received(run, own_run, self._tasks.run.plan is not None, ended_run, now):
+            self.finish()
+
+    def contradicted(self) -> None:
+        """Forget the message, because the coordinator has sent something else."""
+        self._check.contradicted()
+
+    def finish(self) -> None:
+        context = self._context
+        self._watchdog.stop()
+        self._check.contradicted()
+        context.heard_file.note_run_end(context.state.saved.run)
+        self._tasks.end_run()
+        context.link.send(Bye(DisconnectReason.FINISHED.value))
+        if not self.stays:
+            context.end(context.state.cannot_answer(""))
+
+
+def says_run_is_over(message: Message) -> bool:
+    """Return whether the message says that the run is over.
+
+    The coordinator says it to this device alone (Finished) and to all devices (State). Either is enough,
+    because the message to this device may have been lost.
+    """
+    return isinstance(message, Finished) or message == State(False, "finished")
