@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOMS   = protocol runtime methods edge_client coordinator federation lab deploy experiments
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test near test-all test-containers check format bench bench-check exports gpu fuzz crash simulate chaos soak audit clean data
+.PHONY: help demo docs test near test-all test-containers check format bench bench-check exports gpu fuzz crash simulate chaos soak audit clean data
 .PHONY: up down logs demo-compose images locks
 
 help: ## this list
@@ -88,6 +88,9 @@ bench: $(VENV)/.dev mosquitto ## what it costs, in ratios of one run: make bench
 
 bench-check: $(VENV)/.dev mosquitto ## what has become worse than the last landed figures, in pairs with their commit
 	@$(BIN)/python -m benchmarks check $(ARGS)
+
+docs: $(VENV)/.docs ## build the documentation site in build/docs; a warning or a broken link is an error
+	@$(BIN)/python -m tools.site
 
 exports: $(VENV)/.all ## every network as a file, the deepest too, against the model: minutes
 	@PROTOFLEET_DEEP=1 $(BIN)/python -m pytest -n 0 -rP tests/lab/export/test_networks.py $(ARGS)
@@ -160,7 +163,12 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(LOCKED) --no-warn-conflicts -r runtime/locks/export.txt -r runtime/locks/dev.txt
 	@touch $@
 
-$(VENV)/.all: $(VENV)/.dev
+# The locks have no Sphinx for Python 3.10; tools/site says so.
+$(VENV)/.docs: $(VENV)/.dev
+	@$(LOCKED) --no-warn-conflicts -r runtime/locks/docs.txt
+	@touch $@
+
+$(VENV)/.all: $(VENV)/.docs
 	@$(LOCKED) --no-warn-conflicts -r runtime/locks/mlflow.txt
 	@touch $@
 else
@@ -174,7 +182,11 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(PIP) install --no-warn-conflicts -c runtime/constraints.txt -e '.[broker,dev,export,tensorboard]'
 	@touch $@
 
-$(VENV)/.all: $(VENV)/.dev
+$(VENV)/.docs: $(VENV)/.dev
+	@$(PIP) install --no-warn-conflicts -c runtime/constraints.txt -e '.[docs]'
+	@touch $@
+
+$(VENV)/.all: $(VENV)/.docs
 	@$(PIP) install --no-warn-conflicts -c runtime/constraints.txt -e '.[mlflow]'
 	@touch $@
 endif

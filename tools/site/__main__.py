@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-from tools.site.build import BrokenSite, build
+from tools.site.build import BrokenSiteError, build
 
 ROOT = Path(__file__).parents[2]
 
 
 def main() -> int:
+    if find_spec("sphinx") is None:
+        print(
+            "docs: there is no Sphinx: the site needs Python 3.11 or newer, and `make docs`", file=sys.stderr
+        )
+        return 2
     site = ROOT / "build" / "docs"
     try:
         build(ROOT, site, ROOT / "build" / "site")
-    except BrokenSite as broken:
+    except BrokenSiteError as broken:
         print(f"docs: {broken}", file=sys.stderr)
         return 1
     print(f"open {site.relative_to(ROOT) / 'index.html'}, or copy {site.relative_to(ROOT)} to a static host")

@@ -5,7 +5,6 @@ This also covers what the theme writes, such as the navigation and the index of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path

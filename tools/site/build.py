@@ -14,7 +14,7 @@ from tools.site.sources import Source, read_sources
 CONFIGURATION: Final = Path(__file__).parent
 
 
-class BrokenSite(Exception):
+class BrokenSiteError(Exception):
     """The reasons why no site was built, one on each line."""
 
 
@@ -27,11 +27,11 @@ def build(root: Path, site: Path, work: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     source = read_sources(root)
     if source.problems:
-        raise BrokenSite("\n".join(source.problems))
+        raise BrokenSiteError("\n".join(source.problems))
     write(source, root, work / "source")
     run_sphinx(work / "source", site, work / "doctrees")
     if broken := broken_links(site):
-        raise BrokenSite("\n".join(broken))
+        raise BrokenSiteError("\n".join(broken))
 
 
 def write(source: Source, root: Path, folder: Path) -> None:
@@ -51,4 +51,6 @@ def run_sphinx(source: Path, site: Path, doctrees: Path) -> None:
     with contextlib.redirect_stderr(said):
         code = build_main([*options, "-c", str(CONFIGURATION), "-d", str(doctrees), str(source), str(site)])
     if code:
-        raise BrokenSite(said.getvalue().replace(f"{source}/", "").strip() or f"Sphinx ended with code {code}")
+        raise BrokenSiteError(
+            said.getvalue().replace(f"{source}/", "").strip() or f"Sphinx ended with code {code}"
+        )

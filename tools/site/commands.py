@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 INTRO: Final = """\
@@ -33,7 +33,12 @@ def walk(command: argparse.ArgumentParser, about: str = "") -> Iterator[tuple[ar
 
 
 def command_section(command: argparse.ArgumentParser, about: str) -> str:
-    tables = "".join(table(group, command.prog) for group in command._action_groups)
+    groups = command._action_groups
+    common = [action for group in groups if group.title in COMMON_TITLES for action in group._group_actions]
+    tables = table("", common, command.prog)
+    for group in groups:
+        if group.title and group.title not in COMMON_TITLES:
+            tables += table(f"{group.title.capitalize()}:", group._group_actions, command.prog)
     ending = f"\n{as_sentence(command.epilog)}\n" if command.epilog else ""
     return f"\n## `{command.prog}`\n\n{as_sentence(about)}\n\n```text\n{usage(command)}```\n{tables}{ending}"
 
@@ -45,14 +50,13 @@ def usage(command: argparse.ArgumentParser) -> str:
     return formatter.format_help()
 
 
-def table(group: argparse._ArgumentGroup, prog: str) -> str:
+def table(title: str, actions: Sequence[argparse.Action], prog: str) -> str:
     rows = "".join(
         f"| {spelling(action)} | {as_prose(meaning(action, prog))} |\n"
-        for action in group._group_actions
+        for action in actions
         if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
     )
-    title = f"\n{as_sentence(group.title)[:-1]}:\n" if group.title not in (None, *COMMON_TITLES) else ""
-    return f"{title}\n| argument | meaning |\n|---|---|\n{rows}" if rows else ""
+    return f"\n{as_prose(title)}\n\n| argument | meaning |\n|---|---|\n{rows}" if rows else ""
 
 
 def spelling(action: argparse.Action) -> str:
@@ -86,4 +90,6 @@ def as_sentence(text: str) -> str:
 def as_prose(text: str) -> str:
     """Return a text for Markdown in which only code in backticks means something, also in a cell of a table."""
     parts = CODE.split(" ".join(text.split()))
-    return "".join(part.replace("|", "\\|") if CODE.match(part) else MARKS.sub(r"\\\1", part) for part in parts)
+    return "".join(
+        part.replace("|", "\\|") if CODE.match(part) else MARKS.sub(r"\\\1", part) for part in parts
+    )

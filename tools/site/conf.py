@@ -15,21 +15,23 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.githubpages"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 root_doc = "index"
 exclude_patterns = ["files/*"]
+smartquotes = False  # GitHub shows two hyphens as they are.
 
 myst_heading_anchors = 6
 autodoc_typehints_format = "short"
-python_maximum_signature_line_length = 80
+toc_object_entries = False  # Each name has a heading already.
 python_use_unqualified_type_names = True
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"protofleet {version}"
 html_static_path = ["static"]
-html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_context = {"default_mode": "auto"}
 html_copy_source = html_show_sourcelink = False
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 6,
+    "show_toc_level": 2,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["sphinx-version"],
     "footer_end": ["theme-version"],
@@ -38,8 +40,21 @@ html_theme_options = {
 
 
 def setup(app: Any) -> None:
-    def process(app: Any, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-        lines[:] = to_restructured_text(lines)
-
     app.add_lexer("hex", TextLexer)  # The bytes of messages in docs/protocol.md.
-    app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-docstring", docstring)
+    app.connect("autodoc-process-signature", signature)
+
+
+def docstring(app: Any, what: str, name: str, thing: object, options: Any, lines: list[str]) -> None:
+    # The docstring of an alias such as Payload is that of the type for which it stands.
+    lines[:] = to_restructured_text(lines) if what != "data" else []
+
+
+def signature(
+    app: Any, what: str, name: str, thing: object, options: Any, arguments: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Write the default of a dataclass's field that a function makes as "...".
+
+    Sphinx cannot read `<factory>`, and would then show all types of that signature unread.
+    """
+    return (arguments and arguments.replace("<factory>", "..."), returned)

@@ -14,7 +14,8 @@ from typing import Final
 
 # Code comes first, because what looks like a link inside it is none.
 LINK: Final = re.compile(
-    r"^ *```.*?^ *```$|(?P<ticks>`+)(?!`)(?:(?!\n\n).)+?(?P=ticks)(?!`)|\]\((?P<target>[^)\s#]*)(?P<section>#[^)\s]*)?\)",
+    r"^ *```.*?^ *```$|(?P<ticks>`+)(?!`)(?:(?!\n\n).)+?(?P=ticks)(?!`)"
+    r"|(?P<file>\[[\w./-]+\.md)?\]\((?P<target>[^)\s#]*)(?P<section>#[^)\s]*)?\)",
     re.MULTILINE | re.DOTALL,
 )
 ELSEWHERE: Final = re.compile(r"[a-z]+:")
@@ -38,7 +39,7 @@ class Links:
                 return link[0]
             line = text.count("\n", 0, link.start()) + 1
             there = self._name_in_site(f"{page}:{line}", resolve(page, link["target"]))
-            return f"]({there}{link['section'] or ''})"
+            return f"{shown_text(link)}]({there}{link['section'] or ''})"
 
         return LINK.sub(replace, text)
 
@@ -67,6 +68,12 @@ class Links:
             return at.read_text(encoding="utf-8")
         files = sorted(file.name for file in at.iterdir() if file.is_file())
         return f"# `{path}`\n\n" + "".join(f"- [`{name}`]({at.name}/{name})\n" for name in files)
+
+
+def shown_text(link: re.Match[str]) -> str:
+    """Return "[" where a link shows the name of its file: Sphinx then shows the title of the page."""
+    shown = link["file"] or ""
+    return "[" if shown and shown[1:].endswith(posixpath.basename(link["target"])) else shown
 
 
 def resolve(page: str, target: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from types import ModuleType
 from typing import Final
 
@@ -16,6 +15,8 @@ Python API
 
 Every public name of the package, written from the code.
 """
+KINDS: Final = ("autofunction", "autoclass", "autodata", "autoexception")  # In the order of the page.
+WITH_MEMBERS: Final = ("autoclass", "autoexception")
 MEMBERS: Final = "   :members:\n   :undoc-members:\n   :member-order: bysource\n"
 
 
@@ -24,24 +25,21 @@ def api_page() -> str:
 
 
 def section(module: ModuleType) -> str:
-    """Return the part about one module: functions first, then classes, then exceptions."""
-    names = sorted(module.__all__, key=lambda name: (order(getattr(module, name)), name.lower()))
+    """Return the part about one module: functions first, then types, then exceptions."""
+    names = sorted(module.__all__, key=lambda name: (KINDS.index(kind(getattr(module, name))), name.lower()))
     title = f"``{module.__name__}``"
     about = (inspect.getdoc(module) or "").split("\n")[0]
     return f"\n{title}\n{'-' * len(title)}\n\n{about}\n" + "".join(entry(module, name) for name in names)
 
 
-def order(thing: object) -> int:
-    if not inspect.isclass(thing):
-        return 0
-    return 2 if issubclass(thing, Exception) else 1
-
-
 def entry(module: ModuleType, name: str) -> str:
-    thing = getattr(module, name)
-    full = f"{module.__name__}.{name}"
-    heading = f"\n{name}\n{'~' * len(name)}\n\n"
-    if not inspect.isclass(thing):
-        return f"{heading}.. autofunction:: {full}\n"
-    kind = "autoexception" if issubclass(thing, Exception) else "autoclass"
-    return f"{heading}.. {kind}:: {full}\n{MEMBERS}"
+    how = kind(getattr(module, name))
+    members = MEMBERS if how in WITH_MEMBERS else ""
+    return f"\n{name}\n{'~' * len(name)}\n\n.. {how}:: {module.__name__}.{name}\n{members}"
+
+
+def kind(thing: object) -> str:
+    """Return the directive of Sphinx that shows a thing; a name of another type is data."""
+    if inspect.isclass(thing):
+        return "autoexception" if issubclass(thing, Exception) else "autoclass"
+    return "autofunction" if inspect.isroutine(thing) else "autodata"
