@@ -22,7 +22,7 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.base import Received
-from protofleet.protocol.link.coordinator import refusal_of
+from protofleet.protocol.link.to_devices import refusal_of
 from protofleet.protocol.security.keys import why_unknown
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.class_names import digest_of, packed
@@ -135,7 +135,7 @@ class Participants:
             return
         waits = self.name_vote.waits(device)
         if waits and device in self._machine.roster:  # it joined with the class names of an earlier hello
-            self._link.abandon(device)
+            self._link.answers.abandon(device)
             self._happen(Left(device, "its classes have other names"))
         self._apply_class_name_vote()
         if hello.names or hello.names_hash:
@@ -202,7 +202,7 @@ class Participants:
             return
         self.last_wills.resolve(device, LEFT)
         self.name_vote.left(device)
-        self._link.abandon(device)
+        self._link.answers.abandon(device)
         self._happen(Left(device, reason, since))
 
     def ignore(self, device: str) -> None:
@@ -253,7 +253,7 @@ class Participants:
                     device,
                     reason,
                 )
-                self._link.abandon(device)
+                self._link.answers.abandon(device)
                 self._happen(Unenrolled(device, reason))
 
     # Wills of devices, which the broker publishes.

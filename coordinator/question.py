@@ -43,15 +43,15 @@ class OpenQuestion:
         """Serve this broadcast from now on, and no earlier one."""
         holders = {device for device, names in self._held.items() if manifest.object in names}
         cohort = list(self._machine.cohort)
-        self._offer = self._link.offer(manifest, self._broadcasts, cohort, holders)
+        self._offer = self._link.tasks.offer(manifest, self._broadcasts, cohort, holders)
         self._broadcasts.keep(objects_of(self._offer))
 
     def send_to(self, device: str, round: int, phase: str, seconds: float, connected: bool) -> None:
-        is_told = forms.WANTS in self._link.device_forms.get(device, ()) and self.ask is not None
+        is_told = self._link.understands(device, forms.WANTS) and self.ask is not None
         holds = self._offer is not None and self._offer.object in self._held.get(device, ())
         self.undelivered.sent(device, connected)
         wanted = self._wanted if is_told else ()
-        self._link.task(device, Task(round, phase, self._offer, seconds, wanted), holds)
+        self._link.tasks.send(device, Task(round, phase, self._offer, seconds, wanted), holds)
 
     def device_holds(self, device: str, objects: tuple[bytes, ...]) -> None:
         """Note the objects that a device says it holds."""
@@ -87,5 +87,5 @@ class OpenQuestion:
 
     def cut_anew(self) -> None:
         """Cut the broadcast again if it was cut for a broker that took larger packets."""
-        if self._offer is not None and not self._link.can_still_serve:
+        if self._offer is not None and not self._link.tasks.can_still_serve:
             self.offer(self._broadcasts.manifest(self._offer.object, self._link.block))

@@ -79,7 +79,9 @@ class Run:
         self.participants = Participants(
             plan, context, machine, spool, self.question, self.limits, class_names, feature_size, self.happen
         )
-        self.gate = Gate(self.limits, machine, spool, self.participants.members, self._link, self.queue)
+        self.gate = Gate(
+            self.limits, machine, spool, self.participants.members, self._link.answers, self.queue
+        )
         self.answer_receiver = AnswerReceiver(
             spool, self._link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
             self._tell_of_answer, self._drop,
@@ -105,7 +107,7 @@ class Run:
 
     def tell_of_transfers(self, progress: Callable[[str, TransferProgress], None]) -> None:
         """Call `progress` every few seconds while an answer takes long to arrive."""
-        self._link.on_progress = progress
+        self._link.answers.on_progress = progress
 
     @property
     def wake_at(self) -> float:
@@ -237,9 +239,9 @@ class Run:
         try:
             write()
         except Exception as error:
-            if not (is_full(error) and self._link.has_unfinished):
+            if not (is_full(error) and self._link.answers.has_unfinished):
                 raise
-            self._link.abandon()  # unfinished answers are offered again; the round needs this write
+            self._link.answers.abandon()  # unfinished answers are offered again; the round needs this write
             write()
 
     def _write(self, command: Command) -> None:
@@ -318,15 +320,13 @@ class Run:
         self._link.meter.rejected[Reason.OUT_OF_BOUNDS] += len(command.aside)
 
     def _end(self) -> None:
-        confirms = {
-            device for device in self.machine.roster if forms.BYE in self._link.device_forms.get(device, ())
-        }
+        confirms = {device for device in self.machine.roster if self._link.understands(device, forms.BYE)}
         self._context.announce_the_end(confirms)
 
     # The server half, on the thread of the worker.
 
     def _advance(self, advance: Advance) -> None:
-        self._link.abandon()
+        self._link.answers.abandon()
         self.question.close()
         self._advancing = advance
         members = [self.participants.members[d] for d in self.machine.cohort]

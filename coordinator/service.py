@@ -31,7 +31,7 @@ class CoordinatorService:
         self.finished = False
         self.session = BrokerSession(log)
         self.link.remember(run.spool.last_heard())
-        self.link.admission_controller = run.answer_receiver
+        self.link.answers.admission_controller = run.answer_receiver
         self.link.error_scope, self.link.rate_limiter.on_flood = context.error_boundary.around, self._flooded
 
     @property
@@ -65,7 +65,7 @@ class CoordinatorService:
         self.context.now = now
         self.run.end_turn()
         self._drop_excluded()
-        self.link.flush(now)
+        self.link.tasks.flush(now)
         self.finished |= self.context.shutdown.is_over(now)
 
     def unwanted(self, topic: str) -> bool:
@@ -177,7 +177,7 @@ class CoordinatorService:
         This happens at the end of the turn, not while the event in which a device was excluded is handled.
         """
         for device in self.context.error_boundary.take_excluded():
-            self.link.abandon(device, for_good=True)
+            self.link.answers.abandon(device, for_good=True)
             self.run.participants.ignore(device)
             self._subscribe()
 

@@ -166,7 +166,7 @@ def receive_ours(folder: Path, address: BrokerAddress) -> float:
     link = CoordinatorLink(
         me, ring, TOPICS, transport, lambda d: stores.setdefault(d, ObjectStore(folder / "spool" / d)), ""
     )
-    link.admission_controller = TakeAll()
+    link.answers.admission_controller = TakeAll()
     while not isinstance(inbox.get(), Connected):
         pass
     time.sleep(0.2)  # The SUBACK follows the CONNACK; a lost offer would make our transfer look slow.

@@ -7,7 +7,6 @@ leave through a Transport, `now` is an argument, and `wake_at` says when to call
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -123,8 +122,6 @@ class Link:
         # Place where a coordinator runs. A coordinator that finds another one can then say where that one is.
         self.who = ""
         self._windows: dict[str, ReplayWindow] = {}
-        # A block of one of these objects is a duplicate. It is not an unknown block.
-        self._recently_completed: deque[bytes] = deque(maxlen=64)
         self.peer_direction = DOWN if self.direction == UP else UP
 
     def adapt(self, max_packet: int, largest: int = 0, indirect: bool = True) -> None:
@@ -205,9 +202,13 @@ class Link:
 
     def with_new_key(self, manifest: Manifest) -> Manifest:
         """Return the manifest with a new key of its own, for an object that is about to be served."""
-        if manifest.block > self._capacity:
+        if not self.takes_blocks_of(manifest):
             raise BrokerError(too_large(manifest.size, self.block, self._capacity))
         return replace(manifest, key=os.urandom(blocks.KEY)) if self.sealed else manifest
+
+    def takes_blocks_of(self, manifest: Manifest) -> bool:
+        """Return whether the broker takes packets with the blocks of this manifest."""
+        return manifest.block <= self._capacity
 
     def fits_in_message(self, packed: bytes) -> bool:
         """Return whether a message has room for these bytes next to its scalars."""
@@ -222,7 +223,7 @@ class Link:
 
         The second manifest, if there is one, is the manifest of the object that holds the first manifest.
         """
-        return all(one.block <= self._capacity for one in manifests) and (
+        return all(self.takes_blocks_of(one) for one in manifests) and (
             len(manifests) > 1 or self.fits(manifests[0])
         )
 
@@ -477,7 +478,7 @@ class Link:
         for span in spans:
             self.meter.count_bytes(self.peer_direction, span.size, span.tensors, span.fresh, device)
 
-    def _end_fetch(self, fetch: Fetch, forget: bool, device: str | None = None) -> None:
+    def end_fetch(self, fetch: Fetch, forget: bool, device: str | None = None) -> None:
         """Stop receiving an object, and count the bytes that came before its table."""
         self._count_spans(fetch.count.end(), device)
         fetch.partial.abandon(forget)

@@ -5,6 +5,7 @@ The device sends its answers. It passes a task on when the broadcast that the ta
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 from protofleet.protocol.link import indirect_manifest
@@ -42,6 +43,8 @@ class DeviceLink(Link):
     ) -> None:  # fmt: skip
         super().__init__(me, keyring, topics, transport, UP, sealed, clock)
         self.store = store
+        # A block of one of these objects is a duplicate. It is not an unknown block.
+        self._recently_completed: deque[bytes] = deque(maxlen=64)
         self._up = topics.up(me.name)
         self._down = topics.down(me.name)
         self._broadcast_now = topics.broadcast_now
@@ -204,7 +207,7 @@ class DeviceLink(Link):
     def stop_fetching(self) -> None:
         if fetch := self._fetch:
             self._ignore_blocks_of(fetch.manifest)
-            self._end_fetch(fetch, forget=True)  # another broadcast has taken the place of this one
+            self.end_fetch(fetch, forget=True)  # another broadcast has taken the place of this one
         self._fetch = self._waiting = None
 
     def _ignore_blocks_of(self, manifest: Manifest) -> None:

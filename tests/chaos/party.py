@@ -37,9 +37,10 @@ def service(s: CoordinatorService) -> list[str]:
         f"{m.stage} of round {m.round}, attempt {m.attempt}, asked {m.asked!r}, missing {sorted(m._missing)}"
     )
     served = [
-        f"serves {hex8(b.manifest.wire_name)} to {sorted(b._invited)}" for b in s.link._broadcasts.values()
+        f"serves {hex8(b.manifest.wire_name)} to {sorted(b._invited)}"
+        for b in s.link.tasks._broadcasts.values()
     ]
-    fetches = [f"of {name}: {fetch(held[0])}" for name, held in s.link.fetches.items()]
+    fetches = [f"of {name}: {fetch(held[0])}" for name, held in s.link.answers.fetches.items()]
     return [
         state,
         f"roster {sorted(m.roster)}, wakes in {s.wake_at - time.monotonic():.1f} s",

@@ -247,8 +247,8 @@ def test_liars_that_let_a_block_fall_now_and_then_do_not_keep_the_credit_of_othe
             run.clock.call_at(run.clock.now + 0.9 * second, lambda i=second: liar.serve(name, [i, i + 1]))
 
     liars = [add_liar(run, f"liar{'r' * i}", answers=trickle) for i in range(4)]
-    run.run(until=lambda: len(run.service.link.fetches) == 4)
-    held = sum(len(fetch.asked) for fetch, _ in run.service.link.fetches.values())
+    run.run(until=lambda: len(run.service.link.answers.fetches) == 4)
+    held = sum(len(fetch.asked) for fetch, _ in run.service.link.answers.fetches.values())
     assert held == 256 and len(liars) == 4
     begun = run.clock.now
     run.run(until=lambda: len(run.service.run.machine.answered) == 3)
@@ -281,7 +281,7 @@ def test_a_block_that_was_changed_on_its_way_is_counted(tmp_path):
     from tests.protocol.ends import weights
 
     name = ends.update("a", weights(400_000))
-    ends.run(until=lambda: bool(ends.coordinator.fetches))
+    ends.run(until=lambda: bool(ends.coordinator.answers.fetches))
     called = ends.links["a"].offered[name].wire_name
     ends.broker.clients["coordinator"].deliver(
         Arrived(TOPICS.up("a"), b"PF\x02" + called[:16] + bytes(4) + bytes(65536))

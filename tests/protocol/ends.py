@@ -63,7 +63,7 @@ class Ends:
         session = self._connect(COORDINATOR, TOPICS.coordinator_subscriptions())
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
         link = CoordinatorLink(me, self.keyring, TOPICS, session, self._spool_of, "")
-        link.admission_controller = self.gate
+        link.answers.admission_controller = self.gate
         self.links[COORDINATOR] = link
 
     def _spool_of(self, device):
@@ -79,7 +79,7 @@ class Ends:
         """Offer arrays to devices and send each device a task that names them as its broadcast."""
         store = ObjectStore(self.folder / "broadcasts", durable=False)
         manifest = store.put(arrays, self.coordinator.block)
-        manifest = self.coordinator.offer(manifest, store, list(devices), set())
+        manifest = self.coordinator.tasks.offer(manifest, store, list(devices), set())
         for device in devices:
             self.coordinator.send(device, Task(round, "train", manifest))
         return manifest

@@ -354,8 +354,8 @@ def close_files(process: Process) -> None:
     party = process.party
     fetches = []
     if isinstance(party, CoordinatorService):
-        fetches = [fetch for fetch, _ in party.link.fetches.values()]
-        party.link.fetches.clear()
+        fetches = [fetch for fetch, _ in party.link.answers.fetches.values()]
+        party.link.answers.fetches.clear()
         party.run.spool.close()
     elif isinstance(party, Agent) and party.link._fetch:
         fetches, party.link._fetch = [party.link._fetch], None

@@ -55,8 +55,8 @@ LIMITS: Final = (
     ("bytes of a packet that a party receives", "protofleet.protocol.transport.packets.MOST_RECEIVED"),
     ("bytes left free in a packet", "protofleet.protocol.link.base.FRAME_OVERHEAD"),
     ("blocks of one object in flight", "protofleet.protocol.link.base.WINDOW"),
-    ("blocks in flight to the coordinator", "protofleet.protocol.link.coordinator.BUDGET"),
-    ("devices with credit at a time", "protofleet.protocol.link.coordinator.MOST_CREDIT"),
+    ("blocks in flight to the coordinator", "protofleet.protocol.link.block_budget.BUDGET"),
+    ("devices with credit at a time", "protofleet.protocol.link.block_budget.MOST_CREDIT"),
     ("seconds before blocks are requested again, at first", "protofleet.protocol.link.fetch.RETRY_SECONDS"),
     (
         "most seconds before blocks are requested again",

@@ -63,7 +63,7 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
             (
                 "blocks in flight from all devices",
                 "",
-                "`protofleet.protocol.link.coordinator.BUDGET`",
+                "`protofleet.protocol.link.block_budget.BUDGET`",
                 "asked for later",
             ),
             (

@@ -111,7 +111,7 @@ def test_invented_names_are_one_stranger_that_is_dropped_and_costs_no_honest_tra
     for agent in run.agents.values():
         agent.link.inline, agent.link.adapt = 64, lambda *limits: None
     service, given_up = run.service, []
-    run.run(until=lambda: bool(service.link.fetches))
+    run.run(until=lambda: bool(service.link.answers.fetches))
     abandon = Partial.abandon
     monkeypatch.setattr(
         Partial, "abandon", lambda part, forget=True: (given_up.append(part), abandon(part, forget))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protofleet.lab.simulation.network import NetworkConditions
-from protofleet.protocol.link import coordinator as coordinator_link
+from protofleet.protocol.link import block_budget
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import LARGEST_BLOCK
 from protofleet.protocol.wire import forms
@@ -42,10 +42,10 @@ def asked(folder, devices="a", model=MODEL, can=(forms.INLINE, forms.CREDIT), co
 def ask(ends, devices, model=MODEL, round=1):
     coordinator = ends.coordinator
     store = ObjectStore(ends.folder / "broadcasts", durable=False)
-    offer = coordinator.offer(store.put(weights(model), coordinator.block), store, list(devices), set())
+    offer = coordinator.tasks.offer(store.put(weights(model), coordinator.block), store, list(devices), set())
     for device in devices:
-        coordinator.task(device, Task(round, "train", offer), holds=False)
-    coordinator.flush(ends.clock.now)
+        coordinator.tasks.send(device, Task(round, "train", offer), holds=False)
+    coordinator.tasks.flush(ends.clock.now)
     ends.run()
 
 
@@ -170,7 +170,7 @@ def test_a_block_that_makes_no_body_is_refused_like_any_answer_that_makes_none(t
     link.transport.publish(TOPICS.up("a"), pack(offer, 0, data))
     ends.run()
     assert [fault.reason for fault in ends.gate.faults] == [Reason.BAD_BODY]
-    assert not answers(ends) and requests(ends) == (not can) and not ends.coordinator.fetches
+    assert not answers(ends) and requests(ends) == (not can) and not ends.coordinator.answers.fetches
 
 
 def test_who_sends_a_block_that_was_not_asked_for_waits_its_turn_like_others(tmp_path):
@@ -190,7 +190,7 @@ def test_who_sends_a_block_that_was_not_asked_for_waits_its_turn_like_others(tmp
 def test_credit_is_given_to_so_many_devices_that_half_of_the_budget_stays_and_to_no_larger_cohort(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(coordinator_link, "MOST_CREDIT", 2)
+    monkeypatch.setattr(block_budget, "MOST_CREDIT", 2)
     ends = asked(tmp_path, "abc")
     assert {r.message.credit for d in "abc" for r in ends.heard[d]} == {0}
     ask(ends, "ab", round=2)
@@ -198,21 +198,21 @@ def test_credit_is_given_to_so_many_devices_that_half_of_the_budget_stays_and_to
 
 
 def test_blocks_that_were_asked_for_with_their_tasks_are_part_of_the_budget(tmp_path, monkeypatch):
-    monkeypatch.setattr(coordinator_link, "BUDGET", 40)
+    monkeypatch.setattr(block_budget, "BUDGET", 40)
     ends, most = asked(tmp_path, "abcde"), []
     ends.links["e"].most_block = 1024
     ends.links["e"].adapt(PACKET)
     ends.update("e", weights(MODEL, 5))  # 196 blocks.
 
     def in_flight():
-        most.append(sum(len(fetch.asked) for fetch, _ in ends.coordinator.fetches.values()))
+        most.append(sum(len(fetch.asked) for fetch, _ in ends.coordinator.answers.fetches.values()))
 
     ends.run(5.0, in_flight)
     assert len(answers(ends)) == 1 and max(most) == 40 - 4, "four devices have not answered"
 
 
 def test_a_lost_block_is_asked_for_again_while_an_earlier_answer_waits_for_the_budget(tmp_path, monkeypatch):
-    monkeypatch.setattr(coordinator_link, "BUDGET", 20)
+    monkeypatch.setattr(block_budget, "BUDGET", 20)
     ends = asked(tmp_path, "ae")
     ends.links["e"].most_block = 1024
     ends.links["e"].adapt(PACKET)

@@ -37,10 +37,10 @@ def asked(ends, size, cohort):
     coordinator.adapt(PACKET)
     coordinator.device_forms.update({device: frozenset({forms.INLINE}) for device in DEVICES})
     store = ObjectStore(ends.folder / "broadcasts", durable=False)
-    offer = coordinator.offer(store.put(weights(size), coordinator.block), store, list(cohort), set())
+    offer = coordinator.tasks.offer(store.put(weights(size), coordinator.block), store, list(cohort), set())
     for device in cohort:
-        coordinator.task(device, Task(1, "train", offer), holds=False)
-    coordinator.flush(ends.clock.now)
+        coordinator.tasks.send(device, Task(1, "train", offer), holds=False)
+    coordinator.tasks.flush(ends.clock.now)
     ends.run()
     assert all(ends.heard[device][-1].object == offer.object for device in cohort)
     came = {d for d in DEVICES for kind, _ in ends.results(d, "down") if kind == "block"}

@@ -29,7 +29,7 @@ def test_the_first_block_alone_makes_no_rate_and_no_report():
 def test_only_an_answer_that_takes_long_is_reported(tmp_path, delay, reported):
     ends = Ends(tmp_path, "a", NetworkConditions(delay=delay))
     found = []
-    ends.coordinator.on_progress = lambda device, progress: found.append((device, progress))
+    ends.coordinator.answers.on_progress = lambda device, progress: found.append((device, progress))
     ends.update("a", weights(5 * MB))
     ends.run(120.0)
     assert ends.heard["coordinator"], "it came"

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from protofleet.lab.simulation.network import NetworkConditions
-from protofleet.protocol.link import coordinator as coordinator_link
+from protofleet.protocol.link.block_budget import BUDGET
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.base import Arrived
@@ -67,7 +67,7 @@ def test_what_was_forgotten_can_be_fetched_again(tmp_path):
 
 
 def in_flight(ends):
-    return sum(len(fetch.asked) for fetch, _ in ends.coordinator.fetches.values())
+    return sum(len(fetch.asked) for fetch, _ in ends.coordinator.answers.fetches.values())
 
 
 def test_all_devices_together_never_have_more_in_flight_than_the_budget(tmp_path):
@@ -76,18 +76,18 @@ def test_all_devices_together_never_have_more_in_flight_than_the_budget(tmp_path
         ends.update(device, weights(HUGE, ord(device)))
     ends.run(until=lambda: most.append(in_flight(ends)))
     assert {r.sender for r in ends.heard["coordinator"]} == set("abcdef")
-    assert max(most) == coordinator_link.BUDGET
+    assert max(most) == BUDGET
 
 
 def test_whoever_found_no_credit_goes_on_when_the_others_have_gone(tmp_path):
     ends = Ends(tmp_path, "abcde", SLOW)
     for device in "abcde":
         ends.update(device, weights(HUGE, ord(device)))
-    ends.run(until=lambda: len(ends.coordinator.fetches) == 5)
-    assert not ends.coordinator.fetches["e"][0].asked, "four windows are the whole budget"
+    ends.run(until=lambda: len(ends.coordinator.answers.fetches) == 5)
+    assert not ends.coordinator.answers.fetches["e"][0].asked, "four windows are the whole budget"
     for device in "abcd":
         ends.broker.clients[device].alive = False
-        ends.coordinator.abandon(device)
+        ends.coordinator.answers.abandon(device)
     ends.update("e", weights(HUGE, ord("e")))  # A device does this while it has no receipt.
     ends.run()
     assert [r.sender for r in ends.heard["coordinator"]] == ["e"]
@@ -113,7 +113,7 @@ def test_devices_that_fall_silent_take_nobodys_credit_for_long(tmp_path):
     ends = Ends(tmp_path, "abcde", SLOW)
     for device in "abcd":
         ends.update(device, weights(HUGE, ord(device)))
-    ends.run(until=lambda: len(ends.coordinator.fetches) == 4)
+    ends.run(until=lambda: len(ends.coordinator.answers.fetches) == 4)
     for device in "abcd":
         ends.broker.clients[device].alive = False
     ends.update("e", weights(HUGE, ord("e")))
@@ -197,7 +197,7 @@ def test_an_update_made_to_break_the_coordinator_is_rejected_and_the_next_is_tak
     for _ in range(2):
         frame = forged(ends, "a", Update("a", 1, "train", 1), arrays=arrays)
         ends.broker.clients["coordinator"].deliver(Arrived(TOPICS.up("a"), frame))
-        ends.coordinator.abandon("a")
+        ends.coordinator.answers.abandon("a")
     faults = ends.rejected["coordinator"] + ends.gate.faults
     assert len(faults) == 2 and len(ends.gate.faults) == (2 if asked else 0)
     counted = ends.results("coordinator", "up")

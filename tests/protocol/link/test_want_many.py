@@ -44,7 +44,7 @@ def both(ends):
     """Offer device a a broadcast whose manifest fits no packet, without a task, so that only the test requests it."""
     store = ObjectStore(ends.folder / "broadcasts", durable=False)
     manifest = store.put(weights(30_000), ends.coordinator.block)
-    boxed = ends.coordinator.offer(manifest, store, ["a"], set())
+    boxed = ends.coordinator.tasks.offer(manifest, store, ["a"], set())
     assert isinstance(boxed, IndirectManifest)
     return boxed
 

@@ -1,0 +1,249 @@
+"""Fetch the answers of all devices within one budget of blocks, and store what arrives."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from protofleet.protocol.link import indirect_manifest
+from protofleet.protocol.link.admission import AdmissionController, AdmitNothing
+from protofleet.protocol.link.base import WINDOW, FrameOutcome, Received
+from protofleet.protocol.link.block_budget import Credit, blocks_allowed, is_used_up
+from protofleet.protocol.link.fetch import RETRY_SECONDS, Fetch, ResponseTime
+from protofleet.protocol.link.inline_answer import InlineAnswer
+from protofleet.protocol.link.progress import TransferProgress
+from protofleet.protocol.link.to_devices import LinkToDevices
+from protofleet.protocol.storage.partial import Partial
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.wire import codec
+from protofleet.protocol.wire.messages import BlockRequest, IndirectManifest, Manifest, Offer, Update
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+Stores = Callable[[str], ObjectStore]  # returns the spool of a device
+
+
+class AnswerFetcher:
+    """The fetches of the answers that the devices have offered, at most one of each device."""
+
+    def __init__(self, link: LinkToDevices, stores: Stores, credit: Credit) -> None:
+        self._link, self._stores, self._credit = link, stores, credit
+        self.admission_controller: AdmissionController = AdmitNothing()
+        # Called every few seconds with the progress of an answer that takes long.
+        self.on_progress: Callable[[str, TransferProgress], None] = lambda device, progress: None
+        self.fetches: dict[str, tuple[Fetch, Received]] = {}
+        # Seconds before the next request, by device whose fetch was given up while the question is open.
+        self._retry_seconds: dict[str, float] = {}
+        self._response_time = ResponseTime()  # shared by all fetches
+        self._with_unfinished: set[str] = set()  # devices that left unfinished answers behind
+        # Device -> the answer that it offered last, if the manifest of the answer is an object.
+        self._indirect_offers: dict[str, IndirectManifest] = {}
+        # A block of one of these answers is a duplicate. It is not an unknown block.
+        self._recently_completed: deque[bytes] = deque(maxlen=64)
+
+    @property
+    def wake_at(self) -> float:
+        return min((fetch.wake_at for _, fetch in self._begun()), default=float("inf"))
+
+    def wake(self, now: float) -> None:
+        in_flight = self._in_flight(now)
+        for device, fetch in self._begun():
+            with self._link.error_scope(device):
+                fetch.wake(now, max(1, blocks_allowed(fetch.in_flight(now), in_flight)))
+        self._share_budget(now)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return the bytes of received blocks that are not counted yet, as their table is missing."""
+        return sum(fetch.count.waiting for fetch, _ in self.fetches.values())
+
+    def abandon(self, device: str | None = None, for_good: bool = False) -> None:
+        """Stop the fetch of one device's answer, or of all answers if `device` is None.
+
+        None means that the round is over, and the received parts are deleted. If one device has gone, the
+        received part of its answer is kept, unless `for_good` is set.
+        """
+        if device is None:
+            self._credit.withdraw_all()
+        else:
+            self._credit.withdraw(device)
+        for name in list(self.fetches) if device is None else [device]:
+            if held := self.fetches.pop(name, None):
+                self._retry_seconds[name] = held[0].retry
+                self._link.end_fetch(held[0], for_good or device is None, name)
+                self._with_unfinished.add(name)
+        if device is None:
+            for name in self._with_unfinished:
+                self._stores(name).forget_unfinished()
+            self._with_unfinished, self._retry_seconds = set(), {}
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.fetches or self._with_unfinished)
+
+    def is_silent(self, device: str) -> bool:
+        """Return whether no blocks of the answer that the device offered arrive."""
+        held = self.fetches.get(device)
+        return held is None or held[0].is_silent
+
+    def give_up(self, device: str) -> None:
+        """Delete the received part of a device's answer, because other answers need the space.
+
+        The device will offer the answer again.
+        """
+        self.abandon(device, for_good=True)
+        self._stores(device).forget_unfinished()
+
+    def use_credit(self, update: Update, attachment: InlineAnswer | Offer) -> bool:
+        """Withdraw the credit of a device that answers, and return whether its only block follows."""
+        follows = self._credit.use(update.device) and update.follows
+        # These blocks are no fault if the answer is not admitted.
+        if follows and isinstance(attachment, Manifest):
+            self._recently_completed.append(_name_of_blocks(update.device, attachment))
+        return follows
+
+    def offered(
+        self, received: Received, update: Update, attachment: InlineAnswer | Offer, now: float, follows: bool
+    ) -> list[Received]:
+        """Take an answer that came inside its message or is stored, or fetch it, if it is admitted.
+
+        `follows` says that the answer has only one block and that the device sends it without a request.
+        """
+        name = attachment.name if isinstance(attachment, InlineAnswer) else attachment.object
+        if not self.admission_controller.admit(update, attachment.size, name):
+            return []
+        store = self._stores(received.sender)
+        with self._reject_if_unusable(update):
+            if isinstance(attachment, InlineAnswer):
+                store.put_bytes(attachment.data, name)
+                return [replace(received, message=replace(update, arrays=attachment.arrays), object=name)]
+            if store.has(name):
+                return self._complete(received, update, name)
+            return self._fetch(received, attachment, store, now, follows)
+        return []
+
+    @contextlib.contextmanager
+    def _reject_if_unusable(self, update: Update) -> Iterator[None]:
+        """Report an unusable answer to the admission controller.
+
+        It does not matter whether the answer was fetched now or stored before. A full disk is the
+        coordinator's own fault: the answer is good, and the device will offer it again.
+        """
+        try:
+            yield
+        except Rejected as fault:
+            if fault.reason is Reason.NO_ROOM:
+                raise
+            self.admission_controller.unusable(update, fault)
+
+    def _fetch(
+        self, received: Received, offer: Offer, store: ObjectStore, now: float, follows: bool = False
+    ) -> list[Received]:
+        """Fetch the blocks of an answer.
+
+        If the manifest of the answer is an object, its blocks are fetched first.
+        """
+        if isinstance(offer, IndirectManifest):
+            self._indirect_offers[received.sender] = offer
+            is_here = store.has(offer.manifest.object)
+            offer = indirect_manifest.load(offer, store) if is_here else offer.manifest
+        attachment, device = offer, received.sender
+        held = self.fetches.get(device)
+        if held and (held[0].rekeyed(attachment) or held[0].awaits(attachment)):
+            self.fetches[device] = (held[0], received)
+        else:
+            self.abandon(device)
+            # A new offer is no progress, so the pause grows.
+            retry = 2 * self._retry_seconds.pop(device, RETRY_SECONDS / 2)
+            fetch = self._new_fetch(device, store.begin(attachment), retry)
+            self.fetches[device] = (fetch, received)
+            if follows:
+                fetch.await_unasked(now)
+                # Put it before all fetches that wait.
+                self.fetches = {device: (fetch, received), **self.fetches}
+            # An earlier process had received all blocks, and died before it stored the object.
+            if fetch.partial.complete:
+                return self._completed(device, now)
+        self._share_budget(now)
+        return []
+
+    def _new_fetch(self, device: str, partial: Partial, retry: float) -> Fetch:
+        def send(request: BlockRequest) -> None:
+            self._link.send(device, request)
+
+        return Fetch(partial, send, self._response_time, retry, self._link.kinds)
+
+    def _complete(self, received: Received, update: Update, name: bytes) -> list[Received]:
+        arrays = self._stores(received.sender).open(name)
+        return [replace(received, message=replace(update, arrays=arrays), object=name)]
+
+    def take_block(
+        self, device: str, prefix: bytes, index: int, data: memoryview, now: float
+    ) -> FrameOutcome:  # fmt: skip
+        """Store a block; raise Rejected if it belongs to no object that is being fetched."""
+        held = self.fetches.get(device)
+        if held is None or not held[0].is_named(prefix):
+            if device.encode() + prefix in self._recently_completed:
+                return FrameOutcome(new=False)
+            raise Rejected(Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched")
+        size, spans, fresh = held[0].take(index, data, now)
+        return FrameOutcome(held=size, spans=spans, new=fresh)
+
+    def block_taken(self, device: str, fetch: Fetch, now: float) -> list[Received]:
+        """Go on after a new block: ask for more blocks, or return the answer that is complete now."""
+        if fetch.partial.complete:
+            return self._completed(device, now)
+        self._share_budget(now)
+        if progress := fetch.progress(now):
+            self.on_progress(device, progress)
+        return []
+
+    def _completed(self, device: str, now: float) -> list[Received]:
+        """Name the object, as all of its blocks are here, and pass on the answer that it belongs to."""
+        fetch, received = self.fetches.pop(device)
+        self._recently_completed.append(_name_of_blocks(device, fetch.manifest))
+        self._share_budget(now)
+        assert isinstance(received.message, Update)
+        with self._reject_if_unusable(received.message):
+            fetch.partial.finish()
+            offer = self._indirect_offers.get(device)
+            if offer and offer.manifest.object == fetch.object:
+                return self._fetch(received, offer, self._stores(device), now)
+            return self._complete(received, received.message, fetch.object)
+        return []
+
+    def _share_budget(self, now: float) -> None:
+        """Share the budget among the fetches in the order in which they came.
+
+        A fetch that begins gets all the blocks that it needs, or at least half a window. The reason is that a
+        request costs both ends as much work as a block.
+        """
+        in_flight = self._in_flight(now)
+        if is_used_up(in_flight):
+            return
+        for device, (fetch, _) in list(self.fetches.items()):
+            before = fetch.in_flight(now)
+            capacity = blocks_allowed(before, in_flight)
+            if not fetch.begun and capacity < min(fetch.unasked, WINDOW // 2):
+                return
+            with self._link.error_scope(device):
+                if capacity and fetch.unasked:
+                    fetch.fill(capacity, now)
+                in_flight += fetch.in_flight(now) - before
+
+    def _in_flight(self, now: float) -> int:
+        return self._credit.blocks + sum(fetch.in_flight(now) for _, fetch in self._begun())
+
+    def _begun(self) -> Iterator[tuple[str, Fetch]]:
+        """Yield the fetches that have begun.
+
+        All other fetches came later, and wait for their share of the budget.
+        """
+        held = ((device, fetch) for device, (fetch, _) in self.fetches.items())
+        return itertools.takewhile(lambda one: one[1].begun, held)
+
+
+def _name_of_blocks(device: str, manifest: Manifest) -> bytes:
+    return device.encode() + manifest.wire_name[: codec.SHORT_HASH]

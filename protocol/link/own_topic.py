@@ -1,0 +1,51 @@
+"""The topic on which a coordinator publishes its state, and on which it finds a later coordinator."""
+
+from __future__ import annotations
+
+from protofleet.protocol.link.base import Received
+from protofleet.protocol.link.clocks import Clock, days
+from protofleet.protocol.security.envelope import Header, contents, verified
+from protofleet.protocol.security.keys import Identity
+from protofleet.protocol.wire import codec
+from protofleet.protocol.wire.codec import TaskId
+from protofleet.protocol.wire.messages import State
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.printable import printable
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+
+class OwnTopic:
+    """The reader of the states of coordinators: its own, and those of others with the same name."""
+
+    def __init__(self, me: Identity, federation: str, who: str, clock: Clock) -> None:
+        self._me, self._federation, self._who, self._clock = me, federation, who, clock
+        # True once a message of this coordinator itself has come. Then the messages of a later coordinator
+        # would come too.
+        self.brings_own_messages = False
+
+    def later_state(self, frame: bytes) -> Received | None:
+        """Return the state of a later coordinator, and None for any other message."""
+        header, start, _ = verified(frame, {COORDINATOR: self._me.keys.public})
+        self.brings_own_messages |= header.epoch == self._me.boot
+        if header.federation != self._federation or header.epoch < self._me.boot:
+            return None
+        state, _ = codec.decode(header.kind, contents(frame, header, start, None), COORDINATOR, TaskId())
+        if not isinstance(state, State) or not self._is_later_coordinator(header, state):
+            return None
+        return Received(COORDINATOR, state, header.run, header.epoch)
+
+    def _is_later_coordinator(self, header: Header, state: State) -> bool:
+        """Return whether the state comes from a coordinator that replaces this one.
+
+        If two coordinators were started in the same second, they have the same epoch. Then the one with the
+        higher `who` goes on.
+        """
+        if header.epoch == self._me.boot:
+            return state.who > self._who != ""
+        if seconds := self._clock.ahead(header.epoch):
+            raise Rejected(
+                Reason.EPOCH_AHEAD,
+                f"a coordinator ({printable(state.who) or 'it does not say where'}) has said epoch {header.epoch}, "
+                f"{days(seconds)} ahead of this clock: its clock was wrong, or this one is; stop it if it still runs",
+            )
+        return True

@@ -1,0 +1,168 @@
+"""Address many devices over one link: the sender of each message, the checks of its header, and refusals."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+
+from protofleet.protocol.link.base import INLINE, Link
+from protofleet.protocol.link.broadcast import ErrorScope
+from protofleet.protocol.link.clocks import Clock, days
+from protofleet.protocol.link.meter import DOWN
+from protofleet.protocol.link.rate_limit import RateLimiter
+from protofleet.protocol.link.replay_window import ReplayWindow
+from protofleet.protocol.security.envelope import Header, read_header
+from protofleet.protocol.security.keys import Identity, Keyring
+from protofleet.protocol.transport.base import Transport
+from protofleet.protocol.wire import codec, forms
+from protofleet.protocol.wire.codec import Attachment
+from protofleet.protocol.wire.messages import (
+    BlockRequest,
+    Bye,
+    Hello,
+    IndirectManifest,
+    Manifest,
+    Message,
+    Refusal,
+    State,
+    Update,
+)
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.reasons import Reason, Rejected
+from protofleet.protocol.wire.topics import Topics
+
+
+class LinkToDevices(Link):
+    """The part of a coordinator's link that knows each device: its topics, its processes, its faults."""
+
+    def __init__(
+        self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, run: str, sealed: bool,
+        clock: Clock | None, who: str,
+    ) -> None:  # fmt: skip
+        super().__init__(me, keyring, topics, transport, DOWN, sealed, clock)
+        self.run, self.epoch, self.who = run, me.boot, who
+        self.rate_limiter = RateLimiter(keyring)
+        self.error_scope: ErrorScope = lambda device: contextlib.nullcontext()
+        self.device_forms: dict[str, frozenset[str]] = {}  # device -> forms of messages that it understands
+        self._subscribed_topics = set(topics.coordinator_subscriptions())
+
+    def understands(self, device: str, form: str) -> bool:
+        return form in self.device_forms.get(device, ())
+
+    def subscribe_except(self, unheard: Collection[str]) -> None:
+        """Subscribe to all devices except these, so that the broker queues nothing from them.
+
+        A topic filter of MQTT cannot exclude a device, so the link names all other devices.
+        """
+        topics, wanted = self.topics, set(self.topics.coordinator_subscriptions())
+        if unheard:
+            heard = [device for device in self.keyring if device not in unheard and device != COORDINATOR]
+            wanted = {topics.coord_state, *map(topics.up, heard), *map(topics.device_state, heard)}
+        for topic in sorted(wanted - self._subscribed_topics):
+            self.transport.subscribe(topic)
+        for topic in sorted(self._subscribed_topics - wanted):
+            self.transport.unsubscribe(topic)
+        self._subscribed_topics = wanted
+
+    def send(self, device: str, message: Message) -> None:
+        """Send a message to a device, unless the enrolment of the device has ended.
+
+        The key is looked up only once, because the enrolment may end at any moment.
+        """
+        with self.error_scope(device):
+            if (known := self.keyring.get(device)) is not None:
+                self.publish(self.topics.down(device), message, device, receive=known.receive)
+
+    def device_of_topic(self, topic: str) -> str:
+        """Return the only device that may publish on this topic, or "" if there is none."""
+        place = self.topics.parse(topic)
+        return place.device if place else ""
+
+    def _receiver(self, topic: str) -> str:
+        return self.device_of_topic(topic)
+
+    def _sender_on(self, topic: str) -> str:
+        device = self.device_of_topic(topic)
+        return (
+            device if device in self._windows else ""
+        )  # without a verified frame, anybody can have chosen this name
+
+    def _note_new_connection(self, header: Header, message: Message) -> None:
+        """Start counting missing messages anew when a device connects or changes its coordinator.
+
+        A device may have sent messages before it knew this coordinator, or over a connection that it has
+        lost. These are not missing, because they had no receiver, and the device repeats the important ones.
+        """
+        # The broker may have kept this message for the coordinator.
+        birth = isinstance(message, State) and message.online
+        if header.sequence and (birth or header.epoch != self.epoch):
+            self._windows[header.sender].count_from_next()
+
+    def _refuse_older_process(self, device: str) -> None:
+        """Tell the older of two processes with the same name that a newer process exists.
+
+        The newer process ignores this message.
+        """
+        boot, _ = self.last_heard(device)
+        message = (
+            f"a later process has come under the name {device} (boot {boot}), or this one's clock has gone back; "
+            "let one of them run, and start it again"
+        )
+        self.send(device, Refusal(message, boot))
+
+    def _window(self, header: Header, holder: str) -> ReplayWindow:
+        """Return the window of the sender, and drop a stored boot far ahead of the clock.
+
+        Only a version that did not check boots could accept such a boot; it stored no holder. A version that
+        checks stores the holder. If one of its boots is ahead of the clock now, then the clock is slow now,
+        or the device's clock and the coordinator's clock were both ahead. In the second case, a renewal of
+        the device's record drops the window.
+        """
+        known = self._windows.get(header.sender, ReplayWindow())
+        nobodys = known.holder == "" and self.clock.ahead(known.boot) > 0
+        if nobodys and header.boot < known.boot and not self.clock.ahead(header.boot):
+            del self._windows[header.sender]
+        return super()._window(header, holder)
+
+    def _refuse_boot(self, frame: bytes, message: str) -> None:
+        """Tell a device that its boot is not valid, if the frame is a hello."""
+        header, start = read_header(frame)
+        with contextlib.suppress(Rejected):
+            hello, _ = self._contents(frame, header, start)
+            if isinstance(hello, Hello):
+                self.send(header.sender, refusal_of(message, hello, header.boot, header.sequence))
+
+    def _check_content(self, message: Message, attachment: Attachment) -> None:
+        if not isinstance(message, (Hello, State, Update, BlockRequest, Bye)):
+            raise Rejected(
+                Reason.MALFORMED, f"a {codec.KINDS[type(message)]} is sent by the coordinator alone"
+            )
+        if isinstance(message, Update):
+            if attachment is None:
+                raise Rejected(Reason.MALFORMED, "an update without arrays")
+            if isinstance(attachment, bytes) and len(attachment) > INLINE:
+                raise Rejected(Reason.TOO_LARGE, f"an inline body of {len(attachment)} bytes, over {INLINE}")
+            if isinstance(attachment, (Manifest, IndirectManifest)):
+                self._check_offer(attachment)
+
+    def _check_header(self, header: Header, topic: str) -> None:
+        # The topic decides, because the sender may be anybody with a key, even this coordinator.
+        place, kind = self.topics.parse(topic), "device_state" if header.kind == "state" else "up"
+        if place is None or (place.kind, place.device) != (kind, header.sender):
+            raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} of {header.sender[:64]} on {topic}")
+        if header.boot > self.last_heard(header.sender)[0] and (seconds := self.clock.ahead(header.boot)):
+            raise Rejected(
+                Reason.BOOT_AHEAD,
+                f"boot {header.boot} of {header.sender} lies {days(seconds)} ahead of the coordinator's clock: set "
+                f"the clock that is wrong; if it was the device's, `protofleet enrol renew {header.sender}` and "
+                "install let it count anew",
+            )
+
+
+def refusal_of(message: str, hello: Hello, boot: int, sequence: int) -> Refusal:
+    """Return the refusal of a hello.
+
+    If the device checks it, the refusal names the hello that it answers. A stored refusal then does not end a
+    later process.
+    """
+    return Refusal(message, answers=(boot, sequence) if forms.ANSWERS in hello.can else ())
