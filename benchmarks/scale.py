@@ -16,7 +16,7 @@ from benchmarks.harness.history import Entry
 from benchmarks.harness.trees import ROOT
 from protofleet.edge_client.conversation.hello_timer import LEAST_OF_QUIET, QUIET_SECONDS
 from protofleet.lab.report.drawing.canvas import WIDE
-from protofleet.lab.report.drawing.charts import Line, line_picture
+from protofleet.lab.report.drawing.charts import ChartLine, line_picture
 from protofleet.lab.report.drawing.palette import COLOURS
 from protofleet.protocol.link.meter import human_bytes
 
@@ -143,7 +143,7 @@ def picture(curve: Curve, entries: Sequence[Entry]) -> str:
     several = len(curve.figures) > 1
     points = {name: [(p.x, p.value) for p in curve.points(entries, name)] for name in curve.figures}
     lines = [
-        Line(name if several else "", points[name], colour, marked=True)
+        ChartLine(name if several else "", points[name], colour, marked=True)
         for name, colour in zip(curve.figures, COLOURS, strict=False)
     ]
     drawn = line_picture(

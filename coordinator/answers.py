@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from protofleet.coordinator.gate.gate import Contradiction, Fetch, Gate, NotAsked, Refuse
+from protofleet.coordinator.gate.gate import Contradiction, FetchAnswer, Gate, NotAsked, RefuseAnswer
 from protofleet.coordinator.observe.measured import counted
 from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.question import OpenQuestion
@@ -44,9 +44,9 @@ class AnswerReceiver:
         """Return whether to fetch the answer."""
         device = update.device
         match self._gate.decide(update, size, name):
-            case Fetch():
+            case FetchAnswer():
                 return True
-            case Refuse(problem):
+            case RefuseAnswer(problem):
                 self._refuse(update, problem)
             case Contradiction(problem):
                 self._perform(Drop(device, update.round, update.phase, "refused", problem))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.first_weights import FirstWeights, Freeze
@@ -94,7 +94,7 @@ class CoordinatorSettings:
     """Python files that the coordinator may run, by their hashes."""
     policy: Policy = field(default_factory=Policy)
     """Rules for the rounds."""
-    limits: Limits = field(default_factory=Limits)
+    limits: CoordinatorLimits = field(default_factory=CoordinatorLimits)
     """Limits on the claims of a device and on the disk space of answers."""
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     """Address of the broker."""

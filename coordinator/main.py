@@ -29,8 +29,8 @@ from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.security.envelope import seals
 from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.security.keys import Identity
-from protofleet.protocol.transport.inbox import BoundedInbox
 from protofleet.protocol.transport.mqtt import Mqtt
+from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
@@ -62,13 +62,13 @@ def run_coordinator(
     least = least_epoch(runs, settings.federation, clock)
     epoch = spool.start_run(settings.name, plan.encode().decode(), clock, least)
     save_epoch(runs, settings.federation, epoch)
-    inbox, heartbeats = BoundedInbox(), Heartbeats()
-    stopped, life = stop_on_signals(inbox.put), Life(runs, settings.federation)
+    receive_queue, heartbeats = ReceiveQueue(), Heartbeats()
+    stopped, life = stop_on_signals(receive_queue.put), Life(runs, settings.federation)
     on_progress(lambda: heartbeats.beat_if_working("work"))
     topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, keys)
 
     name, subscriptions = f"{settings.federation}.{COORDINATOR}", topics.coordinator_subscriptions()
-    transport = Mqtt(name, settings.broker, inbox, subscriptions=subscriptions)
+    transport = Mqtt(name, settings.broker, receive_queue, subscriptions=subscriptions)
     link = CoordinatorLink(
         me, keyring, topics, transport, spool.store, settings.name,
         seals(settings.security), Clock(since=keys.not_before), process_identity(folder),
@@ -76,13 +76,13 @@ def run_coordinator(
     link.block_qos, link.most_block = BlockQos(settings.broker.block_qos), settings.broker.block_bytes
     machine = RoundMachine(settings.policy, settings.rounds, settings.seed)
     # Two threads that judge the small arrays of an answer wait for each other longer than one thread takes.
-    worker = ThreadWorker(inbox, heartbeats, begin=one_thread_here(settings.threads))
+    worker = ThreadWorker(receive_queue, heartbeats, begin=one_thread_here(settings.threads))
     context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
     spool.index.db.keep_waiting = unless(stopped, heartbeats)
     with spool.index.detect_takeover():
         run = Run(plan, machine, spool, context, limits=settings.limits, class_names=settings.class_names)
     service = CoordinatorService(context, run)
-    inbox.dropped, inbox.unwanted = link.count_overflow, service.unwanted
+    receive_queue.dropped, receive_queue.unwanted = link.count_overflow, service.unwanted
     transport.connect(link.will(topics.coord_state), returns=lambda: link.hears_own_messages)
     try:
         checks = health(context, heartbeats, folder)
@@ -92,7 +92,7 @@ def run_coordinator(
         with shown as finish, watched:
             service.session.give_up_after(settings.patience_seconds, time.monotonic())
             with spool.index.detect_takeover():
-                serve(service, inbox, time.monotonic, heartbeats)
+                serve(service, receive_queue, time.monotonic, heartbeats)
             finish()
             if not service.stopped:
                 transport.close()  # for the devices the run has ended

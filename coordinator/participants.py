@@ -12,7 +12,7 @@ from protofleet.coordinator.devices.class_names import ClassNameVote
 from protofleet.coordinator.devices.domains import assign_domain
 from protofleet.coordinator.devices.hello_requests import HelloRequests
 from protofleet.coordinator.devices.last_wills import LEFT, RETURNED, LastWills
-from protofleet.coordinator.devices.limits import Limits, hello_problem
+from protofleet.coordinator.devices.limits import CoordinatorLimits, hello_problem
 from protofleet.coordinator.observe.measured import names_of
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import Event, Joined, Left, Stage, Unenrolled
@@ -39,7 +39,7 @@ ENROLMENT_SECONDS: Final = 5.0  # between checks of the enrolment of devices tha
 class Participants:
     def __init__(
         self, plan: Plan, context: ProcessContext, machine: MachineReader, spool: Spool, question: OpenQuestion,
-        limits: Limits, class_names: tuple[str, ...], feature_size: int, happen: Callable[[Event], None],
+        limits: CoordinatorLimits, class_names: tuple[str, ...], feature_size: int, happen: Callable[[Event], None],
     ) -> None:  # fmt: skip
         """Set up an empty roster; `happen` receives the events of devices that join and leave."""
         self._plan, self._digest, self._context, self._link = plan, plan.digest, context, context.link

@@ -12,11 +12,11 @@ from protofleet.coordinator.answers import AnswerReceiver
 from protofleet.coordinator.attendance import AttendanceLog
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.gate.gate import Gate
 from protofleet.coordinator.judged import ValidationOfAll
 from protofleet.coordinator.observe.isolation import Isolation
-from protofleet.coordinator.observe.view import Observer, RunView
+from protofleet.coordinator.observe.view import RunObserver, RunView
 from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.pause_log import PauseLog
 from protofleet.coordinator.question import OpenQuestion
@@ -63,9 +63,10 @@ log = logging.getLogger("protofleet.coordinator")
 class Run:
     def __init__(
         self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext,
-        observers: Sequence[Observer] = (), limits: Limits | None = None, class_names: tuple[str, ...] = (),
+        observers: Sequence[RunObserver] = (), limits: CoordinatorLimits | None = None,
+        class_names: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or Limits()
+        self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or CoordinatorLimits()
         machine.way_out = plan.variant.way_out_of_divergence
         self._context, self._link = context, context.link
         self.queue = CommandQueue(spool, self)

@@ -13,7 +13,15 @@ from protofleet.coordinator.spool.epochs import epoch_file
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.rate_limit import UNKNOWN_SENDER
 from protofleet.protocol.storage.disk import NoRoom
-from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
+from protofleet.protocol.transport.base import (
+    Arrived,
+    Connected,
+    Denied,
+    Disconnected,
+    Done,
+    Item,
+    StopRequest,
+)
 from protofleet.protocol.wire.messages import HERE, Bye, Finished, Hello, State, Update
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.printable import printable
@@ -107,7 +115,7 @@ class CoordinatorService:
                 self._denied(topic, reason, now)
             case Done(call):
                 call()
-            case Stop(reason):
+            case StopRequest(reason):
                 if not self.context.shutdown.begun:
                     self.context.announce(State(False, reason))
                 self._stop(reason)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from protofleet.edge_client.context import DeviceContext, Observer
+from protofleet.edge_client.context import DeviceContext, DeviceObserver
 from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
 from protofleet.edge_client.conversation.hello_exchange import NEVER, HelloExchange
 from protofleet.edge_client.conversation.hello_timer import is_birth
@@ -23,7 +23,15 @@ from protofleet.edge_client.work_queue import question_of
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.storage.disk import NoRoom
 from protofleet.protocol.transport.address import BrokerError
-from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
+from protofleet.protocol.transport.base import (
+    Arrived,
+    Connected,
+    Denied,
+    Disconnected,
+    Done,
+    Item,
+    StopRequest,
+)
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.messages import (
     Receipt,
@@ -69,7 +77,7 @@ class Agent:
     def finished(self) -> bool:
         return self._context.finished
 
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: DeviceObserver) -> None:
         self._context.observers.append(observer)
 
     def take(self, item: Item, now: float) -> None:
@@ -85,7 +93,7 @@ class Agent:
                 self._context.warn("the broker refused a message on %s: %s", topic, reason)
             case Done(call):
                 call()
-            case Stop(reason):
+            case StopRequest(reason):
                 self._context.send_bye(reason)
                 self._context.end(reason)
         if self.tasks.drained and not self.finished:

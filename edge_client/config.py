@@ -9,7 +9,7 @@ from typing import Annotated
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.feature_snapshots import Snapshots
 from protofleet.edge_client.host.board_settings import BoardSettings
-from protofleet.edge_client.limits import Limits
+from protofleet.edge_client.limits import DeviceLimits
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.trainer.slots import Slots
 from protofleet.methods.contract.plan import Network
@@ -74,7 +74,7 @@ class DeviceSettings:
     """Snapshots of embeddings for the pictures of a report."""
     models: ModelSettings | None = None
     """Models that the device serves to programs of its machine; left out, it serves none."""
-    limits: Limits = field(default_factory=Limits)
+    limits: DeviceLimits = field(default_factory=DeviceLimits)
     """Limits on the work and memory that a run's plan can ask of this device."""
     compute: str = "auto"
     """Processor for training, `auto` (the GPU if it is faster), `cpu` or `cuda`."""

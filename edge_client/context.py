@@ -17,7 +17,7 @@ from protofleet.runtime.event_loop import Worker
 log = logging.getLogger("protofleet.device")
 
 
-class Observer(Protocol):
+class DeviceObserver(Protocol):
     def happened(self, what: str, **figures: float) -> None: ...
 
 
@@ -29,7 +29,7 @@ class DeviceContext:
     state: DeviceState
     worker: Worker
     heard_file: HeardFile
-    observers: list[Observer] = field(default_factory=list)
+    observers: list[DeviceObserver] = field(default_factory=list)
     now: float = 0.0  # time of the event that is handled now
     connected: bool = False  # whether the device is connected to the broker
     coordinator_answered: bool = False  # whether the coordinator has answered this process

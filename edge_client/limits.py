@@ -35,7 +35,7 @@ WorkSeconds = Annotated[float, Within(1, LONG_SECONDS)]
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """The [limits] table: how much work and memory a run's plan can ask of this device."""
 
     memory_bytes: Bytes = 0
@@ -64,7 +64,7 @@ class HalfBuilder:
     It raises SettingsError with the value, the limit and the way out if the plan exceeds a limit.
     """
 
-    limits: Limits
+    limits: DeviceLimits
     train: Samples
     name: str
     network: Network | None

@@ -19,7 +19,7 @@ from protofleet.edge_client.metrics import watch_device
 from protofleet.edge_client.serving.metrics import ModelCollector
 from protofleet.edge_client.view import AgentView
 from protofleet.methods.contract.liveness import tensors_work
-from protofleet.protocol.transport.inbox import BoundedInbox
+from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.runtime.allocator import keep_blocks_at_work
 from protofleet.runtime.event_loop import serve, stop_on_signals
 from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
@@ -33,20 +33,20 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     """
     systemd = NotifySocket()
     keep_blocks_at_work()
-    inbox, process = BoundedInbox(), Process(settings.name)
-    device = Assembly(process, software, Shards(LOADED_BEFORE_FORK)).device(settings, version, inbox)
+    receive_queue, process = ReceiveQueue(), Process(settings.name)
+    device = Assembly(process, software, Shards(LOADED_BEFORE_FORK)).device(settings, version, receive_queue)
     if settings.trainer == "inside":
         process.start_work(settings.threads)
     agent = device.agent
-    stop_on_signals(inbox.put)
-    drain_on_signal(agent, inbox.put)
+    stop_on_signals(receive_queue.put)
+    drain_on_signal(agent, receive_queue.put)
     notifier = SystemdNotifier(agent, systemd, device.status, periodic_checks=device.check)
     systemd.notify("READY=1")
     try:
         agent.session.give_up_after(settings.patience_seconds, time.monotonic())
         metrics = serve_metrics(device, process, software)
         with metrics, watchdog(process.heartbeats, settings.watchdog_seconds):
-            serve(notifier, inbox, time.monotonic, process.heartbeats)
+            serve(notifier, receive_queue, time.monotonic, process.heartbeats)
         return agent.view.problem
     finally:
         device.transport.close()

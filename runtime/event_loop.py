@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from protofleet.protocol.transport.base import Done, Item, Stop
+from protofleet.protocol.transport.base import Done, Item, StopRequest
 from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.faults import as_authors
 from protofleet.runtime.health import Heartbeats
@@ -85,16 +85,16 @@ class WorkThread:
 
 
 class ThreadWorker:
-    """A worker that puts the result of the work into the inbox of its owner.
+    """A worker that puts the result of the work into the receive queue of its owner.
 
     Without a `thread` it has its own.
     """
 
     def __init__(
-        self, inbox: queue.SimpleQueue[Item], heartbeats: Heartbeats | None = None,
+        self, receive_queue: queue.SimpleQueue[Item], heartbeats: Heartbeats | None = None,
         begin: Callable[[], None] = lambda: None, thread: WorkThread | None = None,
     ) -> None:  # fmt: skip
-        self._inbox, self._thread = inbox, thread or WorkThread(heartbeats)
+        self._receive_queue, self._thread = receive_queue, thread or WorkThread(heartbeats)
         if thread is None:
             self._thread.start(begin)
 
@@ -107,7 +107,7 @@ class ThreadWorker:
             result = work()
         except BaseException as error:  # noqa: BLE001 - it is raised again by `then`, on the owner's thread
             result = as_exception(error)
-        self._inbox.put(Done(partial(then, result)))
+        self._receive_queue.put(Done(partial(then, result)))
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -135,7 +135,7 @@ def stop_on_signals(put: Callable[[Item], None]) -> Callable[[], bool]:
 
     def stop(number: int, frame: object) -> None:
         numbers.append(number)
-        put(Stop(f"{DisconnectReason.SIGNAL.value}: {signal.Signals(number).name}"))
+        put(StopRequest(f"{DisconnectReason.SIGNAL.value}: {signal.Signals(number).name}"))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -144,7 +144,7 @@ def stop_on_signals(put: Callable[[Item], None]) -> Callable[[], bool]:
 
 def serve(
     app: EventLoopApp[T],
-    inbox: queue.SimpleQueue[T],
+    receive_queue: queue.SimpleQueue[T],
     clock: Callable[[], float],
     heartbeats: Heartbeats | None = None,
 ) -> None:
@@ -157,8 +157,8 @@ def serve(
         heartbeats.beat("loop")
         wait = app.wake_at - clock()
         with contextlib.suppress(queue.Empty):
-            app.take(inbox.get(timeout=max(0.0, min(wait, IDLE_SECONDS))), clock())
-            _take_what_is_there(app, inbox, clock)
+            app.take(receive_queue.get(timeout=max(0.0, min(wait, IDLE_SECONDS))), clock())
+            _take_what_is_there(app, receive_queue, clock)
         if app.wake_at <= clock():
             app.wake(clock())
         app.end_turn(clock())
@@ -166,11 +166,11 @@ def serve(
 
 
 def _take_what_is_there(
-    app: EventLoopApp[T], inbox: queue.SimpleQueue[T], clock: Callable[[], float]
+    app: EventLoopApp[T], receive_queue: queue.SimpleQueue[T], clock: Callable[[], float]
 ) -> None:
     """Take items without waiting, for a short time: deadlines are checked once a turn."""
     end = clock() + TURN_SECONDS
     for _ in range(TURN_ITEMS - 1):
         if app.finished or clock() >= end:
             return
-        app.take(inbox.get(block=False), clock())
+        app.take(receive_queue.get(block=False), clock())

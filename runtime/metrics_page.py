@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from protofleet.protocol.settings.bounds import OptionalPort
 from protofleet.protocol.wire.reasons import Reason
 from protofleet.runtime.health import Check
-from protofleet.runtime.metrics_server import Page, Request, Response, bound, serving
+from protofleet.runtime.metrics_server import HttpRequest, Page, Response, bound, serving
 
 LOOPBACK: Final = "127.0.0.1"  # the host for metrics if the settings name no other
 METRICS: Final = "/metrics"
@@ -194,12 +194,12 @@ def pages(registry: CollectorRegistry, checks: Mapping[str, Check]) -> dict[str,
     """
     written = make_wsgi_app(registry)
 
-    def metrics(request: Request) -> Response:
+    def metrics(request: HttpRequest) -> Response:
         told: list[Any] = []
         body = b"".join(written(request.environ(), lambda *words: told.extend(words)))
         return Response(told[0], tuple(told[1]), body)
 
-    def health(request: Request) -> Response:
+    def health(request: HttpRequest) -> Response:
         found = {name: check() for name, check in checks.items()}
         status = "503 Service Unavailable" if any(found.values()) else "200 OK"
         return Response(status, (("Content-Type", "application/json"),), json.dumps(found).encode())
@@ -238,7 +238,7 @@ class Scrapes:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._last = clock, float("-inf")
 
-    def answered(self, request: Request, began: float) -> None:
+    def answered(self, request: HttpRequest, began: float) -> None:
         if request.path == METRICS and SCRAPER in request.headers:
             self._last = began
 

@@ -28,7 +28,7 @@ log = logging.getLogger("protofleet")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     method: str
     path: str
     query: str
@@ -57,9 +57,9 @@ class Response:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + self.body
 
 
-Page = Callable[[Request], Response]
+Page = Callable[[HttpRequest], Response]
 Answered = Callable[
-    [Request, float], None
+    [HttpRequest, float], None
 ]  # the request, and the time when its answer was begun, on the monotonic clock
 
 
@@ -163,7 +163,7 @@ class MetricsServer:
         if request is not None:
             self._answered(request, began)
 
-    async def _answer(self, request: Request | None) -> Response:
+    async def _answer(self, request: HttpRequest | None) -> Response:
         if request is None:
             return Response("400 Bad Request")
         if request.path not in self._pages:
@@ -178,7 +178,7 @@ class MetricsServer:
             return Response("500 Internal Server Error")
 
 
-def read_request(head: bytes) -> Request | None:
+def read_request(head: bytes) -> HttpRequest | None:
     """Return the request, or None if it is not HTTP."""
     first, *lines = head.decode("latin-1").split("\r\n")
     message = first.split(" ")
@@ -186,4 +186,6 @@ def read_request(head: bytes) -> Request | None:
         return None
     path, _, query = message[1].partition("?")
     pairs = (line.partition(":") for line in lines if line)
-    return Request(message[0], path, query, {name.strip().lower(): value.strip() for name, _, value in pairs})
+    return HttpRequest(
+        message[0], path, query, {name.strip().lower(): value.strip() for name, _, value in pairs}
+    )

@@ -125,6 +125,18 @@ def test_every_file_has_a_name_of_its_own(package):
         assert path.name not in ("utils.py", "helpers.py", "common.py"), f"{path} has no owner"
 
 
+def test_no_class_name_stands_for_two_things():
+    """Only the method files have the same names: each is of one form, and its file's name is that of the paper."""
+    found: dict[str, list[str]] = {}
+    for name in FILES:
+        for node in (
+            ast.walk(ast.parse(FILES[name].read_text())) if room_of(name) != "protofleet.methods" else ()
+        ):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
 def test_a_coordinator_writes_no_json_with_numbers_that_are_none():
     """Python would write Infinity and NaN, which no other program reads, and devices can say them."""
     for path in sources("coordinator"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.protocol.wire.reasons import Reason
 from tools.pages import security_limits
 
@@ -52,4 +52,4 @@ def test_every_reason_that_the_page_names_is_one():
 )
 def test_limits_that_cannot_be_are_said_with_the_value_and_what_may_be(change, words):
     with pytest.raises(ValueError, match=words):
-        Limits(**change)
+        CoordinatorLimits(**change)

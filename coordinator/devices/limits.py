@@ -33,7 +33,7 @@ Outlier = Annotated[float, Within(2, LARGEST_FACTOR, also=((0, "off"),))]
 
 
 @dataclass(frozen=True)
-class Limits:
+class CoordinatorLimits:
     """The [limits] table: what one device may claim, and how much of the disk answers may take."""
 
     examples: Examples = 1_000_000
@@ -74,7 +74,9 @@ def is_domain(name: str) -> bool:
     return 0 < len(name) <= MAX_DOMAIN and name.isprintable()
 
 
-def hello_problem(hello: Hello, plan: Plan, limits: Limits, uses: Mapping[str, str] = {}) -> Problem | None:
+def hello_problem(
+    hello: Hello, plan: Plan, limits: CoordinatorLimits, uses: Mapping[str, str] = {}
+) -> Problem | None:
     """Return why a device cannot take part, or None.
 
     `uses` holds the forms of messages that this run needs, and why it needs them.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from protofleet.coordinator.devices.limits import Limits, update_problem
+from protofleet.coordinator.devices.limits import CoordinatorLimits, update_problem
 from protofleet.coordinator.gate.reservations import Reservations
 from protofleet.coordinator.gate.shares import Offer, offers_to_drop
 from protofleet.coordinator.round.events import Stage
@@ -31,12 +31,12 @@ class Transfers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class FetchAnswer:
     """The decision to fetch an answer; its space is reserved."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseAnswer:
     problem: Problem
 
 
@@ -52,12 +52,12 @@ class NotAsked:
     """The decision about an answer to a question that is not open, or that its device has answered."""
 
 
-Decision: TypeAlias = Fetch | Refuse | Contradiction | NotAsked
+Decision: TypeAlias = FetchAnswer | RefuseAnswer | Contradiction | NotAsked
 
 
 class Gate:
     def __init__(
-        self, limits: Limits, machine: MachineReader, spool: Spool, members: Mapping[str, Member],
+        self, limits: CoordinatorLimits, machine: MachineReader, spool: Spool, members: Mapping[str, Member],
         transfers: Transfers, unwritten: Sized,
     ) -> None:  # fmt: skip
         """Set up the gate; `unwritten` holds the commands that wait for the disk.
@@ -93,11 +93,11 @@ class Gate:
         if self.is_expected(update):
             self._spool.check_claim()
             if problem := self._problem_with(update, size):
-                return Refuse(problem)
+                return RefuseAnswer(problem)
             if self._unwritten:
                 raise NoRoom("what has come before waits to be written")
             self.reserve(update.device, size)
-            return Fetch()
+            return FetchAnswer()
         if self._spool.has_other_answer(update.round, update.phase, update.device, update.base, name):
             message = "another answer to this question is in already"
             return Contradiction(Problem(Reason.EQUIVOCATION, message))

@@ -22,7 +22,7 @@ from protofleet.coordinator.observe.series import (
     DiskSpace,
     LastRound,
     Learned,
-    Progress,
+    RunProgress,
     Traffic,
 )
 from protofleet.coordinator.observe.view import RunView
@@ -210,7 +210,7 @@ class Metrics:
         r.register(MeterCollector(run.meter, self._method))
         r.register(ConnectionErrors(lambda: run.connection_errors))
         r.register(BrokerCertificate(lambda: run.broker_certificate_ends))
-        self.progress, self.attendance = Progress(r), Attendance(r)
+        self.progress, self.attendance = RunProgress(r), Attendance(r)
         self.last_round, self.traffic = LastRound(r), Traffic(r)
         self.learned, self.devices, self.disk_space = Learned(r), Devices(r), DiskSpace(r)
         r.register(DepartureCounts(run))

@@ -20,7 +20,7 @@ ROWS: Final = MOST_DEVICES + len((OTHER, ALL))
 SERIES_BY_DEVICE: Final = ROWS * (MOST_KINDS + 1) * 2  # of one metric: rows, kinds with `control`, directions
 
 
-class Progress:
+class RunProgress:
     """The progress of the run."""
 
     def __init__(self, r: CollectorRegistry) -> None:

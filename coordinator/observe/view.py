@@ -14,7 +14,7 @@ from typing import Protocol
 
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.round.events import Command, Event
@@ -64,7 +64,8 @@ class RunView:
 
     def __init__(
         self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext, participants: Participants,
-        server: ServerRunner, queue: CommandQueue, limits: Limits, isolation: Isolation, diverged: Callable[[], str],
+        server: ServerRunner, queue: CommandQueue, limits: CoordinatorLimits, isolation: Isolation,
+        diverged: Callable[[], str],
     ) -> None:  # fmt: skip
         self._plan, self._machine, self._spool, self._context = plan, machine, spool, context
         self._participants, self._server, self._queue = participants, server, queue
@@ -83,7 +84,7 @@ class RunView:
         return self._machine.rounds
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CoordinatorLimits:
         return self._limits
 
     @property
@@ -316,7 +317,7 @@ class RunView:
         return self._context.link.transport.errors.count
 
 
-class Observer(Protocol):
+class RunObserver(Protocol):
     """An observer of a run; it is called after each decision."""
 
     def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None: ...

@@ -29,7 +29,7 @@ log = logging.getLogger("protofleet.coordinator")
 SUFFIX: Final = ".log"
 
 
-class Place(NamedTuple):
+class AnswerPlace(NamedTuple):
     """The place of the bytes of an answer."""
 
     file: int
@@ -45,7 +45,7 @@ class AnswerLog:
     """
 
     def __init__(
-        self, folder: Path, disk: Disk, places: Iterable[tuple[str, bytes, Place]] = (),
+        self, folder: Path, disk: Disk, places: Iterable[tuple[str, bytes, AnswerPlace]] = (),
         memory: Memory | None = None,
     ) -> None:  # fmt: skip
         """Open the log; `memory` is for answers that are not complete."""
@@ -74,7 +74,7 @@ class AnswerLog:
         start = self._end
         while start < self._end + len(body):
             start += os.pwrite(self._handle.fileno(), memoryview(body)[start - self._end :], start)
-        self._places[device, name] = Place(self._file, self._end, len(body))
+        self._places[device, name] = AnswerPlace(self._file, self._end, len(body))
         self._sound.add((device, name))
         self._end += len(body)
         return name
@@ -104,7 +104,7 @@ class AnswerLog:
                 self._reader[1].close()
             self._reader = None
 
-    def place(self, device: str, name: bytes) -> Place | None:
+    def place(self, device: str, name: bytes) -> AnswerPlace | None:
         return self._places.get((device, name))
 
     def has(self, device: str, name: bytes) -> bool:
@@ -178,7 +178,7 @@ class AnswerLog:
     def _path(self, file: int) -> Path:
         return self.folder / f"{file:08}{SUFFIX}"
 
-    def _bytes(self, place: Place, start: int, stop: int) -> bytes:
+    def _bytes(self, place: AnswerPlace, start: int, stop: int) -> bytes:
         data = bytearray(stop - start)  # torch accepts writable bytes without a copy
         with self._reading:  # the loop reads to judge, the thread of the server half reads to sum
             if self._reader is None or self._reader[0] != place.file:

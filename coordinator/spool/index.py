@@ -73,7 +73,7 @@ class FencedError(RunMismatchError):
     """The error that another coordinator has taken over the run."""
 
 
-class Connection(sqlite3.Connection):
+class SpoolConnection(sqlite3.Connection):
     """A connection whose errors say whether the disk is full.
 
     Reads wait while another program holds the lock, because their caller is in the middle of a frame or a
@@ -300,7 +300,7 @@ class Index:
     def close(self) -> None:
         self.db.close()
 
-    def _open(self) -> Connection:
+    def _open(self) -> SpoolConnection:
         fresh = not self.path.exists() or self.path.stat().st_size == 0
         if fresh and not self._copy.exists() and not any((self.folder / "snapshots").glob("*.body")):
             return self._connect()
@@ -332,8 +332,8 @@ class Index:
         except sqlite3.DatabaseError:
             return True
 
-    def _connect(self) -> Connection:
-        db = Connection(self.path)
+    def _connect(self) -> SpoolConnection:
+        db = SpoolConnection(self.path)
         try:
             db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # page size of a new file
             self._has_log = (
@@ -417,7 +417,7 @@ class Index:
     def _copy_checked(self, fresh: Path, fault: DamagedError) -> None:
         try:
             shutil.copyfile(self._copy, fresh)
-            with contextlib.closing(Connection(fresh)) as db:
+            with contextlib.closing(SpoolConnection(fresh)) as db:
                 check_integrity(db)
         except FileNotFoundError:
             reason = f"{self.path} is damaged ({fault}), and there is no {self._copy.name}"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from protofleet.coordinator.round.events import Recovered
-from protofleet.coordinator.spool.answer_log import AnswerLog, DeviceAnswers, Place
+from protofleet.coordinator.spool.answer_log import AnswerLog, AnswerPlace, DeviceAnswers
 from protofleet.coordinator.spool.columns import SavedDevice, members_in, names_in, saved_devices
 from protofleet.coordinator.spool.index import FencedError, Index, RunMismatchError, how_to_go_on
 from protofleet.coordinator.spool.small_answers import Memory
@@ -636,10 +636,10 @@ class Spool:
         for folder in (self.folder / "updates").glob("*"):
             self.store(folder.name).keep(kept.get(folder.name, set()))
 
-    def _places(self) -> list[tuple[str, bytes, Place]]:
+    def _places(self) -> list[tuple[str, bytes, AnswerPlace]]:
         """Return the places of answers in the log, from the index."""
         rows = self._db.execute("SELECT device, object, file, start, size FROM places").fetchall()
-        return [(device, name, Place(file, start, size)) for device, name, file, start, size in rows]
+        return [(device, name, AnswerPlace(file, start, size)) for device, name, file, start, size in rows]
 
 
 def checkpoints_to_keep(rows: Sequence[Checkpoint]) -> list[Checkpoint]:

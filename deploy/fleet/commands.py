@@ -22,14 +22,14 @@ from protofleet.deploy.fleet.control_plane import ControlPlane
 from protofleet.deploy.fleet.deploy_log import DeployLog
 from protofleet.deploy.fleet.device.facts import Facts, read_facts
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE
-from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.deploy.fleet.execute import gather_facts, require_success, upload
-from protofleet.deploy.fleet.plan import Refuse, describe
+from protofleet.deploy.fleet.plan import RefuseHost, describe
 from protofleet.deploy.fleet.rollout import Rollout, connections, roll_back_by_hand, workload_of
 from protofleet.deploy.fleet.settings import Fleet, Host, read_fleet
 from protofleet.deploy.fleet.setup.known_hosts import believe
 from protofleet.deploy.fleet.software import Releases
-from protofleet.deploy.fleet.ssh import Result, Ssh, run_program
+from protofleet.deploy.fleet.ssh import CommandResult, Ssh, run_program
 from protofleet.deploy.fleet.status import ROW_FORMAT, status_cells, status_object, status_title
 from protofleet.deploy.fleet.targets import write_targets
 from protofleet.federation.enrol import lifecycle
@@ -156,7 +156,7 @@ def plan(d: Deployment, o: Options) -> int:
             found[name] = {"steps": [], "problem": str(planned)}
             continue
         steps = [describe(step) for step in planned]
-        refused = bool(planned) and isinstance(planned[0], Refuse)
+        refused = bool(planned) and isinstance(planned[0], RefuseHost)
         for step in steps or ["nothing to do"]:
             listing.line(f"{name:16} {step}", wrong=refused)
         found[name] = {"steps": [], "problem": steps[0]} if refused else {"steps": steps, "problem": ""}
@@ -262,7 +262,7 @@ def _facts(d: Deployment, ssh: Ssh, *how: str) -> Facts:
     return gather_facts(ssh, d.rollout.control.place(ssh.name), *how)
 
 
-def _run_step(d: Deployment, ssh: Ssh, *words: str, seconds: float = 60.0) -> Result:
+def _run_step(d: Deployment, ssh: Ssh, *words: str, seconds: float = 60.0) -> CommandResult:
     return ssh.run(d.rollout.control.place(ssh.name).steps, *words, seconds=seconds)
 
 
@@ -286,7 +286,7 @@ def check_this_machine(o: Options) -> int:
         words = "which is not of the form HOST:PORT, as broker.example:8883, with a port from 1 to 65535"
         raise SettingsError(f"--broker is {o.broker!r}, {words}")
     command = ["sh", "-s", "--", "deep", sys.executable, host, port]
-    done = run_program(command, Place().facts, LOCAL_SECONDS)
+    done = run_program(command, HostRole().facts, LOCAL_SECONDS)
     workload = Workload("container" if o.containers else "venv", needs_gpu=o.gpu)
     facts, listing = read_facts(done.out), Listing.of(o)
     checks = run_checks(facts, workload, facts.now)

@@ -19,7 +19,7 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.fleet.device import shipped_template
 from protofleet.deploy.fleet.device.facts import Facts
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES, Role
-from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.deploy.fleet.device.shipped_plugins import at_the_host
 from protofleet.deploy.fleet.device.unit import mark_of, service_unit, sha256_of, unit_of
 from protofleet.deploy.fleet.manifest import MANIFEST, files_of, issue_manifest
@@ -130,7 +130,7 @@ class ControlPlane:
     def role(self, name: str) -> Role:
         return ROLES[self.fleet.hosts[name].role]
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> HostRole:
         role, endpoint, models = self.role(name), "", ""
         if role.name == COORDINATOR:
             endpoint = self.coordinator_settings().endpoint().url("/health")
@@ -138,7 +138,7 @@ class ControlPlane:
             endpoint = str(broker_port(self.fleet))
         elif (settings := self.settings(name)).models is not None and settings.models.serves:
             models = str(settings.models.folder_in(Path(settings.folder)))
-        return Place(role, self.fleet.software_of(name).python, endpoint, models)
+        return HostRole(role, self.fleet.software_of(name).python, endpoint, models)
 
     def release(self, name: str) -> Release:
         return self._releases.of(name)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.deploy.fleet.execute import Executor, read_state, require_success
 from protofleet.deploy.fleet.ssh import Ssh
 from protofleet.protocol.settings.reader import SettingsError
@@ -17,7 +17,7 @@ COPY: Final = "runs.tar"
 PACK_SECONDS: Final = 1800.0
 
 
-def take(ssh: Ssh, place: Place, folder: Path) -> str:
+def take(ssh: Ssh, place: HostRole, folder: Path) -> str:
     """Copy the coordinator's runs to a folder of this machine; the coordinator is stopped during the copy.
 
     A copy of a run that is being written would not be consistent.

@@ -25,27 +25,27 @@ from protofleet.deploy.fleet.device.facts import (
 )
 from protofleet.deploy.fleet.device.fields import Fields, read_object
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE
-from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.deploy.fleet.device.unit import sha256_of
 from protofleet.deploy.fleet.manifest import MANIFEST
 from protofleet.deploy.fleet.plan import (
     Admit,
-    Build,
+    BuildRelease,
     Configure,
     Drain,
     Enrol,
     Health,
     Prepare,
-    Record,
-    Refuse,
+    RecordGood,
+    RefuseHost,
     Ship,
     Soak,
-    Start,
+    StartRelease,
     Step,
     Switch,
     Targets,
 )
-from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError, shown
+from protofleet.deploy.fleet.ssh import CommandResult, Ssh, UnreachableError, shown
 from protofleet.deploy.fleet.targets import TARGETS_FILE
 from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.settings.reader import SettingsError
@@ -94,7 +94,7 @@ class ServiceState:
         return self.answers == "ok" or (self.service.active, self.service.sub) == ("active", "exited")
 
 
-def gather_facts(ssh: Ssh, place: Place, *how: str) -> Facts:
+def gather_facts(ssh: Ssh, place: HostRole, *how: str) -> Facts:
     result = ssh.run(place.facts, *(how or ("quick",)), seconds=240.0 if how else 60.0)
     try:
         return read_facts(result.out)
@@ -120,7 +120,7 @@ class Executor:
         """Execute a step; raise StepError if it fails, or UnreachableError if the host cannot be reached."""
         desired = self.target.desired
         match step:
-            case Refuse(reasons):
+            case RefuseHost(reasons):
                 raise StepError(f"{desired.name} cannot be deployed: {'; '.join(reasons)}")
             case Prepare():
                 self.run_step("prepare")
@@ -129,7 +129,7 @@ class Executor:
             case Ship(release):
                 shipped = self.control.release_folder(desired.name)
                 require_success(self.ssh.send(shipped, f"{self.place.role.top}/wheels/{release}"))
-            case Build(release):
+            case BuildRelease(release):
                 built = self.control.release(desired.name)
                 step_name = "load" if built.container else "build"
                 self.run_step(step_name, release, *built.install_arguments, seconds=BUILD_SECONDS)
@@ -152,13 +152,13 @@ class Executor:
                     self.report(result.last_line)
             case Switch(release):
                 self.run_step("switch", release, desired.name, seconds=SWITCH_SECONDS)
-            case Start():
+            case StartRelease():
                 self.run_step("start")
             case Health(seconds):
                 self._wait_until_healthy(seconds)
             case Soak(rounds, seconds):
                 self._soak(rounds, seconds)
-            case Record(release, settings):
+            case RecordGood(release, settings):
                 self.record(release, settings, desired.unit)
 
     def configure(self, text: str, unit: str, version: int) -> None:
@@ -197,7 +197,7 @@ class Executor:
         self.run_step("record", json.dumps(known))
         self.run_step("allow", f"{release}-{settings}")
 
-    def run_step(self, step: str, *arguments: str, seconds: float = 120.0) -> Result:
+    def run_step(self, step: str, *arguments: str, seconds: float = 120.0) -> CommandResult:
         return require_success(self.ssh.run(self.place.steps, step, *arguments, seconds=seconds))
 
     def service_state(self) -> ServiceState:
@@ -328,7 +328,7 @@ class Executor:
             time.sleep(POLL_SECONDS)
 
 
-def read_state(name: str, result: Result) -> ServiceState:
+def read_state(name: str, result: CommandResult) -> ServiceState:
     """Read the output of the step `state`."""
     said = Fields(result.out)
     try:
@@ -340,7 +340,7 @@ def read_state(name: str, result: Result) -> ServiceState:
     return ServiceState(service, own, answers, status.over if status else "")
 
 
-def upload(ssh: Ssh, place: Place, files: Mapping[str, str | bytes], private: bool = False) -> None:
+def upload(ssh: Ssh, place: HostRole, files: Mapping[str, str | bytes], private: bool = False) -> None:
     """Upload small files, which a step of `remote.sh` then uses.
 
     If `private` is true, only root may read the files on the host.
@@ -355,7 +355,7 @@ def upload(ssh: Ssh, place: Place, files: Mapping[str, str | bytes], private: bo
         shutil.rmtree(folder)
 
 
-def require_success(result: Result) -> Result:
+def require_success(result: CommandResult) -> CommandResult:
     if result.code:
         raise StepError(result.last_line)
     return result

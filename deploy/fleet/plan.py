@@ -48,7 +48,7 @@ class Desired:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseHost:
     """The reasons why a host cannot be deployed."""
 
     reasons: tuple[str, ...]
@@ -66,7 +66,7 @@ class Ship:
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class BuildRelease:
     """The step that builds an environment from the shipped files.
 
     The environment is complete when it has imported all modules and multiplied a matrix.
@@ -112,7 +112,7 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartRelease:
     """The step that replaces the running process by a new one."""
 
 
@@ -130,7 +130,7 @@ class Soak:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordGood:
     """The step that records this state as known good: a later change that fails is rolled back to it."""
 
     release: str
@@ -138,20 +138,20 @@ class Record:
 
 
 Step: TypeAlias = (
-    Refuse
+    RefuseHost
     | Prepare
     | Ship
-    | Build
+    | BuildRelease
     | Enrol
     | Admit
     | Targets
     | Configure
     | Drain
     | Switch
-    | Start
+    | StartRelease
     | Health
     | Soak
-    | Record
+    | RecordGood
 )
 
 
@@ -169,9 +169,9 @@ def plan(
     """Return the steps from the host's facts to its desired state."""
     installed = facts.installed
     if reasons := [f"{check.name}: {check.reason}; {check.fix}" for check in failures(checks)]:
-        return [Refuse(tuple(reasons))]
+        return [RefuseHost(tuple(reasons))]
     if desired.blocked_key in installed.blocked and not force:
-        return [Refuse((_blocked_reason(desired, installed.rolled_back),))]
+        return [RefuseHost((_blocked_reason(desired, installed.rolled_back),))]
     return list(_steps(facts, desired, present))
 
 
@@ -190,7 +190,7 @@ def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterat
         yield Prepare()
     if desired.role.runs_our_release and desired.release not in installed.complete:
         yield Ship(desired.release, desired.release_description)
-        yield Build(desired.release)
+        yield BuildRelease(desired.release)
     if reason := enrolment_reason(facts, desired):
         yield Enrol(reason)
     yield from _known_to_a_coordinator(facts, desired)
@@ -206,14 +206,14 @@ def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterat
     if restart:
         if service.active == "active" and desired.role == DEVICE:
             yield Drain(care.drain_seconds)
-        yield Start()
+        yield StartRelease()
     if restart or not is_known_good(installed.good, desired) or not is_healthy(facts):
         yield Health(care.health_seconds)
         if not is_known_good(installed.good, desired):
             # The broker and the coordinator serve rounds only if there are devices.
             if desired.role == DEVICE:
                 yield Soak(care.soak_rounds, care.soak_seconds)
-            yield Record(desired.release, desired.settings)
+            yield RecordGood(desired.release, desired.settings)
 
 
 def _known_to_a_coordinator(facts: Facts, desired: Desired) -> Iterator[Step]:
@@ -290,13 +290,13 @@ def enrolment_reason(facts: Facts, desired: Desired) -> str:
 
 def describe(step: Step) -> str:
     match step:
-        case Refuse(reasons):
+        case RefuseHost(reasons):
             return "cannot be deployed: " + "; ".join(reasons)
         case Prepare():
             return "prepare: users and folders of its own, and the roots of the federation"
         case Ship(release, description):
             return f"ship: release {release}, {description}"
-        case Build(release):
+        case BuildRelease(release):
             return f"build: release {release}"
         case Enrol(reason):
             return f"enrol: {reason}"
@@ -310,15 +310,16 @@ def describe(step: Step) -> str:
             return f"drain: at most {seconds:g} s for the work in progress"
         case Switch(release):
             return f"switch: to release {release}"
-        case Start():
+        case StartRelease():
             return "start"
         case Health(seconds):
             return f"health: at most {seconds:g} s for it to answer"
         case Soak(rounds, seconds):
             return f"soak: {rounds} round{'s' * (rounds != 1)}, at most {seconds:g} s"
-        case Record():
+        case RecordGood():
             return "record: this is good"
 
 
 def name_of(step: Step) -> str:
-    return type(step).__name__.lower()
+    """Return the name of a step in errors and in the log of deployments: the first word of its description."""
+    return describe(step).partition(":")[0]

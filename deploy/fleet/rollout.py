@@ -29,9 +29,9 @@ from protofleet.deploy.fleet.plan import (
     Drain,
     Enrol,
     Health,
-    Record,
-    Refuse,
-    Start,
+    RecordGood,
+    RefuseHost,
+    StartRelease,
     Step,
     Switch,
     describe,
@@ -53,7 +53,7 @@ Report = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HostOutcome:
     name: str
     changed: int = 0  # number of steps that were executed
     problem: str = ""
@@ -133,12 +133,12 @@ class Rollout:
         facts = self._looked.pop(ssh.name, None) or gather_facts(ssh, self.control.place(ssh.name))
         target = self.control.target(ssh.name, facts)
         if reason := self.control.older_root({ssh.name: facts}) or self.control.refusal(ssh.name):
-            return facts, target, [Refuse((reason,))]
+            return facts, target, [RefuseHost((reason,))]
         checks = run_checks(facts, workload_of(self.fleet, self.control, ssh.name), time.time())
         present = self.control.installed_settings(ssh.name, facts.installed.settings)
         return facts, target, plan(facts, target.desired, checks, present, self.force)
 
-    def run(self, hosts: dict[str, Ssh]) -> list[Outcome]:
+    def run(self, hosts: dict[str, Ssh]) -> list[HostOutcome]:
         """Deploy the hosts that need a change, until a change has failed; return the outcomes.
 
         The hosts that need no change are left alone. The devices that need one are changed in waves.
@@ -187,7 +187,7 @@ class Rollout:
             for name in wave:
                 self.log.append(name, "accuracy", "stopped", reason=message)
 
-    def check(self, ssh: Ssh) -> Outcome | None:
+    def check(self, ssh: Ssh) -> HostOutcome | None:
         """Return the outcome of a host that has no step to execute; None for the other hosts.
 
         Such a host needs no change, or it cannot be planned or deployed.
@@ -196,17 +196,17 @@ class Rollout:
             _, _, steps = self.plan(ssh)
         except (RunError, SettingsError, StatementError) as error:
             self.log.append(ssh.name, "deploy", "failed", reason=str(error))
-            return Outcome(ssh.name, problem=str(error))
+            return HostOutcome(ssh.name, problem=str(error))
         match steps:
             case []:
                 self.report(ssh.name, "nothing to do")
-                return Outcome(ssh.name)
-            case [Refuse() as refused]:
+                return HostOutcome(ssh.name)
+            case [RefuseHost() as refused]:
                 self.log.append(ssh.name, "deploy", "refused", reason=describe(refused))
-                return Outcome(ssh.name, problem=describe(refused))
+                return HostOutcome(ssh.name, problem=describe(refused))
         return None
 
-    def deploy(self, ssh: Ssh, before_start: Callable[[Executor], None] | None = None) -> Outcome:
+    def deploy(self, ssh: Ssh, before_start: Callable[[Executor], None] | None = None) -> HostOutcome:
         """Plan a host and execute its steps; return the outcome.
 
         `before_start` is called while the service is stopped, just before it is started. If it is given, the
@@ -219,7 +219,7 @@ class Rollout:
             if before_start is not None:
                 steps = _with_a_start(steps, target.desired.care)
             for step in steps:
-                if isinstance(step, Start) and before_start is not None:
+                if isinstance(step, StartRelease) and before_start is not None:
                     executor.run_step(
                         "stop", f"{ROLLBACK_DRAIN_SECONDS:.0f}", seconds=ROLLBACK_DRAIN_SECONDS + 120
                     )
@@ -232,10 +232,10 @@ class Rollout:
                         self._tell_brokers()
         except (RunError, SettingsError, StatementError) as error:
             self.log.append(ssh.name, "deploy", "failed", reason=str(error))
-            return Outcome(ssh.name, done, str(error))
-        return Outcome(ssh.name, done)
+            return HostOutcome(ssh.name, done, str(error))
+        return HostOutcome(ssh.name, done)
 
-    def tell_lists(self) -> list[Outcome]:
+    def tell_lists(self) -> list[HostOutcome]:
         """Send the broker and the coordinator the lists of who takes part; change nothing else there."""
         return [self._tell_list(ssh) for ssh in self._infrastructure.values()]
 
@@ -251,18 +251,18 @@ class Rollout:
                 if outcome.problem:
                     self.report(name, f"it does not know yet who is back: {outcome.problem}; deploy it again")
 
-    def _tell_list(self, ssh: Ssh) -> Outcome:
+    def _tell_list(self, ssh: Ssh) -> HostOutcome:
         try:
             facts, target, steps = self.plan(ssh)
             executor = Executor(ssh, self.control, target, lambda message: self.report(ssh.name, message))
             for step in steps if facts.installed.tls else []:
-                if isinstance(step, Refuse):
-                    return Outcome(ssh.name, problem=describe(step))
+                if isinstance(step, RefuseHost):
+                    return HostOutcome(ssh.name, problem=describe(step))
                 if isinstance(step, (Enrol, Admit)):
                     self._execute(executor, step, facts, steps)
         except (RunError, SettingsError, StatementError) as error:
-            return Outcome(ssh.name, problem=str(error))
-        return Outcome(ssh.name)
+            return HostOutcome(ssh.name, problem=str(error))
+        return HostOutcome(ssh.name)
 
     def tell_coordinator(self) -> None:
         """Send the coordinator all records, after a device was enrolled.
@@ -292,9 +292,9 @@ class Rollout:
         except RunError as error:
             self._log_step(name, step, str(error), started_at, desired.release, desired.settings)
             switched = steps.index(step) >= min(
-                (steps.index(s) for s in steps if isinstance(s, (Switch, Start))), default=len(steps)
+                (steps.index(s) for s in steps if isinstance(s, (Switch, StartRelease))), default=len(steps)
             )
-            if switched and not isinstance(step, (Refuse, Record)):
+            if switched and not isinstance(step, (RefuseHost, RecordGood)):
                 raise RunError(f"{name_of(step)}: {error}; {self._roll_back(executor)}") from None
             raise RunError(f"{name_of(step)}: {error}") from None
         self._log_step(name, step, "done", started_at, desired.release, desired.settings)
@@ -344,16 +344,20 @@ class Rollout:
         for step in (
             Switch(good.release),
             Drain(ROLLBACK_DRAIN_SECONDS),
-            Start(),
+            StartRelease(),
             Health(care.health_seconds),
         ):
             executor.execute(step, facts)
 
 
 def _with_a_start(steps: list[Step], care: RolloutSettings) -> list[Step]:
-    if any(isinstance(step, (Start, Refuse)) for step in steps):
+    if any(isinstance(step, (StartRelease, RefuseHost)) for step in steps):
         return steps
-    return [*(step for step in steps if not isinstance(step, Health)), Start(), Health(care.health_seconds)]
+    return [
+        *(step for step in steps if not isinstance(step, Health)),
+        StartRelease(),
+        Health(care.health_seconds),
+    ]
 
 
 def roll_back_by_hand(rollout: Rollout, ssh: Ssh) -> str:

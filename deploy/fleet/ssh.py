@@ -44,7 +44,7 @@ class UnreachableError(RunError):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CommandResult:
     """The result of a command. `out` and `err` are unchanged; use `shown` before you print a part of them."""
 
     code: int
@@ -67,17 +67,19 @@ def shown(text: str) -> str:
 
 
 # the arguments: a command line, its stdin, and the time limit in seconds
-Run: TypeAlias = Callable[[Sequence[str], str, float], Result]
+Run: TypeAlias = Callable[[Sequence[str], str, float], CommandResult]
 
 
-def run_program(command: Sequence[str], stdin: str, seconds: float) -> Result:
+def run_program(command: Sequence[str], stdin: str, seconds: float) -> CommandResult:
     try:
         done = subprocess.run(
             command, input=stdin.encode(), capture_output=True, timeout=seconds, check=False
         )  # Text mode would turn every "\r" into a line break.
     except FileNotFoundError:
         raise RunError(f"there is no {command[0]} on this machine; install it") from None
-    return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+    return CommandResult(
+        done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    )
 
 
 class Ssh:
@@ -89,13 +91,15 @@ class Ssh:
         self._config.write_text(configuration(host, fleet, folder))
         self._ssh = ["ssh", "-F", str(self._config)]
 
-    def run(self, script: str, *arguments: str, seconds: float = 60.0) -> Result:
+    def run(self, script: str, *arguments: str, seconds: float = 60.0) -> CommandResult:
         """Run one of our scripts in root's shell on the host; `arguments` are quoted for that shell."""
         remote = f"exec {AS_ROOT} sh -s -- {shlex.join(arguments)}"
         what = f"the step {arguments[0]!r}" if arguments else "a script"
         return self._call([*self._ssh, self._host.address, remote], script, seconds, what)
 
-    def send(self, source: Path, target: str, seconds: float = 3600.0, private: bool = False) -> Result:
+    def send(
+        self, source: Path, target: str, seconds: float = 3600.0, private: bool = False
+    ) -> CommandResult:
         """Mirror a folder to the host; each file arrives whole or not at all.
 
         An interrupted transfer is resumed. Files are compared by content, because two settings that were
@@ -111,7 +115,7 @@ class Ssh:
             f"rsync to {target}",
         )
 
-    def fetch(self, source: str, target: Path, seconds: float = 3600.0) -> Result:
+    def fetch(self, source: str, target: Path, seconds: float = 3600.0) -> CommandResult:
         """Copy a folder of the host into one of ours; an interrupted transfer is resumed."""
         command = ["rsync", "-rt", "--chmod=D0700,F0600", "--partial-dir=.rsync-partial",
                    "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
@@ -122,14 +126,14 @@ class Ssh:
         with contextlib.suppress(RunError, subprocess.TimeoutExpired):
             self._run([*self._ssh, "-O", "exit", self._host.address], "", CLOSE_SECONDS)
 
-    def _call(self, command: Sequence[str], stdin: str, seconds: float, what: str) -> Result:
+    def _call(self, command: Sequence[str], stdin: str, seconds: float, what: str) -> CommandResult:
         where = f"{self.name} ({self._host.address})"
         try:
             done = self._run(command, stdin, seconds)
         except subprocess.TimeoutExpired:
             problem = f"{where}: {what} was not finished after {seconds:.0f} s"
             raise UnreachableError(f"{problem}; is it still reachable? `{self._by_hand}` tells") from None
-        result = Result(
+        result = CommandResult(
             done.code,
             done.out,
             done.err,
@@ -147,7 +151,7 @@ class Ssh:
         port, key = (["-p", str(host.port)] if host.port else []), (["-i", host.key] if host.key else [])
         return shlex.join(["ssh", *port, *key, f"{host.user}@{host.address}" if host.user else host.address])
 
-    def _explain(self, result: Result) -> str:
+    def _explain(self, result: CommandResult) -> str:
         # ssh goes on without a missing key file, and the host then refuses the login.
         if self._host.key and not Path(self._host.key).exists():
             return f"there is no file {self._host.key}, which hosts.{self.name}.key names; correct it there"

@@ -19,10 +19,10 @@ from protofleet.edge_client.data.sources import (
     tiny_imagenet,
     usps,
 )
-from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.sources.source import DataSource
 from protofleet.protocol.settings.suggest import there_are
 
-SOURCES: Final[Mapping[str, Source]] = {
+SOURCES: Final[Mapping[str, DataSource]] = {
     "digits": digits.SOURCE,
     "fashion": fashion.SOURCE,
     "mnist": mnist.SOURCE,
@@ -48,7 +48,7 @@ def names() -> list[str]:
     return list(SOURCES)
 
 
-def find(name: str) -> Source:
+def find(name: str) -> DataSource:
     if name not in SOURCES:
         raise ValueError(f"source is {name!r}; {there_are(name, SOURCES)}")
     return SOURCES[name]

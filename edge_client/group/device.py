@@ -35,9 +35,9 @@ from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.envelope import seals
 from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.security.keys import Identity
-from protofleet.protocol.transport.inbox import BoundedInbox
 from protofleet.protocol.transport.mqtt import Mqtt
-from protofleet.protocol.transport.network import Network
+from protofleet.protocol.transport.network import NetworkThreads
+from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
 from protofleet.runtime.event_loop import ThreadWorker, WorkThread
@@ -53,7 +53,7 @@ class Process:
 
     def __init__(self, name: str, devices: int = 1) -> None:
         self.devices = devices
-        self.heartbeats, self.network, self.deadline = Heartbeats(), Network(name), Deadline()
+        self.heartbeats, self.network, self.deadline = Heartbeats(), NetworkThreads(name), Deadline()
         self.admission, self.energy = lru_cache(admission_to), lru_cache(meter_of_board)
         self.work = WorkThread(self.heartbeats)
         on_progress(self._progress)
@@ -72,7 +72,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Device:
-    """A device that is connecting; nothing has been taken out of its inbox."""
+    """A device that is connecting; nothing has been taken out of its receive queue."""
 
     settings: DeviceSettings
     agent: Agent
@@ -105,7 +105,7 @@ class Assembly:
     software: str
     shards: Shards
 
-    def device(self, settings: DeviceSettings, version: int, inbox: BoundedInbox) -> Device:
+    def device(self, settings: DeviceSettings, version: int, receive_queue: ReceiveQueue) -> Device:
         """Assemble a device and connect it; `version` is the version of the settings."""
         keep_to_ourselves(Path(settings.folder))
         keys, keyring = credentials.of_device(
@@ -117,17 +117,19 @@ class Assembly:
         self._note_data(growing.for_hellos if growing else trainer.data, state)
         me = Identity(settings.name, state.boot(int(time.time()), keys.holder), keys)
         topics = Topics(settings.federation)
-        transport = self._transport(settings, inbox, topics)
+        transport = self._transport(settings, receive_queue, topics)
         sealed, clock = seals(settings.security), Clock(since=keys.not_before)
         link = DeviceLink(me, keyring, topics, transport, state.store, sealed, clock)
         link.block_qos, link.most_block = BlockQos(settings.broker.block_qos), settings.broker.block_bytes
-        inbox.dropped = link.count_overflow
+        receive_queue.dropped = link.count_overflow
         transport.connect(link.will(topics.device_state(settings.name)))
         data = DeviceData(
             growing or trainer.data, growing.start if growing else trainer.start, growing,
             lambda splits: self._note_data(splits, state),
         )  # fmt: skip
-        agent = Agent(*agent_parts(data, link, state, self._worker(settings, inbox), self._options(settings)))
+        agent = Agent(
+            *agent_parts(data, link, state, self._worker(settings, receive_queue), self._options(settings))
+        )
         status = StatusFile(Path(settings.status), self.software, version) if settings.status else None
         supervisor = Supervisor(agent, settings, trainer.limit, Sensors(Path(settings.board.root)))
         models = self._serving(settings, state, agent)
@@ -177,18 +179,18 @@ class Assembly:
             alone=self.process.devices == 1,
         )
 
-    def _transport(self, settings: DeviceSettings, inbox: BoundedInbox, topics: Topics) -> Mqtt:
+    def _transport(self, settings: DeviceSettings, receive_queue: ReceiveQueue, topics: Topics) -> Mqtt:
         return Mqtt(
             f"{settings.federation}.{settings.name}",
             settings.broker,
-            inbox,
+            receive_queue,
             subscriptions=topics.device_subscriptions(settings.name),
             session_seconds=settings.session_seconds,
             clean_start=False,
             network=self.process.network,
         )
 
-    def _worker(self, settings: DeviceSettings, inbox: BoundedInbox) -> ThreadWorker:
+    def _worker(self, settings: DeviceSettings, receive_queue: ReceiveQueue) -> ThreadWorker:
         if settings.trainer == "child":  # the child has its own time limit, and its steps are not seen here
-            return ThreadWorker(inbox, begin=one_thread_here(settings.threads))
-        return ThreadWorker(inbox, thread=self.process.work)
+            return ThreadWorker(receive_queue, begin=one_thread_here(settings.threads))
+        return ThreadWorker(receive_queue, thread=self.process.work)

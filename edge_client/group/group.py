@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from protofleet.edge_client.group.device import Device
 from protofleet.protocol.transport.base import Done, Item
-from protofleet.protocol.transport.inbox import BoundedInbox
 from protofleet.protocol.transport.mqtt import close_all
+from protofleet.protocol.transport.receive_queue import ReceiveQueue
 from protofleet.protocol.transport.timers import Timers
 from protofleet.runtime.logs import lines_about
 from protofleet.runtime.restart_backoff import RestartBackoff
@@ -24,13 +24,13 @@ CHECK_SECONDS = 10.0
 log = logging.getLogger("protofleet.device")
 
 
-class MemberInbox(BoundedInbox):
-    """The inbox of one device, with its own limits.
+class MemberQueue(ReceiveQueue):
+    """The receive queue of one device, with its own limits.
 
     It tells the loop that waits for all devices that it contains an item.
     """
 
-    def __init__(self, ready: queue.SimpleQueue[MemberInbox]) -> None:
+    def __init__(self, ready: queue.SimpleQueue[MemberQueue]) -> None:
         super().__init__()
         self._ready = ready
 
@@ -39,11 +39,11 @@ class MemberInbox(BoundedInbox):
         self._ready.put(self)
 
 
-Start: TypeAlias = Callable[[str], tuple[MemberInbox, Device]]  # assembles a device by its name
+Start: TypeAlias = Callable[[str], tuple[MemberQueue, Device]]  # assembles a device by its name
 
 
 class DeviceGroup:
-    """The devices of a process, as an `EventLoopApp` whose item is an inbox that has got an item.
+    """The devices of a process, as an `EventLoopApp` whose item is a receive queue that has got an item.
 
     If an error ends a device, the group assembles it again, after a longer pause each time, in the same way
     as a process of its own would be restarted. If restarts are limited, there is one run only: a device that
@@ -63,8 +63,8 @@ class DeviceGroup:
         """
         self._start, self._most_restarts, self._report, self._clock = start, most_restarts, report, clock
         self.ended = dict[str, str]()
-        self._running, self._left = dict[MemberInbox, Device](), list[Device]()
-        self._timers, self._check_at = Timers[MemberInbox](), clock()
+        self._running, self._left = dict[MemberQueue, Device](), list[Device]()
+        self._timers, self._check_at = Timers[MemberQueue](), clock()
         self._started_at = dict[str, float]()
         self._restarts, self._backoffs = Timers[str](), {name: RestartBackoff() for name in names}
         self._waiting, self._stopping = set[str](), False
@@ -91,30 +91,30 @@ class DeviceGroup:
         return list(self._running.values())
 
     def put(self, item: Item) -> None:
-        """Put an item into the inboxes of all devices, and start no device again.
+        """Put an item into the receive queues of all devices, and start no device again.
 
         A signal handler may call this.
         """
         self._stopping = True
-        for inbox in list(self._running):
-            inbox.put(item)
+        for member in list(self._running):
+            member.put(item)
 
     def drain(self) -> None:
         """Drain all devices, and start no device again."""
         self._stopping = True
-        for inbox, device in list(self._running.items()):
-            inbox.put(Done(device.agent.drain))
+        for member, device in list(self._running.items()):
+            member.put(Done(device.agent.drain))
 
-    def take(self, inbox: MemberInbox, now: float) -> None:
+    def take(self, member: MemberQueue, now: float) -> None:
         try:
-            item = inbox.get_nowait()
-        except queue.Empty:  # the full inbox has dropped the item
+            item = member.get_nowait()
+        except queue.Empty:  # the full receive queue has dropped the item
             return
-        self._let(inbox, lambda device: device.agent.take(item, now))
+        self._let(member, lambda device: device.agent.take(item, now))
 
     def wake(self, now: float) -> None:
-        for inbox in self._timers.take_due(now):
-            self._let(inbox, partial(_wake_device, now))
+        for member in self._timers.take_due(now):
+            self._let(member, partial(_wake_device, now))
         if due := self._restarts.take_due(now):
             self.close()  # a device that ended in order may still have a connection of the same name
         for name in due:
@@ -136,15 +136,15 @@ class DeviceGroup:
         self._started_at[name] = self._clock()
         with lines_about(name):
             try:
-                inbox, device = self._start(name)
+                member, device = self._start(name)
             except Exception as error:
                 log.exception("cannot start; the other devices of this process go on")
                 self._failed(name, words_of(error))
                 return
         self.ended.pop(name, None)
-        self._running[inbox] = device
+        self._running[member] = device
         device.agent.session.give_up_after(device.settings.patience_seconds, self._clock())
-        self._set_timer(inbox)
+        self._set_timer(member)
 
     def _failed(self, name: str, problem: str, cannot_follow: bool = False) -> None:
         """Start the device again, but not at once and not without limit."""
@@ -160,35 +160,35 @@ class DeviceGroup:
 
     def _check(self, now: float) -> None:
         self._check_at = now + CHECK_SECONDS
-        for inbox in list(self._running):
-            self._let(inbox, _check_device)
+        for member in list(self._running):
+            self._let(member, _check_device)
         self.close()
         self._report(self)
 
-    def _let(self, inbox: MemberInbox, act: Callable[[Device], None]) -> None:
-        if (device := self._running.get(inbox)) is None:
+    def _let(self, member: MemberQueue, act: Callable[[Device], None]) -> None:
+        if (device := self._running.get(member)) is None:
             return
         with lines_about(device.settings.name):
             try:
                 act(device)
             except Exception as error:
                 log.exception("ended by an error; the other devices of this process go on")
-                self._end(inbox, words_of(error))
+                self._end(member, words_of(error))
                 device.transport.kill()
                 return
             if device.agent.finished:
                 self._run_is_over = self._run_is_over or not device.agent.view.problem
-                self._end(inbox, device.agent.view.problem)
+                self._end(member, device.agent.view.problem)
                 self._left.append(device)
                 return
-        self._set_timer(inbox)
+        self._set_timer(member)
 
-    def _set_timer(self, inbox: MemberInbox) -> None:
-        self._timers.set(inbox, self._running[inbox].agent.wake_at)
+    def _set_timer(self, member: MemberQueue) -> None:
+        self._timers.set(member, self._running[member].agent.wake_at)
 
-    def _end(self, inbox: MemberInbox, problem: str) -> None:
-        device = self._running.pop(inbox)
-        self._timers.forget(inbox)
+    def _end(self, member: MemberQueue, problem: str) -> None:
+        device = self._running.pop(member)
+        self._timers.forget(member)
         device.pages.close()
         if device.status is not None:
             device.status.write(device.agent.view, problem)

@@ -16,7 +16,7 @@ from typing import Final
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.shard import LOADED_BEFORE_FORK, Shards
 from protofleet.edge_client.group.device import Assembly, Device, Process
-from protofleet.edge_client.group.group import DeviceGroup, MemberInbox
+from protofleet.edge_client.group.group import DeviceGroup, MemberQueue
 from protofleet.edge_client.host.loaded_settings import LoadedSettings
 from protofleet.edge_client.host.systemd import NotifySocket
 from protofleet.edge_client.main import serve_metrics
@@ -47,7 +47,7 @@ def run_devices(
     check_settings([one.settings for one in given])
     raise_open_files(len(given))
     keep_blocks_at_work()
-    ready: queue.SimpleQueue[MemberInbox] = queue.SimpleQueue()
+    ready: queue.SimpleQueue[MemberQueue] = queue.SimpleQueue()
     process, systemd = Process("devices", len(given)), NotifySocket()
     starts = Starts(given, process, software, ready, shards)
 
@@ -101,20 +101,20 @@ class Starts:
 
     def __init__(
         self, given: Sequence[LoadedSettings], process: Process, software: str,
-        ready: queue.SimpleQueue[MemberInbox], shards: Shards | None,
+        ready: queue.SimpleQueue[MemberQueue], shards: Shards | None,
     ) -> None:  # fmt: skip
         self._given = {one.settings.name: one for one in given}
         self._process, self._software, self._ready = process, software, ready
         self._given_shards = shards
         self.forget_data()
 
-    def __call__(self, name: str) -> tuple[MemberInbox, Device]:
-        one, inbox = self._given[name], MemberInbox(self._ready)
+    def __call__(self, name: str) -> tuple[MemberQueue, Device]:
+        one, receive_queue = self._given[name], MemberQueue(self._ready)
         assembly = Assembly(self._process, self._software, self._shards)
-        device = assembly.device(one.settings, one.version, inbox)
+        device = assembly.device(one.settings, one.version, receive_queue)
         if device.settings.metrics_port:
             self._serve_metrics(device)
-        return inbox, device
+        return receive_queue, device
 
     def forget_data(self) -> None:
         """Forget the loaded data, except those that the parent loaded before the fork.

@@ -15,7 +15,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class CgroupVersion:
     """The names of the files of one version of cgroups."""
 
     folder: str
@@ -24,10 +24,10 @@ class Version:
     reclaimable: str  # name of a line of memory.stat
 
 
-V1: Final = Version(
+V1: Final = CgroupVersion(
     "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 )
-V2: Final = Version("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+V2: Final = CgroupVersion("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 
 
 def available_within_limits(root: Path) -> Iterator[int]:
@@ -42,7 +42,7 @@ def available_within_limits(root: Path) -> Iterator[int]:
                 yield from _of_group_and_above(root, V1 if controllers else V2, path)
 
 
-def _of_group_and_above(root: Path, version: Version, path: str) -> Iterator[int]:
+def _of_group_and_above(root: Path, version: CgroupVersion, path: str) -> Iterator[int]:
     """Yield the available bytes of a group and of each group above it.
 
     A container that does not see the groups above it finds its own group at the top.
@@ -53,7 +53,7 @@ def _of_group_and_above(root: Path, version: Version, path: str) -> Iterator[int
             yield _available(top / each.relative_to("/"), version)
 
 
-def _available(folder: Path, version: Version) -> int:
+def _available(folder: Path, version: CgroupVersion) -> int:
     limit = int((folder / version.limit).read_text())  # this raises ValueError if it is "max"
     used = int((folder / version.used).read_text())
     stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

@@ -49,7 +49,7 @@ class Trainer(Protocol):
 
 
 @dataclass(frozen=True)
-class Labels:
+class GrowingLabels:
     """The labels of a device's data, without the samples."""
 
     domain: str
@@ -116,7 +116,7 @@ class GrowingData:
     def test(self) -> TensorSamples:
         return self.with_labels(self.fixed).test
 
-    def with_labels(self, listing: Listing) -> Labels:
+    def with_labels(self, listing: Listing) -> GrowingLabels:
         """Return the labels of this list, which a hello states and a report counts."""
         labels: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
         for entry in listing:
@@ -128,7 +128,7 @@ class GrowingData:
             return TensorSamples(torch.empty(0), y)
 
         base = self._base
-        return Labels(
+        return GrowingLabels(
             base.domain, base.classes, base.names, more(base.train.y, labels["train"]),
             more(base.validation.y, labels["validation"]), more(base.test.y, labels["test"]),
         )  # fmt: skip

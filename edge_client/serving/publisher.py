@@ -39,7 +39,7 @@ log = logging.getLogger("protofleet.device")
 
 
 @dataclass(frozen=True)
-class Origin:
+class ModelOrigin:
     """The origin of a model, as its card states it."""
 
     device: str
@@ -49,7 +49,7 @@ class Origin:
 class ModelPublisher:
     """The publisher for all plans of a trainer, for `settings` that serve something."""
 
-    def __init__(self, settings: ModelSettings, state: Path, origin: Origin, disk: Disk) -> None:
+    def __init__(self, settings: ModelSettings, state: Path, origin: ModelOrigin, disk: Disk) -> None:
         self._settings, self.origin = settings, origin
         self.versions = ModelVersions(settings.folder_in(state), settings.keep, disk)
         self._template = Template(Path(settings.template)) if settings.template else None

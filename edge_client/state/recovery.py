@@ -23,7 +23,7 @@ ReadResult: TypeAlias = "StateFile | DamagedError | NewerFormatError | None"  # 
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveredState:
     saved: StateFile
     previous_half: str = ""  # half of the previous generation
     fell_back: bool = False  # whether something was damaged, and this is an older state
@@ -40,7 +40,7 @@ class StateFiles:
         self.previous = folder / "device.previous.json"
 
 
-def recover(files: StateFiles, store: ObjectStore) -> Recovered:
+def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
     """Return the state of the device from its files.
 
     Raise DamagedError if the files that are left do not show the device's progress, and NewerFormatError if a
@@ -49,7 +49,7 @@ def recover(files: StateFiles, store: ObjectStore) -> Recovered:
     newest, previous = _read(files.newest), _read(files.previous)
     copies = [_read(path) for path in files.copies]
     if not store.names() and all(found is None for found in (newest, previous, *copies)):
-        return Recovered(StateFile())
+        return RecoveredState(StateFile())
     fault = _describe_fault(files.newest, newest)
     # An earlier version has left a copy with a lower boot.
     lowest_boot = previous.boot if isinstance(previous, StateFile) else 0
@@ -69,7 +69,7 @@ def recover(files: StateFiles, store: ObjectStore) -> Recovered:
         log.warning(
             "%s; it is the previous generation, the device goes on", _describe_fault(files.previous, previous)
         )
-    return Recovered(
+    return RecoveredState(
         _without_lost_objects(saved, store),
         fallback.half if fallback else "",
         bool(fault),
@@ -93,7 +93,7 @@ def _fall_back(
     fallback: StateFile | None,
     fault: str,
     store: ObjectStore,
-) -> Recovered:
+) -> RecoveredState:
     """Return the state before the last answer, and that answer to be computed again."""
     if fallback is None or newest.lost or not newest.answers:
         raise _unrecoverable(
@@ -108,7 +108,7 @@ def _fall_back(
     when = "" if here or not lost else " when it is asked for: its broadcast is gone as well"
     log.error("%s; going back to what was before the last answer%s%s", fault, again, when)
     saved = replace(_without_lost_objects(fallback, store), boot=newest.boot, epoch=newest.epoch, lost=lost)
-    return Recovered(saved, fell_back=True)
+    return RecoveredState(saved, fell_back=True)
 
 
 def _unrecoverable(files: StateFiles, *faults: str) -> DamagedError:

@@ -9,7 +9,7 @@ from typing import Final
 from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.received import (
-    Broadcast,
+    ReceivedArrays,
     WrongArraysError,
     demand_declared_and_finite,
 )
@@ -29,7 +29,7 @@ def take_over(half: ClientHalf, payload: Payload) -> None:
     """
     demand_declared_and_finite(half, payload)
     return_free_blocks()  # the slices that were checked; else they lie in the heap beside the model
-    broadcast = Broadcast(payload)
+    broadcast = ReceivedArrays(payload)
     try:
         half.receive(broadcast)
     except WrongArraysError:

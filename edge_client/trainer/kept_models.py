@@ -14,7 +14,7 @@ from typing import Final
 from protofleet.edge_client.serving.settings import PERSONAL
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.served.card import CardError
-from protofleet.methods.served.kept import Kept, Origin, pieces_of_kept, read_kept
+from protofleet.methods.served.kept import Kept, KeptOrigin, pieces_of_kept, read_kept
 from protofleet.protocol.storage.disk import Disk
 
 log = logging.getLogger("protofleet.device")
@@ -33,7 +33,7 @@ def kept_file(folder: Path, chosen: str) -> Path:
 class KeptModels:
     """The kept models of one plan."""
 
-    def __init__(self, folder: Path, origin: Origin, disk: Disk) -> None:
+    def __init__(self, folder: Path, origin: KeptOrigin, disk: Disk) -> None:
         self._folder, self._origin, self._disk = folder, origin, disk
         self._best: tuple[int, float] | None = self._best_of_before()
         self._failed = False

@@ -18,7 +18,7 @@ from protofleet.edge_client.gpu.admission import Admission, GpuFullError, Work
 from protofleet.edge_client.gpu.turns import Turns, folder_of
 from protofleet.edge_client.limits import HalfBuilder
 from protofleet.edge_client.public_images import public_images
-from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
+from protofleet.edge_client.serving.publisher import ModelOrigin, ModelPublisher
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.gpu_job import GpuJob, GpuWork
 from protofleet.edge_client.trainer.job import Job, LocalJob, Models, NoModels, ServedAndKept
@@ -148,7 +148,7 @@ class LocalTrainer:
         if not settings.keep_models:
             return NoModels()
         classes = data.names or tuple(str(label) for label in range(plan.classes))  # the names may be unknown
-        origin = kept.Origin(plan, settings.name, self._network or plan.network, classes, scale_of(data))
+        origin = kept.KeptOrigin(plan, settings.name, self._network or plan.network, classes, scale_of(data))
         return KeptModels(Path(settings.folder), origin, Disk(settings.durable))
 
 
@@ -159,7 +159,7 @@ def scale_of(data: Shard) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def publisher_of(settings: DeviceSettings) -> ModelPublisher | None:
     if settings.models is None or not settings.models.serves:
         return None
-    origin = Origin(settings.name, settings.network)
+    origin = ModelOrigin(settings.name, settings.network)
     return ModelPublisher(settings.models, Path(settings.folder), origin, Disk(settings.durable))
 
 

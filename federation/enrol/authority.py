@@ -29,8 +29,8 @@ from protofleet.federation.enrol.lock import RegisterLock
 from protofleet.federation.enrol.register import (
     CHECK,
     REGISTER,
-    Entry,
     Register,
+    RegisterEntry,
     load_register,
     lost,
     save_register,
@@ -73,7 +73,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class IssuedCertificate:
-    entry: Entry
+    entry: RegisterEntry
     record: bytes  # b"" for a broker
     cert: bytes  # DER
 
@@ -144,7 +144,7 @@ class Authority:
             )
         # The serial number grows even if an old backup was restored.
         serial = max(self.register.last_serial + 1, 1000 * now)
-        entry = Entry(serial, request.name, request.part, root.number, since, until, fingerprint)
+        entry = RegisterEntry(serial, request.name, request.part, root.number, since, until, fingerprint)
         csr = certificates.read_csr(request.csr, request.name)
         validity = (_utc(since), _utc(until))
         cert = certificates.issue_for_request(root.tls_ca, csr, request.name, request.hosts, serial, validity)
@@ -161,13 +161,13 @@ class Authority:
         """
         now, root = self.now(), self.roots[0]
         serial = max(self.register.last_serial + 1, 1000 * now)
-        entry = Entry(serial, name, CHECK, root.number, now - SKEW, now + seconds, "")
+        entry = RegisterEntry(serial, name, CHECK, root.number, now - SKEW, now + seconds, "")
         validity = (_utc(entry.not_before), _utc(entry.not_after))
         cert = certificates.issue_certificate(root.tls_ca, key, name, (), serial, validity)
         self.register = self.register.with_entry(entry).without_expired_checks(now)
         return serial, cert.public_bytes(PEM)
 
-    def _record(self, request: Request, entry: Entry, root: Root) -> bytes:
+    def _record(self, request: Request, entry: RegisterEntry, root: Root) -> bytes:
         assert request.part != "broker"
         record = Record(
             self.federation, request.name, request.part, request.sign, request.receive,
@@ -220,7 +220,7 @@ class Authority:
     def stored_request(self, name: str) -> bytes:
         return read_armoured(REQUEST, self.folder / "requests" / f"{name}.request")
 
-    def stored_certificate(self, entry: Entry) -> IssuedCertificate:
+    def stored_certificate(self, entry: RegisterEntry) -> IssuedCertificate:
         path = self.folder / "records" / f"{entry.name}.record"
         cert = x509.load_pem_x509_certificate((self.folder / "certs" / f"{entry.name}.crt").read_bytes())
         return IssuedCertificate(

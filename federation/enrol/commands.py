@@ -26,7 +26,7 @@ from protofleet.federation.enrol.local_federation import (
     tls_files,
 )
 from protofleet.federation.enrol.mosquitto_conf import given_flags, listener_to_write, write_conf
-from protofleet.federation.enrol.register import Entry
+from protofleet.federation.enrol.register import RegisterEntry
 from protofleet.federation.enrol.request import REQUEST
 from protofleet.protocol.security.enrolment import CURRENT, load_trust
 from protofleet.protocol.security.records import day
@@ -267,7 +267,7 @@ def rotate(o: Options) -> int:
     return 0
 
 
-def _due(authority: Authority, days: float) -> list[Entry]:
+def _due(authority: Authority, days: float) -> list[RegisterEntry]:
     return authority.register.due_entries(authority.now() + days * DAY)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from protofleet.federation.brokers.mosquitto import access_rules
 from protofleet.federation.enrol.approval import APPROVAL, Approval, issue_approval
 from protofleet.federation.enrol.authority import Authority, IssuedCertificate, Root, make_root, with_roots
-from protofleet.federation.enrol.register import CHECK, Entry
+from protofleet.federation.enrol.register import CHECK, RegisterEntry
 from protofleet.federation.enrol.request import Request, read_request
 from protofleet.protocol.security.records import RECORD, day
 from protofleet.protocol.security.statements import (
@@ -126,7 +126,7 @@ def renew(authority: Authority, name: str, days: float = DAYS) -> bytes:
     return approve(authority, reviewed, days)
 
 
-def revoke(authority: Authority, name: str, reason: str, also: Iterable[int] = ()) -> list[Entry]:
+def revoke(authority: Authority, name: str, reason: str, also: Iterable[int] = ()) -> list[RegisterEntry]:
     """Revoke all valid certificates of the name, and the serial numbers in `also`."""
     now = authority.now()
     own = [e for e in authority.register.entries if e.name == name and e.part != CHECK and e.is_valid(now)]
@@ -156,7 +156,7 @@ def reissue_approvals(authority: Authority, *parts: str) -> list[str]:
     return reissued
 
 
-def _reissue(authority: Authority, entry: Entry) -> None:
+def _reissue(authority: Authority, entry: RegisterEntry) -> None:
     if entry.root not in authority.register.roots:  # This root was retired in the meantime.
         renew(authority, entry.name)
         return

@@ -17,7 +17,7 @@ CHECK: Final = "check"
 
 
 @dataclass(frozen=True)
-class Entry:
+class RegisterEntry:
     serial: int
     name: str
     part: str  # device, coordinator, broker or check
@@ -47,18 +47,18 @@ class Register:
     # Serial numbers in the lists of this version; None: the register has an earlier form.
     listed: tuple[int, ...] | None = None
     last_serial: int = 0
-    entries: tuple[Entry, ...] = field(default_factory=tuple)
+    entries: tuple[RegisterEntry, ...] = field(default_factory=tuple)
 
-    def latest(self, name: str) -> Entry | None:
+    def latest(self, name: str) -> RegisterEntry | None:
         """Return the newest entry of this name, also if it is revoked or has expired."""
         own = (e for e in self.entries if e.name == name and e.part != CHECK)
         return max(own, key=lambda e: e.serial, default=None)
 
-    def current_entries(self, now: float) -> list[Entry]:
+    def current_entries(self, now: float) -> list[RegisterEntry]:
         """Return the newest entry of each name, if this entry is valid."""
         return [e for e in self._newest() if e.is_valid(now)]
 
-    def due_entries(self, until: float) -> list[Entry]:
+    def due_entries(self, until: float) -> list[RegisterEntry]:
         """Return the newest entries that end by then and are not revoked; the earliest end comes first.
 
         Only the newest entry of each name counts.
@@ -66,11 +66,11 @@ class Register:
         due = [e for e in self._newest() if not e.revoked_at and e.not_after <= until]
         return sorted(due, key=lambda e: (e.not_after, e.name))
 
-    def _newest(self) -> list[Entry]:
+    def _newest(self) -> list[RegisterEntry]:
         newest = {e.name: e for e in sorted(self.entries, key=lambda e: e.serial) if e.part != CHECK}
         return [e for _, e in sorted(newest.items())]
 
-    def with_entry(self, entry: Entry) -> Register:
+    def with_entry(self, entry: RegisterEntry) -> Register:
         return replace(self, last_serial=entry.serial, entries=(*self.entries, entry))
 
     def with_revoked(self, serials: set[int], now: int, reason: str) -> Register:

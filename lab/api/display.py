@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from rich.console import Console
 
 from protofleet.lab.local.display.display import Display
-from protofleet.lab.local.display.progress import Progress, RunState, event_of
+from protofleet.lab.local.display.progress import ProgressDisplay, RunState, event_of
 from protofleet.protocol.settings.reader import SettingsError
 
 # A function that is called with each round's line of rounds.jsonl.
@@ -77,7 +77,7 @@ class QuietDisplay:
             self._listener({key: value for key, value in event.items() if key != "event"})
 
 
-class TerminalDisplay(Progress):
+class TerminalDisplay(ProgressDisplay):
     """The display of the `run` command, on standard error."""
 
     def show_result(self, text: str) -> None:

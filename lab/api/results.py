@@ -11,7 +11,7 @@ from typing import Any
 
 from protofleet.lab.api.errors import public_errors
 from protofleet.lab.api.model import Model, Which, load_model
-from protofleet.lab.report.comparison import Run, read_comparable_run
+from protofleet.lab.report.comparison import ComparedRun, read_comparable_run
 from protofleet.protocol.link.meter import DOWN, UP, human_bytes
 
 
@@ -52,7 +52,7 @@ class Result:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).absolute()
         with public_errors():
-            self._run: Run = read_comparable_run(self.folder)
+            self._run: ComparedRun = read_comparable_run(self.folder)
         self.view: str = self._run.summary["reports"]
 
     def __repr__(self) -> str:

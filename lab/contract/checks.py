@@ -32,7 +32,7 @@ Check: TypeAlias = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     name: str
     seconds: float
     problem: str = ""  # Empty if the check holds.
@@ -152,7 +152,7 @@ def of_metrics(found: Mapping[str, Metric]) -> Mapping[str, Check]:
     }
 
 
-def outcomes(checks: Mapping[str, Check], path: str) -> Iterator[Outcome]:
+def outcomes(checks: Mapping[str, Check], path: str) -> Iterator[CheckOutcome]:
     """Run the checks and yield their outcomes.
 
     `path` is the author's own file. If one of its lines raises an exception, the outcome names that line.
@@ -162,7 +162,7 @@ def outcomes(checks: Mapping[str, Check], path: str) -> Iterator[Outcome]:
     for name, check in checks.items():
         started_at = time.perf_counter()
         problem = problem_of(check, path)
-        yield Outcome(name, time.perf_counter() - started_at, problem)
+        yield CheckOutcome(name, time.perf_counter() - started_at, problem)
 
 
 def problem_of(check: Check, path: str) -> str:
@@ -183,7 +183,7 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
 
 __all__ = [
     "Bench",
-    "Outcome",
+    "CheckOutcome",
     "of_data",
     "of_method",
     "of_metrics",

@@ -34,7 +34,7 @@ from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.served.card import CardError
-from protofleet.methods.served.kept import Kept, Origin, pieces_of_kept, read_kept
+from protofleet.methods.served.kept import Kept, KeptOrigin, pieces_of_kept, read_kept
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.served import rules_of
 
@@ -128,7 +128,10 @@ def exports_each_way(subject: Subject, run: Simulation, folder: Path) -> None:
     names = tuple(str(label) for label in range(plan.classes))
     for half in halves_of(run):
         half.model.eval()
-        path, origin = folder / f"{half.device}.safetensors", Origin(plan, half.device, plan.network, names)
+        path, origin = (
+            folder / f"{half.device}.safetensors",
+            KeptOrigin(plan, half.device, plan.network, names),
+        )
         path.write_bytes(b"".join(pieces_of_kept(half, origin, plan.rounds, None, {})))
         kept = read_kept(path)
         for way in kept.ways:

@@ -41,7 +41,7 @@ BROKEN: Final = (OSError, http.client.HTTPException)
 Say = Callable[[str], None]
 
 
-class RefusedError(Exception):
+class RequestRefusedError(Exception):
     """The error that the server has refused the request. Another request is useless."""
 
 
@@ -66,7 +66,7 @@ class Downloader:
             try:
                 self._fetch_from(address, part)
                 require_checksum(part, file, address)
-            except (RefusedError, *BROKEN) as error:
+            except (RequestRefusedError, *BROKEN) as error:
                 if isinstance(error, OSError) and error.filename:  # The error is of this machine's disk.
                     raise disk_error(error, part) from None
                 problems.append(f"{address}: {words_of(error)}")
@@ -93,7 +93,7 @@ class Downloader:
             except urllib.error.HTTPError as refused:
                 error = ConnectionError(f"the server says {refused.code} {refused.reason}")
                 if refused.code not in PASSING:
-                    raise RefusedError(str(error)) from None
+                    raise RequestRefusedError(str(error)) from None
             except BROKEN as broken:
                 if isinstance(broken, OSError) and broken.filename:
                     raise
@@ -125,7 +125,7 @@ class Downloader:
                 for piece in self._shown(iter(lambda: answer.read(PIECE), b""), have, total):
                     have += len(piece)
                     if have > MOST_BYTES:
-                        raise RefusedError(f"it sends more than {human_bytes(MOST_BYTES)}")
+                        raise RequestRefusedError(f"it sends more than {human_bytes(MOST_BYTES)}")
                     file.write(piece)
         return total is None or have >= total
 
@@ -172,7 +172,7 @@ def require_checksum(part: Path, file: RemoteFile, address: str) -> None:
         return
     size = human_bytes(size_of(part))
     part.unlink()
-    raise RefusedError(
+    raise RequestRefusedError(
         f"what came ({size}) has the MD5 {found}, not {file.md5}: it is another file, or was changed on the way; it "
         "is deleted"
     )

@@ -36,7 +36,7 @@ class Published:
 
 def mirrored(module: str, cls: str) -> Published:
     """Return a data set that is listed as MNIST is: files, and mirrors that all have them."""
-    listed = Listing(module, cls)
+    listed = ListedClass(module, cls)
     mirrors, resources = listed["mirrors"], listed["resources"]
     return Published(
         tuple(RemoteFile(n, tuple(mirror + n for mirror in mirrors), md5) for n, md5 in resources)
@@ -48,21 +48,21 @@ def split(module: str, cls: str) -> Published:
 
     Only the training part and the test part are used.
     """
-    parts = Listing(module, cls)["split_list"]
+    parts = ListedClass(module, cls)["split_list"]
     found = [parts[part] for part in ("train", "test")]
     return Published(tuple(RemoteFile(name, (address,), md5) for address, name, md5 in found))
 
 
 def archived(module: str, cls: str) -> Published:
     """Return a data set that is listed as CIFAR is: an archive, and the files in its folder."""
-    listed = Listing(module, cls)
+    listed = ListedClass(module, cls)
     meta = listed["meta"]
     members = [*listed["train_list"], *listed["test_list"], [meta["filename"], meta["md5"]]]
     archive = RemoteFile(listed["filename"], (listed["url"],), listed["tgz_md5"])
     return Published((archive,), listed["base_folder"], tuple((name, md5) for name, md5 in members))
 
 
-class Listing:
+class ListedClass:
     """The names and values that a class in torchvision/datasets assigns in its body."""
 
     def __init__(self, module: str, cls: str) -> None:

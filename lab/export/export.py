@@ -13,7 +13,7 @@ from protofleet.lab.export.check import check_files, require_check
 from protofleet.lab.export.folder import new_folder, require_place
 from protofleet.lab.export.formats import FILES, ONNX, PT2, SAFETENSORS, encoded, has_onnx, require_onnx
 from protofleet.lab.export.program import program_for
-from protofleet.lab.export.source import Model, Wanted, find_model
+from protofleet.lab.export.source import ExportedModel, Wanted, find_model
 from protofleet.lab.export.template import template_of
 from protofleet.methods.served.card import Card, CardError
 from protofleet.methods.served.card_file import CARD
@@ -102,7 +102,9 @@ def _formats(order: Order, say: Say) -> tuple[str, ...]:
     return (SAFETENSORS, PT2)
 
 
-def _write(model: Model, formats: tuple[str, ...], template: bool, folder: Path, software: str) -> Card:
+def _write(
+    model: ExportedModel, formats: tuple[str, ...], template: bool, folder: Path, software: str
+) -> Card:
     """Write the files. The card is the last one, because it has the hashes of the others."""
     card = replace(
         model.card, software=software, made=datetime.now(timezone.utc).isoformat(timespec="seconds")

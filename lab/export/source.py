@@ -45,7 +45,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Model:
+class ExportedModel:
     """A model of a run. Its card lacks only the entries about files."""
 
     card: Card
@@ -53,7 +53,7 @@ class Model:
     assumed: str = ""  # The assumed scale of its input, in words, if the scale is not known here.
 
 
-def find_model(folder: Path, wanted: Wanted) -> Model:
+def find_model(folder: Path, wanted: Wanted) -> ExportedModel:
     """Find a model in the folder of a run, of a coordinator or of a device.
 
     RunError is raised if there is none.
@@ -82,7 +82,7 @@ def _saved_run(folder: Path) -> SavedRun:
 # The common model of all devices.
 
 
-def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> Model:
+def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> ExportedModel:
     if plan.variant.reports == "personal":
         raise SettingsError(
             f"the models of {plan.method} are its devices' own; say whose with --device: {_devices_in(folder)}"
@@ -93,7 +93,7 @@ def _of_all(folder: Path, run: SavedRun, plan: Plan, wanted: Wanted) -> Model:
     half = _half(plan, state)
     taken, assumed = _input(folder, plan)
     model = served(half, taken, wanted.way)
-    return Model(_card(folder, run, plan, model, taken, number, wanted), model, assumed)
+    return ExportedModel(_card(folder, run, plan, model, taken, number, wanted), model, assumed)
 
 
 def _input(folder: Path, plan: Plan) -> tuple[Input, str]:
@@ -192,7 +192,7 @@ def _devices_in(folder: Path, device: str = "") -> str:
     return there_are(device, names)
 
 
-def _device_s_own(folder: Path, own: Path, wanted: Wanted, run: str) -> Model:
+def _device_s_own(folder: Path, own: Path, wanted: Wanted, run: str) -> ExportedModel:
     last, path = kept_file(own, LAST), kept_file(own, BEST if wanted.chosen == "best" else LAST)
     if not last.exists():
         raise RunError(
@@ -205,4 +205,4 @@ def _device_s_own(folder: Path, own: Path, wanted: Wanted, run: str) -> Model:
     if wanted.device not in (None, kept.card.device):
         raise RunError(f"{folder} is the folder of {kept.card.device}, not of {wanted.device}")
     card, tensors = kept.model(wanted.way)
-    return Model(replace(card, name=run or card.name, chosen=wanted.chosen), rebuild(card, tensors))
+    return ExportedModel(replace(card, name=run or card.name, chosen=wanted.chosen), rebuild(card, tensors))

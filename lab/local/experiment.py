@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from protofleet.coordinator.config import CoordinatorSettings, file_of_method, split_method
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.method_settings import Layer, demand_own_settings, require_own_settings
 from protofleet.coordinator.round.policy import Attempts, Policy, StragglerFactor, WeightCap
 from protofleet.edge_client.config import DeviceSettings
@@ -530,7 +530,9 @@ def coordinator_settings(
     for key in ("quorum", "gather", "cohort"):
         if (wanted := getattr(e.effective_policy, key)) > len(e.shards):
             raise SettingsError(f"policy.{key} is {wanted}, but there are {len(e.shards)} devices")
-    limits = Limits(domains=dict(e.devices_by_domain), confusion=MOST_CLASSES if e.confusion else 0)
+    limits = CoordinatorLimits(
+        domains=dict(e.devices_by_domain), confusion=MOST_CLASSES if e.confusion else 0
+    )
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, **e.input_shape.settings(),

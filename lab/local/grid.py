@@ -53,7 +53,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     values: Values
     trials: tuple[Experiment, ...]  # One for each seed.
 
@@ -67,13 +67,13 @@ class Point:
 class Grid:
     name: str  # The name of the experiment that is varied.
     axes: tuple[Axis, ...]
-    points: tuple[Point, ...]
+    points: tuple[GridPoint, ...]
 
     @property
     def trials(self) -> list[Experiment]:
         return [trial for point in self.points for trial in point.trials]
 
-    def words(self, point: Point) -> str:
+    def words(self, point: GridPoint) -> str:
         return ", ".join(f"{axis.key} = {value}" for axis, value in zip(self.axes, point.values, strict=True))
 
 
@@ -150,7 +150,7 @@ def plan_grid(file: Path, axes: Sequence[Axis], seeds: Sequence[int], assignment
         varied = read_experiment(file, [*assignments, *hosted, *own], "--grid")
         require_validation(varied, file)
         name = point_name(base.name, axes, values)
-        points.append(Point(values, tuple(replace(varied, name=f"{name}-s{s}", seed=s) for s in seeds)))
+        points.append(GridPoint(values, tuple(replace(varied, name=f"{name}-s{s}", seed=s) for s in seeds)))
     return Grid(base.name, tuple(axes), tuple(points))
 
 
@@ -173,7 +173,7 @@ def beside_others(grid: Grid, runs: Path) -> Grid:
         written = runs / trial.name / "experiment.toml"
         return written.exists() and not same_settings(written, trial)
 
-    def renamed(point: Point) -> Point:
+    def renamed(point: GridPoint) -> GridPoint:
         if not any(map(is_taken, point.trials)):
             return point
         settings = recorded(replace(point.trials[0], name="any", seed=0))

@@ -28,7 +28,7 @@ OUTPUT, ERRORS = 1, 2  # The standard output and the standard error of the fleet
 
 
 @dataclass
-class DeviceProcess:
+class SupervisedProcess:
     """The process of one device or of several devices, and the time of its restart."""
 
     settings: tuple[Path, ...]  # One file for each device.
@@ -90,7 +90,9 @@ def run_devices(folder: Path, changes: Sequence[str] = (), processes: int = 0) -
         signal.signal(number, lambda number, frame: received.append(signal.Signals(number).name))
     count = min(processes or len(settings), len(settings))
     with starter_of(settings) as launcher, starter_of_devices(launcher, data_of(settings), count) as starter:
-        devices = [DeviceProcess(tuple(settings[i::count]), starter, tuple(changes)) for i in range(count)]
+        devices = [
+            SupervisedProcess(tuple(settings[i::count]), starter, tuple(changes)) for i in range(count)
+        ]
         while not received and not all(device.finished for device in devices):
             for device in devices:
                 if line := device.poll(time.monotonic()):

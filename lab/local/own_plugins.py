@@ -15,7 +15,7 @@ from typing import Any, Final
 from protofleet.lab.local.trial_load import demand_end
 from protofleet.methods.plugins import file, packages
 from protofleet.methods.plugins.allowed import PlugIns
-from protofleet.methods.plugins.file import Source
+from protofleet.methods.plugins.file import PluginFile
 from protofleet.methods.plugins.paths import KEPT, placed
 from protofleet.protocol.storage.disk import Disk
 
@@ -26,7 +26,7 @@ NO_NAMES: Final[Mapping[str, Sequence[str]]] = {}
 class OwnPlugIns:
     """The loaded plug-ins, by the file that the experiment names."""
 
-    sources: Mapping[str, Source]
+    sources: Mapping[str, PluginFile]
     packages: tuple[str, ...] = ()  # The hashes of plug-ins that packages provide.
 
     @property
@@ -81,7 +81,7 @@ def own_plugins(
     return OwnPlugIns(sources, tuple(found))
 
 
-def _loaded(path: Path, seen: str) -> Source:
+def _loaded(path: Path, seen: str) -> PluginFile:
     """Load a plug-in here, after a child process has loaded it to the end without exiting."""
     demand_end(file.read(path, seen))
     return file.from_file(path, allowed=None, seen=seen)[0]

@@ -26,7 +26,7 @@ from protofleet.lab.local.class_check import agreed_names
 from protofleet.lab.local.device_launcher import starter_of_devices
 from protofleet.lab.local.device_processes import DeviceProcesses
 from protofleet.lab.local.display.display import Display
-from protofleet.lab.local.display.progress import Progress
+from protofleet.lab.local.display.progress import ProgressDisplay
 from protofleet.lab.local.experiment import (
     Experiment,
     coordinator_settings,
@@ -71,7 +71,9 @@ def run_experiment(
         with starter_of(experiment, compute, launcher) as starter, tracking(track, runs / experiment.name):
             policy = experiment.effective_policy
             pause = math.inf if policy.hours else policy.pause_seconds
-            shown = display or Progress(experiment.rounds, view=experiment.reports, pause_seconds=pause)
+            shown = display or ProgressDisplay(
+                experiment.rounds, view=experiment.reports, pause_seconds=pause
+            )
             return run_processes(experiment, runs, starter, shown, compute)
     except LauncherError as error:
         raise RunError(f"{error}; or fork none: --set devices.start=spawn") from error

@@ -10,11 +10,11 @@ from typing import NoReturn
 
 from protofleet.methods.plugins import file
 from protofleet.methods.plugins.errors import PlugInError
-from protofleet.methods.plugins.file import Source
+from protofleet.methods.plugins.file import PluginFile
 from protofleet.runtime.launcher import CAN_FORK
 
 
-def demand_end(source: Source) -> None:
+def demand_end(source: PluginFile) -> None:
     """Raise PlugInError if loading the file ends the process, as `os._exit` or a crash in C does.
 
     Nothing is checked if this process cannot be forked, as in a notebook. An exception that the file raises
@@ -35,7 +35,7 @@ def demand_end(source: Source) -> None:
         )
 
 
-def _load_and_tell(source: Source, writer: int) -> NoReturn:
+def _load_and_tell(source: PluginFile, writer: int) -> NoReturn:
     """Load the file in the child process, which prints nothing and never returns."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -15,17 +15,17 @@ from typing import Any, Final
 
 from protofleet.lab.local.batch import is_finished, outcome
 from protofleet.lab.local.data_check import validation_images
-from protofleet.lab.local.grid import Grid, Point
+from protofleet.lab.local.grid import Grid, GridPoint
 from protofleet.lab.local.run import renamed
 from protofleet.lab.report.comparison import (
+    ComparedRun,
     Group,
-    Run,
+    MeasuredPoint,
     accuracy_target,
     best_by_validation,
     read_groups,
     write,
 )
-from protofleet.lab.report.comparison import Point as Measured
 from protofleet.lab.report.comparison_page import comparison_page
 from protofleet.lab.report.comparison_tables import Table, mean_and_deviation, origin_table, tables
 from protofleet.lab.report.noise import noise_in
@@ -36,11 +36,11 @@ from protofleet.runtime.command.errors import RunError
 FOLDER: Final = "sweeps"  # The folder's name, in the folder of all runs.
 
 
-def at_the_end(points: Sequence[Measured], view: str) -> Measured | None:
+def at_the_end(points: Sequence[MeasuredPoint], view: str) -> MeasuredPoint | None:
     return points[-1] if points and points[-1].validation else None
 
 
-Choice = Callable[[Sequence[Measured], str], Measured | None]
+Choice = Callable[[Sequence[MeasuredPoint], str], MeasuredPoint | None]
 CHOICES: Final[Mapping[str, Choice]] = {"validation": at_the_end, "best-validation": best_by_validation}
 
 
@@ -48,9 +48,9 @@ CHOICES: Final[Mapping[str, Choice]] = {"validation": at_the_end, "best-validati
 class Trial:
     """A point of the grid, with the measurements of its finished runs."""
 
-    point: Point
+    point: GridPoint
     group: Group | None  # None if no run has finished.
-    measured: tuple[Measured, ...]  # The measurement of each run that has validation samples.
+    measured: tuple[MeasuredPoint, ...]  # The measurement of each run that has validation samples.
 
     @property
     def is_whole(self) -> bool:
@@ -66,7 +66,7 @@ class Trial:
 
     @property
     def bytes(self) -> list[int]:
-        runs: Sequence[Run] = self.group.runs if self.group else ()
+        runs: Sequence[ComparedRun] = self.group.runs if self.group else ()
         return [run.total_bytes("payload", "up", "down") for run in runs]
 
     @property
@@ -76,7 +76,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Trials:
+class SweepTrials:
     grid: Grid
     choose: str
     trials: tuple[Trial, ...]
@@ -187,7 +187,7 @@ def one_group(groups: Sequence[Group]) -> Group:
     return replace(first, runs=[*first.runs, *(run for group in others for run in group.runs)])
 
 
-def read_trials(grid: Grid, runs: Path, choose: str) -> Trials:
+def read_trials(grid: Grid, runs: Path, choose: str) -> SweepTrials:
     """Read the finished runs of a grid.
 
     RunError is raised if runs have finished and none has validation samples, because nothing can be chosen
@@ -210,7 +210,7 @@ def read_trials(grid: Grid, runs: Path, choose: str) -> Trials:
             f"no trial of {grid.name} has measured validation samples, by which the best is chosen; "
             "set data.validation to a share above 0"
         )
-    trials = Trials(grid, choose, tuple(found))
+    trials = SweepTrials(grid, choose, tuple(found))
     best = trials.chosen
     return replace(trials, validation_images=validation_images(best.point.trials[0])) if best else trials
 
@@ -228,7 +228,7 @@ def put_aside(folder: Path, grid: Grid) -> None:
         print(f"the earlier sweep, over {', '.join(map(str, before))}, is now in {renamed(folder)}")
 
 
-def write_trials(trials: Trials, runs: Path) -> Path:
+def write_trials(trials: SweepTrials, runs: Path) -> Path:
     """Write the trials as JSON, Markdown and a page, and return the path of the page."""
     folder = runs / FOLDER / trials.grid.name
     put_aside(folder, trials.grid)

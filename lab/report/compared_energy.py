@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from protofleet.lab.report.comparison import AccuracyTarget, Group, Run
+from protofleet.lab.report.comparison import AccuracyTarget, ComparedRun, Group
 from protofleet.lab.report.comparison_tables import Table, mean_and_deviation
-from protofleet.lab.report.drawing.charts import Line, line_chart
+from protofleet.lab.report.drawing.charts import ChartLine, line_chart
 from protofleet.lab.report.energy_amounts import PHASES, human_joules, sums
 from protofleet.lab.report.numbers import NONE, percent
 
 LOG_AXIS_RATIO: Final = 30.0  # The axis is logarithmic if the ratio of most to least joules is above this.
 
 
-def measured_devices(run: Run) -> int:
+def measured_devices(run: ComparedRun) -> int:
     return len(sums(run.rounds))
 
 
@@ -33,7 +33,7 @@ def coverage(group: Group) -> str:
     return ", ".join(f"{known} of {count}" for known, count in sorted(counts))
 
 
-def joules_picture(groups: Sequence[Group], lines: Sequence[Line]) -> str:
+def joules_picture(groups: Sequence[Group], lines: Sequence[ChartLine]) -> str:
     """Draw accuracy over joules. `lines` are those of the groups that are measured."""
     if not lines:
         return ""
@@ -41,7 +41,7 @@ def joules_picture(groups: Sequence[Group], lines: Sequence[Line]) -> str:
     log = bool(sizes) and max(sizes) > LOG_AXIS_RATIO * min(sizes)
     if log:
         lines = [
-            Line(
+            ChartLine(
                 one.name, [p for p in one.points if p[0] > 0], one.colour, dash=one.dash,
                 band=[b for b in one.band if b[0] > 0],
             )

@@ -36,7 +36,7 @@ REQUIRED_KEYS = ("name", "method", "reports", "rounds", "seed", "payload", "wire
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredPoint:
     """A measurement of accuracy, with the cost until then."""
 
     rounds: int  # Training rounds until then.
@@ -51,7 +51,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     folder: Path
     summary: Mapping[str, Any]
     rounds: Rounds
@@ -61,7 +61,7 @@ class Run:
     def label(self) -> str:
         return name_without_seed(self.summary["name"])
 
-    def points(self, view: str) -> list[Point]:
+    def points(self, view: str) -> list[MeasuredPoint]:
         """Return the measurements of a view.
 
         A global model is measured at the beginning of a round, so that the measurement is the result of the
@@ -80,14 +80,14 @@ class Run:
                 joules += joules_of(point.table)
             test, validation = {**test, **point.of("accuracy")}, {**validation, **point.of("validation")}
             found.append(
-                Point(
+                MeasuredPoint(
                     point.rounds, spent, with_mean(test), with_mean(validation), point.in_round, joules,
                     point.devices, point.present, point.by_all,
                 )
             )  # fmt: skip
         return [point for point in found if point.accuracy.keys() == found[-1].accuracy.keys()]
 
-    def points_by_all(self, view: str) -> list[Point]:
+    def points_by_all(self, view: str) -> list[MeasuredPoint]:
         """Return the points that all present devices measured. Only these can be compared with each other."""
         return [point for point in self.points(view) if point.by_all]
 
@@ -110,16 +110,16 @@ class Group:
 
     name: str
     view: str
-    runs: Sequence[Run]
+    runs: Sequence[ComparedRun]
 
     @property
     def method(self) -> str:
         return str(self.runs[0].summary["method"])
 
-    def final_points(self) -> list[Point]:
+    def final_points(self) -> list[MeasuredPoint]:
         return [points[-1] for run in self.runs if (points := run.points(self.view))]
 
-    def best_points(self) -> list[Point]:
+    def best_points(self) -> list[MeasuredPoint]:
         found = [best_by_validation(run.points(self.view), self.view) for run in self.runs]
         return [point for point in found if point is not None]
 
@@ -138,17 +138,17 @@ class AccuracyTarget:
         whole = f"the final accuracy of {self.baseline.name} ({final:.1%})"
         return f"{self.accuracy:.1%}, which is {self.share:.0%} of {whole}"
 
-    def points_of(self, group: Group) -> list[Point]:
+    def points_of(self, group: Group) -> list[MeasuredPoint]:
         """Return, for each run of a group that reaches the target, its first point at or above it."""
         first_points = [self.first_point(run, group.view) for run in group.runs]
         return [point for point in first_points if point is not None]
 
-    def first_point(self, run: Run, view: str) -> Point | None:
+    def first_point(self, run: ComparedRun, view: str) -> MeasuredPoint | None:
         reached = (p for p in run.points_by_all(view) if p.accuracy["mean"] > self.accuracy - ROUNDING_ERROR)
         return next(reached, None)
 
 
-def best_by_validation(points: Sequence[Point], view: str) -> Point | None:
+def best_by_validation(points: Sequence[MeasuredPoint], view: str) -> MeasuredPoint | None:
     """Return the first point with the highest validation mean, of those that all present devices measured.
 
     Test samples choose nothing. For the devices' own models, only points of rounds count if there are any,
@@ -176,7 +176,7 @@ def read_groups(folders: Sequence[Path], view: str = REPORTS) -> list[Group]:
     views = sorted({name for run in runs for line in run.rounds for name in line["accuracy"]})
     if view != REPORTS and view not in views:
         raise RunError(f"no run has measured the view {view!r}; there are {', '.join([REPORTS, *views])}")
-    experiments: dict[tuple[str, str], list[Run]] = {}
+    experiments: dict[tuple[str, str], list[ComparedRun]] = {}
     for run in runs:
         experiments.setdefault((run.label, run.settings), []).append(run)
     labels = [label for label, _ in experiments]
@@ -190,12 +190,12 @@ def read_groups(folders: Sequence[Path], view: str = REPORTS) -> list[Group]:
     ]
 
 
-def read_comparable_run(folder: Path) -> Run:
+def read_comparable_run(folder: Path) -> ComparedRun:
     run = read_run(folder)
     require_keys(folder, run.summary, REQUIRED_KEYS)
     if run.faults:
         print(f"protofleet: {run.faults}", file=sys.stderr)
-    return Run(folder, run.summary, run.rounds, common_settings(folder, run.summary))
+    return ComparedRun(folder, run.summary, run.rounds, common_settings(folder, run.summary))
 
 
 def common_settings(folder: Path, summary: Mapping[str, Any]) -> str:
@@ -207,12 +207,12 @@ def common_settings(folder: Path, summary: Mapping[str, Any]) -> str:
     return json.dumps(table, sort_keys=True, default=str)
 
 
-def require_different_seeds(runs: Sequence[Run]) -> Sequence[Run]:
+def require_different_seeds(runs: Sequence[ComparedRun]) -> Sequence[ComparedRun]:
     """Raise RunError if two runs have the same seed.
 
     Two such runs would make the deviation between seeds look too small.
     """
-    seen: dict[int, Run] = {}
+    seen: dict[int, ComparedRun] = {}
     for run in runs:
         other = seen.setdefault(run.summary["seed"], run)
         if other is not run:

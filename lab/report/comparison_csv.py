@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from protofleet.coordinator.observe.curves import rounds_done
-from protofleet.lab.report.comparison import AccuracyTarget, Group, Run, best_by_validation
+from protofleet.lab.report.comparison import AccuracyTarget, ComparedRun, Group, best_by_validation
 from protofleet.lab.report.flat_names import Numbers, by_way_and_kind, named, part
 
 OF_A_RUN: Final = (
@@ -32,7 +32,7 @@ def as_csv(groups: Sequence[Group], target: AccuracyTarget | None) -> str:
     return text.getvalue()
 
 
-def of_a_run(group: Group, run: Run) -> list[Any]:
+def of_a_run(group: Group, run: ComparedRun) -> list[Any]:
     about = run.summary
     return [
         group.name, about["name"], str(run.folder), about["method"], group.view, about.get("network", ""),
@@ -40,7 +40,7 @@ def of_a_run(group: Group, run: Run) -> list[Any]:
     ]  # fmt: skip
 
 
-def numbers_of(group: Group, run: Run, target: AccuracyTarget | None) -> Numbers:
+def numbers_of(group: Group, run: ComparedRun, target: AccuracyTarget | None) -> Numbers:
     """Return the numbers of a run for the group's view, under the names that trackers use."""
     view, points = part(group.view), run.points(group.view)
     found: Numbers = {}

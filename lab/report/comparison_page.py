@@ -8,9 +8,9 @@ from html import escape
 from statistics import fmean, stdev
 
 from protofleet.lab.report.compared_energy import is_measured, joules_picture
-from protofleet.lab.report.comparison import Group, Point
+from protofleet.lab.report.comparison import Group, MeasuredPoint
 from protofleet.lab.report.comparison_tables import Table, columns_of_words
-from protofleet.lab.report.drawing.charts import Bar, Line, bar_chart, line_chart
+from protofleet.lab.report.drawing.charts import Bar, ChartLine, bar_chart, line_chart
 from protofleet.lab.report.drawing.palette import INK, line_style
 from protofleet.lab.report.grid_charts import grid_section
 from protofleet.lab.report.html_page import page, section, table
@@ -80,7 +80,7 @@ def curves_section(groups: Sequence[Group]) -> str:
     )
 
 
-def accuracy_line(i: int, group: Group, x_of: Callable[[Point], float]) -> Line:
+def accuracy_line(i: int, group: Group, x_of: Callable[[MeasuredPoint], float]) -> ChartLine:
     """Return the line of a group: the mean over its runs at the rounds that all runs have measured.
 
     Of two points of one round, the later one counts.
@@ -95,10 +95,10 @@ def accuracy_line(i: int, group: Group, x_of: Callable[[Point], float]) -> Line:
         if len(values) > 1:
             band.append((x, fmean(values) - stdev(values), fmean(values) + stdev(values)))
     colour, dash = line_style(i)
-    return Line(group.name, data, colour, dash=dash, band=band)
+    return ChartLine(group.name, data, colour, dash=dash, band=band)
 
 
-def without_zero(line: Line) -> Line:
+def without_zero(line: ChartLine) -> ChartLine:
     return replace(line, points=[p for p in line.points if p[0] > 0], band=[b for b in line.band if b[0] > 0])
 
 

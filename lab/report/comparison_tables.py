@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from protofleet.lab.report.comparison import AccuracyTarget, Group, Point, candidates
+from protofleet.lab.report.comparison import AccuracyTarget, Group, MeasuredPoint, candidates
 from protofleet.lab.report.numbers import NONE, percent_points, plain_number
 from protofleet.protocol.link.meter import DOWN, UP, human_bytes
 
@@ -251,11 +251,11 @@ def _best_of(means: Mapping[int, float], format_value: Callable[[float], str], h
     return found if len(found) < len(means) else set()
 
 
-def domains_of(groups: Sequence[Sequence[Point]]) -> list[str]:
+def domains_of(groups: Sequence[Sequence[MeasuredPoint]]) -> list[str]:
     return sorted({name for points in groups for point in points for name in point.accuracy} - {"mean"})
 
 
-def accuracies(points: Sequence[Point], name: str) -> list[float]:
+def accuracies(points: Sequence[MeasuredPoint], name: str) -> list[float]:
     return [point.accuracy[name] for point in points if name in point.accuracy]
 
 

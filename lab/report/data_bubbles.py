@@ -29,18 +29,18 @@ FILL: Final = "#0072B2"  # Contrast above 3:1 on the white page and on the dark 
 
 
 @dataclass(frozen=True)
-class Row:
+class BubbleRow:
     label: str
     domain: str
     cells: tuple[int, ...]  # Samples, by column.
 
 
 @dataclass(frozen=True)
-class Grid:
+class BubbleGrid:
     """The contents of the picture. Neighbours share a row or a column if there are too many."""
 
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[BubbleRow, ...]
     headings: bool  # True if each domain is a heading above its devices.
 
     @property
@@ -48,7 +48,7 @@ class Grid:
         return max((number for row in self.rows for number in row.cells), default=0)
 
 
-def grid_of(fleet: FleetCounts) -> Grid:
+def grid_of(fleet: FleetCounts) -> BubbleGrid:
     groups = neighbours(fleet.classes, MOST_COLUMNS)
     columns = tuple(fleet.class_name(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
     rows = []
@@ -57,10 +57,10 @@ def grid_of(fleet: FleetCounts) -> Grid:
         more = f" +{len(devices) - 1}" if len(devices) > 1 else ""
         counts = [sum(column) for column in zip(*(one.counts for one in devices), strict=True)]
         cells = tuple(sum(counts[label] for label in group) for group in groups)
-        rows.append(Row(devices[0].device + more, devices[0].domain, cells))
+        rows.append(BubbleRow(devices[0].device + more, devices[0].domain, cells))
     own_names = all(row.domain.replace("_", "-") == row.label for row in rows)
     whole = len(rows) == len(fleet.devices)
-    return Grid(columns, tuple(rows), whole and not own_names and len(fleet.domains) > 1)
+    return BubbleGrid(columns, tuple(rows), whole and not own_names and len(fleet.domains) > 1)
 
 
 def neighbours(count: int, most: int) -> list[range]:
@@ -105,7 +105,9 @@ def column_labels(columns: Sequence[str], step: float, y: float, upright: bool) 
     return elements
 
 
-def row_elements(grid: Grid, row: Row, y: float, step: float, radius: float, largest: int) -> list[str]:
+def row_elements(
+    grid: BubbleGrid, row: BubbleRow, y: float, step: float, radius: float, largest: int
+) -> list[str]:
     end = LABEL_WIDTH + step * len(grid.columns)
     elements = [
         text(0, y + 4, row.label),

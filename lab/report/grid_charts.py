@@ -13,8 +13,8 @@ from statistics import fmean, stdev
 from typing import Final
 
 from protofleet.lab.report.comparison import Group
-from protofleet.lab.report.drawing.canvas import LETTER_WIDTH, TOP, Canvas, Drawing, Numbers, Picture
-from protofleet.lab.report.drawing.charts import Line, line_chart
+from protofleet.lab.report.drawing.canvas import LETTER_WIDTH, TOP, Canvas, Drawing, Picture, PictureTable
+from protofleet.lab.report.drawing.charts import ChartLine, line_chart
 from protofleet.lab.report.drawing.palette import COLOURS
 from protofleet.lab.report.html_page import section
 from protofleet.lab.report.numbers import NONE, percent, percent_points
@@ -84,7 +84,7 @@ def curve(found: Varied) -> str:
     xs = [x for x, _ in points]
     log = bool(xs) and min(xs) > 0 and max(xs) >= LOG_RATIO * min(xs)
     axis = found.keys[0] + ("; the axis is logarithmic" if log else "")
-    line = Line("accuracy", points, COLOURS[0], band=band, marked=True)
+    line = ChartLine("accuracy", points, COLOURS[0], band=band, marked=True)
     return line_chart([line], percent, axis, f"accuracy over {found.keys[0]}", False, "{:g}".format, log)
 
 
@@ -101,7 +101,7 @@ def heat_map(found: Varied) -> str:
     words = f"A grid of {found.keys[0]} downwards and {found.keys[1]} across."
     if best is not None:
         words += f" The best is {percent(means[best])} at {best[0]:g} and {best[1]:g}."
-    numbers = Numbers([" / ".join(found.keys), *(f"{c:g}" for c in columns)], table)
+    numbers = PictureTable([" / ".join(found.keys), *(f"{c:g}" for c in columns)], table)
     return Picture(
         title, words, lambda canvas: draw_heat_map(canvas, found.keys, rows, columns, means), numbers
     ).html()

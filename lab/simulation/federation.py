@@ -11,8 +11,8 @@ from pathlib import Path
 
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.bans import Bans
-from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.observe.view import Observer
+from protofleet.coordinator.devices.limits import CoordinatorLimits
+from protofleet.coordinator.observe.view import RunObserver
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.run import Run
@@ -21,7 +21,7 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.agent_parts import AgentOptions, DeviceData, agent_parts
 from protofleet.edge_client.evaluate import Splits
-from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
+from protofleet.edge_client.serving.publisher import ModelOrigin, ModelPublisher
 from protofleet.edge_client.serving.serving import ModelServing
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.serving.versions import ModelVersions
@@ -73,8 +73,8 @@ class Simulation:
     seed: int = 0
     work_seconds: float = 1.0
     build: Build = build_half
-    observers: list[Observer] = field(default_factory=list)
-    limits: Limits = field(default_factory=Limits)
+    observers: list[RunObserver] = field(default_factory=list)
+    limits: CoordinatorLimits = field(default_factory=CoordinatorLimits)
     make_disk: Callable[[str], Disk] = disk_without_fsync  # Called with the name at each boot.
     class_names: tuple[str, ...] = ()
     plugins: PlugIns = field(default_factory=PlugIns)  # Plug-ins that every device allows.
@@ -148,7 +148,7 @@ class Simulation:
     def _publisher(self, device: str, state: DeviceState, data: Splits) -> Callable[[Plan], Models] | None:
         if (settings := self.serves.get(device)) is None:
             return None
-        publisher = ModelPublisher(settings, state.folder, Origin(device, None), state.disk)
+        publisher = ModelPublisher(settings, state.folder, ModelOrigin(device, None), state.disk)
         return lambda plan: publisher.of(plan, data.names)
 
     def _models_of(self, device: str) -> Path:

@@ -23,7 +23,7 @@ NAME: Final = "tracked.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrackedProgress:
     known_as: str = ""  # The identity of the run in the tracker.
     next_round: int = 1
     ended: bool = False
@@ -42,10 +42,10 @@ class TrackedFile:
     def __init__(self, run: Path) -> None:
         self._run, self._path = run, run / NAME
 
-    def of(self, destination: str) -> Progress:
-        return self._read().get(destination, Progress())
+    def of(self, destination: str) -> TrackedProgress:
+        return self._read().get(destination, TrackedProgress())
 
-    def note(self, destination: str, progress: Progress) -> None:
+    def note(self, destination: str, progress: TrackedProgress) -> None:
         with held(self._run):
             found = {**self._read(), destination: progress}
             table = {name: asdict(one) for name, one in found.items()}
@@ -65,9 +65,9 @@ class TrackedFile:
                 raise TakenError from None
             yield
 
-    def _read(self) -> dict[str, Progress]:
+    def _read(self) -> dict[str, TrackedProgress]:
         try:
             table: Any = json.loads(self._path.read_bytes())
-            return {name: decode(Progress, one) for name, one in table.items()}
+            return {name: decode(TrackedProgress, one) for name, one in table.items()}
         except (OSError, ValueError, AttributeError, SettingsError):
             return {}

@@ -35,7 +35,7 @@ def demand_declared_and_finite(half: ClientHalf, payload: Payload) -> None:
         raise WrongArraysError(problem.message)
 
 
-class Broadcast(Mapping[str, Tensor]):
+class ReceivedArrays(Mapping[str, Tensor]):
     """The arrays as the coordinator sent them, with the name of the array that was read last."""
 
     def __init__(self, payload: Payload) -> None:

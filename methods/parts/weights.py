@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofleet.methods.contract.base import Payload
-from protofleet.methods.contract.received import Broadcast, WrongArraysError
+from protofleet.methods.contract.received import ReceivedArrays, WrongArraysError
 from protofleet.methods.contract.wants import TensorSpec, like
 from protofleet.methods.nets.base import Net, frozen_backbones
 
@@ -56,7 +56,7 @@ def load_weights(
             raise WrongArraysError(
                 f"{start}{name} is {tuple(loaded.shape)}, the network has {tuple(value.shape)}"
             )
-        if isinstance(payload, Broadcast) and loaded.dtype != value.dtype:
+        if isinstance(payload, ReceivedArrays) and loaded.dtype != value.dtype:
             raise WrongArraysError(f"{start}{name} is {loaded.dtype}, the network has {value.dtype}")
         value.copy_(loaded)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from protofleet.methods.plugins import file, packages
 from protofleet.methods.plugins.errors import PlugInError
-from protofleet.methods.plugins.file import Source
+from protofleet.methods.plugins.file import PluginFile
 from protofleet.methods.plugins.paths import IN_SETTINGS
 
 SHA256: Final = re.compile("[0-9a-f]{64}")
@@ -90,7 +90,7 @@ class PlugIns:
             f"{what}, which this device allows and does not have; its owner can put the file into plugins.files"
         )
 
-    def _sources(self) -> list[Source]:
+    def _sources(self) -> list[PluginFile]:
         """Return the files that can be read; a missing or wrong file does not stop the search."""
         found = []
         for path in self.files:

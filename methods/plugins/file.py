@@ -25,7 +25,7 @@ PREFIX: Final = "protofleet_plugin_"
 
 
 @dataclass(frozen=True)
-class Source:
+class PluginFile:
     """The content of a file when it was read once.
 
     If a link is moved afterwards, the content does not change.
@@ -36,7 +36,7 @@ class Source:
     sha256: str
 
 
-def read(path: Path, seen: str = "") -> Source:
+def read(path: Path, seen: str = "") -> PluginFile:
     """Read a file and return its content with its hash.
 
     `seen` tells the user from which folder the path may have been completed.
@@ -52,7 +52,7 @@ def read(path: Path, seen: str = "") -> Source:
         raise PlugInError(f"{path} cannot be read: {error.strerror}; name a file of Python") from None
     if len(text) > LARGEST:
         raise PlugInError(f"{path} is over {LARGEST:,} bytes; a plug-in is one file of Python below that")
-    return Source(path, text, hashlib.sha256(text).hexdigest())
+    return PluginFile(path, text, hashlib.sha256(text).hexdigest())
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -64,7 +64,7 @@ def _bytes_of(path: Path) -> bytes:
         return file.read(LARGEST + 1)
 
 
-def from_file(path: Path, allowed: Collection[str] | None, seen: str = "") -> tuple[Source, ModuleType]:
+def from_file(path: Path, allowed: Collection[str] | None, seen: str = "") -> tuple[PluginFile, ModuleType]:
     """Read a file and run it, or raise PlugInError if its hash is not allowed.
 
     If `allowed` is None, the person at this machine has named the file.
@@ -78,7 +78,7 @@ def from_file(path: Path, allowed: Collection[str] | None, seen: str = "") -> tu
     return source, module_of(source)
 
 
-def module_of(source: Source) -> ModuleType:
+def module_of(source: PluginFile) -> ModuleType:
     """Return the module of a file, which is run only once in a process."""
     name = PREFIX + source.sha256
     if name in sys.modules:
@@ -97,11 +97,11 @@ def module_of(source: Source) -> ModuleType:
     return module
 
 
-def _run(source: Source, module: ModuleType) -> None:
+def _run(source: PluginFile, module: ModuleType) -> None:
     exec(compile(source.text, str(source.path), "exec", dont_inherit=True), module.__dict__)
 
 
-def _remember_lines(source: Source) -> None:
+def _remember_lines(source: PluginFile) -> None:
     """Keep the lines for tracebacks: they show the line that was run, even if the file has changed since."""
     path, lines = str(source.path), source.text.decode(errors="replace").splitlines(keepends=True)
     linecache.cache[path] = (len(source.text), None, lines, path)

@@ -27,7 +27,7 @@ class CardError(ValueError):
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """The place of a tensor's bytes in a template."""
 
     at: int
@@ -61,7 +61,7 @@ class Card:
     made: str = ""  # Time in UTC at which the model was exported.
     files: dict[str, str] = field(default_factory=dict)  # SHA-256 of each file by its name.
     # In the card of a template: the place of each tensor's bytes in model.onnx.
-    offsets: dict[str, Place] = field(default_factory=dict)
+    offsets: dict[str, TensorPlace] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:

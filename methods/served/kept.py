@@ -33,7 +33,7 @@ ABOUT: Final = "protofleet"  # The key of the metadata.
 
 
 @dataclass(frozen=True)
-class Origin:
+class KeptOrigin:
     """The origin of a model that a device writes into a file."""
 
     plan: Plan
@@ -72,7 +72,7 @@ class Kept:
 
 
 def pieces_of_kept(
-    half: ClientHalf, origin: Origin, number: int, validation: float | None, test: Mapping[str, float]
+    half: ClientHalf, origin: KeptOrigin, number: int, validation: float | None, test: Mapping[str, float]
 ) -> Iterator[bytes]:
     """Yield the file, tensor by tensor."""
     stored: dict[str, Tensor] = {}

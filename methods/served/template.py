@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protofleet.methods.nets.weights_file import NAMES
-from protofleet.methods.served.card import Card, CardError, Place
+from protofleet.methods.served.card import Card, CardError, TensorPlace
 
 ROWS, PLACES = "rule.rows", "rule.places"
 # Field numbers of onnx.proto on the path to a tensor's name and its numbers.
@@ -24,7 +24,7 @@ NAME: Final = 8
 RAW_DATA: Final = 9
 
 
-def places_in(model: bytes, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
+def places_in(model: bytes, tensors: Mapping[str, Tensor]) -> dict[str, TensorPlace]:
     """Return the places of the tensors that the graph reads.
 
     A batch norm's count of batches is in no graph.
@@ -35,7 +35,7 @@ def places_in(model: bytes, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
             value = tensors[name]
             if length != value.nbytes:
                 raise CardError(f"{name} has {length} bytes in the ONNX file and {value.nbytes} in the model")
-            found[name] = Place(at, NAMES[value.dtype], tuple(value.shape))
+            found[name] = TensorPlace(at, NAMES[value.dtype], tuple(value.shape))
     return found
 
 
@@ -61,7 +61,7 @@ def fill(template: bytes, card: Card, tensors: Mapping[str, Tensor]) -> bytes:
     return bytes(filled)
 
 
-def _bytes_for(name: str, value: Tensor, place: Place) -> bytes:
+def _bytes_for(name: str, value: Tensor, place: TensorPlace) -> bytes:
     if (NAMES[value.dtype], tuple(value.shape)) != (place.dtype, place.shape):
         raise CardError(
             f"{name[:64]} is {NAMES[value.dtype]} {list(value.shape)}, and the template's {place.dtype} "
@@ -85,7 +85,7 @@ def with_room(tensors: Mapping[str, Tensor], rows: int, each: int) -> dict[str, 
     return {**tensors, ROWS: padded, PLACES: nowhere}
 
 
-def _with_room(offsets: Mapping[str, Place], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _with_room(offsets: Mapping[str, TensorPlace], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     if not {ROWS, PLACES} <= offsets.keys() & tensors.keys():
         return tensors
     return with_room(tensors, offsets[ROWS].shape[0], offsets[PLACES].shape[1])

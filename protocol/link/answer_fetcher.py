@@ -12,7 +12,7 @@ from protofleet.protocol.link import indirect_manifest
 from protofleet.protocol.link.admission import AdmissionController, AdmitNothing
 from protofleet.protocol.link.base import WINDOW, FrameOutcome, Received
 from protofleet.protocol.link.block_budget import Credit, blocks_allowed, is_used_up
-from protofleet.protocol.link.fetch import RETRY_SECONDS, Fetch, ResponseTime
+from protofleet.protocol.link.fetch import RETRY_SECONDS, ObjectFetch, ResponseTime
 from protofleet.protocol.link.inline_answer import InlineAnswer
 from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.link.to_devices import LinkToDevices
@@ -33,7 +33,7 @@ class AnswerFetcher:
         self.admission_controller: AdmissionController = AdmitNothing()
         # Called every few seconds with the progress of an answer that takes long.
         self.on_progress: Callable[[str, TransferProgress], None] = lambda device, progress: None
-        self.fetches: dict[str, tuple[Fetch, Received]] = {}
+        self.fetches: dict[str, tuple[ObjectFetch, Received]] = {}
         # Seconds before the next request, by device whose fetch was given up while the question is open.
         self._retry_seconds: dict[str, float] = {}
         self._response_time = ResponseTime()  # shared by all fetches
@@ -169,11 +169,11 @@ class AnswerFetcher:
         self._share_budget(now)
         return []
 
-    def _new_fetch(self, device: str, partial: Partial, retry: float) -> Fetch:
+    def _new_fetch(self, device: str, partial: Partial, retry: float) -> ObjectFetch:
         def send(request: BlockRequest) -> None:
             self._link.send(device, request)
 
-        return Fetch(partial, send, self._response_time, retry, self._link.kinds)
+        return ObjectFetch(partial, send, self._response_time, retry, self._link.kinds)
 
     def _complete(self, received: Received, update: Update, name: bytes) -> list[Received]:
         arrays = self._stores(received.sender).open(name)
@@ -191,7 +191,7 @@ class AnswerFetcher:
         size, spans, fresh = held[0].take(index, data, now)
         return FrameOutcome(held=size, spans=spans, new=fresh)
 
-    def block_taken(self, device: str, fetch: Fetch, now: float) -> list[Received]:
+    def block_taken(self, device: str, fetch: ObjectFetch, now: float) -> list[Received]:
         """Go on after a new block: ask for more blocks, or return the answer that is complete now."""
         if fetch.partial.complete:
             return self._completed(device, now)
@@ -236,7 +236,7 @@ class AnswerFetcher:
     def _in_flight(self, now: float) -> int:
         return self._credit.blocks + sum(fetch.in_flight(now) for _, fetch in self._begun())
 
-    def _begun(self) -> Iterator[tuple[str, Fetch]]:
+    def _begun(self) -> Iterator[tuple[str, ObjectFetch]]:
         """Yield the fetches that have begun.
 
         All other fetches came later, and wait for their share of the budget.

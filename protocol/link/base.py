@@ -15,7 +15,7 @@ from protofleet.protocol.link import indirect_manifest
 from protofleet.protocol.link.block_count import CountedSpan
 from protofleet.protocol.link.block_qos import BlockQos
 from protofleet.protocol.link.clocks import Clock
-from protofleet.protocol.link.fetch import Fetch
+from protofleet.protocol.link.fetch import ObjectFetch
 from protofleet.protocol.link.meter import DOWN, UP, Meter
 from protofleet.protocol.link.replay_window import ReplayWindow
 from protofleet.protocol.security.envelope import (  # fmt: skip
@@ -355,7 +355,7 @@ class Link:
         return other_keys(window.holder, holder) or self.clock.ahead(window.boot) > 0
 
     def count_overflow(self, frames: int) -> None:
-        """Count frames that were dropped unread because the inbox was full."""
+        """Count frames that were dropped unread because the receive queue was full."""
         self.meter.messages[self.peer_direction, "unreadable", Reason.FLOOD.value] += frames
         self.meter.rejected[Reason.FLOOD] += frames
 
@@ -478,7 +478,7 @@ class Link:
         for span in spans:
             self.meter.count_bytes(self.peer_direction, span.size, span.tensors, span.fresh, device)
 
-    def end_fetch(self, fetch: Fetch, forget: bool, device: str | None = None) -> None:
+    def end_fetch(self, fetch: ObjectFetch, forget: bool, device: str | None = None) -> None:
         """Stop receiving an object, and count the bytes that came before its table."""
         self._count_spans(fetch.count.end(), device)
         fetch.partial.abandon(forget)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from protofleet.protocol.link import indirect_manifest
 from protofleet.protocol.link.base import WINDOW, FrameOutcome, Link, Received
 from protofleet.protocol.link.clocks import Clock, ahead, days
-from protofleet.protocol.link.fetch import Fetch, ResponseTime, indices
+from protofleet.protocol.link.fetch import ObjectFetch, ResponseTime, indices
 from protofleet.protocol.link.meter import UP
 from protofleet.protocol.link.replay_window import ReplayWindow
 from protofleet.protocol.security.envelope import Header
@@ -59,7 +59,7 @@ class DeviceLink(Link):
         # Round and phase of the last task, and the number of blocks of its answer that the coordinator asked
         # for with it.
         self._credit = (0, "", 0)
-        self._fetch: Fetch | None = None
+        self._fetch: ObjectFetch | None = None
         self._waiting: Received | None = None
         self._response_time = ResponseTime()
         # Time of the coordinator's last new message. Retained messages, and messages that the broker has
@@ -224,7 +224,7 @@ class DeviceLink(Link):
         """
         return not manifest.parts
 
-    def _continues(self, fetch: Fetch, manifest: Manifest) -> bool:
+    def _continues(self, fetch: ObjectFetch, manifest: Manifest) -> bool:
         """Return whether the manifest is of the object that is being fetched, and take over its key.
 
         A coordinator that was away serves the same object under another key.
@@ -272,7 +272,7 @@ class DeviceLink(Link):
         self.stop_fetching()
         partial = self.store.begin(manifest)
         self._fetch, self._waiting = (
-            Fetch(partial, self.send, self._response_time, kinds=self.kinds),
+            ObjectFetch(partial, self.send, self._response_time, kinds=self.kinds),
             received,
         )
         follows = self._follows(manifest)
@@ -328,7 +328,7 @@ class DeviceLink(Link):
         fetched = self._fetch is not None and self._fetch.is_named(prefix)
         return not fetched and prefix not in self._recently_completed
 
-    def _completed(self, fetch: Fetch, now: float) -> list[Received]:
+    def _completed(self, fetch: ObjectFetch, now: float) -> list[Received]:
         """Name the object, as all of its blocks are here, and go on with the task that waits for it."""
         waiting, self._fetch, self._waiting = self._waiting, None, None
         self._ignore_blocks_of(fetch.manifest)

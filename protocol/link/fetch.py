@@ -48,7 +48,7 @@ class ResponseTime:
         return min(GAPS * self.seconds, SILENT_SECONDS)
 
 
-class Fetch:
+class ObjectFetch:
     """A fetch of one object, with at most `window` blocks in flight."""
 
     def __init__(

@@ -28,7 +28,7 @@ TYPES: Final[Mapping[Any, tuple[str, str]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class DescribedSetting:
     """A key of a settings table."""
 
     key: str
@@ -51,7 +51,7 @@ class Setting:
         return text if abs(self.default) >= LARGE else text.replace("_", "")
 
 
-def keys(cls: type) -> list[Setting]:
+def keys(cls: type) -> list[DescribedSetting]:
     """Return the keys of a table in their order. Keys that are tables have a table of their own as default."""
     hints, words = typing.get_type_hints(cls, include_extras=True), sentences(cls)
     return [_key(field, hints[field.name], words.get(field.name, "")) for field in _fields(cls)]
@@ -66,7 +66,7 @@ def tables(cls: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
             yield from tables(inner, (*path, field.name, *named))
 
 
-def added_keys(cls: type, base: type) -> list[Setting]:
+def added_keys(cls: type, base: type) -> list[DescribedSetting]:
     """Return the keys that a class has in addition to its base, or with another default or sentence."""
     common = keys(base)
     return [setting for setting in keys(cls) if setting not in common]
@@ -86,12 +86,14 @@ def _classes(hint: Any) -> Iterator[tuple[type, tuple[str, ...]]]:
         yield from ((cls, (*named, *below)) for cls, below in _classes(part))
 
 
-def _key(field: dataclasses.Field[Any], hint: Any, sentence: str) -> Setting:
+def _key(field: dataclasses.Field[Any], hint: Any, sentence: str) -> DescribedSetting:
     required = field.default is field.default_factory is MISSING
     default = field.default_factory() if field.default_factory is not MISSING else field.default
     if required or dataclasses.is_dataclass(default):
         default = None if required else {}
-    return Setting(field.name, type_words(hint), bounds_words(hint), required, encode(default), sentence)
+    return DescribedSetting(
+        field.name, type_words(hint), bounds_words(hint), required, encode(default), sentence
+    )
 
 
 def type_words(hint: Any, plural: bool = False) -> str:
@@ -130,7 +132,7 @@ def bounds_words(hint: Any) -> str:
     return ""
 
 
-def for_programs(setting: Setting) -> dict[str, Any]:
+def for_programs(setting: DescribedSetting) -> dict[str, Any]:
     """Return a setting for JSON, which has no infinite numbers."""
     default = setting.default
     if isinstance(default, float) and not math.isfinite(default):

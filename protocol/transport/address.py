@@ -19,7 +19,7 @@ from protofleet.protocol.transport.tls import TlsFiles as TlsFiles
 from protofleet.protocol.transport.tls import explain_tls, finish_handshake, tls_context
 
 Qos: TypeAlias = Annotated[int, Within(0, 1)]
-# Bytes; an inbox has room for a window of the largest blocks.
+# Bytes; a receive queue has room for a window of the largest blocks.
 SMALLEST_BLOCK, LARGEST_BLOCK = 64 * 1024, 256 * 1024
 BlockBytes: TypeAlias = Annotated[int, Within(SMALLEST_BLOCK, LARGEST_BLOCK)]
 TAKEN_OVER: Final = 142

@@ -54,13 +54,13 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRequest:
     """The request to end this process with a bye and a DISCONNECT."""
 
     reason: str
 
 
-Item: TypeAlias = Connected | Arrived | Disconnected | Denied | Done | Stop
+Item: TypeAlias = Connected | Arrived | Disconnected | Denied | Done | StopRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Will:
 class Transport(Protocol):
     """A connection to the broker that sends frames.
 
-    It puts everything that it receives into one inbox, which it gets at construction, as an `Item`.
+    It puts everything that it receives into one receive queue, which it gets at construction, as an `Item`.
     """
 
     @property

@@ -1,7 +1,7 @@
 """Speak MQTT 5 with paho.
 
 Only this file and stream.py below it use paho. The network's thread owns the socket and paho. It fills the
-inbox and calls no code of its users. paho's own loop thread is not used: any exception ends it while
+receive queue and calls no code of its users. paho's own loop thread is not used: any exception ends it while
 `is_connected()` stays true, it hides why a connection failed, it waits without jitter, its select() fails
 from the 1024th file descriptor on, and each connection would need one.
 
@@ -42,7 +42,7 @@ from protofleet.protocol.transport.base import (
     packet_bytes,
 )
 from protofleet.protocol.transport.caught_errors import CaughtErrors, never_raises
-from protofleet.protocol.transport.network import Entry, Network, Socket
+from protofleet.protocol.transport.network import ConnectionEntry, NetworkThreads, Socket
 from protofleet.protocol.transport.outbox import Outbox, Publish, Subscribe, Unsubscribe
 from protofleet.protocol.transport.packets import (
     MOST_RECEIVED,
@@ -68,7 +68,7 @@ PACKET_IDS: Final = range(1 << 15, 1 << 16)  # packet ids of our publishes; paho
 MAX_PACKET: Final = 268_435_455  # bytes in a packet, for a broker that states no limit
 RECEIVE_MAX: Final = 65_535  # publishes in flight, for a broker that states no limit
 
-Inbox: TypeAlias = "queue.SimpleQueue[Item] | queue.Queue[Item]"
+ItemQueue: TypeAlias = "queue.SimpleQueue[Item] | queue.Queue[Item]"
 
 
 class PahoErrors(logging.Handler):
@@ -101,17 +101,17 @@ class Mqtt:
         self,
         client_id: str,
         broker: BrokerAddress,
-        inbox: Inbox,
+        receive_queue: ItemQueue,
         *,
         subscriptions: Sequence[str] = (),
         session_seconds: int = 0,
         clean_start: bool = True,
         retry_seconds: tuple[float, float] = (0.5, 30.0),
-        network: Network | None = None,
+        network: NetworkThreads | None = None,
     ) -> None:
         self.errors = CaughtErrors()
         self.broker_certificate_ends: float | None = None
-        self._broker, self._inbox = broker, inbox
+        self._broker, self._receive_queue = broker, receive_queue
         self._returns: Callable[[], bool] = lambda: False
         self._session_seconds, self._clean_start = session_seconds, clean_start
         self._topics = dict.fromkeys(subscriptions)
@@ -123,8 +123,8 @@ class Mqtt:
         self._client = self._paho(client_id)
         self._outbox, self._published = Outbox(self._wake), 0
         self._heard_at = self._said_at = self._pinged_at = 0.0  # the last is 0 while no answer is waited for
-        self._name, self._network = client_id, network or Network(client_id)
-        self._entry: Entry | None = None  # entry of this connection in the network
+        self._name, self._network = client_id, network or NetworkThreads(client_id)
+        self._entry: ConnectionEntry | None = None  # entry of this connection in the network
         self._backoff, self._opened_at, self._closed = Backoff(*retry_seconds), 0.0, False
 
     def connect(self, will: Will | None = None, returns: Callable[[], bool] = lambda: False) -> None:
@@ -188,7 +188,7 @@ class Mqtt:
 
     @never_raises
     def _tell(self, item: Item) -> None:
-        self._inbox.put(item)
+        self._receive_queue.put(item)
 
     # All methods below run on the network's threads. First come those that these threads call, then those
     # that paho calls.

@@ -67,7 +67,7 @@ class Phase(Enum):
 
 
 @dataclass(eq=False)
-class Entry:
+class ConnectionEntry:
     """A connection in the form in which the network thread keeps it."""
 
     connection: Connection
@@ -79,7 +79,7 @@ class Entry:
     over: threading.Event = field(default_factory=threading.Event)
 
 
-class Network:
+class NetworkThreads:
     """The threads for all connections of a process.
 
     They start with the first connection and end with the last one.
@@ -89,18 +89,18 @@ class Network:
         self._name, self._lock = name, threading.Lock()
         # Shared by all connections, because only one steps at a time.
         self.buffer = memoryview(bytearray(READ_BYTES))
-        self._entries: set[Entry] = set()
+        self._entries: set[ConnectionEntry] = set()
         self._thread: threading.Thread | None = None
         self._opener: threading.Thread | None = None
         self._is_opening = (
             # True while the opener looks for more to open: a thread that ends is still alive for a moment.
             False
         )
-        self._to_open: deque[Entry] = deque()
-        self._wake_ups: WakeUps[Entry] | None = None
+        self._to_open: deque[ConnectionEntry] = deque()
+        self._wake_ups: WakeUps[ConnectionEntry] | None = None
 
-    def add(self, connection: Connection) -> Entry:
-        entry = Entry(connection)
+    def add(self, connection: Connection) -> ConnectionEntry:
+        entry = ConnectionEntry(connection)
         with self._lock:
             self._entries.add(entry)
             if self._wake_ups is None:
@@ -110,17 +110,17 @@ class Network:
         self.wake(entry)
         return entry
 
-    def wake(self, entry: Entry) -> None:
+    def wake(self, entry: ConnectionEntry) -> None:
         """Give the connection a turn soon; any thread may call this."""
         if (wake_ups := self._wake_ups) is not None:
             wake_ups.add(entry)
 
-    def leave(self, entry: Entry) -> None:
+    def leave(self, entry: ConnectionEntry) -> None:
         """Do not open the connection again; the present one ends when its next `step` returns False."""
         entry.leaving = True
         self.wake(entry)
 
-    def join(self, entry: Entry, seconds: float) -> bool:
+    def join(self, entry: ConnectionEntry, seconds: float) -> bool:
         """Wait until the connection is over, and return whether it is.
 
         When the last connection is over, this also waits for the threads.
@@ -133,14 +133,14 @@ class Network:
             thread.join(max(0.0, deadline - time.monotonic()))
         return entry.over.is_set()
 
-    def _run(self, wake_ups: WakeUps[Entry]) -> None:
+    def _run(self, wake_ups: WakeUps[ConnectionEntry]) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(wake_ups, selectors.EVENT_READ)
             loop = _Loop(selector, wake_ups, self._open_soon, self._is_over)
             while self._goes_on(wake_ups):
                 loop.turn()
 
-    def _goes_on(self, wake_ups: WakeUps[Entry]) -> bool:
+    def _goes_on(self, wake_ups: WakeUps[ConnectionEntry]) -> bool:
         with self._lock:
             if self._entries:
                 return True
@@ -148,12 +148,12 @@ class Network:
         wake_ups.close()
         return False
 
-    def _is_over(self, entry: Entry) -> None:
+    def _is_over(self, entry: ConnectionEntry) -> None:
         with self._lock:
             self._entries.discard(entry)
         entry.over.set()
 
-    def _open_soon(self, entry: Entry) -> None:
+    def _open_soon(self, entry: ConnectionEntry) -> None:
         with self._lock:
             self._to_open.append(entry)
             if not self._is_opening:
@@ -192,13 +192,15 @@ class _Loop:
     """The loop of the network thread."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, wake_ups: WakeUps[Entry],
-        open_soon: Callable[[Entry], None], is_over: Callable[[Entry], None],
+        self, selector: selectors.BaseSelector, wake_ups: WakeUps[ConnectionEntry],
+        open_soon: Callable[[ConnectionEntry], None], is_over: Callable[[ConnectionEntry], None],
     ) -> None:  # fmt: skip
         self._selector, self._wake_ups = selector, wake_ups
         self._open_soon, self._is_over = open_soon, is_over
-        self._timers = Timers[Entry]()
-        self._decrypted: list[Entry] = []  # they have more to read, even if the selector does not say so
+        self._timers = Timers[ConnectionEntry]()
+        self._decrypted: list[
+            ConnectionEntry
+        ] = []  # they have more to read, even if the selector does not say so
 
     def turn(self) -> None:
         ready = [key.data for key, _ in self._selector.select(self._wait_seconds()) if key.data is not None]
@@ -214,7 +216,7 @@ class _Loop:
         at = self._timers.next_at
         return None if at == NEVER else max(0.0, at - time.monotonic())
 
-    def _advance(self, entry: Entry) -> None:
+    def _advance(self, entry: ConnectionEntry) -> None:
         match entry.phase:
             case Phase.PAUSING if entry.leaving:
                 self._finish(entry)
@@ -226,7 +228,7 @@ class _Loop:
             case Phase.STANDING:
                 self._step(entry)
 
-    def _take_over(self, entry: Entry) -> None:
+    def _take_over(self, entry: ConnectionEntry) -> None:
         if entry.socket is None:
             self._end(entry)
             return
@@ -234,7 +236,7 @@ class _Loop:
         self._selector.register(entry.socket, entry.events, entry)
         self._step(entry)
 
-    def _step(self, entry: Entry) -> None:
+    def _step(self, entry: ConnectionEntry) -> None:
         connection, sock = entry.connection, entry.socket
         assert sock is not None
         if not connection.step():
@@ -249,7 +251,7 @@ class _Loop:
             self._decrypted.append(entry)
         self._timers.set(entry, time.monotonic() + CHECK_SECONDS)
 
-    def _end(self, entry: Entry) -> None:
+    def _end(self, entry: ConnectionEntry) -> None:
         entry.socket, pause = None, entry.connection.end()
         if entry.leaving or pause == NEVER:
             self._finish(entry)
@@ -257,7 +259,7 @@ class _Loop:
         entry.phase, entry.try_at = Phase.PAUSING, time.monotonic() + pause
         self._timers.set(entry, entry.try_at)
 
-    def _finish(self, entry: Entry) -> None:
+    def _finish(self, entry: ConnectionEntry) -> None:
         entry.phase = Phase.OVER
         self._timers.forget(entry)
         self._is_over(entry)

@@ -18,7 +18,7 @@ from protofleet.methods.nets.catalog import build
 
 
 @dataclass(frozen=True)
-class Row:
+class CostRow:
     method: str
     network: str
     head: str = "linear"
@@ -38,62 +38,62 @@ class Setting:
     title: str
     image: tuple[int, int, int]
     classes: int
-    rows: tuple[Row, ...]  # The other rows are compared with the first one.
+    rows: tuple[CostRow, ...]  # The other rows are compared with the first one.
 
 
 SETTINGS = (
     Setting("FedLSA, Digits: anchors are 1.35 % on top of the model", (3, 32, 32), 10, (
-        Row("fedavg", "cnn23"), Row("fedlsa", "cnn23"),
+        CostRow("fedavg", "cnn23"), CostRow("fedlsa", "cnn23"),
     )),
     Setting("FedPLCC, Digit-5: three prototypes a class, 0.31 % of the model", (3, 64, 64), 10, (
-        Row("fedavg", "resnet10"), Row("fedplcc", "resnet10", prototypes=30),
+        CostRow("fedavg", "resnet10"), CostRow("fedplcc", "resnet10", prototypes=30),
     )),
     Setting("FedSA, CIFAR-10: 5,120 each way", (3, 32, 32), 10, (
-        Row("fedavg", "cnn4"), Row("fedsa", "cnn4"),
+        CostRow("fedavg", "cnn4"), CostRow("fedsa", "cnn4"),
     )),
     Setting("FedSA, CIFAR-100: 51,200, 5.5 % of FedAvg", (3, 32, 32), 100, (
-        Row("fedavg", "cnn4"), Row("fedsa", "cnn4"),
+        CostRow("fedavg", "cnn4"), CostRow("fedsa", "cnn4"),
     )),
     Setting("FedSA, Tiny-ImageNet: 102,400", (3, 64, 64), 200, (
-        Row("fedavg", "cnn4"), Row("fedsa", "cnn4"),
+        CostRow("fedavg", "cnn4"), CostRow("fedsa", "cnn4"),
     )),
     Setting("FedHP, MNIST: 582,026 against 10,240", (1, 28, 28), 10, (
-        Row("fedavg", "cnn_mnist"), Row("fedhp", "cnn_mnist_conv"),
+        CostRow("fedavg", "cnn_mnist"), CostRow("fedhp", "cnn_mnist_conv"),
     )),
     Setting("FedHP, CIFAR-10 and SVHN: 725,952 against 16,000", (3, 32, 32), 10, (
-        Row("fedavg", "cnn_fednh_small"), Row("fedhp", "cnn_fednh_conv"),
+        CostRow("fedavg", "cnn_fednh_small"), CostRow("fedhp", "cnn_fednh_conv"),
     )),
     Setting("FedHP, the same with FedNH's network as published", (3, 32, 32), 10, (
-        Row("fedavg", "cnn_fednh"), Row("fedhp", "cnn_fednh_conv"),
+        CostRow("fedavg", "cnn_fednh"), CostRow("fedhp", "cnn_fednh_conv"),
     )),
     Setting("FedPall, Digits: 11,800 samples a device on average", (3, 32, 32), 10, (
-        Row("fedavg", "resnet50", "mlp"), Row("fedpall", "resnet50", examples=11_800, clients=5),
+        CostRow("fedavg", "resnet50", "mlp"), CostRow("fedpall", "resnet50", examples=11_800, clients=5),
     )),
     Setting("FedPall, Office: 507 samples a device on average", (3, 64, 64), 10, (
-        Row("fedavg", "resnet50", "mlp"), Row("fedpall", "resnet50", examples=507, clients=4),
+        CostRow("fedavg", "resnet50", "mlp"), CostRow("fedpall", "resnet50", examples=507, clients=4),
     )),
     Setting("FedPall, where its upload equals FedAvg's", (3, 64, 64), 10, (
-        Row("fedavg", "resnet50", "mlp"), Row("fedpall", "resnet50", examples=12_122, clients=5),
+        CostRow("fedavg", "resnet50", "mlp"), CostRow("fedpall", "resnet50", examples=12_122, clients=5),
     )),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Line:
-    row: Row
+class CostLine:
+    row: CostRow
     up: Mapping[str, int]
     down: Mapping[str, int]
 
 
-def lines(setting: Setting) -> Iterator[Line]:
+def lines(setting: Setting) -> Iterator[CostLine]:
     for row in setting.rows:
         cost_of = load(row.method).cost
         assert cost_of is not None, f"{row.method} does not say what it costs"
         cost = cost_of(sizes(setting, row))
-        yield Line(row, cost.up, cost.down)
+        yield CostLine(row, cost.up, cost.down)
 
 
-def sizes(setting: Setting, row: Row) -> Sizes:
+def sizes(setting: Setting, row: CostRow) -> Sizes:
     with torch.device("meta"):
         model = build(
             row.network, classes=setting.classes, image=setting.image,
@@ -107,7 +107,7 @@ def table() -> str:
     found = [f"{'':45}{'up':>12}{'':>8}{'down':>12}"]
     for setting in SETTINGS:
         found += ["", setting.title]
-        reference: Line | None = None
+        reference: CostLine | None = None
         for line in lines(setting):
             reference = reference or line
             found.append(text(line, reference))
@@ -131,7 +131,7 @@ def as_objects() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def text(line: Line, reference: Line) -> str:
+def text(line: CostLine, reference: CostLine) -> str:
     cells = ""
     for own, other in ((line.up, reference.up), (line.down, reference.down)):
         total, whole = sum(own.values()), sum(other.values())

@@ -10,7 +10,7 @@ from protofleet.runtime.command.listing import Listing, add_listing_options, fit
 
 if TYPE_CHECKING:
     from protofleet.cli.settings_tables import SettingsTable
-    from protofleet.protocol.settings.described import Setting
+    from protofleet.protocol.settings.described import DescribedSetting
 
 
 def add_settings(commands: Subparsers) -> None:
@@ -72,7 +72,7 @@ def print_table(listing: Listing, cls: type, tables: list[SettingsTable]) -> Non
             listing.line(fitted(f"      {setting.sentence}"))
 
 
-def line_of(setting: Setting) -> str:
+def line_of(setting: DescribedSetting) -> str:
     """Return `key = default`, the type and the bounds."""
     words = ", ".join(filter(None, (setting.type, setting.bounds)))
     default = f"({setting.default_text})" if setting.default is None else setting.default_text

@@ -11,7 +11,7 @@ from typing import Any
 from protofleet.cli.main import program
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.edge_client.agent import Agent
-from protofleet.protocol.link.fetch import Fetch
+from protofleet.protocol.link.fetch import ObjectFetch
 
 log = logging.getLogger("protofleet.chaos")
 
@@ -59,7 +59,7 @@ def line(link: Any) -> list[str]:
     ]
 
 
-def fetch(f: Fetch | None) -> str:
+def fetch(f: ObjectFetch | None) -> str:
     if f is None:
         return "nothing"
     here, wake = sum(f.partial.have), f.wake_at - time.monotonic()

@@ -16,7 +16,7 @@ from PIL import Image
 
 from protofleet.cli.main import main
 from protofleet.cli.predict import ChosenModel, watch
-from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
+from protofleet.edge_client.serving.publisher import ModelOrigin, ModelPublisher
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.trainer.job import EVALUATE, LocalJob
 from protofleet.methods.contract.bridge import to_numpy
@@ -31,7 +31,9 @@ BOARD = re.compile(r"^```sh board\n(.*?)^```", re.MULTILINE | re.DOTALL)
 def board(tmp_path_factory):
     """Return a device's folder with three versions of the model, and pictures that have not the model's size."""
     folder = tmp_path_factory.mktemp("board")
-    published = ModelPublisher(ModelSettings(), folder / "state", Origin("owl", None), Disk(durable=False))
+    published = ModelPublisher(
+        ModelSettings(), folder / "state", ModelOrigin("owl", None), Disk(durable=False)
+    )
     made, data = plan("fedavg", 3), shard(0)
     half = made.client_half(data.train, "owl", validation=data.validation)
     job = LocalJob(half, data, "global", models=published.of(made, NAMES))

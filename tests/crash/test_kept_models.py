@@ -5,14 +5,14 @@ The training goes on in all cases.
 
 import logging
 
+from protofleet.edge_client.serving.publisher import KeptOrigin as Publisher
 from protofleet.edge_client.serving.publisher import ModelPublisher
-from protofleet.edge_client.serving.publisher import Origin as Publisher
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.trainer.job import GLOBAL, PERSONAL
 from protofleet.edge_client.trainer.kept_models import BEST, LAST, KeptModels, kept_file
 from protofleet.methods.nets.weights_file import read_weights
 from protofleet.methods.served.card import read_card
-from protofleet.methods.served.kept import Origin, read_kept
+from protofleet.methods.served.kept import KeptOrigin, read_kept
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.protocol.storage.disk import Disk
 from tests.crash.platter import Platter
@@ -24,7 +24,7 @@ PLAN = plan_of("fedavg")
 
 
 def kept_models(folder, disk):
-    return KeptModels(folder, Origin(PLAN, "device-0", PLAN.network, ("a", "b", "c")), disk)
+    return KeptModels(folder, KeptOrigin(PLAN, "device-0", PLAN.network, ("a", "b", "c")), disk)
 
 
 def publish(kept, number, validation, kind=PERSONAL):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.events import Stage
 from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.protocol.link.rate_limit import FRAME_BURST, FRAME_RATE, REPEAT_BURST, REPEAT_RATE
@@ -35,7 +35,7 @@ def honest(tmp_path_factory):
 
 
 def with_liar(folder, **more):
-    run = simulation(folder, "fedavg", policy=POLICY, limits=more.pop("limits", Limits()))
+    run = simulation(folder, "fedavg", policy=POLICY, limits=more.pop("limits", CoordinatorLimits()))
     return run, add_liar(run, **more)
 
 
@@ -257,7 +257,10 @@ def test_liars_that_let_a_block_fall_now_and_then_do_not_keep_the_credit_of_othe
 
 def test_answers_for_which_there_is_no_room_are_turned_away_before_a_byte_is_fetched(tmp_path):
     run = simulation(
-        tmp_path, "fedavg", policy=replace(POLICY, rounds=1, quorum=1), limits=Limits(1000, 40_000, 40_000)
+        tmp_path,
+        "fedavg",
+        policy=replace(POLICY, rounds=1, quorum=1),
+        limits=CoordinatorLimits(1000, 40_000, 40_000),
     )
     run.run()
     assert Reason.NO_ROOM in rejected(run) and set(rejected(run)) <= {Reason.NO_ROOM, Reason.LATE}

@@ -6,7 +6,7 @@ import pytest
 
 import protofleet.methods.fedavg
 import protofleet.methods.fedpall
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.round.events import Left
@@ -54,7 +54,7 @@ def federation(folder, method, strikes, **rules):
     shards = {f"device-{i}": shard(i) for i in range(5)}
     made = plan(method, POLICY.rounds, epochs=1, server_epochs=1)
     policy = replace(POLICY, **rules)
-    run = Simulation(made, shards, policy, folder, build=build, limits=Limits(outlier=0.0))
+    run = Simulation(made, shards, policy, folder, build=build, limits=CoordinatorLimits(outlier=0.0))
     file = RoundsFile(folder / "rounds.jsonl")
     keep_journal(run.service.run, [file])
     return run, file

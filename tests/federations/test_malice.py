@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.events import Stage
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.transport.base import Arrived
@@ -27,7 +27,7 @@ def honest(tmp_path_factory):
 
 
 def with_liar(folder, answers=None, limits=None, **more):
-    run = simulation(folder, METHOD, policy=POLICY, limits=limits or Limits())
+    run = simulation(folder, METHOD, policy=POLICY, limits=limits or CoordinatorLimits())
     liar = add_liar(run, answers=answers, **more)
     return run, liar
 
@@ -158,7 +158,7 @@ def test_a_hello_that_lies_keeps_its_device_out(tmp_path, honest, hello, reason)
 
 
 def test_who_states_a_million_examples_may_send_no_more_than_the_operator_allows(tmp_path):
-    limits = Limits(examples=1_000_000, answer_bytes=20_000)
+    limits = CoordinatorLimits(examples=1_000_000, answer_bytes=20_000)
     run = simulation(tmp_path, "fedpall", policy=replace(POLICY, rounds=1), limits=limits)
 
     def too_much(liar, place):

@@ -15,7 +15,7 @@ import pytest
 
 from protofleet.protocol.security.envelope import DOMAIN, OPEN, SEALED, SEALING, Header
 from protofleet.protocol.security.keys import Keys
-from protofleet.protocol.transport.base import Stop
+from protofleet.protocol.transport.base import StopRequest
 from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.codec import task_id_of
 from protofleet.protocol.wire.messages import Hello
@@ -157,7 +157,7 @@ def test_another_major_version_is_told_or_counted_and_the_others_go_on(mixed, tm
         )
     else:
         assert mixed.service.link.meter.rejected[Reason.VERSION] >= 1 and not agent.finished
-        inbox.put(Stop("nobody follows its version"))
+        inbox.put(StopRequest("nobody follows its version"))
     for i, name in enumerate(DEVICES):
         mixed.start(*mixed.device(name, i))
     finished(mixed, tmp_path)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.methods.contract.catalog import names
@@ -29,7 +29,7 @@ ATTACKED = ("fedavg", "fedprox", "fedplcc", "fedproto")
 @pytest.mark.parametrize("method", names())
 def test_honest_runs_have_the_same_bits_with_the_gate_and_without(method, tmp_path):
     runs = [
-        simulation(tmp_path / name, method, limits=Limits(outlier=limit)).run()
+        simulation(tmp_path / name, method, limits=CoordinatorLimits(outlier=limit)).run()
         for name, limit in (("on", 100.0), ("off", 0.0))
     ]
     assert_same(*runs)
@@ -66,7 +66,7 @@ class Poison:
 
 def attacked(folder, method, norm, rounds=(1, 2, 3), outlier=100.0, **more):
     policy = replace(POLICY, gather=3, rounds=4, **more)
-    limits = Limits(outlier=outlier)
+    limits = CoordinatorLimits(outlier=outlier)
     run = simulation(
         folder, method, policy=policy, limits=limits, build=Poison(norm, rounds), hyper={"epochs": 1}
     )

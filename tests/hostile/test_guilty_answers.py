@@ -10,7 +10,7 @@ import json
 import numpy as np
 import pytest
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import Answer, Work, honest
 from tests.hostile.federation import Federation
@@ -57,7 +57,9 @@ def says(change: float, rounds: range, first: float | None = None) -> Work:
 def run(folder, how, kill_at=""):
     """Return the devices whose answers of round 2 were used, and the state at the end of the run."""
     planted = SERVER_HALF.replace("FAIL", FAILS[how])
-    with Federation(folder, *NAMES, "liar", policy=TOGETHER, rounds=3, limits=Limits(outlier=0.0)) as f:
+    with Federation(
+        folder, *NAMES, "liar", policy=TOGETHER, rounds=3, limits=CoordinatorLimits(outlier=0.0)
+    ) as f:
         coordinator = f.coordinator(planted=planted)
         for name in NAMES:
             f.raw(name, says(8.0, range(2, 3)) if name == "far" else honest)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import Federation
 from tests.hostile.test_old_words import over, said_to, tell_again, until_connected
@@ -17,7 +17,7 @@ def hellos(f, device):
 
 def test_refusals_that_a_broker_has_kept_end_no_later_start_however_many_there_are(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=1, policy=ALONE) as f:
-        strict = f.coordinator(name="strict", limits=Limits(examples=1))
+        strict = f.coordinator(name="strict", limits=CoordinatorLimits(examples=1))
         # The broker keeps each refusal and delivers none.
         f.proxy.passes = lambda frame: not (frame.down and frame.kind == "refusal")
         for number in (1, 2):

@@ -1,6 +1,6 @@
 """Old genuine messages that a broker has kept and repeats to devices when they start."""
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
@@ -30,7 +30,7 @@ def hellos(f, device):
 
 def test_a_refusal_ends_a_device_once_and_not_each_time_that_a_broker_says_it(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=1) as f:
-        strict = f.coordinator(name="strict", limits=Limits(examples=1))
+        strict = f.coordinator(name="strict", limits=CoordinatorLimits(examples=1))
         first = f.device("real")
         assert f.wait_for_end(first) == 1 and "refuses this device" in first.last_word()
         strict.kill()

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from protofleet.cli.main import main
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.fleet.accuracy import AccuracyCheck
 from protofleet.deploy.fleet.settings import RolloutSettings
-from protofleet.lab.local.display.progress import Progress
+from protofleet.lab.local.display.progress import ProgressDisplay
 from tests.hostile.device import Answer
 from tests.hostile.federation import Federation
 
@@ -92,7 +92,7 @@ def test_a_device_takes_no_domain_of_another_and_no_more_than_one(tmp_path):
 
 
 def test_devices_that_the_settings_name_share_a_domain_whoever_says_it_first(tmp_path):
-    limits = Limits(domains={"street": ("board-*",)})
+    limits = CoordinatorLimits(domains={"street": ("board-*",)})
     # With a straggler factor the last round, which has no quorum, would drop one of three after half a second.
     policy = Policy(quorum=3, gather=3, straggler_factor=0.0)
     with Federation(tmp_path, "board-1", "board-2", "liar", rounds=1, policy=policy, limits=limits) as f:
@@ -190,7 +190,7 @@ def test_a_domain_that_looks_like_markup_is_shown_as_it_is(tmp_path):
         f.raw("one", measuring(0.5), hello={"domain": "[/x] :smile:"})
         assert f.wait_for_end(coordinator) == 0, f.last_words()
         screen = io.StringIO()
-        with Progress(1, Console(file=screen, force_terminal=True, width=100)) as progress:
+        with ProgressDisplay(1, Console(file=screen, force_terminal=True, width=100)) as progress:
             for record in f.rounds():
                 progress.handle_line(json.dumps({"event": "round", **record}))
         assert "[/x] :smile:" in screen.getvalue() and "50.0%" in screen.getvalue()

@@ -9,7 +9,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
 from protofleet.federation.brokers.ports import free_port
 from tests.hostile.device import Answer, honest
@@ -38,7 +38,7 @@ def strikes_in_round_two(task):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_error_of_the_server_half_with_one_answer_is_that_answers_end(tmp_path, killed):
-    planted, limits = SERVER_HALF.format(above=900), Limits(outlier=0.0)
+    planted, limits = SERVER_HALF.format(above=900), CoordinatorLimits(outlier=0.0)
     with Federation(tmp_path, "one", "two", "liar", policy=TOGETHER, rounds=3, limits=limits) as f:
         coordinator = f.coordinator(planted=planted)
         liar = f.raw("liar", strikes_in_round_two)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.edge_client.limits import Limits
+from protofleet.edge_client.limits import DeviceLimits
 from protofleet.methods.contract.plan import Network
 from tests.hostile.federation import Federation
 
@@ -50,7 +50,7 @@ def refused(log, words):
 @pytest.mark.parametrize("trainer", ["inside", "child"])
 def test_a_network_that_is_too_wide_is_declined_and_no_memory_is_taken(tmp_path, trainer):
     with Federation(tmp_path, "d", rounds=1, size=SIZE, network=Network("mlp", feature_size=WIDE)) as f:
-        device = f.device("d", trainer=trainer, limits=Limits(memory_bytes=1_000_000_000))
+        device = f.device("d", trainer=trainer, limits=DeviceLimits(memory_bytes=1_000_000_000))
         seen = f.wait_until(lambda: most_memory(device.child.pid), "a look at it before it can end")
         f.coordinator()
         code, log, most = ends_with(f, device, seen)
@@ -70,7 +70,7 @@ def test_epochs_without_end_are_declined(tmp_path):
 def test_work_that_goes_on_for_too_long_is_ended_and_the_coordinator_told(tmp_path):
     with Federation(tmp_path, "d", rounds=1, method={"name": "fedavg", "epochs": 10**6, "batch": 1}) as f:
         f.coordinator()
-        device = f.device("d", limits=Limits(epochs=10**6, work_seconds=2.0))
+        device = f.device("d", limits=DeviceLimits(epochs=10**6, work_seconds=2.0))
         f.wait_until(lambda: farewells(f, "training_died"), "the device to give up")
         assert device.child.poll() is None, "it lives, and will ask for work again"
         assert "no end after 2 s, which is limits.work_seconds" in f.log_of(device)

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
@@ -50,7 +50,7 @@ def test_without_the_gate_the_poisoned_round_is_repeated_without_its_outlier(tmp
         return just_below_the_norm(task) if task.round == 2 else honest(task)
 
     with Federation(
-        tmp_path, "one", "two", "liar", policy=TOGETHER, rounds=3, limits=Limits(outlier=0.0)
+        tmp_path, "one", "two", "liar", policy=TOGETHER, rounds=3, limits=CoordinatorLimits(outlier=0.0)
     ) as f:
         coordinator = f.coordinator()
         f.device("one"), f.device("two")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
 from protofleet.protocol.wire.reasons import Reason
 from tests.hostile.device import Answer, Device, honest
@@ -135,7 +135,7 @@ class Scarce:
 def scarce(tmp_path_factory):
     """Run three devices with room for two answers; the liar offers first and sends nothing."""
     size = 28_000  # A little more than the bytes of an answer.
-    limits = Limits(answer_bytes=size, spool_bytes=2 * size)
+    limits = CoordinatorLimits(answer_bytes=size, spool_bytes=2 * size)
     policy = Policy(quorum=2, gather=3, patience_seconds=120.0, straggler_factor=0.0)
     reason, lie = Reason.NO_ROOM, LIES[Reason.NO_ROOM]
     names = (reason.value, "b", "c")

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 import pytest
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network
 from tests.hostile import wire
@@ -130,7 +130,9 @@ def test_an_offer_of_all_the_room_that_there_is_keeps_no_other_answer_out(tmp_pa
 
 
 ANSWER = 27_231  # The bytes of an answer of the smallest network.
-SCARCE = Limits(answer_bytes=ANSWER + 1000, spool_bytes=2 * ANSWER + 2000)  # There is room for two of three.
+SCARCE = CoordinatorLimits(
+    answer_bytes=ANSWER + 1000, spool_bytes=2 * ANSWER + 2000
+)  # There is room for two of three.
 WAITS = Policy(quorum=2, cohort=3, gather=3, patience_seconds=120.0, straggler_factor=0.0)
 
 

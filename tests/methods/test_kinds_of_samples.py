@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from protofleet.edge_client.data.shard import TensorSamples
-from protofleet.edge_client.limits import HalfBuilder, Limits
+from protofleet.edge_client.limits import DeviceLimits, HalfBuilder
 from protofleet.lab.contract.worlds import QUIET, SMALL
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.cost import Sizes
@@ -43,7 +43,7 @@ def test_a_method_goes_through_its_rounds_whatever_a_sample_is(kind, method):
     plan = plan_of(method, shape, network)
     parts = {f"device-{i}": samples(shape, i) for i in range(2)}
     clients = {
-        name: HalfBuilder(Limits(), part, name, None, torch.device("cpu"), part).build(plan)
+        name: HalfBuilder(DeviceLimits(), part, name, None, torch.device("cpu"), part).build(plan)
         for name, part in parts.items()
     }
     server = plan.server_half()
@@ -75,7 +75,7 @@ def test_a_device_judges_the_memory_of_public_samples_by_the_shape_of_the_run():
     plan = Plan("fcclplus", CLASSES, 1, network=Network("cnn1d"), shape=shape, public=PublicSet(samples=64))
     part = TensorSamples(torch.zeros(3, *shape), torch.arange(3))
     with pytest.raises(SettingsError, match=r"takes 268,.* bytes of memory, over this device's limits"):
-        HalfBuilder(Limits(memory_bytes=100 << 20), part, "a", None, torch.device("cpu")).build(plan)
+        HalfBuilder(DeviceLimits(memory_bytes=100 << 20), part, "a", None, torch.device("cpu")).build(plan)
     assert 4 * 64 * math.prod(shape) == 256 << 20
 
 
@@ -97,7 +97,7 @@ def test_a_device_whose_samples_are_of_another_shape_refuses_the_plan_with_both(
     plan = Plan("fedavg", CLASSES, 1, network=Network(network), shape=(4, 16))
     part = TensorSamples(torch.zeros(3, *own), torch.arange(3))
     with pytest.raises(SettingsError, match=told):
-        HalfBuilder(Limits(), part, "a", None, torch.device("cpu")).build(plan)
+        HalfBuilder(DeviceLimits(), part, "a", None, torch.device("cpu")).build(plan)
 
 
 def test_public_samples_of_a_run_of_series_are_drawn_rows_in_grey_and_agree_by_one_hash():

@@ -10,7 +10,7 @@ import pytest
 from protofleet.coordinator.round.events import Stage
 from protofleet.federation.brokers.local import LocalBroker
 from protofleet.methods.contract.catalog import names
-from protofleet.protocol.transport.base import Arrived, Stop
+from protofleet.protocol.transport.base import Arrived, StopRequest
 from tests.support.federation_over_broker import DEVICES, AtAnswer, Federation, running
 from tests.support.few_methods import of_each_shape
 from tests.support.small_federation import assert_same, simulation
@@ -70,7 +70,7 @@ def counted(broker, name, expected, peer):
 def test_a_killed_coordinator_goes_on_over_the_broker_with_the_same_bits(tmp_path, broker, federation):
     made = Federation(tmp_path / "real", broker.address, federation, "fedavg")
     service, inbox = made.coordinator()
-    killed = AtAnswer(2, lambda: inbox.put(Stop("killed")))  # It stops at once.
+    killed = AtAnswer(2, lambda: inbox.put(StopRequest("killed")))  # It stops at once.
     service.run.observers.append(killed)
     made.start(service, inbox)
     for i, name in enumerate(DEVICES):

@@ -14,7 +14,7 @@ import pytest
 
 from protofleet.federation.enrol.local_federation import enrol_federation
 from protofleet.protocol.transport.address import BrokerAddress
-from protofleet.protocol.transport.base import Stop
+from protofleet.protocol.transport.base import StopRequest
 from protofleet.protocol.wire.reasons import Reason
 from tests.support.federation_over_broker import DEVICES, Federation
 from tests.support.malicious_broker import Malice, malicious_broker
@@ -55,7 +55,7 @@ def run_to_the_coordinators_end(federation):
     federation.threads[0].join(90)
     assert not federation.threads[0].is_alive(), "the coordinator did not come to its end"
     for inbox, thread in zip(federation.inboxes.values(), federation.threads[1:], strict=True):
-        inbox.put(Stop("the test is over"))
+        inbox.put(StopRequest("the test is over"))
         thread.join(20)
         assert not thread.is_alive()
 

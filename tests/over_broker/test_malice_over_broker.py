@@ -11,8 +11,8 @@ import pytest
 from protofleet.protocol.link import coordinator as coordinator_link
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.transport.base import Arrived, Connected
-from protofleet.protocol.transport.inbox import MAX_BYTES, BoundedInbox
 from protofleet.protocol.transport.mqtt import Mqtt
+from protofleet.protocol.transport.receive_queue import MAX_BYTES, ReceiveQueue
 from protofleet.protocol.wire.reasons import Reason
 from tests.support.federation_over_broker import DEVICES, Federation
 from tests.support.lying_device import Liar, encoded
@@ -54,11 +54,11 @@ def storm(liar):
 @pytest.fixture
 def stormed(tmp_path, broker, federation):
     made = Federation(tmp_path / "real", broker.address, federation, "fedavg")
-    made.coordinators_inbox = BoundedInbox
+    made.coordinators_inbox = ReceiveQueue
     keys = Keys.new()
     made.keyring["liar"] = keys.public
     liar = Liar("liar", keys, made.keyring, made.topics, hello={"classes": 7})  # It joins no cohort.
-    inbox = BoundedInbox()
+    inbox = ReceiveQueue()
     liar.transport = Mqtt(
         f"{federation}-liar", broker.address, inbox, subscriptions=made.topics.device_subscriptions("liar")
     )
@@ -100,7 +100,7 @@ def test_honest_devices_among_liars_over_mosquitto_end_with_the_same_bits(tmp_pa
 def test_a_reader_that_stands_still_holds_no_more_than_the_inbox_may(broker, federation, peer):
     """Mosquitto has delivered everything, and the reader reads nothing: the inbox drops the excess."""
     lost = []
-    inbox = BoundedInbox(lost.append)
+    inbox = ReceiveQueue(lost.append)
     reader = Mqtt(f"{federation}.reader", broker.address, inbox, subscriptions=[f"{federation}/#"])
     reader.connect()
     try:

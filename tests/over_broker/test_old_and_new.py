@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
@@ -140,7 +140,9 @@ def complaints(f, processes):
 def runs(tmp_path_factory):
     """Return a maker of runs by (method, who is beside our devices); each run is made once."""
     makers = {"old": (Device, ""), "new": (Newer, ""), "all old": (Device, SILENT), "no counts": (Device, "")}
-    settings = {"no counts": {"limits": Limits(confusion=0)}}  # Like an old coordinator, it asks for none.
+    settings = {
+        "no counts": {"limits": CoordinatorLimits(confusion=0)}
+    }  # Like an old coordinator, it asks for none.
 
     def make(which):
         method, who = which

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import torch
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.methods.contract.base import Ask, Member, Payload, Reply, ServerHalf
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
@@ -52,7 +52,7 @@ def _round(server: ServerHalf) -> Iterator[Question]:
     with contextlib.suppress(StopIteration):
         while True:
             ask = next(asking) if replies is None else asking.send(replies)
-            yield ask.phase, ask.payload, table_of(ask.wants, ask.payload, Limits().norm)
+            yield ask.phase, ask.payload, table_of(ask.wants, ask.payload, CoordinatorLimits().norm)
             replies = [Reply("a", N, smallest_answer(ask))]
 
 

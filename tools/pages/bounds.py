@@ -17,7 +17,7 @@ from protofleet.lab.local.experiment import Experiment
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.protocol.settings.bounds import Within
-from protofleet.protocol.settings.described import Setting, added_keys, keys
+from protofleet.protocol.settings.described import DescribedSetting, added_keys, keys
 from protofleet.protocol.settings.sentences import summary
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "bounds.md"
@@ -68,13 +68,13 @@ def all_settings() -> Iterator[str]:
             yield described([SettingsTable(METHOD, (name,), hyper)], words, added)
 
 
-def described(tables: list[SettingsTable], words: str, settings: list[Setting]) -> str:
+def described(tables: list[SettingsTable], words: str, settings: list[DescribedSetting]) -> str:
     titles = re.sub(r"(\[[\w.]+\])", r"`\1`", heading(tables))
     rows = "".join(map(row, settings))
     return f"\n### {titles}\n\n{words}\n\n| key | type | must be | default | meaning |\n|---|---|---|---|---|\n{rows}"
 
 
-def row(setting: Setting) -> str:
+def row(setting: DescribedSetting) -> str:
     default = setting.default_text if setting.default is None else f"`{setting.default_text}`"
     cells = f"`{setting.key}`", setting.type, setting.bounds, default, setting.sentence
     return f"| {' | '.join(cells)} |\n"

@@ -29,7 +29,7 @@ from protofleet.coordinator.observe.series import (
     DiskSpace,
     LastRound,
     Learned,
-    Progress,
+    RunProgress,
     Traffic,
 )
 from protofleet.edge_client.gpu.admission import Usage
@@ -108,7 +108,7 @@ def register_common(r: CollectorRegistry) -> None:
 
 
 def register_coordinator(r: CollectorRegistry) -> None:
-    for series in (Progress, Attendance, LastRound, Traffic, Learned, Devices, DiskSpace):
+    for series in (RunProgress, Attendance, LastRound, Traffic, Learned, Devices, DiskSpace):
         series(r)
     r.register(DepartureCounts(None))
     r.register(DamageCounts(Counter()))

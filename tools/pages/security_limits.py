@@ -149,14 +149,19 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
             (
                 "frames that nobody has read yet",
                 "",
-                "`protofleet.protocol.transport.inbox.MAX_BYTES`",
+                "`protofleet.protocol.transport.receive_queue.MAX_BYTES`",
                 "dropped, `flood`",
             ),
-            ("of one topic", "", "`protofleet.protocol.transport.inbox.MAX_TOPIC_BYTES`", "dropped, `flood`"),
+            (
+                "of one topic",
+                "",
+                "`protofleet.protocol.transport.receive_queue.MAX_TOPIC_BYTES`",
+                "dropped, `flood`",
+            ),
             (
                 "frames of one topic",
                 "",
-                "`protofleet.protocol.transport.inbox.MAX_TOPIC_FRAMES`",
+                "`protofleet.protocol.transport.receive_queue.MAX_TOPIC_FRAMES`",
                 "dropped, `flood`",
             ),
             (

@@ -23,7 +23,7 @@ REMOTE_SCRIPT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HostRole:
     """The role of a host, and what the scripts need to know about it."""
 
     role: Role = DEVICE

@@ -32,7 +32,7 @@ PARTIAL: Final = ".rsync-partial"
 Point = tuple[int, int, int, int]  # extended coordinates
 
 
-class RefusedError(Exception):
+class ReleaseRefusedError(Exception):
     """The error that a file or a folder is refused. The message gives the reason."""
 
 
@@ -49,17 +49,17 @@ def body_of(kind: str, path: str, roots: Sequence[bytes] | None) -> bytes:
         (length,) = struct.unpack_from("<I", data, at)
         end = at + 4 + length
     except (IndexError, struct.error):
-        raise RefusedError(f"{path} is no {kind}") from None
+        raise ReleaseRefusedError(f"{path} is no {kind}") from None
     if not data.startswith(start) or not 1 <= count <= 2 or len(data) != end + 64 * count:
-        raise RefusedError(f"{path} is no {kind}")
+        raise ReleaseRefusedError(f"{path} is no {kind}")
     names = [data[len(start) + 1 + 8 * i :][:8] for i in range(count)]
     signatures = [data[end + 64 * i :][:64] for i in range(count)]
     known = {hashlib.sha256(key).digest()[:8]: key for key in roots or ()}
     good = [(known[names[i]], signatures[i]) for i in range(count) if names[i] in known]
     if roots is not None and not good:
-        raise RefusedError(f"{path} is signed by {names[0].hex()}, which is no root of this device")
+        raise ReleaseRefusedError(f"{path} is signed by {names[0].hex()}, which is no root of this device")
     if not all(signed(key, signature, DOMAIN + data[:end]) for key, signature in good):
-        raise RefusedError(f"{path} was changed after it was signed")
+        raise ReleaseRefusedError(f"{path} was changed after it was signed")
     return data[at + 4 : end]
 
 
@@ -68,17 +68,17 @@ def armoured(kind: str, path: str) -> bytes:
         with Path(path).open("rb") as file:
             lines = file.read(2 * MAX_BYTES).split(b"\n")
     except OSError as error:
-        raise RefusedError(f"{path} cannot be read: {error.strerror}") from None
+        raise ReleaseRefusedError(f"{path} cannot be read: {error.strerror}") from None
     label = f"PROTOFLEET {kind.upper()}-----".encode()
     if lines[0] != b"-----BEGIN " + label or lines[-2:] != [b"-----END " + label, b""]:
-        raise RefusedError(f"{path} is no {kind}")
+        raise ReleaseRefusedError(f"{path} is no {kind}")
     try:
         return base64.b64decode(b"".join(lines[1:-2]), validate=True)
     except ValueError:
-        raise RefusedError(f"{path} is not valid base64: it was damaged in transfer") from None
+        raise ReleaseRefusedError(f"{path} is not valid base64: it was damaged in transfer") from None
 
 
-class Fields:
+class StatementFields:
     def __init__(self, body: bytes) -> None:
         self.body, self.at = body, 0
 
@@ -100,7 +100,7 @@ class Fields:
 
 def roots_of(body: bytes) -> tuple[str, int, list[bytes]]:
     """Return the federation, the version and the keys of roots."""
-    fields = Fields(body)
+    fields = StatementFields(body)
     return fields.blob().decode(), fields.number(), fields.blobs()
 
 
@@ -118,10 +118,10 @@ def check_roots(new: str, held: str) -> None:
     way_out = f"; if this device is to join another federation, remove {held} there first"
     try:
         follower = roots_of(body_of("roots", new, keys))
-    except RefusedError as error:
-        raise RefusedError(f"{error}{way_out}") from None
+    except ReleaseRefusedError as error:
+        raise ReleaseRefusedError(f"{error}{way_out}") from None
     if follower[0] != federation or follower[1] < version:
-        raise RefusedError(
+        raise ReleaseRefusedError(
             f"roots {follower[1]} of {follower[0]} cannot follow roots {version} of {federation}{way_out}"
         )
 
@@ -133,10 +133,10 @@ def check_folder(folder: str, roots: str, subject: str, prune: bool = False) -> 
     before.
     """
     federation, _, keys = roots_of(body_of("roots", roots, None))
-    fields = Fields(body_of(MANIFEST, f"{folder}/{MANIFEST}", keys))
+    fields = StatementFields(body_of(MANIFEST, f"{folder}/{MANIFEST}", keys))
     found = (fields.blob().decode(), fields.blob().decode())
     if found != (federation, subject):
-        raise RefusedError(
+        raise ReleaseRefusedError(
             f"{folder}/{MANIFEST} is of {found[1]} in {found[0]}, not of {subject} in {federation}"
         )
     fields.number()
@@ -146,13 +146,13 @@ def check_folder(folder: str, roots: str, subject: str, prune: bool = False) -> 
         if prune:
             remove(Path(folder) / name)
             continue
-        raise RefusedError(f"{folder}/{name} is not in the signed manifest; deploy again")
+        raise ReleaseRefusedError(f"{folder}/{name} is not in the signed manifest; deploy again")
     for name, digest in sorted(listed.items()):
         path = f"{folder}/{name}"
         if name not in present:
-            raise RefusedError(f"{path} is missing, which the signed manifest lists; deploy again")
+            raise ReleaseRefusedError(f"{path} is missing, which the signed manifest lists; deploy again")
         if Path(path).is_symlink() or not Path(path).is_file() or digest_of(path) != digest:
-            raise RefusedError(f"{path} is not what the signed manifest lists; deploy again")
+            raise ReleaseRefusedError(f"{path} is not what the signed manifest lists; deploy again")
 
 
 def remove(path: Path) -> None:
@@ -225,7 +225,7 @@ def main(arguments: list[str]) -> None:
             check_roots(arguments[1], arguments[2])
         else:
             check_folder(arguments[1], arguments[2], arguments[3], arguments[0] == "release")
-    except RefusedError as error:
+    except ReleaseRefusedError as error:
         sys.exit(str(error))
     except (struct.error, ValueError, IndexError):
         sys.exit(f"what {' '.join(arguments)} names is no statement of ours")

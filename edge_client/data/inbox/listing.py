@@ -42,7 +42,7 @@ Signature = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Entry:
+class InboxEntry:
     """A sample: the SHA-256 of its file's bytes, and its class."""
 
     sha256: bytes
@@ -57,7 +57,7 @@ class Entry:
         return int.from_bytes(self.sha256[:6], "big") / (1 << 48)
 
 
-Listing = tuple[Entry, ...]  # sorted by hash
+Listing = tuple[InboxEntry, ...]  # sorted by hash
 
 
 @dataclass
@@ -68,13 +68,13 @@ class Inbox:
     samples: InboxSamples  # store of the samples that were read
     kind: SampleKind  # kind that the samples must have
     clock: Callable[[], float] = time.time
-    _seen: dict[Path, tuple[Signature, Entry | None]] = field(default_factory=dict)
+    _seen: dict[Path, tuple[Signature, InboxEntry | None]] = field(default_factory=dict)
     _told: set[Path] = field(default_factory=set)  # paths with a logged problem, until the problem has gone
 
     def look(self) -> Listing:
         """Return the samples that are there now; a sample whose file has gone is no longer in the list."""
-        found: dict[bytes, Entry] = {}
-        fresh, seen = 0, dict[Path, tuple[Signature, Entry | None]]()
+        found: dict[bytes, InboxEntry] = {}
+        fresh, seen = 0, dict[Path, tuple[Signature, InboxEntry | None]]()
         for path, label in self._files():
             if len(seen) >= MOST_FILES:
                 self._tell(self.folder / "*", f"there are more than {MOST_FILES:,} files; take some away")
@@ -141,7 +141,7 @@ class Inbox:
             self._told.add(of)
             log.warning("inbox: %s", words)
 
-    def _known(self, path: Path) -> tuple[Signature, tuple[Signature, Entry | None] | None] | None:
+    def _known(self, path: Path) -> tuple[Signature, tuple[Signature, InboxEntry | None] | None] | None:
         """Return the file's signature, and what was made of it if it has not changed.
 
         Return None if the file is not complete yet, or has gone.
@@ -168,7 +168,7 @@ class Inbox:
     def _is_settled(self, found: os.stat_result) -> bool:
         return not 0 <= self.clock() - found.st_mtime < SETTLE_SECONDS
 
-    def _read(self, path: Path, label: int) -> Entry | None:
+    def _read(self, path: Path, label: int) -> InboxEntry | None:
         """Read a file as a sample; raise OSError if the sample cannot be kept."""
         try:
             content = content_of(path, links=False)
@@ -185,7 +185,7 @@ class Inbox:
         if values is not None:
             self.samples.keep(sha256, values)
             self._told.discard(self.samples.folder)
-        return Entry(sha256, label)
+        return InboxEntry(sha256, label)
 
     def _sample_in(self, content: bytes, suffix: str) -> Values:
         values = sample_in(content, suffix, self.shape)
@@ -256,7 +256,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:100]
 
 
-def held_out(entry: Entry, own_test: float | None, validation: float) -> str:
+def held_out(entry: InboxEntry, own_test: float | None, validation: float) -> str:
     """Return whether a sample is for the test, for validation or for training."""
     test = own_test or 0.0
     if entry.draw < test:

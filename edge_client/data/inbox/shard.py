@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofleet.edge_client.data.inbox.listing import Entry, Listing, held_out
+from protofleet.edge_client.data.inbox.listing import InboxEntry, Listing, held_out
 from protofleet.edge_client.data.inbox.samples import InboxSamples
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shard, TensorSamples, to_tensor
@@ -41,7 +41,7 @@ def as_arrays(listing: Listing) -> Arrays:
 
 def as_listing(arrays: Arrays) -> Listing:
     rows = zip(arrays[FILES], arrays[LABELS].tolist(), strict=True)
-    return tuple(Entry(row.tobytes(), int(label)) for row, label in rows)
+    return tuple(InboxEntry(row.tobytes(), int(label)) for row, label in rows)
 
 
 def joined(base: Shard, listing: Listing, samples: InboxSamples, settings: DataSettings) -> Shard:

@@ -31,7 +31,7 @@ from protofleet.edge_client.data.errors import DataError, reading
 from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.scaling import Values
-from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.sources.source import DataSource
 from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.protocol.settings.input_shape import InputShape
 
@@ -144,4 +144,4 @@ def _labels(path: Path, labels: NDArray[Any], classes: tuple[str, ...]) -> Label
     return np.array([number[str(name)] for name in labels], np.int64)
 
 
-SOURCE: Final = Source(_read, (), class_names=_names, ranks=(1, 2, 3), channels=())
+SOURCE: Final = DataSource(_read, (), class_names=_names, ranks=(1, 2, 3), channels=())

@@ -17,7 +17,7 @@ from protofleet.edge_client.data.domain import Domain, ValuesInMemory
 from protofleet.edge_client.data.errors import DataError, reading
 from protofleet.edge_client.data.packages import package_file
 from protofleet.edge_client.data.scaling import Scale
-from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.sources.source import DataSource
 from protofleet.protocol.settings.input_shape import InputShape
 
 CLASSES: Final = ("Standing", "Running", "Walking", "Badminton")
@@ -71,7 +71,7 @@ def _sample(line: str) -> tuple[np.ndarray, int]:
     return np.array(rows, np.float32), CLASSES.index(name)
 
 
-SOURCE: Final = Source(
+SOURCE: Final = DataSource(
     _read, ("basic_motions",), class_names=lambda folder, domain: CLASSES, needs_folder=False,
     ranks=(2,), shape=SHAPE, scale=SCALE,
 )  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 from protofleet.edge_client.data.domain import Domain, ImagesInMemory, Labels
 from protofleet.edge_client.data.errors import reading
 from protofleet.edge_client.data.images.resize import Pixels
-from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.sources.source import DataSource
 
 WAY_OUT: Final = "unpack the Python version of the data set there, or name its folder in data.root"
 
@@ -109,5 +109,5 @@ def unpickled(path: Path) -> dict[str, Any]:
     return table
 
 
-CIFAR10 = Source(_cifar10, ("cifar10",), class_names=_names10)
-CIFAR100 = Source(_cifar100, ("cifar100",), class_names=_names100)
+CIFAR10 = DataSource(_cifar10, ("cifar10",), class_names=_names10)
+CIFAR100 = DataSource(_cifar100, ("cifar100",), class_names=_names100)

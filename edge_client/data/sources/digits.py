@@ -15,7 +15,7 @@ from pathlib import Path
 from protofleet.edge_client.data.cache import cached
 from protofleet.edge_client.data.digits.recipe import CHECKSUMS, RECIPES, build
 from protofleet.edge_client.data.domain import Domain, ImagesInMemory
-from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.sources.source import DataSource
 
 CLASSES = tuple(str(digit) for digit in range(10))
 
@@ -31,4 +31,4 @@ def read(folder: Path, domain: str) -> Domain:
     return Domain(domain, CLASSES, train, test)
 
 
-SOURCE = Source(read, tuple(RECIPES), CLASSES, needs_folder=False)
+SOURCE = DataSource(read, tuple(RECIPES), CLASSES, needs_folder=False)

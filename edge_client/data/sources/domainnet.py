@@ -14,7 +14,7 @@ import numpy as np
 from protofleet.edge_client.data.domain import Domain
 from protofleet.edge_client.data.errors import reading
 from protofleet.edge_client.data.images.image_files import ImageFiles
-from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.sources.source import DataSource
 
 WAY_OUT: Final = "put DomainNet's split files and folders there, or name their folder in data.root"
 TEN: Final = (
@@ -57,4 +57,4 @@ def _pictures(folder: Path, listed: Listed) -> ImageFiles:
     )
 
 
-SOURCE = Source(read, ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), TEN)
+SOURCE = DataSource(read, ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), TEN)

@@ -21,7 +21,7 @@ from protofleet.edge_client.data.images.resize import Pixels, channels_first, re
 from protofleet.edge_client.data.images.transforms import IntPixels, blend, to_pixels
 from protofleet.edge_client.data.scaling import Values
 from protofleet.edge_client.data.sources.idx import read_pair
-from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.sources.source import DataSource
 from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.protocol.settings.input_shape import InputShape
 
@@ -94,4 +94,4 @@ def _print(grey: IntPixels, chosen: Indices, n: int, test: bool) -> Pixels:
 
 
 STYLES: Final[Mapping[str, Style]] = {"plain": _plain, "photo": _photo, "sketch": _sketch, "print": _print}
-SOURCE = Source(read, tuple(STYLES), CLASSES, needs_folder=False)  # Debian has a package with the files
+SOURCE = DataSource(read, tuple(STYLES), CLASSES, needs_folder=False)  # Debian has a package with the files

@@ -14,7 +14,7 @@ from protofleet.edge_client.data.domain import Collection, Domain, Indices, sele
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.image_files import class_folders, subfolders
 from protofleet.edge_client.data.sampling import stratified, without
-from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.sources.source import DataSource
 from protofleet.edge_client.data.stable_random import StableRandom
 
 WAY_OUT = "pictures are looked for in <root>/<domain>/<class>/, and data.root names the root"
@@ -89,7 +89,7 @@ def _split(domain: str, classes: tuple[str, ...], pictures: Collection, test: In
     return Domain(domain, classes, select(pictures, train), select(pictures, np.sort(test)))
 
 
-OFFICE_CALTECH = Source(
+OFFICE_CALTECH = DataSource(
     _office_caltech,
     ("amazon", "caltech", "dslr", "webcam"),
     (
@@ -97,9 +97,9 @@ OFFICE_CALTECH = Source(
         "laptop_computer", "monitor", "mouse", "mug", "projector",
     ),
 )  # fmt: skip
-PACS = Source(
+PACS = DataSource(
     _pacs,
     ("art_painting", "cartoon", "photo", "sketch"),
     ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
 )
-FOLDER = Source(_folders, (), class_names=_folder_names)
+FOLDER = DataSource(_folders, (), class_names=_folder_names)

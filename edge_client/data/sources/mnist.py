@@ -6,7 +6,7 @@ from pathlib import Path
 
 from protofleet.edge_client.data.domain import Domain
 from protofleet.edge_client.data.sources.idx import read_pair
-from protofleet.edge_client.data.sources.source import DIGITS, Source, digit_names
+from protofleet.edge_client.data.sources.source import DIGITS, DataSource, digit_names
 
 
 def read(folder: Path, domain: str) -> Domain:
@@ -14,4 +14,4 @@ def read(folder: Path, domain: str) -> Domain:
     return Domain(domain, DIGITS, read_pair(places, "train"), read_pair(places, "test"))
 
 
-SOURCE = Source(read, ("mnist",), class_names=digit_names)
+SOURCE = DataSource(read, ("mnist",), class_names=digit_names)

@@ -23,7 +23,7 @@ def no_class_names(folder: Path, domain: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     read: Callable[[Path, str], Domain]  # reads one domain from the data's folder
     domains: tuple[str, ...]  # none: the folder decides
     default_classes: tuple[str, ...] = ()  # classes that are kept unless the settings name others; none: all

@@ -9,7 +9,7 @@ import numpy as np
 
 from protofleet.edge_client.data.domain import Domain, ImagesInMemory
 from protofleet.edge_client.data.errors import DataError, reading
-from protofleet.edge_client.data.sources.source import DIGITS, Source, digit_names
+from protofleet.edge_client.data.sources.source import DIGITS, DataSource, digit_names
 
 WAY_OUT: Final = "put SVHN's cropped digits (format 2) there, or name their folder in data.root"
 
@@ -37,4 +37,4 @@ def _load(path: Path) -> ImagesInMemory:
     return ImagesInMemory(np.ascontiguousarray(images.transpose(3, 0, 1, 2)), labels % 10)
 
 
-SOURCE = Source(read, ("svhn",), class_names=digit_names)
+SOURCE = DataSource(read, ("svhn",), class_names=digit_names)

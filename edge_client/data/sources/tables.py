@@ -18,7 +18,7 @@ from protofleet.edge_client.data.errors import DataError, reading
 from protofleet.edge_client.data.packages import package_file
 from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.scaling import Scale
-from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.sources.source import DataSource
 from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.protocol.settings.input_shape import InputShape
 
@@ -56,7 +56,7 @@ SCALES: Final = {
 }
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     cells: list[str]
     line: int  # line number in the file, from 1 on
 
@@ -94,21 +94,21 @@ def _own_path(folder: Path, domain: str) -> Path:
     return folder / f"{'data' if domain == 'table' else domain}.csv"
 
 
-def _own_rows(path: Path) -> list[Row]:
+def _own_rows(path: Path) -> list[TableRow]:
     """Return the rows of the file without a first row of titles."""
     rows = _rows(path)
     return rows[1:] if rows and not _is_number(rows[0].cells[0]) else rows
 
 
-def _own_classes(rows: list[Row]) -> tuple[str, ...]:
+def _own_classes(rows: list[TableRow]) -> tuple[str, ...]:
     return tuple(sorted({row.label for row in rows}))
 
 
-def _rows(path: Path) -> list[Row]:
+def _rows(path: Path) -> list[TableRow]:
     with reading(path, WAY_OUT), path.open(encoding="utf-8", newline="") as file:
         try:
             reader = csv.reader(file)
-            return [Row([cell.strip() for cell in row], reader.line_num) for row in reader if row]
+            return [TableRow([cell.strip() for cell in row], reader.line_num) for row in reader if row]
         except csv.Error as error:
             raise ValueError(error) from None
 
@@ -121,7 +121,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _numbers(path: Path, rows: list[Row]) -> ValuesInMemory:
+def _numbers(path: Path, rows: list[TableRow]) -> ValuesInMemory:
     if not rows:
         raise DataError(f"{path} has no rows; {WAY_OUT}")
     width = len(rows[0].cells)
@@ -136,7 +136,7 @@ def _numbers(path: Path, rows: list[Row]) -> ValuesInMemory:
     return ValuesInMemory(values, np.zeros(len(rows), np.int64), str(path))
 
 
-def _demand(row: Row, width: int) -> str:
+def _demand(row: TableRow, width: int) -> str:
     """Describe what the row must be; `width` is the number of cells of the first sample."""
     other = next((name for sign, name in OTHER_SIGNS.items() if sign in row.cells[0]), "")
     if len(row.cells) == 1 and other:
@@ -155,9 +155,9 @@ def _split(
     return Domain(domain, classes, select(every, without(len(labels), test)), select(every, test))
 
 
-def _packaged(name: str) -> Source:
+def _packaged(name: str) -> DataSource:
     classes, scale = CLASSES[name], SCALES[name]
-    return Source(
+    return DataSource(
         partial(_of_scikit_learn, name), (name,), class_names=lambda folder, domain: classes, needs_folder=False,
         ranks=(1,), shape=InputShape((len(scale.by),)), scale=scale,
     )  # fmt: skip
@@ -166,4 +166,4 @@ def _packaged(name: str) -> Source:
 BREAST_CANCER: Final = _packaged("breast_cancer")
 IRIS: Final = _packaged("iris")
 WINE: Final = _packaged("wine")
-TABLE: Final = Source(_own, (), class_names=_own_names, ranks=(1,))
+TABLE: Final = DataSource(_own, (), class_names=_own_names, ranks=(1,))

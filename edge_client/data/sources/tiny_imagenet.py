@@ -14,7 +14,7 @@ import numpy as np
 from protofleet.edge_client.data.domain import Domain
 from protofleet.edge_client.data.errors import DataError, reading
 from protofleet.edge_client.data.images.image_files import ImageFiles, image_files_in, subfolders
-from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.sources.source import DataSource
 
 WAY_OUT: Final = "unpack tiny-imagenet-200.zip there, or name its folder in data.root"
 
@@ -47,4 +47,4 @@ def _validation(folder: Path, classes: tuple[str, ...]) -> ImageFiles:
     return ImageFiles([folder / "images" / name for name, _ in rows], labels)
 
 
-SOURCE = Source(read, ("tiny_imagenet",), class_names=names)
+SOURCE = DataSource(read, ("tiny_imagenet",), class_names=names)

@@ -13,7 +13,7 @@ import numpy as np
 
 from protofleet.edge_client.data.domain import Domain, ImagesInMemory
 from protofleet.edge_client.data.errors import reading
-from protofleet.edge_client.data.sources.source import DIGITS, Source, digit_names
+from protofleet.edge_client.data.sources.source import DIGITS, DataSource, digit_names
 
 SIDE: Final = 16
 PIXELS: Final = SIDE * SIDE
@@ -47,4 +47,4 @@ def _row(line: str) -> list[float]:
     return row
 
 
-SOURCE = Source(read, ("usps",), class_names=digit_names)
+SOURCE = DataSource(read, ("usps",), class_names=digit_names)

@@ -122,7 +122,7 @@ def event_of(line: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-class Progress:
+class ProgressDisplay:
     """The display of the lines that the coordinator prints. A line that is no event is printed unchanged."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Progress:
         self._state = RunState(rounds, time.monotonic(), view, pause_seconds)
         self._live: Live | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         if self._interactive:
             self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self.render)
             self._live.__enter__()

@@ -54,7 +54,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class PictureTable:
     """The numbers of a picture, as a table."""
 
     head: Sequence[str]
@@ -80,7 +80,7 @@ class Picture:
     title: str
     description: str
     draw: Callable[[Canvas], Drawing]
-    numbers: Numbers | None = None
+    numbers: PictureTable | None = None
 
     def html(self) -> str:
         drawn = self.svg(WIDE) + self.svg(NARROW)

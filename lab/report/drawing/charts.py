@@ -14,8 +14,8 @@ from protofleet.lab.report.drawing.canvas import (
     Canvas,
     Drawing,
     Key,
-    Numbers,
     Picture,
+    PictureTable,
     end_labels,
     fill_of,
     keys_below,
@@ -28,7 +28,7 @@ MOST_DESCRIBED: Final = 12  # Lines that a description describes one by one.
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     name: str
     points: Sequence[tuple[float, float]]
     colour: str
@@ -54,7 +54,7 @@ class Bar:
 
 
 def line_chart(
-    series: Sequence[Line],
+    series: Sequence[ChartLine],
     y_format: Format,
     x_label: str,
     label: str,
@@ -66,7 +66,7 @@ def line_chart(
 
 
 def line_picture(
-    series: Sequence[Line],
+    series: Sequence[ChartLine],
     y_format: Format,
     x_label: str,
     label: str,
@@ -103,7 +103,7 @@ def line_picture(
     return Picture(label, described(series, y_format, x_label), draw, numbers)
 
 
-def key_of(line: Line, y_format: Format) -> Key:
+def key_of(line: ChartLine, y_format: Format) -> Key:
     name = f"{line.name} {y_format(line.points[-1][1])}"
     return Key(name, line.colour, line=True, dash=line.dash, bold=line.bold)
 
@@ -112,7 +112,7 @@ def plain(value: float) -> str:
     return f"{value:g}"
 
 
-def numbers_of(series: Sequence[Line], y_format: Format, x_label: str, x_format: Format) -> Numbers:
+def numbers_of(series: Sequence[ChartLine], y_format: Format, x_label: str, x_format: Format) -> PictureTable:
     """Return a row for each x and a column for each line.
 
     A value with a band is followed by half the width of the band.
@@ -124,10 +124,10 @@ def numbers_of(series: Sequence[Line], y_format: Format, x_label: str, x_format:
     ]
     xs = sorted({x for found in values for x in found})
     rows = [[x_format(x), *(found.get(x, NONE) for found in values)] for x in xs]
-    return Numbers([x_label.partition(";")[0], *(line.name for line in series)], rows)
+    return PictureTable([x_label.partition(";")[0], *(line.name for line in series)], rows)
 
 
-def described(series: Sequence[Line], y_format: Format, x_label: str) -> str:
+def described(series: Sequence[ChartLine], y_format: Format, x_label: str) -> str:
     """Describe the lines for readers who cannot see them.
 
     The description has the first, the last, the lowest and the highest value of each line.
@@ -143,7 +143,7 @@ def described(series: Sequence[Line], y_format: Format, x_label: str) -> str:
     return f"Lines over {x_label}. {'; '.join([*parts, *more]) or 'Nothing was measured'}."
 
 
-def polyline(axes: Axes, line: Line) -> str:
+def polyline(axes: Axes, line: ChartLine) -> str:
     points = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in line.points)
     width = 3.5 if line.bold else 1.6 if line.labelled else 0.9
     dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
@@ -157,7 +157,7 @@ def polyline(axes: Axes, line: Line) -> str:
     )
 
 
-def band(axes: Axes, line: Line) -> str:
+def band(axes: Axes, line: ChartLine) -> str:
     upper = [(x, min(high, axes.y_high)) for x, _, high in line.band]
     lower = [(x, max(low, axes.y_low)) for x, low, _ in reversed(line.band)]
     points = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in [*upper, *lower])
@@ -198,12 +198,14 @@ def bar_chart(
     return Picture(label, words, draw, numbers_of_bars(series, list(colours), y_format, x_label)).html()
 
 
-def numbers_of_bars(series: Sequence[Bar], names: Sequence[str], y_format: Format, x_label: str) -> Numbers:
+def numbers_of_bars(
+    series: Sequence[Bar], names: Sequence[str], y_format: Format, x_label: str
+) -> PictureTable:
     found: dict[int, dict[str, str]] = {}
     for bar in series:
         found.setdefault(bar.at, {}).update({name: y_format(size) for name, size in bar.parts})
     rows = [[str(at), *(values.get(name, NONE) for name in names)] for at, values in sorted(found.items())]
-    return Numbers([x_label, *names], rows)
+    return PictureTable([x_label, *names], rows)
 
 
 def bar_parts(

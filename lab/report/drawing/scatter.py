@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from protofleet.lab.report.drawing.canvas import LETTER_WIDTH, Canvas, Drawing, Numbers, Picture, shortened
+from protofleet.lab.report.drawing.canvas import (
+    LETTER_WIDTH,
+    Canvas,
+    Drawing,
+    Picture,
+    PictureTable,
+    shortened,
+)
 
 Position = Sequence[float]  # The x and the y of a point.
 # Pixels between panels, above a panel, and of a row of the legend.
@@ -102,7 +109,7 @@ def scatter_plot(
     return Picture(label, words, draw, numbers_of(panels)).html()
 
 
-def numbers_of(panels: Sequence[Panel]) -> Numbers:
+def numbers_of(panels: Sequence[Panel]) -> PictureTable:
     """Count the points of each name in each panel.
 
     The positions of a t-SNE have no meaning as numbers.
@@ -114,7 +121,7 @@ def numbers_of(panels: Sequence[Panel]) -> Numbers:
     ]
     names = list(dict.fromkeys(name for of_panel in found for name in of_panel))
     rows = [[name, *(str(of_panel[name]) for of_panel in found)] for name in names]
-    return Numbers(["points", *(panel.title for panel in panels)], rows)
+    return PictureTable(["points", *(panel.title for panel in panels)], rows)
 
 
 def panel_svg(panel: Panel, side: float) -> str:

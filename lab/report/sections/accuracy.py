@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from protofleet.coordinator.observe.curves import Measurement, measurements
-from protofleet.lab.report.drawing.charts import Line, line_chart
+from protofleet.lab.report.drawing.charts import ChartLine, line_chart
 from protofleet.lab.report.drawing.palette import INK, line_style
 from protofleet.lab.report.finished_run import FinishedRun
 from protofleet.lab.report.html_page import section, table
@@ -47,7 +47,7 @@ def loss_section(run: FinishedRun) -> str:
     return section("Loss by domain", picture, loss_table(series), note=f"{note} {ROUNDS_NOTE}")
 
 
-def domain_lines(run: FinishedRun, measure: str) -> list[Line]:
+def domain_lines(run: FinishedRun, measure: str) -> list[ChartLine]:
     """Return a line for each domain and a bold line for their mean, as all present devices measured it.
 
     If there are sampled cohorts, their means are one more line.
@@ -60,11 +60,11 @@ def domain_lines(run: FinishedRun, measure: str) -> list[Line]:
     for i, domain in enumerate(sorted(by_all[-1].of(measure))):
         colour, dash = line_style(i)
         data = [(p.rounds, p.of(measure)[domain]) for p in by_all if domain in p.of(measure)]
-        series.append(Line(domain, data, colour, dash=dash))
-    series.append(Line("mean", means_of(by_all, measure), INK, bold=True))
+        series.append(ChartLine(domain, data, colour, dash=dash))
+    series.append(ChartLine("mean", means_of(by_all, measure), INK, bold=True))
     if sampled:
         series.append(
-            Line("mean of sampled cohorts", means_of(sampled, measure), INK, dash="1 5", marked=True)
+            ChartLine("mean of sampled cohorts", means_of(sampled, measure), INK, dash="1 5", marked=True)
         )
     return series
 
@@ -122,7 +122,7 @@ def views_table(summary: Mapping[str, Any]) -> str:
     return f"<h3>by all views</h3>{html}<p>{VIEWS_NOTE}</p>"
 
 
-def loss_table(series: list[Line]) -> str:
+def loss_table(series: list[ChartLine]) -> str:
     rows = [
         [line.name, three_places(ys[0]), three_places(ys[-1]), three_places(min(ys))]
         for line in series

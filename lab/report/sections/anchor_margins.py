@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from protofleet.lab.report.drawing.charts import Line, line_chart
+from protofleet.lab.report.drawing.charts import ChartLine, line_chart
 from protofleet.lab.report.drawing.palette import INK, line_style
 from protofleet.lab.report.finished_run import FinishedRun
 from protofleet.lab.report.html_page import section
@@ -28,8 +28,8 @@ def anchor_margins_section(run: FinishedRun) -> str:
         name, (colour, dash) = f"{PREFIX}{label}", line_style(i)
         data = [(r, f[name]) for r, f in found if name in f]
         words = class_words(label, run.summary.get("class_names") or [])
-        series.append(Line(words, data, colour, labelled=len(labels) <= MOST_NAMED, dash=dash))
-    series.append(Line("mean", [(r, f[MEAN]) for r, f in found], INK, bold=True))
+        series.append(ChartLine(words, data, colour, labelled=len(labels) <= MOST_NAMED, dash=dash))
+    series.append(ChartLine("mean", [(r, f[MEAN]) for r, f in found], INK, bold=True))
     values = [value for line in series for _, value in line.points]
     places = 2 if max(values) - min(values) > 0.1 else 4
     picture = line_chart(

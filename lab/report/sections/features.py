@@ -19,7 +19,7 @@ from protofleet.lab.report.numbers import two_places
 from protofleet.lab.report.sections.margins import BASELINE, Margins, margins_of_run, mean, ratio
 from protofleet.lab.report.sections.plot_style import PlotStyle, mark_legend
 from protofleet.lab.report.sections.projection import (
-    Layout,
+    ProjectedPoints,
     evenly_spaced,
     points_of_classes,
     project_snapshots,
@@ -114,14 +114,14 @@ def features_section(folder: Path, rounds: int) -> str:
     return section("Features over rounds", feature_pictures(layouts, style), note=text)
 
 
-def class_layout(snapshots: Sequence[Snapshot], style: PlotStyle) -> Layout | None:
+def class_layout(snapshots: Sequence[Snapshot], style: PlotStyle) -> ProjectedPoints | None:
     class_points = [points_of_classes(m, style.classes) for m in received_points(snapshots)]
     return project_snapshots(
         [samples_of_classes(s, style.classes) for s in snapshots], class_points, PANEL_POINTS
     )
 
 
-def feature_pictures(layouts: Mapping[str, Layout], style: PlotStyle) -> str:
+def feature_pictures(layouts: Mapping[str, ProjectedPoints], style: PlotStyle) -> str:
     kinds = mark_legend(
         list(dict.fromkeys(m.kind for layout in layouts.values() for m in layout.class_points))
     )

@@ -8,7 +8,7 @@ from typing import Final
 
 from protofleet.coordinator.observe.curves import is_global, rounds_done
 from protofleet.coordinator.observe.record import MEAN
-from protofleet.lab.report.drawing.charts import Line, line_chart
+from protofleet.lab.report.drawing.charts import ChartLine, line_chart
 from protofleet.lab.report.drawing.palette import INK, line_style
 from protofleet.lab.report.finished_run import FinishedRun
 from protofleet.lab.report.html_page import section, table
@@ -61,8 +61,8 @@ def picture(name: str, points: Points) -> str:
     lines = []
     for i, domain in enumerate(domains):
         colour, dash = line_style(i)
-        lines.append(Line(domain, points[domain], colour, dash=dash))
-    lines.append(Line(MEAN, points[MEAN], INK, bold=True))
+        lines.append(ChartLine(domain, points[domain], colour, dash=dash))
+    lines.append(ChartLine(MEAN, points[MEAN], INK, bold=True))
     chart = line_chart(lines, three_places, "rounds of training", f"{name} by domain over rounds")
     return f"<h3>{name}</h3>{chart}"
 

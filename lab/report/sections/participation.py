@@ -48,7 +48,7 @@ NOTE: Final = (
 
 
 @dataclass(frozen=True)
-class Attendance:
+class DeviceRounds:
     """The rounds in which one device was asked, and the outcome of each round."""
 
     device: str
@@ -68,13 +68,13 @@ def participation_section(run: FinishedRun) -> str:
     )
 
 
-def attendances(rounds: Rounds) -> list[Attendance]:
+def attendances(rounds: Rounds) -> list[DeviceRounds]:
     found: dict[str, dict[int, str]] = {}
     for line in rounds:
         asked = {device for phase in line["phases"] for device in phase["asked"]}
         for device in sorted(asked | {*line["participants"], *line["late"], *line["dropped"]}):
             found.setdefault(device, {})[line["round"]] = state_in(line, device)
-    return [Attendance(device, states) for device, states in sorted(found.items())]
+    return [DeviceRounds(device, states) for device, states in sorted(found.items())]
 
 
 def state_in(line: Mapping[str, Any], device: str) -> str:
@@ -134,7 +134,7 @@ class StripFrame:
     def x(self, number: int) -> float:
         return self.left + self.step * (number - self.rounds[0])
 
-    def strip(self, one: Attendance, i: int) -> str:
+    def strip(self, one: DeviceRounds, i: int) -> str:
         """Draw the strip of a device.
 
         If rounds are narrow, neighbours with the same state are one piece, so that thousands of rounds do not

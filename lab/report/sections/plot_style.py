@@ -9,7 +9,7 @@ import numpy as np
 
 from protofleet.lab.report.drawing.palette import COLOURS, GREY
 from protofleet.lab.report.drawing.scatter import DOT_SHAPES, Dots, LegendEntry, Mark, Position
-from protofleet.lab.report.sections.projection import Layout
+from protofleet.lab.report.sections.projection import ProjectedPoints
 from protofleet.lab.report.sections.snapshots import ANCHOR, LOCAL, Snapshot
 
 CROWDED = 15  # With more marks than this in one panel, they are smaller.
@@ -47,7 +47,7 @@ class PlotStyle:
     def colour(self, label: int) -> str:
         return COLOURS[self.classes.index(label)]
 
-    def dots_by_class(self, layout: Layout) -> list[Dots]:
+    def dots_by_class(self, layout: ProjectedPoints) -> list[Dots]:
         dots = []
         for snapshot, positions in zip(layout.snapshots, layout.sample_positions, strict=True):
             shape = self.shape(self.group(snapshot))
@@ -56,7 +56,7 @@ class PlotStyle:
                 dots.append(Dots(own, self.colour(c), shape, f"class {c}, {snapshot_name(snapshot)}"))
         return dots
 
-    def dots_by_group(self, layout: Layout, faint: bool = False) -> list[Dots]:
+    def dots_by_group(self, layout: ProjectedPoints, faint: bool = False) -> list[Dots]:
         dots = []
         for snapshot, positions in zip(layout.snapshots, layout.sample_positions, strict=True):
             group = self.group(snapshot)
@@ -64,7 +64,7 @@ class PlotStyle:
             dots.append(Dots(positions.tolist(), colour, shape, snapshot_name(snapshot), faint))
         return dots
 
-    def class_marks(self, layout: Layout, filled: bool = True) -> list[Mark]:
+    def class_marks(self, layout: ProjectedPoints, filled: bool = True) -> list[Mark]:
         """Return the marks of anchors and global prototypes.
 
         One mark of each class has the number of the class next to it.
@@ -79,7 +79,7 @@ class PlotStyle:
                 numbered.add(c)
         return marks
 
-    def class_tags(self, layout: Layout) -> list[tuple[Position, str]]:
+    def class_tags(self, layout: ProjectedPoints) -> list[tuple[Position, str]]:
         """Return tags for classes if there are no class marks.
 
         Each class that forms a cluster has its number at the median of the cluster.
@@ -95,7 +95,7 @@ class PlotStyle:
             if np.mean(labels[np.square(positions - median).sum(axis=1).argsort()[:9]] == c) > 0.5
         ]
 
-    def sized_marks(self, layout: Layout, kind: str, snapshots: Sequence[Snapshot]) -> list[Mark]:
+    def sized_marks(self, layout: ProjectedPoints, kind: str, snapshots: Sequence[Snapshot]) -> list[Mark]:
         """Return marks whose area is proportional to their samples, or to their share of the samples."""
         groups = {snapshot.device: self.group(snapshot) for snapshot in snapshots}
         pairs = zip(layout.class_points, layout.class_positions, strict=True)

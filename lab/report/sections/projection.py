@@ -22,7 +22,7 @@ def evenly_spaced(rounds: Sequence[int], limit: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProjectedPoints:
     """Features of several devices, and class points, as positions [n, 2] of one projection."""
 
     snapshots: Sequence[Snapshot]
@@ -33,7 +33,7 @@ class Layout:
 
 def project_snapshots(
     snapshots: Sequence[Snapshot], class_points: Sequence[ClassPoints], limit: int = MAX_POINTS
-) -> Layout | None:
+) -> ProjectedPoints | None:
     """Project at most `limit` features, the same share of each device's features.
 
     Only features of the most common feature size are used.
@@ -48,7 +48,7 @@ def project_snapshots(
     kept = [subsample(snapshot, max(1, int(share * len(snapshot.features)))) for snapshot in matching]
     groups = [s.features for s in kept] + [m.points for m in known]
     positions = np.split(project(np.concatenate(groups)), np.cumsum([len(g) for g in groups])[:-1])
-    return Layout(kept, positions[: len(kept)], known, positions[len(kept) :])
+    return ProjectedPoints(kept, positions[: len(kept)], known, positions[len(kept) :])
 
 
 def subsample(snapshot: Snapshot, limit: int) -> Snapshot:

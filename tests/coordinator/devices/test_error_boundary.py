@@ -16,7 +16,7 @@ from protofleet.coordinator.spool.index import FencedError
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.link.broadcast import Broadcast
 from protofleet.protocol.link.coordinator import CoordinatorLink
-from protofleet.protocol.link.fetch import Fetch
+from protofleet.protocol.link.fetch import ObjectFetch
 from protofleet.protocol.wire.messages import BlockRequest, Task
 from protofleet.runtime.faults import OurFault
 from tests.support.run_policy import RunPolicy
@@ -93,7 +93,7 @@ def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     in_blocks(run, monkeypatch)
 
-    class Fetched(Fetch):
+    class Fetched(ObjectFetch):
         """A fetch of the coordinator, not of a device."""
 
     if moment == "wake":
@@ -127,7 +127,7 @@ def test_an_error_with_a_stranger_costs_nobody_a_fetch(tmp_path, monkeypatch):
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     in_blocks(run, monkeypatch)
     begun, taken = [], []
-    honest, take = DeviceAnswers.begin, Fetch.take
+    honest, take = DeviceAnswers.begin, ObjectFetch.take
 
     def begin(store, manifest):
         begun.append(store.folder)
@@ -139,7 +139,7 @@ def test_an_error_with_a_stranger_costs_nobody_a_fetch(tmp_path, monkeypatch):
         return take(fetch, *given)
 
     monkeypatch.setattr(DeviceAnswers, "begin", begin)
-    monkeypatch.setattr(Fetch, "take", error_meanwhile)
+    monkeypatch.setattr(ObjectFetch, "take", error_meanwhile)
     run.run()
     of_answers = [folder for folder in begun if "updates" in folder.parts]
     assert run.service.finished and len(taken) > len(of_answers) == 2 * len(run.agents), "each is begun once"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.observe.metrics import BoundedLabels
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.methods.contract.bridge import LazyPayload
@@ -67,7 +67,7 @@ def test_a_norm_is_taken_over_all_slices_and_compared_with_its_bound():
 
 
 def test_a_boosted_answer_is_refused_by_the_limit_of_the_settings(tmp_path):
-    run = simulation(tmp_path, METHOD, policy=POLICY, limits=Limits(norm=500.0))
+    run = simulation(tmp_path, METHOD, policy=POLICY, limits=CoordinatorLimits(norm=500.0))
     liar = add_liar(run)
     boosted = good(prototypes=np.full((3, D), 1e3, np.float32))
     liar.answers = lambda liar, place: liar.update(place, boosted)

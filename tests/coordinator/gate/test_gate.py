@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.gate.gate import Contradiction, Fetch, Gate, NotAsked, Refuse
+from protofleet.coordinator.devices.limits import CoordinatorLimits
+from protofleet.coordinator.gate.gate import Contradiction, FetchAnswer, Gate, NotAsked, RefuseAnswer
 from protofleet.coordinator.round.events import Advanced, Answered, Joined
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.round.policy import Policy
@@ -31,7 +31,7 @@ class State:
         self.spool.start_run("spring", "{}", 1)
         self.machine = RoundMachine(Policy(quorum=2, settle_seconds=0.0), rounds=1)
         members = {device: Member(device, 5, ()) for device in "ab"}
-        self.gate = Gate(Limits(), self.machine, self.spool, members, self, self.unwritten)
+        self.gate = Gate(CoordinatorLimits(), self.machine, self.spool, members, self, self.unwritten)
         for device in members:
             self.machine.handle(Joined(device), 0.0)
 
@@ -57,7 +57,7 @@ class State:
 
     def the_limit_is_reached(self):
         self.asked()
-        self.gate.limits = Limits(answer_bytes=1, spool_bytes=1)
+        self.gate.limits = CoordinatorLimits(answer_bytes=1, spool_bytes=1)
 
     def another_coordinator_took_over(self):
         self.asked()
@@ -76,7 +76,7 @@ def state(tmp_path):
 @pytest.mark.parametrize(
     "before, offer, size, name, decision",
     [
-        (State.asked, OFFER, 40, NAME, Fetch()),
+        (State.asked, OFFER, 40, NAME, FetchAnswer()),
         (State.asked, replace(OFFER, round=2), 40, NAME, NotAsked()),
         (State.asked, replace(OFFER, phase="align"), 40, NAME, NotAsked()),
         (State.asked, replace(OFFER, base=OTHER), 40, NAME, NotAsked()),
@@ -85,8 +85,8 @@ def state(tmp_path):
         (State.answered, OFFER, 40, NAME, NotAsked()),
         (State.answered, OFFER, 40, OTHER, Contradiction),
         (State.answered, replace(OFFER, base=OTHER), 40, OTHER, NotAsked()),
-        (State.answered, replace(OFFER, device="b"), 40, OTHER, Fetch()),
-        (State.refused, OFFER, 40, NAME, Refuse(BROKEN)),
+        (State.answered, replace(OFFER, device="b"), 40, OTHER, FetchAnswer()),
+        (State.refused, OFFER, 40, NAME, RefuseAnswer(BROKEN)),
         (State.asked, OFFER, 1 << 20, NAME, Reason.TOO_LARGE),
         (State.asked, replace(OFFER, examples=6), 40, NAME, Reason.BAD_CLAIM),
         (State.asked, replace(OFFER, metrics={"accuracy.test": 2.0}), 40, NAME, Reason.BAD_CLAIM),
@@ -97,7 +97,7 @@ def test_the_decision_follows_from_the_message_and_the_state_of_the_run(
 ):
     before(state)
     match state.gate.decide(offer, size, name), decision:
-        case Refuse(problem), Reason():
+        case RefuseAnswer(problem), Reason():
             assert problem.reason is decision
         case Contradiction(problem), type():
             assert problem.reason is Reason.EQUIVOCATION

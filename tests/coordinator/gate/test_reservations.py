@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.gate.gate import Gate
 from protofleet.coordinator.gate.reservations import Reservations
 from protofleet.coordinator.spool.spool import Spool
@@ -42,7 +42,7 @@ def test_the_sums_are_those_of_all_that_is_reserved(deeds):
 
 def steps_of_a_reservation(folder, others):
     spool = Spool(folder, durable=False)
-    gate = Gate(Limits(), SimpleNamespace(), spool, {}, SimpleNamespace(), ())
+    gate = Gate(CoordinatorLimits(), SimpleNamespace(), spool, {}, SimpleNamespace(), ())
     gate.open(Ask("train", {}, {}), others + 1)
     for i in range(others):
         gate.reserve(f"device-{i:03}", 20_000)

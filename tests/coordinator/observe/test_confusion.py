@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.observe import confusion
 from protofleet.coordinator.observe.confusion import ALL, confusion_by_domain
 from protofleet.coordinator.observe.observers import keep_journal
@@ -62,7 +62,7 @@ def test_a_coordinator_that_comes_back_in_the_last_evaluation_has_what_was_count
 
 
 def test_nobody_is_asked_and_nobody_tells_where_the_coordinator_has_it_off(tmp_path):
-    run, rounds = run_of(tmp_path, limits=Limits(confusion=CLASSES - 1))
+    run, rounds = run_of(tmp_path, limits=CoordinatorLimits(confusion=CLASSES - 1))
     run.run()
     last = read_rounds(tmp_path / "rounds.jsonl")[-1]
     assert last["confusion"] == {} and last["participants"] == [f"device-{i}" for i in range(3)]

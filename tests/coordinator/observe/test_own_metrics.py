@@ -8,7 +8,7 @@ import pytest
 from protofleet.coordinator.observe.log_lines import LogLines
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile, read_rounds
-from protofleet.lab.local.display.progress import Progress
+from protofleet.lab.local.display.progress import ProgressDisplay
 from protofleet.lab.simulation.federation import Simulation
 from protofleet.lab.simulation.network import NetworkConditions
 from protofleet.methods.plugins import file
@@ -32,7 +32,7 @@ class Shown:
     """An observer that keeps the lines that `protofleet run` shows without a terminal."""
 
     def __init__(self):
-        self.display, self.lines = Progress(3), []
+        self.display, self.lines = ProgressDisplay(3), []
 
     def entry(self, what, details):
         self.lines.append(self.display.describe({"event": what, **details}))

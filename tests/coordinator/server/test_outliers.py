@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.devices.limits import CoordinatorLimits
 from protofleet.coordinator.server.outliers import outliers, sizes_of, worst
 from protofleet.methods.contract.bridge import LazyPayload
 from protofleet.methods.contract.wants import SLICE
@@ -87,4 +87,4 @@ def test_the_worst_is_the_farthest_however_near():
 @pytest.mark.parametrize("value", [1.5, -1.0, float("nan")])
 def test_a_limit_that_would_put_honest_answers_aside_is_refused(value):
     with pytest.raises(ValueError, match="outlier is .*, it must be 0 .off., or at least 2 and"):
-        Limits(outlier=value)
+        CoordinatorLimits(outlier=value)

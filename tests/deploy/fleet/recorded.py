@@ -19,7 +19,7 @@ from typing import Final
 
 from protofleet.deploy.fleet.device.scripts import FACTS_SCRIPT, REMOTE_SCRIPT
 from protofleet.deploy.fleet.settings import Fleet, Host
-from protofleet.deploy.fleet.ssh import AS_ROOT, Result, Ssh
+from protofleet.deploy.fleet.ssh import AS_ROOT, CommandResult, Ssh
 from protofleet.edge_client.host.status_file import Status
 from protofleet.federation.enrol import key_folder
 from protofleet.protocol.security.signed_settings import SETTINGS
@@ -59,7 +59,7 @@ class RecordedBoard:
     lines: list[str] = field(default_factory=list)
     incoming: dict[str, bytes] = field(default_factory=dict)
 
-    def run(self, command: Sequence[str], stdin: str, seconds: float) -> Result:
+    def run(self, command: Sequence[str], stdin: str, seconds: float) -> CommandResult:
         self.commands.append(list(command))
         if command[0] == "rsync":
             files = {path.name: path.read_bytes() for path in Path(command[-2]).iterdir()}
@@ -68,16 +68,16 @@ class RecordedBoard:
             if command[-1].endswith("/records/"):
                 lines = "".join(f"{digest(data)}  {name}\n" for name, data in sorted(files.items()))
                 self.facts["lists"] = digest(lines.encode())
-            return Result(0, "", "")
+            return CommandResult(0, "", "")
         if command[3:5] == ["-O", "exit"]:
-            return Result(0, "", "")
+            return CommandResult(0, "", "")
         assert command[-1].startswith(SHELL), command
         (script,) = (name for text, name in SCRIPTS.items() if stdin.endswith(text))
         self.lines.append(f"{script} {command[-1].removeprefix(SHELL)}")
         step, *arguments = shlex.split(command[-1].removeprefix(SHELL))
         if step in self.fails:
-            return Result(1, "", self.fails[step] + "\n")
-        return Result(0, self._answer(step, arguments), "")
+            return CommandResult(1, "", self.fails[step] + "\n")
+        return CommandResult(0, self._answer(step, arguments), "")
 
     def _answer(self, step: str, arguments: list[str]) -> str:
         match step:

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.device.scripts import HostRole
 
 ROOT: Final = Path(__file__).parents[3]
 LAYERS: Final = ("etc", "opt", "usr", "var", "run")
@@ -74,11 +74,11 @@ class RootBoard:
 
     def step(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a step of a deployment in the same way as `Ssh.run`."""
-        return self.run("sh", "-s", "--", *words, stdin=Place().steps, check=check)
+        return self.run("sh", "-s", "--", *words, stdin=HostRole().steps, check=check)
 
     def facts(self, how: str = "quick") -> str:
         return self.run(
-            "sh", "-s", "--", how, stdin=Place(models="/var/lib/protofleet/state/models").facts
+            "sh", "-s", "--", how, stdin=HostRole(models="/var/lib/protofleet/state/models").facts
         ).stdout
 
     def close(self) -> None:

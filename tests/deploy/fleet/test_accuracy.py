@@ -12,7 +12,7 @@ from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.deploy.fleet.accuracy import AccuracyCheck, MetricsReading, fetch_metrics, worst_drop
 from protofleet.deploy.fleet.deploy_log import DeployLog
-from protofleet.deploy.fleet.rollout import Outcome, Rollout
+from protofleet.deploy.fleet.rollout import HostOutcome, Rollout
 from protofleet.deploy.fleet.settings import RolloutSettings
 from protofleet.runtime.command.errors import RunError
 from tests.support.small_federation import simulation
@@ -136,7 +136,7 @@ def test_settings_that_cannot_be_are_refused(drop, metrics, words):
 
 def rollout_of(tmp_path, monkeypatch, check):
     monkeypatch.setattr(Rollout, "check", lambda self, ssh: None)
-    monkeypatch.setattr(Rollout, "deploy", lambda self, ssh: Outcome(ssh, 3))
+    monkeypatch.setattr(Rollout, "deploy", lambda self, ssh: HostOutcome(ssh, 3))
     made = Rollout(
         SimpleNamespace(care=CARE, hosts=dict.fromkeys("abc", SimpleNamespace(role="device"))),
         None,

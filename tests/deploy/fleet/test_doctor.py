@@ -13,7 +13,7 @@ from protofleet.cli.main import main
 from protofleet.deploy.fleet.checks import Workload, failures, run_checks, torch_words
 from protofleet.deploy.fleet.commands import print_checks
 from protofleet.deploy.fleet.device.facts import Docker, Probe, ServedVersion, read_facts
-from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.edge_client.serving.publisher import version_of
 from protofleet.edge_client.serving.versions import ModelVersions
 from protofleet.protocol.settings.reader import SettingsError
@@ -172,7 +172,7 @@ def facts_of(tmp_path):
             path.chmod(0o755)
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         done = subprocess.run(
-            ["sh", "-s", "--", "quick"], input=Place(python=python, models=str(models)).facts, env=environment,
+            ["sh", "-s", "--", "quick"], input=HostRole(python=python, models=str(models)).facts, env=environment,
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         return read_facts(done.stdout)

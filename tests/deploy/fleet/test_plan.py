@@ -6,7 +6,7 @@ import pytest
 
 from protofleet.deploy.fleet.checks import Check
 from protofleet.deploy.fleet.device.facts import KnownGood, Service
-from protofleet.deploy.fleet.plan import InstalledSettings, Refuse, describe, is_healthy, name_of, plan
+from protofleet.deploy.fleet.plan import InstalledSettings, RefuseHost, describe, is_healthy, name_of, plan
 from protofleet.deploy.fleet.rollout import waves
 from protofleet.deploy.fleet.status import status_cells
 from tests.deploy.fleet.boards import GOOD, MARK, NOW, RELEASE, SETTINGS, WANTED, deployed, jetson
@@ -90,7 +90,7 @@ def test_settings_that_our_root_has_not_signed_are_replaced():
 def test_what_has_failed_here_before_is_not_tried_again_unless_it_is_forced():
     here = deployed(good=None, blocked=frozenset({f"{RELEASE}-{SETTINGS}"}))
     (refused,) = plan(jetson(installed=here), WANTED, [], PRESENT)
-    assert isinstance(refused, Refuse) and "say --force" in describe(refused)
+    assert isinstance(refused, RefuseHost) and "say --force" in describe(refused)
     assert names(jetson(installed=here), force=True) == ["health", "soak", "record"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from protofleet.deploy.fleet import commands, execute
 from protofleet.deploy.fleet.settings import Fleet, Host
-from protofleet.deploy.fleet.ssh import AS_ROOT, Result, Ssh
+from protofleet.deploy.fleet.ssh import AS_ROOT, CommandResult, Ssh
 from protofleet.edge_client.host.status_file import Status
 from protofleet.federation.enrol.authority import Authority, make_authority
 from protofleet.federation.enrol.local_federation import enrol
@@ -95,7 +95,7 @@ def test_ssh_and_rsync_are_called_in_exactly_these_words(tmp_path):
 
     def run(command, stdin, seconds):
         called.append((list(command), stdin, seconds))
-        return Result(0, "", "")
+        return CommandResult(0, "", "")
 
     host = Host(BOARD, user="root", port=2222)
     ssh = Ssh("board-1", host, Fleet("root", {"board-1": host}), tmp_path, run)

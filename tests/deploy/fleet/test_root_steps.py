@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.deploy.fleet.device.facts import read_facts
 from protofleet.deploy.fleet.device.roles import ROLES
-from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.federation.enrol.authority import make_authority
 from protofleet.protocol.security.records import MAX_SERIALS, REVOCATIONS, Revocations, issue_revocations
 from protofleet.protocol.security.statements import armoured
@@ -47,7 +47,7 @@ STEPS = {
 
 
 def facts_script():
-    return Place(models=f"{HOME}/state/models").facts
+    return HostRole(models=f"{HOME}/state/models").facts
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_what_a_host_holds_of_who_is_revoked_is_said_whole(board, tmp_path):
         for path in (f"{role.keys}/current/revoked", f"{role.keys}/current/crl.pem", f"{role.etc}/roots"):
             text = texts[path.rpartition("/")[2]]
             board.run("sh", "-c", f"mkdir -p $(dirname {path}); cat >{path}", stdin=text)
-        facts = Place(role).facts
+        facts = HostRole(role).facts
         installed = read_facts(board.run("sh", "-s", "--", "quick", stdin=facts).stdout).installed
         assert installed.held_roots == authority.roots_statement(), role.name
         assert installed.held_revoked == (b"" if role.name == "broker" else revoked), role.name

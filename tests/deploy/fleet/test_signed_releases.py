@@ -14,10 +14,10 @@ from protofleet.deploy.fleet.control_plane import ControlPlane
 from protofleet.deploy.fleet.device import verify
 from protofleet.deploy.fleet.execute import Executor, StepError
 from protofleet.deploy.fleet.manifest import files_of, issue_manifest
-from protofleet.deploy.fleet.plan import Build, Configure, Prepare, Ship, Switch
+from protofleet.deploy.fleet.plan import BuildRelease, Configure, Prepare, Ship, Switch
 from protofleet.deploy.fleet.settings import Fleet, Host, Software
 from protofleet.deploy.fleet.software import Releases
-from protofleet.deploy.fleet.ssh import Result
+from protofleet.deploy.fleet.ssh import CommandResult
 from protofleet.federation.enrol.authority import Authority, make_authority
 from protofleet.federation.enrol.lifecycle import begin_rotation, finish_rotation
 from protofleet.runtime.installation.checkout import PACKAGES, ROOT
@@ -38,13 +38,13 @@ class Direct:
 
     def run(self, script, *words, seconds=60.0):
         done = self.board.run("sh", "-s", "--", *words, stdin=script, check=False)
-        return Result(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def send(self, source, target, seconds=0.0, private=False):
         self.board.sh(
             f"rm -rf {target}; mkdir -m 755 {target}; cp -L {source}/* {target}; chmod 644 {target}/*"
         )
-        return Result(0, "", "")
+        return CommandResult(0, "", "")
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_release_is_built_by_nobody_and_belongs_to_root(executor, board):
     with_torch(board)
     release = executor.control.release("board-1").name
     where = f"{TOP}/releases/{release}"
-    executor.execute(Build(release), jetson())
+    executor.execute(BuildRelease(release), jetson())
     assert set(board.sh("cat /run/who").split()) == {"protofleet", "protofleet-build"}, (
         "nothing of others as root"
     )
@@ -165,7 +165,7 @@ def test_what_is_not_as_it_was_signed_is_not_built(executor, board, harm):
     deed, words = HARMS[harm]
     board.sh(deed.format(f"{TOP}/wheels/{release.name}"))
     with pytest.raises(StepError, match=words):
-        executor.execute(Build(release.name), jetson())
+        executor.execute(BuildRelease(release.name), jetson())
     assert board.sh(f"ls -A {TOP}/releases") == ""
 
 
@@ -200,7 +200,7 @@ def test_a_manifest_of_another_release_or_another_root_counts_for_nothing(execut
     stranger = issue_manifest("lab", f"release {release.name}", files_of(release.folder), stranger)
     board.run("sh", "-c", f"cat >{where}/manifest", stdin=stranger)
     with pytest.raises(StepError, match="which is no root of this device"):
-        executor.execute(Build(release.name), jetson())
+        executor.execute(BuildRelease(release.name), jetson())
 
 
 def test_settings_and_unit_are_put_in_place_only_as_they_were_signed(executor, board):
@@ -287,6 +287,6 @@ def test_a_board_that_reaches_no_index_is_told_so_and_why(tmp_path, board, monke
     for step in (Prepare(), Ship(control.release("board-1").name, "")):
         executor.execute(step, jetson())
     with pytest.raises(StepError) as told:
-        executor.execute(Build(control.release("board-1").name), jetson())
+        executor.execute(BuildRelease(control.release("board-1").name), jetson())
     assert "pip cannot install what the locks name: ERROR: " in str(told.value)
     assert "an index cannot be reached: Failed to establish a new connection: [Errno 111]" in str(told.value)

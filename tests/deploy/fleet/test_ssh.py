@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from protofleet.deploy.fleet.settings import Fleet, Host
-from protofleet.deploy.fleet.ssh import Result, Ssh, configuration
+from protofleet.deploy.fleet.ssh import CommandResult, Ssh, configuration
 from protofleet.protocol.settings.reader import SettingsError
 
 
@@ -58,7 +58,7 @@ def test_rsync_gets_an_ipv6_address_in_brackets(tmp_path):
 
     def recorded(command, stdin, seconds):
         called.append(command)
-        return Result(0, "", "")
+        return CommandResult(0, "", "")
 
     for address, target in (
         ("fe80::1", "[fe80::1]:/srv/"),

@@ -8,7 +8,7 @@ from PIL import Image
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import find
 from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.data.inbox.listing import Entry
+from protofleet.edge_client.data.inbox.listing import InboxEntry
 from protofleet.edge_client.data.inbox.shard import joined, samples_of
 from protofleet.edge_client.data.packages import package_file
 from protofleet.edge_client.data.scaling import Scale
@@ -149,7 +149,7 @@ def test_samples_of_an_inbox_that_are_otherwise_than_the_data_are_left_out_and_s
     np.savez(tmp_path / "a.npz", x=pixels, y=np.arange(20) % 2)
     settings = DataSettings("arrays", str(tmp_path), "a", shape=(3, 8, 8), own_test=0.2)
     base, samples = load_shard(settings), samples_of(settings, tmp_path, Disk(False))
-    listing = [Entry(bytes([200, n] * 16), n) for n in range(2)]
+    listing = [InboxEntry(bytes([200, n] * 16), n) for n in range(2)]
     samples.keep(listing[0].sha256, np.moveaxis(pixels[0], -1, 0))
     samples.keep(listing[1].sha256, np.ones((3, 8, 8), np.float32))
     grown = joined(base, tuple(listing), samples, settings)

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.group.group import DeviceGroup, MemberInbox, words_of
-from protofleet.protocol.transport.base import Arrived, Connected, Stop
+from protofleet.edge_client.group.group import DeviceGroup, MemberQueue, words_of
+from protofleet.protocol.transport.base import Arrived, Connected, StopRequest
 from protofleet.runtime.broker_session import BrokerSession
 
 NEVER = float("inf")
@@ -37,7 +37,7 @@ class FakeAgent:
             self.session.accepted()
         if isinstance(item, Arrived) and item.frame == b"bad":
             raise ValueError("nobody has thought of this")
-        if isinstance(item, Stop):
+        if isinstance(item, StopRequest):
             self.finished, self.view.problem = True, item.reason
         self.taken.append(item)
 
@@ -74,7 +74,7 @@ class Fleet:
         self.tried[name].append(self.now)
         if name in self.broken:
             raise OSError("its folder is gone")
-        self.inboxes[name], self.devices[name] = MemberInbox(self.ready), member(name, **self.options)
+        self.inboxes[name], self.devices[name] = MemberQueue(self.ready), member(name, **self.options)
         return self.inboxes[name], self.devices[name]
 
     @property
@@ -133,7 +133,7 @@ def test_each_is_woken_when_it_is_due():
 
 def test_a_stop_ends_all_and_the_reasons_are_kept():
     fleet = Fleet()
-    fleet.group.put(Stop("signal: SIGTERM"))
+    fleet.group.put(StopRequest("signal: SIGTERM"))
     while not fleet.ready.empty():
         fleet.group.take(fleet.ready.get(), 0.0)
     assert fleet.group.finished and fleet.ended == dict.fromkeys("abc", "signal: SIGTERM")
@@ -197,7 +197,7 @@ def test_a_stop_ends_a_group_in_which_a_device_waits_for_its_next_start():
     fleet = Fleet()
     fleet.inboxes["a"].put(Arrived("t", b"bad"))
     fleet.turn()
-    fleet.group.put(Stop("signal: SIGTERM"))
+    fleet.group.put(StopRequest("signal: SIGTERM"))
     fleet.turn()
     assert fleet.group.finished
     assert fleet.ended == {"a": "ValueError: nobody has thought of this"} | dict.fromkeys(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
+from protofleet.edge_client.serving.publisher import ModelOrigin, ModelPublisher
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.serving.template import Template
 from protofleet.edge_client.trainer.job import EVALUATE, MODELS_UNWRITTEN, TRAIN, LocalJob
@@ -24,7 +24,9 @@ DATA = shard(0)
 
 
 def publisher(folder, disk=None, **settings):
-    return ModelPublisher(ModelSettings(**settings), folder, Origin("owl", None), disk or Disk(durable=False))
+    return ModelPublisher(
+        ModelSettings(**settings), folder, ModelOrigin("owl", None), disk or Disk(durable=False)
+    )
 
 
 def job_of(method, published):

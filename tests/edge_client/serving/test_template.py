@@ -11,7 +11,7 @@ from PIL import Image
 
 from protofleet.cli.main import main
 from protofleet.edge_client.serving.predictor import open_model
-from protofleet.edge_client.serving.publisher import ModelPublisher, Origin
+from protofleet.edge_client.serving.publisher import ModelOrigin, ModelPublisher
 from protofleet.edge_client.serving.settings import ModelSettings
 from protofleet.edge_client.trainer.job import EVALUATE, TRAIN, LocalJob
 from protofleet.lab.export.template import template_of
@@ -29,7 +29,7 @@ def test_onnx_runtime_scores_a_filled_template_as_torch_scores_the_version(tmp_p
     pytest.importorskip("onnxscript")
     made, data = plan(method, 2), shard(0)
     half = made.client_half(data.train, "owl", validation=data.validation)
-    first = ModelPublisher(ModelSettings(), tmp_path / "first", Origin("owl", None), Disk(durable=False))
+    first = ModelPublisher(ModelSettings(), tmp_path / "first", ModelOrigin("owl", None), Disk(durable=False))
     job = LocalJob(half, data, made.variant.reports, models=first.of(made, NAMES))
     job.run(EVALUATE, 3, to_numpy(dict(made.server_half().payload())))
     first.versions.accept(made.digest.hex(), 2)
@@ -41,7 +41,7 @@ def test_onnx_runtime_scores_a_filled_template_as_torch_scores_the_version(tmp_p
     (tmp_path / "template" / "card.json").write_text(about.text())
 
     settings = ModelSettings(template=str(tmp_path / "template"))
-    board = ModelPublisher(settings, tmp_path / "board", Origin("owl", None), Disk(durable=False))
+    board = ModelPublisher(settings, tmp_path / "board", ModelOrigin("owl", None), Disk(durable=False))
     job = LocalJob(half, data, made.variant.reports, models=board.of(made, NAMES))
     job.run(TRAIN, 2, to_numpy(dict(made.server_half().payload())))
     learned = {name: value + 0.01 for name, value in made.server_half().payload().items()}

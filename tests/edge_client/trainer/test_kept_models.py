@@ -18,7 +18,7 @@ from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.methods.served.card import read_card
-from protofleet.methods.served.kept import Origin, read_kept
+from protofleet.methods.served.kept import KeptOrigin, read_kept
 from protofleet.methods.served.scaling import Scaling
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.messages import NOTHING
@@ -29,7 +29,9 @@ METHOD = "fedavg"
 
 def models(folder, method=METHOD, disk=None):
     plan = plan_of(method)
-    return KeptModels(folder, Origin(plan, "device-0", plan.network, ("a", "b", "c")), disk or Disk(False))
+    return KeptModels(
+        folder, KeptOrigin(plan, "device-0", plan.network, ("a", "b", "c")), disk or Disk(False)
+    )
 
 
 def publish(kept, number, validation, kind=PERSONAL):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from protofleet.cli.main import main
-from protofleet.lab.local.many_devices import DeviceProcess
+from protofleet.lab.local.many_devices import SupervisedProcess
 from protofleet.runtime.children import Interpreters
 from protofleet.runtime.restart_backoff import FIRST_SECONDS, LONGEST_SECONDS, STABLE_SECONDS
 from tests.lab.local.test_resume import alive, descendants, name_of, wait_until
@@ -69,7 +69,7 @@ def test_backoff_grows_and_is_reset_by_a_stable_run(tmp_path):
         def poll(self):
             return 1
 
-    device, backoffs = DeviceProcess((tmp_path / "d" / "settings.toml",), Interpreters()), []
+    device, backoffs = SupervisedProcess((tmp_path / "d" / "settings.toml",), Interpreters()), []
     for _ in range(9):
         device.process, device.started_at = Ended(), 0.0
         assert "; restart in " in device.poll(1.0)

@@ -14,7 +14,7 @@ from protofleet.lab.report.comparison_page import comparison_page
 from protofleet.lab.report.comparison_tables import mean_and_deviation, tables
 from protofleet.lab.report.drawing.axes import Axes
 from protofleet.lab.report.drawing.canvas import WIDE, Key, end_labels
-from protofleet.lab.report.drawing.charts import Line, line_chart
+from protofleet.lab.report.drawing.charts import ChartLine, line_chart
 from protofleet.lab.report.latex import latex_table
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.runtime.command.errors import RunError
@@ -336,7 +336,10 @@ def test_without_a_baseline_the_groups_that_run_fedavg_are_named(runs, tmp_path)
 
 def test_names_of_shorter_lines_stand_behind_the_longest(runs):
     """Names at the ends of their own lines would lie on the other lines."""
-    lines = [Line("long", [(1, 0.1), (20, 0.9)], "#000"), Line("short", [(1, 0.1), (5, 0.5)], "#111")]
+    lines = [
+        ChartLine("long", [(1, 0.1), (20, 0.9)], "#000"),
+        ChartLine("short", [(1, 0.1), (5, 0.5)], "#111"),
+    ]
     (picture,) = pictures_of(line_chart(lines, str, "x", "y"))
     places = {node.text: node.get("x") for node in picture.iter() if node.tag.endswith("text")}
     assert places["short 0.5"] == places["long 0.9"]
@@ -446,7 +449,7 @@ def test_names_at_the_ends_of_lines_keep_apart_and_inside():
 def test_curves_survive_few_points(log):
     for points in ([], [(3.0, 0.5)], [(3.0, 0.5), (3.0, 0.6)]):
         band = [(x, y - 0.1, y + 2.0) for x, y in points]
-        chart = line_chart([Line("a", points, "#000", band=band, dash="2 3")], str, "x", "y", log_x=log)
+        chart = line_chart([ChartLine("a", points, "#000", band=band, dash="2 3")], str, "x", "y", log_x=log)
         assert ET.fromstring(chart).tag == "figure"
 
 

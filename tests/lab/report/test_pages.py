@@ -12,8 +12,8 @@ from protofleet.lab.report import html_page
 from protofleet.lab.report.comparison import accuracy_target, read_groups
 from protofleet.lab.report.comparison_page import comparison_page
 from protofleet.lab.report.comparison_tables import best_cells, tables
-from protofleet.lab.report.drawing.canvas import MOST_ROWS, NARROW, WIDE, Numbers
-from protofleet.lab.report.drawing.charts import Bar, Line, bar_chart, line_chart
+from protofleet.lab.report.drawing.canvas import MOST_ROWS, NARROW, WIDE, PictureTable
+from protofleet.lab.report.drawing.charts import Bar, ChartLine, bar_chart, line_chart
 from protofleet.lab.report.drawing.palette import COLOURS
 from protofleet.lab.report.grid_charts import luminance
 from protofleet.lab.report.run_page import write_report
@@ -157,7 +157,7 @@ def test_every_curve_is_a_table_as_well(report, comparison):
 
 
 def test_the_numbers_of_lines_have_a_dash_where_one_has_no_point():
-    lines = [Line("a", [(1, 0.5), (2, 0.6)], "#000"), Line("b", [(2, 0.7), (3, 0.8)], "#000")]
+    lines = [ChartLine("a", [(1, 0.5), (2, 0.6)], "#000"), ChartLine("b", [(2, 0.7), (3, 0.8)], "#000")]
     html = line_chart(lines, "{:.1f}".format, "round; of training", "x")
     rows = re.findall(r'<th scope="row">(\d)</th><td>(.*?)</td><td>(.*?)</td>', html)
     assert rows == [("1", "0.5", "-"), ("2", "0.6", "0.7"), ("3", "-", "0.8")]
@@ -168,7 +168,7 @@ def test_the_numbers_of_lines_have_a_dash_where_one_has_no_point():
 
 
 def test_of_thousands_of_rounds_the_table_has_some_hundreds_the_first_and_the_last():
-    html = Numbers(["round", "a"], [[str(n), "1"] for n in range(5000)]).html("x")
+    html = PictureTable(["round", "a"], [[str(n), "1"] for n in range(5000)]).html("x")
     shown = [int(n) for n in re.findall(r'<th scope="row">(\d+)</th>', html)]
     assert shown[0] == 0 and shown[-1] == 4999 and MOST_ROWS / 2 < len(shown) <= MOST_ROWS + 1
     assert "every 13th row of 5000" in html
@@ -177,7 +177,7 @@ def test_of_thousands_of_rounds_the_table_has_some_hundreds_the_first_and_the_la
 @pytest.mark.parametrize("width", ["wide", "narrow"])
 def test_a_picture_holds_all_its_names_however_many_and_long_they_are(width):
     lines = [
-        Line(f"a rather long name of a device, number {i}" * 2, [(1, i), (2, i)], COLOURS[0])
+        ChartLine(f"a rather long name of a device, number {i}" * 2, [(1, i), (2, i)], COLOURS[0])
         for i in range(40)
     ]
     for series in (lines[:3], lines):

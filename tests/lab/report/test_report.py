@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ET
 import pytest
 from rich.console import Console
 
-from protofleet.lab.local.display.progress import Progress, RunState
+from protofleet.lab.local.display.progress import ProgressDisplay, RunState
 from protofleet.lab.report.drawing.axes import round_axis_end
-from protofleet.lab.report.drawing.charts import Bar, Line, bar_chart, line_chart
+from protofleet.lab.report.drawing.charts import Bar, ChartLine, bar_chart, line_chart
 from protofleet.lab.report.run_page import final_table, write_report
 from protofleet.protocol.link.meter import human_bytes
 from protofleet.runtime.command.errors import RunError
@@ -104,8 +104,8 @@ def test_a_folder_without_a_finished_run_is_said_to_be_one(tmp_path):
 
 def test_pictures_survive_empty_and_constant_data():
     for points in ([], [(1, 0.5)], [(1, 0.5), (2, 0.5)]):
-        ET.fromstring(line_chart([Line("a", points, "#000")], str, "x", "y"))
-        ET.fromstring(line_chart([Line("a", points, "#000")], str, "x", "y", from_zero=False))
+        ET.fromstring(line_chart([ChartLine("a", points, "#000")], str, "x", "y"))
+        ET.fromstring(line_chart([ChartLine("a", points, "#000")], str, "x", "y", from_zero=False))
     ET.fromstring(bar_chart([], {"a": "#000"}, str, "x", "y"))
     ET.fromstring(bar_chart([Bar(1, [("a", 0)], 0.4)], {"a": "#000"}, str, "x", "y"))
     assert [round_axis_end(v) for v in (0, 0.93, 1.1, 7)] == [1.0, 1.0, 1.2, 8.0]
@@ -130,7 +130,7 @@ EVENTS = [
 
 def shown(width=None):
     console = Console(record=True, width=width or 100, force_terminal=False, file=io.StringIO())
-    with Progress(4, console) as progress:
+    with ProgressDisplay(4, console) as progress:
         for event in EVENTS:
             progress.handle_line(json.dumps(event))
         progress.handle_line("Traceback? no: a plain line")
@@ -148,7 +148,7 @@ def test_without_a_terminal_there_is_a_plain_line_a_round_and_for_what_goes_wron
 
 
 def test_the_live_display_shows_who_has_answered_and_how_far_it_is():
-    progress = Progress(4, Console(file=io.StringIO()))
+    progress = ProgressDisplay(4, Console(file=io.StringIO()))
     for event in EVENTS[:-1]:
         progress.handle_line(json.dumps(event))
     console = Console(record=True, width=100, file=io.StringIO())
@@ -162,7 +162,7 @@ def test_an_answer_that_takes_long_says_how_long_it_will_take():
     transfer |= {"bytes_per_second": 31_250, "seconds_left": 19.2}
     words = "400.0 kB of 1.0 MB are here, 31.2 kB/s, about 19 s to go"
     console = Console(record=True, width=200, file=io.StringIO())
-    progress = Progress(4, console)
+    progress = ProgressDisplay(4, console)
     asked = next(event for event in EVENTS if event["event"] == "asked")
     for event in (asked, transfer):
         progress.handle_line(json.dumps(event))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.limits import HalfBuilder, Limits, activation_bytes, total_memory
+from protofleet.edge_client.limits import DeviceLimits, HalfBuilder, activation_bytes, total_memory
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.lab.local.experiment import read_experiment
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def builder(limits=None, train=None, network=None):
-    return HalfBuilder(limits or Limits(), train or shard(0).train, "a", network, CPU)
+    return HalfBuilder(limits or DeviceLimits(), train or shard(0).train, "a", network, CPU)
 
 
 @pytest.mark.parametrize("method", names())
@@ -48,14 +48,14 @@ def test_a_half_that_is_within_its_limits_is_the_half_that_it_always_was(method)
 def test_a_network_of_any_width_is_refused_in_one_line(width, part_of_it):
     wide = replace(plan("fedavg"), network=Network("mlp", **{part_of_it: width}))
     with pytest.raises(SettingsError, match=r"limits.memory_bytes = 1,000,000,000|cannot be made") as error:
-        builder(Limits(memory_bytes=10**9)).build(wide)
+        builder(DeviceLimits(memory_bytes=10**9)).build(wide)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("change", [{"size": 10**5}, {"size": 10**9}, {"seed": 2**70}])
 def test_whatever_else_is_beyond_all_bounds_is_refused_in_one_line(change):
     with pytest.raises(ValueError, match=r"limits.memory_bytes|cannot be made|at most 65_536") as error:
-        builder(Limits(memory_bytes=10**9)).build(
+        builder(DeviceLimits(memory_bytes=10**9)).build(
             replace(plan("fedavg"), network=Network("cnn4"), **{"size": 16, **change})
         )
     assert "\n" not in str(error.value)
@@ -67,9 +67,9 @@ def test_a_batch_takes_no_more_memory_than_there_are_samples():
     one = activation_bytes(many.client_half(train, "a"), train.x)
     model = many.model()
     least = 4 * sum(value.nbytes for value in model.state_dict().values()) + 200 * (one + 4 * 16)
-    assert one >= 4 * (32 + 16) and builder(Limits(memory_bytes=least), train).build(many)
+    assert one >= 4 * (32 + 16) and builder(DeviceLimits(memory_bytes=least), train).build(many)
     with pytest.raises(SettingsError, match=f"takes {least:,} bytes of memory"):
-        builder(Limits(memory_bytes=least - 1), train).build(many)
+        builder(DeviceLimits(memory_bytes=least - 1), train).build(many)
 
 
 def test_a_sample_takes_as_much_memory_in_a_pass_however_many_there_are():
@@ -95,9 +95,9 @@ def test_every_network_that_a_method_holds_counts_and_every_one_that_it_trains_k
     assert more == trained * one
     model = sum(value.nbytes for value in alone.model().state_dict().values())
     least = 4 * (networks * model + besides) + 20 * 4 * 16 + 8 * more
-    assert builder(Limits(memory_bytes=least), train).build(several)
+    assert builder(DeviceLimits(memory_bytes=least), train).build(several)
     with pytest.raises(SettingsError, match=f"takes {least:,} bytes of memory"):
-        builder(Limits(memory_bytes=least - 1), train).build(several)
+        builder(DeviceLimits(memory_bytes=least - 1), train).build(several)
 
 
 @pytest.mark.parametrize(("batch", "step"), [(6, 8), (24, 24)])
@@ -108,9 +108,9 @@ def test_public_images_and_their_cosines_count_and_a_step_takes_as_many_as_a_bat
     one = activation_bytes(plan("fedavg").client_half(train, "a"), train.x)
     images, cosines = 4 * 48 * 3 * 8 * 8, 4 * 48 * (batch - 1)
     least = 2 * 4 * model + 20 * 4 * 16 + images + cosines + step * one
-    assert builder(Limits(memory_bytes=least), train).build(made)
+    assert builder(DeviceLimits(memory_bytes=least), train).build(made)
     with pytest.raises(SettingsError, match=f"takes {least:,} bytes of memory"):
-        builder(Limits(memory_bytes=least - 1), train).build(made)
+        builder(DeviceLimits(memory_bytes=least - 1), train).build(made)
 
 
 def test_public_images_that_are_too_many_are_refused_before_there_is_one():
@@ -119,7 +119,9 @@ def test_public_images_that_are_too_many_are_refused_before_there_is_one():
 
     public = PublicSet("digits", samples=1 << 20, batch=2, sha256="ab" * 32)
     made = replace(plan("fcclplus"), public=public)
-    few = HalfBuilder(Limits(memory_bytes=10**8), shard(0).train, "a", None, CPU, public=lambda of: images)
+    few = HalfBuilder(
+        DeviceLimits(memory_bytes=10**8), shard(0).train, "a", None, CPU, public=lambda of: images
+    )
     with pytest.raises(SettingsError, match=r"limits.memory_bytes = 100,000,000"):
         few.build(made)
 
@@ -170,9 +172,9 @@ def test_samples_of_another_size_than_the_plan_s_are_not_the_fault_of_somebody_s
 
 def test_state_on_the_disk_and_epochs_have_their_limits():
     with pytest.raises(SettingsError, match=r"bytes of disk, over this device's limits.disk_bytes = 9,999"):
-        builder(Limits(disk_bytes=9999)).build(plan("fedproto"))
+        builder(DeviceLimits(disk_bytes=9999)).build(plan("fedproto"))
     with pytest.raises(SettingsError, match=r"takes 7 epochs, over this device's limits.epochs = 6;"):
-        builder(Limits(epochs=6)).build(plan("fedavg", epochs=7))
+        builder(DeviceLimits(epochs=6)).build(plan("fedavg", epochs=7))
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +189,7 @@ def test_no_experiment_comes_near_the_defaults(path, sizes):
     """Each file is tested unchanged. The memory of a batch besides the weights is in docs/security-limits.md."""
     experiment = read_experiment(path, [])
     stated = experiment.plan
-    assert stated.settings().epochs <= Limits().epochs / 10
+    assert stated.settings().epochs <= DeviceLimits().epochs / 10
     networks = set(experiment.devices.networks) or {None}
     for name in networks:
         own = name and replace(stated.network, name=name)
@@ -196,15 +198,15 @@ def test_no_experiment_comes_near_the_defaults(path, sizes):
             with torch.device("meta"):
                 sizes[key] = sum(value.nbytes for value in stated.device_model(own).state_dict().values())
         size = sizes[key]
-        assert 4 * size < 2 << 30 and 2 * size < Limits().disk_bytes / 4
+        assert 4 * size < 2 << 30 and 2 * size < DeviceLimits().disk_bytes / 4
 
 
 def test_limits_are_a_table_of_the_device_s_settings():
     made = decode(DeviceSettings, {"name": "a", "limits": {"memory_bytes": 5, "epochs": 7}})
-    assert made.limits == Limits(memory_bytes=5, epochs=7)
+    assert made.limits == DeviceLimits(memory_bytes=5, epochs=7)
     for wrong in ({"epochs": 0}, {"memory_bytes": -1}, {"work_seconds": 0.0}, {"disk_bytes": 0}):
         with pytest.raises(ValueError, match=r"\w+ is .*, it must be at least"):
-            Limits(**wrong)
+            DeviceLimits(**wrong)
     assert total_memory(CPU) > 1 << 28
 
 
@@ -271,4 +273,4 @@ def test_epochs_under_any_name_count_together(method, settings, takes):
 
 
 def test_epochs_of_the_server_are_no_device_s():
-    builder(Limits(epochs=50)).build(replace(plan("fedtgp"), hyper={"server_epochs": 60}))
+    builder(DeviceLimits(epochs=50)).build(replace(plan("fedtgp"), hyper={"server_epochs": 60}))

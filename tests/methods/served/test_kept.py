@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from protofleet.methods.served.card import CardError
-from protofleet.methods.served.kept import Origin, pieces_of_kept, read_kept
+from protofleet.methods.served.kept import KeptOrigin, pieces_of_kept, read_kept
 from protofleet.methods.served.rebuild import rebuild
 from protofleet.methods.served.scaling import input_of
 from protofleet.methods.served.served import served, ways_of
@@ -13,7 +13,7 @@ from tests.methods.served.trained import NAMES, SIDE, device_0, plan_of
 
 def kept(path, method):
     plan, half = plan_of(method), device_0(method)
-    origin = Origin(plan, "device-0", plan.network, ("cat", "dog", "owl"))
+    origin = KeptOrigin(plan, "device-0", plan.network, ("cat", "dog", "owl"))
     path.write_bytes(b"".join(pieces_of_kept(half, origin, 3, 0.5, {"own": 0.25})))
     return path
 

@@ -6,7 +6,12 @@ from hypothesis import strategies as st
 
 from protofleet.protocol.link.rate_limit import FRAME_BURST, FRAME_RATE, RateLimiter, TokenBucket
 from protofleet.protocol.transport.base import Arrived, Connected
-from protofleet.protocol.transport.inbox import MAX_BYTES, MAX_TOPIC_BYTES, MAX_TOPIC_FRAMES, BoundedInbox
+from protofleet.protocol.transport.receive_queue import (
+    MAX_BYTES,
+    MAX_TOPIC_BYTES,
+    MAX_TOPIC_FRAMES,
+    ReceiveQueue,
+)
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 
@@ -64,7 +69,7 @@ def test_a_thousand_unknown_names_share_one_bucket_and_leave_no_trace():
 )
 def test_one_topic_never_fills_the_inbox(size, fits):
     lost = []
-    inbox, frame = BoundedInbox(lost.append), bytes(size)
+    inbox, frame = ReceiveQueue(lost.append), bytes(size)
     for _ in range(fits + 10):
         inbox.put(Arrived("a", frame))
     inbox.put(Arrived("b", b"x"))
@@ -80,7 +85,7 @@ def test_one_topic_never_fills_the_inbox(size, fits):
 
 def test_all_topics_together_never_hold_more_than_the_inbox_may():
     lost = []
-    inbox, frame = BoundedInbox(lost.append), bytes(1 << 20)
+    inbox, frame = ReceiveQueue(lost.append), bytes(1 << 20)
     for i in range(200):
         inbox.put(Arrived(f"t{i}", frame))
     kept = inbox.qsize()

@@ -22,7 +22,7 @@ from protofleet.protocol.link.fetch import (
     LONGEST_RETRY_SECONDS,
     RETRY_SECONDS,
     SILENT_SECONDS,
-    Fetch,
+    ObjectFetch,
     ResponseTime,
     indices,
     ranges,
@@ -45,7 +45,7 @@ class Puller:
     def __init__(self, store, manifest):
         self.wants: list[BlockRequest] = []
         self.response_time = ResponseTime()
-        self.fetch = Fetch(store.begin(manifest), self.wants.append, self.response_time)
+        self.fetch = ObjectFetch(store.begin(manifest), self.wants.append, self.response_time)
         self.came: set[int] = set()
 
     def asked(self):

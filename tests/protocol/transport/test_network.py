@@ -10,7 +10,7 @@ from protofleet.protocol.transport import mqtt as over_mqtt
 from protofleet.protocol.transport import network as networks
 from protofleet.protocol.transport.base import Arrived, Connected, Disconnected
 from protofleet.protocol.transport.mqtt import close_all
-from protofleet.protocol.transport.network import Network
+from protofleet.protocol.transport.network import NetworkThreads
 from tests.conftest import PATIENCE
 from tests.support.scripted_broker import CONNECT, WELCOME
 
@@ -24,7 +24,7 @@ def threads_of(name):
 
 @pytest.mark.usefixtures("time_to_leave")
 def test_many_connections_share_one_thread_which_ends_with_the_last(broker, peer, federation):
-    network = Network(federation)
+    network = NetworkThreads(federation)
     topics = [f"{federation}/{i}" for i in range(MANY)]
     peers = [peer(t, broker.address, subscriptions=[t], network=network).ready() for t in topics]
     deadline = time.monotonic() + PATIENCE
@@ -81,7 +81,7 @@ def first_of_its_name_ends_slowly(request):
 @pytest.mark.parametrize("connections", [1, 2])
 def test_who_waited_for_the_last_connection_to_end_finds_no_thread_left(connections):
     for i in range(10):
-        network = Network(f"alone-{i}")
+        network = NetworkThreads(f"alone-{i}")
         for _ in range(connections):
             last = network.add(Unreachable())
             assert last.over.wait(10.0)
@@ -90,7 +90,7 @@ def test_who_waited_for_the_last_connection_to_end_finds_no_thread_left(connecti
 
 
 def test_all_come_back_after_a_restart_of_their_broker(start_mosquitto, peer, federation):
-    broker, network = start_mosquitto(), Network(federation)
+    broker, network = start_mosquitto(), NetworkThreads(federation)
     topics = [f"{federation}/{i}" for i in range(MANY)]
     peers = [peer(t, broker.address, subscriptions=[t], network=network).ready() for t in topics]
     broker.stop()
@@ -103,7 +103,7 @@ def test_all_come_back_after_a_restart_of_their_broker(start_mosquitto, peer, fe
 
 
 def test_a_broker_that_breaks_one_connection_breaks_no_other(scripted, broker, peer, federation):
-    network = Network(federation)
+    network = NetworkThreads(federation)
     good = peer("good", broker.address, subscriptions=["mine"], network=network).ready()
     bad = peer("bad", scripted(*[[WELCOME + b"\xff" * 40, None]] * 9).address, network=network)
     for _ in range(3):
@@ -172,7 +172,7 @@ def test_who_waits_for_its_next_try_can_leave_at_once(end, tmp_path, broker, pee
     """The pause is longer than the test."""
     with LocalBroker(tmp_path, "mosquitto") as gone:
         address = gone.address
-    network = Network(federation)
+    network = NetworkThreads(federation)
     lonely = peer("lonely", address, network=network, retry_seconds=(60.0, 60.0))
     lonely.next(Disconnected)
     getattr(lonely.mqtt, end)()

@@ -31,7 +31,7 @@ from protofleet.deploy.fleet.settings import (
     read_fleet,
 )
 from protofleet.deploy.fleet.setup.daily_bytes import MB, bytes_of_round, most_rounds_a_day
-from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
+from protofleet.deploy.fleet.ssh import CommandResult, Ssh, UnreachableError
 from protofleet.edge_client.data.catalog import find
 from protofleet.edge_client.data.shard import Shards
 from protofleet.edge_client.serving.settings import ModelSettings
@@ -260,7 +260,7 @@ def test_a_key_for_ssh_that_is_not_there_is_said_at_once_and_when_a_host_refuses
     assert main([*INIT[:1], "other", *INIT[2:], "--key", "nowhere"]) == 2
     assert "there is no such file" in capsys.readouterr().err
     host = Host("127.0.0.10", key="/nowhere/key")
-    refused = Result(255, "", "Permission denied (publickey).")
+    refused = CommandResult(255, "", "Permission denied (publickey).")
     ssh = Ssh("hub", host, read_fleet(written / "fleet.toml"), written, lambda *_: refused)
     with pytest.raises(UnreachableError, match="there is no file /nowhere/key, which hosts.hub.key names"):
         ssh.run("true")

@@ -8,10 +8,10 @@ from dataclasses import asdict
 import pytest
 
 from protofleet.deploy.fleet import commands
-from protofleet.deploy.fleet.device.scripts import Place
+from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.deploy.fleet.execute import gather_facts, read_state
 from protofleet.deploy.fleet.settings import Fleet, Host
-from protofleet.deploy.fleet.ssh import Result, Ssh
+from protofleet.deploy.fleet.ssh import CommandResult, Ssh
 from protofleet.edge_client.host.status_file import Status
 from protofleet.runtime.command.errors import RunError
 from tests.deploy.fleet.recorded import RecordedBoard, recording
@@ -54,7 +54,7 @@ def shell(tmp_path, monkeypatch):
 
 
 def test_no_status_file_is_read_as_facts_that_the_script_has_not_said(shell, tmp_path):
-    path, place = tmp_path / "board-1/status.json", Place(python="no-python")
+    path, place = tmp_path / "board-1/status.json", HostRole(python="no-python")
     path.write_text(json.dumps({**HONEST, "pid": 0}))
     honest, state = gather_facts(shell, place), place.steps.replace("systemctl", "false")
     assert (
@@ -146,7 +146,7 @@ def test_what_a_board_says_steers_no_terminal(both, capsys):
 
 def test_a_state_that_is_nonsense_is_refused_with_its_value():
     with pytest.raises(RunError, match="board-1: its state cannot be read: its NRestarts is 'many'"):
-        read_state("board-1", Result(0, "ActiveState=active\0NRestarts=many\0", ""))
+        read_state("board-1", CommandResult(0, "ActiveState=active\0NRestarts=many\0", ""))
 
 
 @pytest.mark.parametrize("seed", range(40))

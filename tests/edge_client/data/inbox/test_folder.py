@@ -12,7 +12,7 @@ from PIL import Image
 from protofleet.edge_client.data import plain_file
 from protofleet.edge_client.data.images import picture as picture_module
 from protofleet.edge_client.data.inbox import listing as folder_module
-from protofleet.edge_client.data.inbox.listing import Entry, Inbox, held_out
+from protofleet.edge_client.data.inbox.listing import Inbox, InboxEntry, held_out
 from protofleet.edge_client.data.inbox.samples import InboxSamples
 from protofleet.edge_client.data.scaling import SampleKind
 from protofleet.protocol.settings.input_shape import InputShape
@@ -169,7 +169,7 @@ def test_a_sample_that_was_read_stays_until_nothing_needs_it_and_a_damaged_one_i
 
 
 def test_a_share_is_held_out_by_the_bytes_and_stays_so_however_many_others_come():
-    entries = [Entry(np.random.default_rng(i).bytes(32), 0) for i in range(2000)]
+    entries = [InboxEntry(np.random.default_rng(i).bytes(32), 0) for i in range(2000)]
     parts = [held_out(entry, 0.2, 0.1) for entry in entries]
     assert (
         abs(parts.count("test") / 2000 - 0.2) < 0.03 and abs(parts.count("validation") / 2000 - 0.08) < 0.02

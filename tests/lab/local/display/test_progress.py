@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from protofleet.lab.local.display.progress import Progress
+from protofleet.lab.local.display.progress import ProgressDisplay
 
 DEVICES = [f"{'jetson-orin-nano-of-the-second-hall' if i % 7 == 3 else 'board'}-{i:03}" for i in range(100)]
 TRANSFER = {
@@ -37,7 +37,7 @@ def screen(columns, lines, events, earlier=()):
     """Return the lines of the display as a terminal of this size gets them."""
     written = io.StringIO()
     console = Console(file=written, width=columns, height=lines, force_terminal=True, color_system=None)
-    progress = Progress(40, console)
+    progress = ProgressDisplay(40, console)
     progress.fold(earlier)
     for event in events:
         progress.handle_line(json.dumps(event))
@@ -84,7 +84,7 @@ def test_after_a_resume_the_display_goes_on_from_the_rounds_before():
 
 def test_without_a_terminal_a_hundred_devices_are_a_line_a_round():
     written = io.StringIO()
-    progress = Progress(2, Console(file=written, width=80))
+    progress = ProgressDisplay(2, Console(file=written, width=80))
     for name in DEVICES:
         progress.handle_line(json.dumps({"event": "joined", "device": name, "roster": 100}))
     for number in (1, 2):
@@ -98,7 +98,7 @@ def test_without_a_terminal_a_hundred_devices_are_a_line_a_round():
 
 def test_a_pause_is_shown_and_the_time_left_counts_those_to_come():
     written = io.StringIO()
-    progress = Progress(4, Console(file=written, width=100), pause_seconds=900.0)
+    progress = ProgressDisplay(4, Console(file=written, width=100), pause_seconds=900.0)
     progress.handle_line(json.dumps(asked(1, "ab")))
     progress.handle_line(json.dumps({"event": "round", **measured(1, "ab")}))
     assert "about 2706 s left" in written.getvalue()
@@ -113,14 +113,14 @@ def test_a_pause_is_shown_and_the_time_left_counts_those_to_come():
 
 def test_no_time_is_foretold_where_rounds_begin_at_some_hours_alone():
     written = io.StringIO()
-    progress = Progress(4, Console(file=written, width=100), pause_seconds=math.inf)
+    progress = ProgressDisplay(4, Console(file=written, width=100), pause_seconds=math.inf)
     progress.handle_line(json.dumps({"event": "round", **measured(1, "ab")}))
     assert "took 2.0 s" in written.getvalue() and "left" not in written.getvalue()
 
 
 def test_a_mean_of_a_sampled_cohort_says_of_how_many_devices_it_is():
     written = io.StringIO()
-    progress = Progress(4, Console(file=written, width=120))
+    progress = ProgressDisplay(4, Console(file=written, width=120))
     for asked_devices, words in ((2, "accuracy 50.0% (by 2 of 3 devices)"), (3, "accuracy 50.0%, tensors")):
         who = {"global": {"devices": asked_devices, "asked": asked_devices, "present": 3}}
         progress.handle_line(json.dumps({"event": "round", **measured(1, "ab"), "measured": who}))

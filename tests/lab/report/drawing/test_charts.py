@@ -38,8 +38,8 @@ def test_an_axis_ends_at_a_round_number_that_is_not_below_the_value(value, end):
 
 def test_a_chart_draws_each_line_in_both_widths_and_lists_its_numbers():
     lines = [
-        charts.Line("fedavg", [(1, 0.1), (2, 0.7)], "#123456"),
-        charts.Line("b & c", [(1, 0.3)], "#abcdef"),
+        charts.ChartLine("fedavg", [(1, 0.1), (2, 0.7)], "#123456"),
+        charts.ChartLine("b & c", [(1, 0.3)], "#abcdef"),
     ]
     html = charts.line_chart(lines, lambda y: f"{y:.0%}", "round", "accuracy")
     assert html.count("<svg") == 2

@@ -1,7 +1,7 @@
 """A point of a curve names the devices that measured it, and a sampled cohort is never taken for all devices."""
 
 from protofleet.coordinator.observe.curves import measured, measurements
-from protofleet.lab.report.comparison import Run, best_by_validation
+from protofleet.lab.report.comparison import ComparedRun, best_by_validation
 from protofleet.lab.report.finished_run import FinishedRun
 from protofleet.lab.report.sections.accuracy import accuracy_section, domain_lines
 
@@ -43,7 +43,7 @@ def sampled_global():
 def test_best_by_validation_knows_measurements_by_all_present_devices_alone():
     lines = sampled_global()
     assert measured(lines, "global")["best_by_validation"]["point"] == 4
-    run = Run(None, {"rounds": 4}, lines, "")
+    run = ComparedRun(None, {"rounds": 4}, lines, "")
     assert best_by_validation(run.points("global"), "global").rounds == 4
     assert [point.rounds for point in run.points_by_all("global")] == [2, 4]
 
@@ -69,7 +69,12 @@ def test_a_personal_method_has_its_points_at_the_rounds_it_was_trained_in():
     lines = [line(n, "personal", 0.5) for n in (1, 2, 3)] + [line(4, "personal", 0.6, kind="evaluation")]
     drawn = {one.name: one.points for one in domain_lines(page_of(lines, "personal", 3), "accuracy")}
     assert [x for x, _ in drawn["mean"]] == [1, 2, 3, 3]
-    assert [point.rounds for point in Run(None, {"rounds": 3}, lines, "").points("personal")] == [1, 2, 3, 3]
+    assert [point.rounds for point in ComparedRun(None, {"rounds": 3}, lines, "").points("personal")] == [
+        1,
+        2,
+        3,
+        3,
+    ]
 
 
 def test_a_sampled_personal_method_is_drawn_by_the_evaluations_between_its_rounds():
@@ -78,7 +83,7 @@ def test_a_sampled_personal_method_is_drawn_by_the_evaluations_between_its_round
     lines += [line(4, "personal", 0.5, kind="evaluation")]
     drawn = {one.name: one.points for one in domain_lines(page_of(lines, "personal", 3), "accuracy")}
     assert drawn["a"] == [(2, 0.4), (3, 0.5)]
-    points = Run(None, {"rounds": 3}, lines, "").points("personal")
+    points = ComparedRun(None, {"rounds": 3}, lines, "").points("personal")
     assert [(p.rounds, p.by_all, p.bytes) for p in points] == [
         (1, False, 140), (2, False, 280), (2, True, 320), (3, False, 420), (3, True, 560),
     ]  # fmt: skip

@@ -20,7 +20,7 @@ MAX_TOPIC_FRAMES: Final = 2048
 FRAME_COST: Final = 1024  # bytes that the queue itself needs for each frame
 
 
-class BoundedInbox(queue.SimpleQueue[Item]):
+class ReceiveQueue(queue.SimpleQueue[Item]):
     """A bounded queue that is used like a SimpleQueue.
 
     `dropped` is called on the reader's thread with the number of dropped frames. `unwanted` is called with a
