@@ -39,13 +39,13 @@ def federation() -> dict[str, Any]:
                 "s",
                 (f"time() - {COMMITTED}", ""),
                 warn=600,
-                description="RoundStalled is raised at twice what most rounds take",
+                description="RoundStalled is raised at twice the time that most rounds take",
             ),
             stat(
                 "Next round in",
                 "s",
                 ("clamp_min(protofleet_round_next_timestamp_seconds - time(), 0)", ""),
-                description="while policy.pause_seconds or policy.hours hold it back; 0 where a round runs",
+                description="while policy.pause_seconds or policy.hours delay it; 0 while a round runs",
             ),
             stat(
                 "Saved against FedAvg",
@@ -53,7 +53,7 @@ def federation() -> dict[str, Any]:
                 (f"1 - sum({OURS}) / sum({FEDAVG})", ""),
                 warn=0,
                 bad_below=True,
-                description="of the bytes of the same network's weights, up and in one broadcast down",
+                description="compared with FedAvg's bytes: the same network's weights, up and in one broadcast down",
             ),
             time_series(
                 "Accuracy by domain",
@@ -83,7 +83,7 @@ def federation() -> dict[str, Any]:
                 "s",
                 (recent_mean("protofleet_round_duration_seconds"), "mean of 15 minutes"),
                 ("protofleet_round_seconds", "the last one"),
-                ("max(protofleet:round_seconds:p95)", "95 % of a day's took no longer"),
+                ("max(protofleet:round_seconds:p95)", "95 % of a day's rounds took no longer"),
                 floor=0,
             ),
             time_series(
@@ -112,12 +112,12 @@ def federation() -> dict[str, Any]:
                 "none",
                 (recent_mean("protofleet_update_staleness_rounds"), "mean of 15 minutes"),
                 floor=0,
-                description="of all answers when they arrived: 0 where none was late",
+                description="of all answers when they arrived; 0 if none was late",
             ),
             time_series(
                 "Repeated rounds",
                 "none",
-                ("protofleet_rounds_repeated_total", "for want of a quorum"),
+                ("protofleet_rounds_repeated_total", "because the quorum was not reached"),
                 floor=0,
             ),
         ],

@@ -9,7 +9,7 @@ from tools.monitoring.queries import DEVICE
 
 
 def fleet() -> dict[str, Any]:
-    description = "Which devices there are, their state, and which of them are stragglers."
+    description = "All devices, their state, and the stragglers among them."
     chosen = '{device=~"$device"}'
     return dashboard(
         "protofleet-fleet",
@@ -79,7 +79,7 @@ def fleet() -> dict[str, Any]:
             ),
             table("Versions", "none", "count by (version, role) (protofleet_build_info)"),
             table(
-                "Devices by whether they answer Prometheus",
+                "Whether each device answers Prometheus",
                 "none",
                 'up{job="devices"}',
                 description="1: yes, 0: no",

@@ -80,8 +80,8 @@ def traffic() -> dict[str, Any]:
                 ),
                 stacked=True,
                 width=12,
-                description="of the last round; `all devices` is published once, and each device that was asked "
-                "hears it; a broadcast is among it",
+                description="of the last round; `all devices`: messages that are published once for "
+                "all asked devices, such as a broadcast",
             ),
             table(
                 "All bytes of the run, by device, kind and direction",
