@@ -41,17 +41,24 @@ def read_sources(root: Path) -> Source:
     names = page_names(root)
     links = Links(root, names)
     texts = {name: links.rewrite(path, (root / path).read_text("utf-8")) for path, name in names.items()}
-    listed = frozenset(names) - {INDEX, FRONT}
-    sections = with_generated(read_sections((root / INDEX).read_text("utf-8"), INDEX, listed))
-    missing = [
-        f"{page} is not in {INDEX}: add it below a heading of the second level"
-        for page in sorted(listed.difference(*(section.pages for section in sections)))
-    ]
+    texts |= links.further_pages()
+    sections = read_sections((root / INDEX).read_text("utf-8"), INDEX, frozenset(names) - {INDEX, FRONT})
+    # The sections repeat the text of the index, whose problems are known by now.
+    problems = [*links.problems, *pages_in_no_section(names, sections)]
+    sections = with_generated(sections)
+    taken = {*map(section_name, sections), *GENERATED}
+    problems += [f"{page} needs another name: a part of the site has it" for page in names if names[page] in taken]
     names |= {name: name for name in GENERATED}
     texts |= {section_name(section): section_page(section, links, names) for section in sections}
     texts["index.md"] += toctree("", [*map(section_name, sections), names[INDEX]])
-    texts |= {"python-api.rst": api_page(), "commands.md": commands_page(parser()), **links.further_pages()}
-    return Source(texts, links.files, [*links.problems, *missing])
+    texts |= {"python-api.rst": api_page(), "commands.md": commands_page(parser())}
+    return Source(texts, links.files, problems)
+
+
+def pages_in_no_section(names: Mapping[str, str], sections: Sequence[Section]) -> list[str]:
+    listed = {INDEX, FRONT}.union(*(section.pages for section in sections))
+    how = f"is not in {INDEX}: add it below a heading of the second level"
+    return [f"{page} {how}" for page in names if page not in listed]
 
 
 def page_names(root: Path) -> dict[str, str]:

@@ -1,15 +1,4 @@
-"""axe-core and measurements check the pages in Chromium, in phone and desktop width, in light and in dark.
-
-The tests need a Chromium, and `npm install axe-core` in the root, or PROTOFLEET_AXE with the path of an axe.min.js.
-"""
-
-import html
-import json
-import os
-import re
-import shutil
-import subprocess
-from pathlib import Path
+"""axe-core and measurements check the pages in Chromium, in phone and desktop width, in light and in dark."""
 
 import pytest
 
@@ -19,40 +8,14 @@ from protofleet.lab.report.comparison_tables import tables
 from protofleet.lab.report.run_page import write_report
 from tests.lab.report.finished import whole_run
 from tests.lab.report.test_compare import finished
-from tests.rooms import ROOT
+from tests.support.browser import NEEDS_AXE, NEEDS_CHROMIUM, WIDTHS, framed, judged
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-AXE = Path(os.environ.get("PROTOFLEET_AXE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
-WIDTHS = (400, 1400)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the path"),
-    pytest.mark.skipif(
-        not AXE.exists(), reason=f"there is no {AXE}: npm install axe-core, or set PROTOFLEET_AXE"
-    ),
-]
-
-# This script runs in each page and tells the page around it.
-JUDGE = """
-<script src="axe.min.js"></script><script>
-addEventListener("load", async () => {
-  document.querySelectorAll("details").forEach(d => d.open = true);
-  const rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
-  const found = await axe.run(document, {runOnly: rules});
-  const shown = [...document.querySelectorAll("svg")].filter(s => s.getBoundingClientRect().width > 0);
-  parent.postMessage(JSON.stringify({
-    name: location.hash, width: innerWidth, content: document.documentElement.scrollWidth,
-    dark: matchMedia("(prefers-color-scheme: dark)").matches, paper: getComputedStyle(document.body).backgroundColor,
-    passes: found.passes.length,
-    violations: found.violations.map(v => v.id + ": " + v.nodes[0].html.slice(0, 200)),
-    letters: shown.map(s => 12 * s.getBoundingClientRect().width / s.viewBox.baseVal.width),
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM, NEEDS_AXE]
+PICTURES = """
+    letters: [...document.querySelectorAll("svg")].filter(s => s.getBoundingClientRect().width > 0)
+      .map(s => 12 * s.getBoundingClientRect().width / s.viewBox.baseVal.width),
     pictures: document.querySelectorAll("figure").length,
-  }), "*");
-});
-</script>"""
-AROUND = """<!doctype html><pre></pre><script>
-addEventListener("message", m => document.querySelector("pre").append(m.data + "\\n"));
-</script>"""
+"""
 
 
 @pytest.fixture(scope="module")
@@ -71,27 +34,9 @@ def pages(tmp_path_factory):
         "report": write_report(whole_run(folder / "run")).read_text(),
         "comparison": comparison_page(groups, tables(groups, accuracy_target(groups, "", 0.9), 0.9)),
     }
-    shutil.copy(AXE, folder / "axe.min.js")
-    frames = ""
     for name, text in texts.items():
-        (folder / f"{name}.html").write_text(text.replace("</body>", f"{JUDGE}</body>"))
-        frames += "".join(
-            f'<iframe src="{name}.html#{name}" width="{w}" height="900" style="border:0"></iframe>'
-            for w in WIDTHS
-        )
-    (folder / "all.html").write_text(AROUND + frames)
-    return folder / "all.html"
-
-
-def judged(page, dark):
-    command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1600,1000", "--timeout=60000",
-        "--virtual-time-budget=60000", f"--user-data-dir={page.parent / f'profile-{dark}'}",
-        f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", page.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    (found,) = re.findall(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)
-    return [json.loads(html.unescape(line)) for line in found.splitlines()]
+        (folder / f"{name}.html").write_text(text)
+    return framed(folder, list(texts), PICTURES)
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
