@@ -106,7 +106,7 @@ def _open(o: Options, changes: bool, devices_only: bool, connect: Connect) -> It
         releases = Releases(fleet, Path(folder) / "releases")
         control = ControlPlane(fleet, releases, _ask_for_fingerprint(o), getattr(o, "replace", False))
         for name in {**chosen, **above}:
-            control.text(name)  # This finds a mistake in the file before any host is changed.
+            control.desired.text(name)  # This finds a mistake in the file before any host is changed.
         with connect(fleet, {**above, **chosen}) as hosts:
             log, force = DeployLog(Path(fleet.log)), getattr(o, "force", False)
             rollout = Rollout(fleet, control, log, _print, force, {name: hosts[name] for name in above})
@@ -180,7 +180,7 @@ def _bytes_a_day(d: Deployment) -> str:
         return ""
     from protofleet.deploy.fleet.setup.daily_bytes import describe_bytes
 
-    return describe_bytes(d.rollout.control.coordinator_settings())
+    return describe_bytes(d.rollout.control.desired.coordinator_settings())
 
 
 def apply(d: Deployment, o: Options) -> int:
@@ -230,7 +230,7 @@ def _older_root(d: Deployment, looked: Mapping[str, Facts], listing: Listing) ->
 
     Only the hosts in `looked` are taken into account.
     """
-    if problem := d.rollout.control.older_root(looked):
+    if problem := d.rollout.control.enrolment.older_root(looked):
         listing.line(problem, wrong=True)
     return problem
 
@@ -255,26 +255,27 @@ def doctor(d: Deployment, o: Options) -> int:
 
 def _status(d: Deployment, ssh: Ssh) -> tuple[Facts, tuple[str | int, ...], bool]:
     facts, control, name = _facts(d, ssh), d.rollout.control, ssh.name
-    return facts, *status_cells(name, facts, control.target(name, facts).desired, control.revocation(name))
+    desired, revocation = control.desired.target(name, facts).desired, control.enrolment.revocation(name)
+    return facts, *status_cells(name, facts, desired, revocation)
 
 
 def _facts(d: Deployment, ssh: Ssh, *how: str) -> Facts:
-    return gather_facts(ssh, d.rollout.control.place(ssh.name), *how)
+    return gather_facts(ssh, d.rollout.control.desired.place(ssh.name), *how)
 
 
 def _run_step(d: Deployment, ssh: Ssh, *words: str, seconds: float = 60.0) -> CommandResult:
-    return ssh.run(d.rollout.control.place(ssh.name).steps, *words, seconds=seconds)
+    return ssh.run(d.rollout.control.desired.place(ssh.name).steps, *words, seconds=seconds)
 
 
 def _check(d: Deployment, ssh: Ssh) -> tuple[Facts, list[Check]]:
     control = d.rollout.control
-    role = control.role(ssh.name).name
+    role = control.desired.role(ssh.name).name
     if role == BROKER:  # A broker does not connect to itself.
         facts = _facts(d, ssh, "deep")
     else:
-        broker = (
-            control.coordinator_settings() if role == COORDINATOR else control.settings(ssh.name)
-        ).broker
+        desired = control.desired
+        settings = desired.coordinator_settings() if role == COORDINATOR else desired.settings(ssh.name)
+        broker = settings.broker
         facts = _facts(d, ssh, "deep", "", broker.host, str(broker.port))
     return facts, run_checks(facts, workload_of(d.fleet, control, ssh.name), time.time())
 
@@ -328,7 +329,7 @@ def rollback(d: Deployment, o: Options) -> int:
 
 def backup(d: Deployment, o: Options) -> int:
     ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR), "backup")
-    _print(ssh.name, copies.take(ssh, d.rollout.control.place(ssh.name), o.to))
+    _print(ssh.name, copies.take(ssh, d.rollout.control.desired.place(ssh.name), o.to))
     d.rollout.log.append(ssh.name, "backup", "done", to=str(o.to))
     return OK
 
@@ -336,7 +337,7 @@ def backup(d: Deployment, o: Options) -> int:
 def restore(d: Deployment, o: Options) -> int:
     """Deploy the coordinator if that is needed, and put the copy in place before the service starts."""
     ssh = copies.demand_coordinator(d.hosts, d.fleet.of_role(COORDINATOR), "restore")
-    run_name = d.rollout.control.coordinator_settings().name
+    run_name = d.rollout.control.desired.coordinator_settings().name
     copies.check(o.source, run_name)
     _demand_newest_root(d)
     outcome = d.rollout.deploy(ssh, copies.put_back(o.source, run_name, o.from_round))
@@ -366,14 +367,15 @@ def tune(d: Deployment, o: Options) -> int:
     control = d.rollout.control
 
     def tuned(ssh: Ssh) -> str:
-        upload(ssh, control.place(ssh.name), {"tuning": control.signed_tuning(ssh.name, o.set, o.hours)})
+        tuning = control.signer.signed_tuning(ssh.name, o.set, o.hours)
+        upload(ssh, control.desired.place(ssh.name), {"tuning": tuning})
         require_success(_run_step(d, ssh, "tune"))
         d.rollout.log.append(ssh.name, "tune", "done", hours=o.hours, changes=o.set)
         return f"for {o.hours:g} hours: {', '.join(o.set)}" if o.set else "no override any more"
 
     _demand_devices(d, "tune", "change [coordinator] or [mosquitto] in the fleet's file and deploy it")
     for name in d.hosts:  # This finds a mistake before any device is changed.
-        control.signed_tuning(name, o.set, o.hours)
+        control.signer.signed_tuning(name, o.set, o.hours)
     return _print_each(d, tuned)
 
 
@@ -411,7 +413,7 @@ def _tell_who_is_revoked(d: Deployment) -> int:
             _print(outcome.name, f"it does not know yet who is revoked: {outcome.problem}")
     if any(outcome.problem for outcome in outcomes):
         return FAILED
-    address = d.rollout.control.settings(next(iter(d.hosts))).broker
+    address = d.rollout.control.desired.settings(next(iter(d.hosts))).broker
     for name in d.hosts:
         try:
             disconnect(d.rollout.control.authority, name, replace(address, tls=None))

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.fleet.control_plane import ControlPlane, Target
+from protofleet.deploy.fleet.control_plane import ControlPlane
 from protofleet.deploy.fleet.deploy_log import current_user
+from protofleet.deploy.fleet.desired_state import Target
 from protofleet.deploy.fleet.device.facts import (
     Facts,
     IncompleteError,
@@ -114,7 +115,7 @@ class Executor:
         self, ssh: Ssh, control: ControlPlane, target: Target, report: Callable[[str], None]
     ) -> None:  # fmt: skip
         self.ssh, self.control, self.target, self.report = ssh, control, target, report
-        self.place = control.place(ssh.name)
+        self.place = control.desired.place(ssh.name)
 
     def execute(self, step: Step, facts: Facts) -> None:
         """Execute a step; raise StepError if it fails, or UnreachableError if the host cannot be reached."""
@@ -124,13 +125,14 @@ class Executor:
                 raise StepError(f"{desired.name} cannot be deployed: {'; '.join(reasons)}")
             case Prepare():
                 self.run_step("prepare")
-                upload(self.ssh, self.place, {"roots": self.control.roots()})
+                upload(self.ssh, self.place, {"roots": self.control.desired.roots()})
                 self.run_step("pin")
             case Ship(release):
-                shipped = self.control.release_folder(desired.name)
+                to_ship = self.control.desired.release(desired.name)
+                shipped = self.control.signer.release_folder(to_ship)
                 require_success(self.ssh.send(shipped, f"{self.place.role.top}/wheels/{release}"))
             case BuildRelease(release):
-                built = self.control.release(desired.name)
+                built = self.control.desired.release(desired.name)
                 step_name = "load" if built.container else "build"
                 self.run_step(step_name, release, *built.install_arguments, seconds=BUILD_SECONDS)
             case Enrol():
@@ -141,11 +143,11 @@ class Executor:
             case Admit():
                 self.admit()
             case Targets():
-                upload(self.ssh, self.place, {TARGETS_FILE: self.control.targets()})
+                upload(self.ssh, self.place, {TARGETS_FILE: self.control.desired.targets()})
                 self.run_step("targets")
             case Configure():
-                version = self.control.installed_settings(desired.name, facts.installed.settings).version
-                self.configure(self.target.text, self.target.unit, version)
+                installed = self.control.signer.installed_settings(desired.name, facts.installed.settings)
+                self.configure(self.target.text, self.target.unit, installed.version)
             case Drain(seconds):
                 result = self.run_step("drain", f"{seconds:.0f}", seconds=seconds + 60)
                 if result.err.strip():
@@ -167,8 +169,8 @@ class Executor:
         The settings and the unit in use are not changed yet.
         """
         desired = self.target.desired
-        files = {"settings": self.control.signed_settings(desired.name, text, version), "unit": unit}
-        files |= self.control.files(desired.name, text)
+        files = {"settings": self.control.signer.signed_settings(desired.name, text, version), "unit": unit}
+        files |= self.control.desired.files(desired.name, text)
         self._upload_signed(files, {name: sha256_of(text) for name, text in files.items()})
         self.run_step("check", desired.release, desired.name)
 
@@ -178,8 +180,8 @@ class Executor:
         The manifest lists the hash of the kept unit, so the device refuses any other unit.
         """
         desired = self.target.desired
-        settings = self.control.signed_settings(desired.name, text, version)
-        files = {"settings": settings, **self.control.files(desired.name, text)}
+        settings = self.control.signer.signed_settings(desired.name, text, version)
+        files = {"settings": settings, **self.control.desired.files(desired.name, text)}
         self._upload_signed(
             files, {**{name: sha256_of(one) for name, one in files.items()}, "unit": good.unit}
         )
@@ -213,7 +215,7 @@ class Executor:
 
     def _upload_signed(self, files: dict[str, str], listed: dict[str, str]) -> None:
         subject = f"{self.place.role.name} {self.target.desired.name}"
-        upload(self.ssh, self.place, {**files, MANIFEST: self.control.manifest(subject, listed)})
+        upload(self.ssh, self.place, {**files, MANIFEST: self.control.signer.manifest(subject, listed)})
 
     def admit(self) -> None:
         """Send all records to the folder from which the coordinator reads them.
@@ -222,7 +224,7 @@ class Executor:
         """
         folder = Path(tempfile.mkdtemp(prefix="protofleet-"))
         try:
-            for path in self.control.records():
+            for path in self.control.desired.records():
                 shutil.copy(path, folder)
             require_success(self.ssh.send(folder, f"{self.place.role.etc}/records"))
         finally:
@@ -235,9 +237,9 @@ class Executor:
         machines.
         """
         name = self.target.desired.name
-        files = self.control.broker_keys(name)
+        files = self.control.broker_keys.newest(name)
         listed = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
-        manifest = self.control.manifest(f"keys {name}", listed).encode()
+        manifest = self.control.signer.manifest(f"keys {name}", listed).encode()
         upload(self.ssh, self.place, {**files, MANIFEST: manifest}, private=True)
         self.run_step("install_keys", name)
 
@@ -247,9 +249,10 @@ class Executor:
         found = REQUEST.search(result.out)
         if found is None:
             raise StepError(f"the device made no request: {result.last_line}")
-        upload(self.ssh, self.place, {"approval": self.control.approval(desired.name, found[0] + "\n")})
+        approval = self.control.enrolment.approval(desired.name, found[0] + "\n")
+        upload(self.ssh, self.place, {"approval": approval})
         self.run_step("enrol", desired.release, self.control.root_fingerprint)
-        if message := self.control.readmit(desired.name):
+        if message := self.control.enrolment.readmit(desired.name):
             self.report(message)
 
     def _wait_until_healthy(self, seconds: float) -> None:

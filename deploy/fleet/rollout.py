@@ -19,8 +19,9 @@ from typing import Final
 
 from protofleet.deploy.fleet.accuracy import AccuracyCheck
 from protofleet.deploy.fleet.checks import Workload, run_checks
-from protofleet.deploy.fleet.control_plane import ControlPlane, Target
+from protofleet.deploy.fleet.control_plane import ControlPlane
 from protofleet.deploy.fleet.deploy_log import DeployLog
+from protofleet.deploy.fleet.desired_state import Target
 from protofleet.deploy.fleet.device.facts import Facts, KnownGood
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE
 from protofleet.deploy.fleet.execute import Executor, gather_facts
@@ -84,11 +85,11 @@ def waves(names: list[str], canary: int, share: float) -> list[list[str]]:
 
 
 def workload_of(fleet: Fleet, control: ControlPlane, name: str) -> Workload:
-    role, software = control.role(name), fleet.software_of(name)
+    role, software = control.desired.role(name), fleet.software_of(name)
     if role.name == BROKER:
         return Workload(BROKER)
     fetches = software.kind == "venv" and software.dependencies != "system"
-    gpu = role == DEVICE and control.settings(name).compute == "cuda"
+    gpu = role == DEVICE and control.desired.settings(name).compute == "cuda"
     return Workload(software.kind, fetches, gpu, software.python)
 
 
@@ -121,21 +122,22 @@ class Rollout:
             self._looked = {
                 name: one for name, one in zip(self._infrastructure, looked, strict=True) if one is not None
             }
-        return self.control.older_root(self._looked)
+        return self.control.enrolment.older_root(self._looked)
 
     def _facts_or_none(self, ssh: Ssh) -> Facts | None:
         try:
-            return gather_facts(ssh, self.control.place(ssh.name))
+            return gather_facts(ssh, self.control.desired.place(ssh.name))
         except RunError:  # The error is reported when this host itself is planned.
             return None
 
     def plan(self, ssh: Ssh) -> tuple[Facts, Target, list[Step]]:
-        facts = self._looked.pop(ssh.name, None) or gather_facts(ssh, self.control.place(ssh.name))
-        target = self.control.target(ssh.name, facts)
-        if reason := self.control.older_root({ssh.name: facts}) or self.control.refusal(ssh.name):
+        facts = self._looked.pop(ssh.name, None) or gather_facts(ssh, self.control.desired.place(ssh.name))
+        target = self.control.desired.target(ssh.name, facts)
+        enrolment = self.control.enrolment
+        if reason := enrolment.older_root({ssh.name: facts}) or enrolment.refusal(ssh.name):
             return facts, target, [RefuseHost((reason,))]
         checks = run_checks(facts, workload_of(self.fleet, self.control, ssh.name), time.time())
-        present = self.control.installed_settings(ssh.name, facts.installed.settings)
+        present = self.control.signer.installed_settings(ssh.name, facts.installed.settings)
         return facts, target, plan(facts, target.desired, checks, present, self.force)
 
     def run(self, hosts: dict[str, Ssh]) -> list[HostOutcome]:
@@ -228,7 +230,7 @@ class Rollout:
                 done += 1
                 if isinstance(step, Enrol) and target.desired.role == DEVICE:
                     self.tell_coordinator()
-                    if self.control.was_revoked(ssh.name):
+                    if self.control.enrolment.was_revoked(ssh.name):
                         self._tell_brokers()
         except (RunError, SettingsError, StatementError) as error:
             self.log.append(ssh.name, "deploy", "failed", reason=str(error))
@@ -245,7 +247,7 @@ class Rollout:
         The broker's old rules deny all topics to this name, because it was revoked.
         """
         for name, ssh in self._infrastructure.items():
-            if self.control.role(name).name == BROKER:
+            if self.control.desired.role(name).name == BROKER:
                 with self._admitting:
                     outcome = self._tell_list(ssh)
                 if outcome.problem:
@@ -270,16 +272,16 @@ class Rollout:
         The coordinator accepts messages of a device only if it has the record of the device.
         """
         for name, ssh in self._infrastructure.items():
-            if self.control.role(name).name == COORDINATOR:
+            if self.control.desired.role(name).name == COORDINATOR:
                 with self._admitting:
                     self._admit(ssh)
 
     def _admit(self, ssh: Ssh) -> None:
         try:
-            facts = gather_facts(ssh, self.control.place(ssh.name))
+            facts = gather_facts(ssh, self.control.desired.place(ssh.name))
             # If the user is missing, the coordinator's own deployment sends all records.
             if facts.installed.user:
-                target = self.control.target(ssh.name, facts)
+                target = self.control.desired.target(ssh.name, facts)
                 Executor(ssh, self.control, target, lambda said: self.report(ssh.name, said)).admit()
         except RunError as error:
             self.report(ssh.name, f"it does not know yet who was enrolled: {error}; deploy it again")
@@ -334,11 +336,11 @@ class Rollout:
         facts = gather_facts(executor.ssh, executor.place)
         here, name = facts.installed, executor.ssh.name
         kept = here.good_settings if which == "good" else here.previous_settings
-        text = self.control.verified_settings_text(kept)
+        text = self.control.signer.verified_settings_text(kept)
         executor.target = replace(
             executor.target, desired=replace(executor.target.desired, release=good.release)
         )
-        version = self.control.installed_settings(name, here.settings).version
+        version = self.control.signer.installed_settings(name, here.settings).version
         executor.configure_kept(text, which, good, version)
         care = self.fleet.care
         for step in (

@@ -47,7 +47,9 @@ def read_sources(root: Path) -> Source:
     problems = [*links.problems, *pages_in_no_section(names, sections)]
     sections = with_generated(sections)
     taken = {*map(section_name, sections), *GENERATED}
-    problems += [f"{page} needs another name: a part of the site has it" for page in names if names[page] in taken]
+    problems += [
+        f"{page} needs another name: a part of the site has it" for page in names if names[page] in taken
+    ]
     names |= {name: name for name in GENERATED}
     texts |= {section_name(section): section_page(section, links, names) for section in sections}
     texts["index.md"] += toctree("", [*map(section_name, sections), names[INDEX]])

@@ -84,7 +84,7 @@ def control_of(folder, wheels, name="root", dependencies="system"):
 
 
 def executor_of(control, board):
-    return Executor(Direct(board), control, control.target("board-1", jetson()), print)
+    return Executor(Direct(board), control, control.desired.target("board-1", jetson()), print)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def control(tmp_path):
 def executor(control, board):
     made = executor_of(control, board)
     made.execute(Prepare(), jetson())
-    made.execute(Ship(control.release("board-1").name, ""), jetson())
+    made.execute(Ship(control.desired.release("board-1").name, ""), jetson())
     return made
 
 
@@ -122,7 +122,7 @@ def with_torch(board):
 @pytest.mark.slow
 def test_a_release_is_built_by_nobody_and_belongs_to_root(executor, board):
     with_torch(board)
-    release = executor.control.release("board-1").name
+    release = executor.control.desired.release("board-1").name
     where = f"{TOP}/releases/{release}"
     executor.execute(BuildRelease(release), jetson())
     assert set(board.sh("cat /run/who").split()) == {"protofleet", "protofleet-build"}, (
@@ -161,7 +161,7 @@ HARMS = {
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_what_is_not_as_it_was_signed_is_not_built(executor, board, harm):
-    release = executor.control.release("board-1")
+    release = executor.control.desired.release("board-1")
     deed, words = HARMS[harm]
     board.sh(deed.format(f"{TOP}/wheels/{release.name}"))
     with pytest.raises(StepError, match=words):
@@ -170,7 +170,7 @@ def test_what_is_not_as_it_was_signed_is_not_built(executor, board, harm):
 
 
 def test_what_was_laid_beside_a_release_is_removed_and_stops_no_build(executor, board):
-    release = executor.control.release("board-1")
+    release = executor.control.desired.release("board-1")
     where = f"{TOP}/wheels/{release.name}"
     board.sh(f"echo >{where}/torch-9.whl; mkdir {where}/.more; ln -s /etc/passwd {where}/.more/link")
     before = board.sh("cat /etc/passwd")
@@ -185,13 +185,13 @@ def test_what_was_laid_beside_a_release_is_removed_and_stops_no_build(executor, 
 
 
 def test_a_release_is_installed_as_it_was_signed_and_not_otherwise(executor):
-    release = executor.control.release("board-1")
+    release = executor.control.desired.release("board-1")
     with pytest.raises(StepError, match="asks for another way to install it"):
         executor.run_step("build", release.name, release.python, "index")
 
 
 def test_a_manifest_of_another_release_or_another_root_counts_for_nothing(executor, board, tmp_path):
-    release = executor.control.release("board-1")
+    release = executor.control.desired.release("board-1")
     where = f"{TOP}/wheels/{release.name}"
     board.sh(f"cp -r {where} {TOP}/wheels/{'b' * 16}")
     with pytest.raises(StepError, match="is of release .* not of release bbbb"):
@@ -204,7 +204,7 @@ def test_a_manifest_of_another_release_or_another_root_counts_for_nothing(execut
 
 
 def test_settings_and_unit_are_put_in_place_only_as_they_were_signed(executor, board):
-    release, incoming = executor.control.release("board-1").name, f"{TOP}/incoming"
+    release, incoming = executor.control.desired.release("board-1").name, f"{TOP}/incoming"
     board.sh(f"mkdir -p {TOP}/releases/{release}/bin; cp /bin/true {TOP}/releases/{release}/bin/python")
     board.sh(f"touch {TOP}/releases/{release}/.complete")
     executor.execute(Configure(""), jetson())
@@ -234,17 +234,17 @@ def test_the_roots_of_a_device_are_followed_and_not_exchanged(executor, board, c
     later = same_but(control)
     made = executor_of(later, board)
     made.execute(Prepare(), jetson())
-    both = later.roots()
+    both = later.desired.roots()
     assert board.sh("cat /etc/protofleet/roots") == both.strip()
     finish_rotation(Authority(Path(control.fleet.root)), force=True)
     last = executor_of(same_but(control), board)
     last.execute(Prepare(), jetson())
-    assert board.sh("cat /etc/protofleet/roots") == last.control.roots().strip()
+    assert board.sh("cat /etc/protofleet/roots") == last.control.desired.roots().strip()
     stranger = control_of(tmp_path, control.fleet.software.wheels, "other")
     for other in (stranger, control_like(both, last.control)):
         with pytest.raises(StepError, match="remove /etc/protofleet/roots there first"):
             executor_of(other, board).execute(Prepare(), jetson())
-    assert board.sh("cat /etc/protofleet/roots") == last.control.roots().strip()
+    assert board.sh("cat /etc/protofleet/roots") == last.control.desired.roots().strip()
 
 
 def same_but(control, confirm=lambda name, fingerprint: True):
@@ -257,7 +257,7 @@ def same_but(control, confirm=lambda name, fingerprint: True):
 def control_like(roots, control):
     """Return a new control plane of the same fleet that offers these roots."""
     made = same_but(control)
-    made.roots = lambda: roots
+    made.desired.roots = lambda: roots
     return made
 
 
@@ -284,9 +284,9 @@ def test_a_board_that_reaches_no_index_is_told_so_and_why(tmp_path, board, monke
     mirror = "[global]\nindex-url = http://127.0.0.1:9/simple\nretries = 1\n"
     board.run("sh", "-c", "rm -rf /etc/xdg/pip; cat >/etc/pip.conf", stdin=mirror)
     executor = executor_of(control, board)
-    for step in (Prepare(), Ship(control.release("board-1").name, "")):
+    for step in (Prepare(), Ship(control.desired.release("board-1").name, "")):
         executor.execute(step, jetson())
     with pytest.raises(StepError) as told:
-        executor.execute(BuildRelease(control.release("board-1").name), jetson())
+        executor.execute(BuildRelease(control.desired.release("board-1").name), jetson())
     assert "pip cannot install what the locks name: ERROR: " in str(told.value)
     assert "an index cannot be reached: Failed to establish a new connection: [Errno 111]" in str(told.value)

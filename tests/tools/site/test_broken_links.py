@@ -17,7 +17,8 @@ def site(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "link", ["b.html", "b.html#top", "b.html#old", "#here", "a%20b.txt", "https://example.org/x#y", "mailto:a@b.c"]
+    "link",
+    ["b.html", "b.html#top", "b.html#old", "#here", "a%20b.txt", "https://example.org/x#y", "mailto:a@b.c"],
 )
 def test_a_good_link_is_none_of_them(site, link):
     (site / "a.html").write_text(f'<p id="here"><a href="{link}">x</a></p>')

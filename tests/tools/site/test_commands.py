@@ -53,4 +53,6 @@ def test_the_usage_does_not_depend_on_the_terminal(monkeypatch):
 
 
 def test_only_code_means_something_in_the_text_of_a_help():
-    assert as_prose("<name>-s<seed>, a|b, _x_ and\n  `a|b_c`") == r"\<name\>-s\<seed\>, a\|b, \_x\_ and `a\|b_c`"
+    assert (
+        as_prose("<name>-s<seed>, a|b, _x_ and\n  `a|b_c`") == r"\<name\>-s\<seed\>, a\|b, \_x\_ and `a\|b_c`"
+    )

@@ -9,7 +9,14 @@ NAMES = {"README.md": "index.md", "docs/README.md": "all-pages.md", "docs/a.md":
 
 @pytest.fixture
 def links(tmp_path):
-    for name in ("README.md", "LICENSE", "docs/README.md", "docs/a.md", "tests/vectors/README.md", "tests/x.py"):
+    for name in (
+        "README.md",
+        "LICENSE",
+        "docs/README.md",
+        "docs/a.md",
+        "tests/vectors/README.md",
+        "tests/x.py",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("# Vectors\n\nRead [a](../../docs/a.md).\n")
     return Links(tmp_path, NAMES)
@@ -33,7 +40,9 @@ def links(tmp_path):
     ],
 )
 def test_a_link_leads_to_the_same_in_the_site(links, link, there):
-    assert links.rewrite("docs/a.md", f"Before {link} after.\n") == f"Before {there} after.\n" or link[0] == "`"
+    assert (
+        links.rewrite("docs/a.md", f"Before {link} after.\n") == f"Before {there} after.\n" or link[0] == "`"
+    )
     assert links.rewrite("docs/a.md", f"{link}\n") == f"{there}\n"
     assert links.problems == []
 

@@ -55,7 +55,9 @@ def test_every_public_name_is_in_the_site_with_its_signature(site):
     for module in (protofleet, protofleet.testing):
         for name in module.__all__:
             assert f'id="{module.__name__}.{name}"' in text
-    assert "Run a whole federation on this machine until it is finished." in words_of(site / "python-api.html")
+    assert "Run a whole federation on this machine until it is finished." in words_of(
+        site / "python-api.html"
+    )
     assert "&lt;factory&gt;" not in text and "~protofleet" not in text
 
 
@@ -72,7 +74,9 @@ def test_the_navigation_leads_to_every_section(site):
 
 def test_the_site_loads_nothing_from_another_host(site):
     for page in site.glob("*.html"):
-        loaded = re.findall(r'<(?:script|img|iframe)[^>]* src="([^"]+)"|<link[^>]* href="([^"]+)"', page.read_text())
+        loaded = re.findall(
+            r'<(?:script|img|iframe)[^>]* src="([^"]+)"|<link[^>]* href="([^"]+)"', page.read_text()
+        )
         assert [one for one in loaded if "://" in "".join(one) or "".join(one).startswith("//")] == []
 
 

@@ -57,22 +57,22 @@ def control(place, number, code=CODE, method="fednova.py"):
 
 def test_files_lie_beside_the_wheels_and_settings_name_them_there_by_their_hash(place):
     made = control(place, 1)
-    release = made.release("board-1")
-    listed = files_of(made.release_folder("board-1"))
+    release = made.desired.release("board-1")
+    listed = files_of(made.signer.release_folder(release))
     assert listed["fednova.py"] == sha256(CODE) and (release.folder / MANIFEST).exists()
-    table = tomllib.loads(made.text("board-1"))
+    table = tomllib.loads(made.desired.text("board-1"))
     there = f"/opt/protofleet/wheels/{release.name}/fednova.py"
     assert table["plugins"] == {"files": [there], "allow": [sha256(CODE)]}
     assert decode(DeviceSettings, table).plugins.allow == (sha256(CODE),)
-    own = tomllib.loads(made.text("coordinator"))
-    there = f"/opt/protofleet-coordinator/wheels/{made.release('coordinator').name}/fednova.py"
+    own = tomllib.loads(made.desired.text("coordinator"))
+    there = f"/opt/protofleet-coordinator/wheels/{made.desired.release('coordinator').name}/fednova.py"
     assert own["method"]["file"] == there and own["plugins"]["files"] == [there]
-    assert str(place) not in made.text("coordinator") + made.text("board-1")
+    assert str(place) not in made.desired.text("coordinator") + made.desired.text("board-1")
 
 
 def test_a_changed_file_is_another_release_with_other_settings(place):
-    one = control(place, 2).target("board-1", jetson()).desired
-    other = control(place, 3, CODE + "# changed\n").target("board-1", jetson()).desired
+    one = control(place, 2).desired.target("board-1", jetson()).desired
+    other = control(place, 3, CODE + "# changed\n").desired.target("board-1", jetson()).desired
     (place / "fednova.py").write_text(CODE)
     assert one.release != other.release and one.settings != other.settings
 
@@ -80,7 +80,9 @@ def test_a_changed_file_is_another_release_with_other_settings(place):
 def test_without_plug_ins_the_release_has_the_name_that_it_had(place):
     made = control(place, 4)
     plain = made.fleet.device.pop("plugins")
-    assert Releases(made.fleet, place / "plain").of("board-1").name != made.release("coordinator").name
+    assert (
+        Releases(made.fleet, place / "plain").of("board-1").name != made.desired.release("coordinator").name
+    )
     assert plain["files"] == [str(place / "fednova.py")]
 
 
@@ -88,7 +90,7 @@ def test_a_file_that_is_not_there_and_two_of_one_name_are_refused_before_anythin
     made = control(place, 5)
     made.fleet.device["plugins"] = {"files": [str(place / "gone.py")]}
     with pytest.raises(SettingsError, match="gone.py: there is no such file"):
-        made.text("board-1")
+        made.desired.text("board-1")
     made.fleet.device["plugins"] = {"files": [str(place / "fednova.py"), "/other/fednova.py"]}
     with pytest.raises(SettingsError, match="two files called fednova.py, which go into one folder"):
-        made.text("board-1")
+        made.desired.text("board-1")

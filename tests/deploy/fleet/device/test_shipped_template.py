@@ -63,34 +63,35 @@ def control(place, template="template", software=WHEELS):
 
 def test_it_lies_beside_the_wheels_and_settings_name_it_there(place):
     made = control(place)
-    release, listed = made.release("board-1"), files_of(made.release_folder("board-1"))
+    release = made.desired.release("board-1")
+    listed = files_of(made.signer.release_folder(release))
     assert listed["model.onnx"] == hashlib.sha256(b"a graph").hexdigest() and "card.json" in listed
-    models = tomllib.loads(made.text("board-1"))["models"]
+    models = tomllib.loads(made.desired.text("board-1"))["models"]
     assert models["template"] == f"/opt/protofleet/wheels/{release.name}"
-    assert "model.onnx" not in files_of(made.release_folder("coordinator"))
-    assert str(place) not in made.text("board-1")
+    assert "model.onnx" not in files_of(made.signer.release_folder(made.desired.release("coordinator")))
+    assert str(place) not in made.desired.text("board-1")
 
 
 def test_another_template_is_another_release_with_other_settings(place):
-    one = control(place).target("board-1", jetson()).desired
+    one = control(place).desired.target("board-1", jetson()).desired
     write_template(place / "template", b"another graph")
-    other = control(place).target("board-1", jetson()).desired
+    other = control(place).desired.target("board-1", jetson()).desired
     assert one.release != other.release and one.settings != other.settings
 
 
 @pytest.mark.parametrize("template, mounted", [("template", False), ("/etc/protofleet/mine", True)])
 def test_a_container_sees_it_once_wherever_it_lies(place, template, mounted):
     made = control(place, template, IMAGE)
-    unit = made.target("board-1", jetson()).unit
-    there = tomllib.loads(made.text("board-1"))["models"]["template"]
+    unit = made.desired.target("board-1", jetson()).unit
+    there = tomllib.loads(made.desired.text("board-1"))["models"]["template"]
     assert (f"--volume {there}:{there}:ro" in unit) == mounted and str(place) not in unit
     assert there == template or there.startswith("/opt/protofleet/wheels/")
 
 
 def test_one_that_lies_on_the_boards_already_is_left_there(place):
     made = control(place, "/etc/protofleet/mine")
-    assert tomllib.loads(made.text("board-1"))["models"]["template"] == "/etc/protofleet/mine"
-    assert "model.onnx" not in files_of(made.release_folder("board-1"))
+    assert tomllib.loads(made.desired.text("board-1"))["models"]["template"] == "/etc/protofleet/mine"
+    assert "model.onnx" not in files_of(made.signer.release_folder(made.desired.release("board-1")))
 
 
 def test_what_is_no_template_is_refused_before_anything_is_shipped(place):
@@ -103,7 +104,7 @@ def test_what_is_no_template_is_refused_before_anything_is_shipped(place):
     ):
         write_template(place / "template", b"a graph", **change)
         with pytest.raises(SettingsError, match=words):
-            control(place).text("board-1")
+            control(place).desired.text("board-1")
     (place / "template" / "model.onnx").unlink()
     with pytest.raises(SettingsError, match="model.onnx: No such file"):
-        control(place).text("board-1")
+        control(place).desired.text("board-1")

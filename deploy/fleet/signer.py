@@ -1,0 +1,102 @@
+"""Sign what the root has to sign for a host: its settings, overrides of them, and the files of a release."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+from protofleet.deploy.fleet.device.unit import sha256_of
+from protofleet.deploy.fleet.manifest import MANIFEST, files_of, issue_manifest
+from protofleet.deploy.fleet.plan import InstalledSettings
+from protofleet.deploy.fleet.software import INSTALL_FILE, Release
+from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides
+from protofleet.federation.enrol.authority import Authority
+from protofleet.protocol.security.signed_settings import (
+    SETTINGS,
+    TUNING,
+    SignedSettings,
+    SignedTuning,
+    issue_settings,
+    issue_tuning,
+    read_settings,
+)
+from protofleet.protocol.security.statements import StatementError, armoured
+from protofleet.protocol.settings.reader import SettingsError, decode, encode, override, write_toml
+from protofleet.runtime.command.errors import RunError
+
+DIGEST_DIGITS: Final = 16  # the number of digits that are kept of the digest of settings
+
+
+class Signer:
+    """The signer of settings and manifests, which also reads back what it has signed."""
+
+    def __init__(self, authority: Authority, lock: AbstractContextManager[object]) -> None:
+        """Sign with the keys of this root; `lock` lets one thread at a time sign."""
+        self._authority, self._lock = authority, lock
+
+    def installed_settings(self, name: str, data: bytes) -> InstalledSettings:
+        """Return the digest and the version of installed settings.
+
+        They are empty unless our root has signed the settings for this host.
+        """
+        found = self._read(data)
+        if found is None or found.name != name:
+            return InstalledSettings()
+        return InstalledSettings(settings_digest(found.text), found.version)
+
+    def signed_settings(self, name: str, text: str, above: int) -> str:
+        """Sign settings with a version that is higher than `above` and all earlier versions."""
+        settings = SignedSettings(self._authority.federation, name, max(int(time.time()), above + 1), text)
+        return armoured(SETTINGS, issue_settings(settings, self._authority.keys))
+
+    def release_folder(self, release: Release) -> Path:
+        """Return the folder of a release that is shipped, with the manifest that a host verifies."""
+        folder = release.folder
+        with self._lock:
+            if not (folder / MANIFEST).exists():
+                (folder / INSTALL_FILE).write_text("\n".join([*release.install_arguments, ""]))
+                text = self.manifest(f"release {release.name}", files_of(folder))
+                (folder / MANIFEST).write_text(text)
+        return folder
+
+    def manifest(self, subject: str, files: Mapping[str, str]) -> str:
+        return issue_manifest(self._authority.federation, subject, files, self._authority.keys)
+
+    def signed_tuning(self, name: str, changes: Sequence[str], hours: float) -> str:
+        """Sign overrides of settings that are valid for some hours; raise SettingsError for a mistake.
+
+        A mistake is thus found here and not on the device.
+        """
+        for change in changes:
+            if "=" not in change:
+                raise SettingsError(
+                    f"--set is {change!r}, which is not of the form KEY=VALUE, as paused=true"
+                )
+        text = write_toml(encode(decode(Overrides, override({}, changes), "tuning")))
+        now = int(time.time())
+        if not 0 < hours * 3600 <= LONGEST_SECONDS:
+            raise SettingsError(
+                f"--hours is {hours:g}, it must be above 0 and at most {LONGEST_SECONDS // 3600}"
+            )
+        tuning = SignedTuning(self._authority.federation, name, now, now + int(hours * 3600), text)
+        return armoured(TUNING, issue_tuning(tuning, self._authority.keys))
+
+    def verified_settings_text(self, data: bytes) -> str:
+        found = self._read(data)
+        if found is None:
+            raise RunError("the earlier settings on the device are not signed by our root")
+        return found.text
+
+    def _read(self, data: bytes) -> SignedSettings | None:
+        try:
+            return read_settings(data, [root.public for root in self._authority.roots])
+        except StatementError:
+            return None
+
+
+def settings_digest(text: str) -> str:
+    """Return the digest by which settings are compared."""
+    return sha256_of(text)[:DIGEST_DIGITS]
