@@ -24,7 +24,7 @@ MOST = 40  # Most examples of a device.
 SECONDS = 20.0  # Most seconds of a round on a shared machine; a round usually takes some hundredths.
 KNOWN = {"init_steps": 5, "server_epochs": 3, "server_steps": 3}
 DRAWS = 25
-AS_SET = 1e6  # The default norm of protofleet.coordinator.devices.limits.Limits.
+AS_SET = 1e6  # The default norm of protofleet.coordinator.devices.limits.CoordinatorLimits.
 
 
 def plan_for(method, dice):

@@ -154,7 +154,7 @@ LIMITS: Final = (
         "seconds that a broker keeps a device's session",
         "protofleet.edge_client.config.DeviceSettings.session_seconds",
     ),
-    ("examples of a device, by default", "protofleet.coordinator.devices.limits.Limits.examples"),
+    ("examples of a device, by default", "protofleet.coordinator.devices.limits.CoordinatorLimits.examples"),
     ("letters of a domain", "protofleet.coordinator.devices.limits.MAX_DOMAIN"),
     ("seconds of MQTT keepalive", "protofleet.protocol.transport.mqtt.KEEPALIVE_SECONDS"),
 )

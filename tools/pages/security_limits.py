@@ -81,7 +81,7 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
             (
                 "answers on the disk, and room for those that are coming",
                 "",
-                "`protofleet.coordinator.devices.limits.Limits.spool_bytes`, `[limits]`",
+                "`protofleet.coordinator.devices.limits.CoordinatorLimits.spool_bytes`, `[limits]`",
                 "`no_room`; it will be said again",
             ),
             (
