@@ -1,4 +1,4 @@
-"""The decision which answers are fetched, and the faults that make an answer unusable."""
+"""The interface that decides which updates are fetched, and the faults that make an update unusable."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final, Protocol
 from protofleet.protocol.wire.messages import Update
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-# After these faults the device may send the same answer in a usable form: sealed to the coordinator's newer
-# key, or after an update of either end.
+# After these faults the device may send the same update in a usable form: sealed to the coordinator's newer
+# key, or after new software is installed on one side.
 NOT_FINAL: Final = frozenset({Reason.NOT_FOR_US, Reason.VERSION})
 
 
 class AdmissionController(Protocol):
-    """The part that decides which answers are fetched, and that is told of unusable answers."""
+    """The part that decides which updates are fetched, and that receives the faults of unusable updates."""
 
     def is_expected(self, update: Update) -> bool: ...
 
@@ -23,7 +23,7 @@ class AdmissionController(Protocol):
 
 
 class AdmitNothing:
-    """An admission controller for the time while no question is open."""
+    """The admission controller that is used while no task is open."""
 
     def is_expected(self, update: Update) -> bool:
         return False
@@ -32,13 +32,13 @@ class AdmitNothing:
         return False
 
     def unusable(self, update: Update, fault: Rejected) -> None:
-        """Do nothing, because no answer is waited for."""
+        """Do nothing, because no update is expected."""
 
 
 class UnusableAnswer(Rejected):
-    """The fault that makes an answer to the open question unusable.
+    """The fault that makes an update for the open task unusable.
 
-    Its device is told of the fault, and the coordinator does not wait for the device any longer.
+    The device receives the fault, and the coordinator does not wait for the device any longer.
     """
 
     def __init__(self, update: Update, fault: Rejected) -> None:

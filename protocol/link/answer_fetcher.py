@@ -1,4 +1,4 @@
-"""Fetch the answers of all devices within one budget of blocks, and store what arrives."""
+"""Fetch the updates of all devices within one budget of blocks, and store the received blocks."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ Stores = Callable[[str], ObjectStore]  # returns the spool of a device
 
 
 class AnswerFetcher:
-    """The fetches of the answers that the devices have offered, at most one of each device."""
+    """The fetches of the updates that the devices have offered, at most one for each device."""
 
     def __init__(self, link: LinkToDevices, stores: Stores, credit: Credit) -> None:
         self._link, self._stores, self._credit = link, stores, credit
         self.admission_controller: AdmissionController = AdmitNothing()
-        # Called every few seconds with the progress of an answer that takes long.
+        # Called every few seconds with the device and the progress, during a long transfer of an update.
         self.on_progress: Callable[[str, TransferProgress], None] = lambda device, progress: None
         self.fetches: dict[str, tuple[ObjectFetch, Received]] = {}
-        # Seconds before the next request, by device whose fetch was given up while the question is open.
+        # Device -> seconds before the next request. It holds the devices whose fetch was stopped while their
+        # task is open.
         self._retry_seconds: dict[str, float] = {}
         self._response_time = ResponseTime()  # shared by all fetches
-        self._with_unfinished: set[str] = set()  # devices that left unfinished answers behind
-        # Device -> the answer that it offered last, if the manifest of the answer is an object.
+        self._with_unfinished: set[str] = set()  # devices whose updates were received only in part
+        # Device -> its last offer whose manifest is an object.
         self._indirect_offers: dict[str, IndirectManifest] = {}
-        # A block of one of these answers is a duplicate. It is not an unknown block.
+        # Names of updates that were completed recently. A further block of such an update is a duplicate, not
+        # an unknown block.
         self._recently_completed: deque[bytes] = deque(maxlen=64)
 
     @property
@@ -56,14 +58,14 @@ class AnswerFetcher:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the bytes of received blocks that are not counted yet, as their table is missing."""
+        """Return the bytes of received blocks that are not counted, because the object's table is missing."""
         return sum(fetch.count.waiting for fetch, _ in self.fetches.values())
 
     def abandon(self, device: str | None = None, for_good: bool = False) -> None:
-        """Stop the fetch of one device's answer, or of all answers if `device` is None.
+        """Stop the fetch of one device's update, or of all updates if `device` is None.
 
-        None means that the round is over, and the received parts are deleted. If one device has gone, the
-        received part of its answer is kept, unless `for_good` is set.
+        None means that the round is over, and then all received parts are deleted. For a single device, the
+        received part of its update is kept, unless `for_good` is set.
         """
         if device is None:
             self._credit.withdraw_all()
@@ -84,22 +86,22 @@ class AnswerFetcher:
         return bool(self.fetches or self._with_unfinished)
 
     def is_silent(self, device: str) -> bool:
-        """Return whether no blocks of the answer that the device offered arrive."""
+        """Return whether no blocks of the device's update arrive."""
         held = self.fetches.get(device)
         return held is None or held[0].is_silent
 
     def give_up(self, device: str) -> None:
-        """Delete the received part of a device's answer, because other answers need the space.
+        """Delete the received part of a device's update, because other updates need the space.
 
-        The device will offer the answer again.
+        The device will offer the update again.
         """
         self.abandon(device, for_good=True)
         self._stores(device).forget_unfinished()
 
     def use_credit(self, update: Update, attachment: InlineAnswer | Offer) -> bool:
-        """Withdraw the credit of a device that answers, and return whether its only block follows."""
+        """Withdraw the credit of a device that sends an update; return whether the update's only block follows."""
         follows = self._credit.use(update.device) and update.follows
-        # These blocks are no fault if the answer is not admitted.
+        # If the update is not admitted, its block still arrives. That is not a fault.
         if follows and isinstance(attachment, Manifest):
             self._recently_completed.append(_name_of_blocks(update.device, attachment))
         return follows
@@ -107,9 +109,10 @@ class AnswerFetcher:
     def offered(
         self, received: Received, update: Update, attachment: InlineAnswer | Offer, now: float, follows: bool
     ) -> list[Received]:
-        """Take an answer that came inside its message or is stored, or fetch it, if it is admitted.
+        """Return an admitted update if its arrays are here; otherwise start to fetch the arrays.
 
-        `follows` says that the answer has only one block and that the device sends it without a request.
+        `follows` says that the update has only one block, and that the device sends this block without a
+        request.
         """
         name = attachment.name if isinstance(attachment, InlineAnswer) else attachment.object
         if not self.admission_controller.admit(update, attachment.size, name):
@@ -126,10 +129,9 @@ class AnswerFetcher:
 
     @contextlib.contextmanager
     def _reject_if_unusable(self, update: Update) -> Iterator[None]:
-        """Report an unusable answer to the admission controller.
+        """Report an unusable update to the admission controller.
 
-        It does not matter whether the answer was fetched now or stored before. A full disk is the
-        coordinator's own fault: the answer is good, and the device will offer it again.
+        A full disk is the coordinator's own fault: the update is good, and the device will offer it again.
         """
         try:
             yield
@@ -141,9 +143,9 @@ class AnswerFetcher:
     def _fetch(
         self, received: Received, offer: Offer, store: ObjectStore, now: float, follows: bool = False
     ) -> list[Received]:
-        """Fetch the blocks of an answer.
+        """Fetch the blocks of an update.
 
-        If the manifest of the answer is an object, its blocks are fetched first.
+        If the manifest of the update is an object, the blocks of the manifest are fetched first.
         """
         if isinstance(offer, IndirectManifest):
             self._indirect_offers[received.sender] = offer
@@ -155,15 +157,15 @@ class AnswerFetcher:
             self.fetches[device] = (held[0], received)
         else:
             self.abandon(device)
-            # A new offer is no progress, so the pause grows.
+            # A new offer is not progress, so the pause doubles.
             retry = 2 * self._retry_seconds.pop(device, RETRY_SECONDS / 2)
             fetch = self._new_fetch(device, store.begin(attachment), retry)
             self.fetches[device] = (fetch, received)
             if follows:
                 fetch.await_unasked(now)
-                # Put it before all fetches that wait.
+                # This fetch has begun, so it must stand before all fetches that wait.
                 self.fetches = {device: (fetch, received), **self.fetches}
-            # An earlier process had received all blocks, and died before it stored the object.
+            # An earlier process received all blocks, but ended before it named the object.
             if fetch.partial.complete:
                 return self._completed(device, now)
         self._share_budget(now)
@@ -192,7 +194,7 @@ class AnswerFetcher:
         return FrameOutcome(held=size, spans=spans, new=fresh)
 
     def block_taken(self, device: str, fetch: ObjectFetch, now: float) -> list[Received]:
-        """Go on after a new block: ask for more blocks, or return the answer that is complete now."""
+        """Return the update if this block completes it; otherwise request more blocks."""
         if fetch.partial.complete:
             return self._completed(device, now)
         self._share_budget(now)
@@ -201,7 +203,7 @@ class AnswerFetcher:
         return []
 
     def _completed(self, device: str, now: float) -> list[Received]:
-        """Name the object, as all of its blocks are here, and pass on the answer that it belongs to."""
+        """Name the object, because all of its blocks are here, and return the update that it belongs to."""
         fetch, received = self.fetches.pop(device)
         self._recently_completed.append(_name_of_blocks(device, fetch.manifest))
         self._share_budget(now)
@@ -215,10 +217,10 @@ class AnswerFetcher:
         return []
 
     def _share_budget(self, now: float) -> None:
-        """Share the budget among the fetches in the order in which they came.
+        """Share the budget among the fetches in the order of the offers.
 
-        A fetch that begins gets all the blocks that it needs, or at least half a window. The reason is that a
-        request costs both ends as much work as a block.
+        A fetch does not begin until the budget has room for all of its blocks or for half a window. The
+        reason is that a request costs both ends as much work as a block.
         """
         in_flight = self._in_flight(now)
         if is_used_up(in_flight):
@@ -239,7 +241,7 @@ class AnswerFetcher:
     def _begun(self) -> Iterator[tuple[str, ObjectFetch]]:
         """Yield the fetches that have begun.
 
-        All other fetches came later, and wait for their share of the budget.
+        All other fetches were added later, and wait for their share of the budget.
         """
         held = ((device, fetch) for device, (fetch, _) in self.fetches.items())
         return itertools.takewhile(lambda one: one[1].begun, held)

@@ -1,7 +1,8 @@
 """Turn messages into frames and frames into messages, in the same way at both ends.
 
-This module seals messages, recognises duplicates and counts bytes. It uses no sockets and no clock: frames
-leave through a Transport, `now` is an argument, and `wake_at` says when to call.
+This module seals messages, recognises duplicates and counts bytes. It uses no sockets and no clock. Frames
+leave through a Transport. The current time is the argument `now`, and `wake_at` is the time at which the
+caller must call `wake`.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Received:
     message: Message
     run: str
     epoch: int
-    object: bytes = b""  # name of the message's arrays in the store, once all of them are here
-    sequence: int = 0  # 0 for a will, which the broker may publish at any time
+    object: bytes = b""  # name of the message's arrays in the store; empty until all arrays have arrived
+    sequence: int = 0  # 0 for a will, because the broker may publish a will at any time
     boot: int = 0
 
 
@@ -73,15 +74,16 @@ class FrameOutcome:
     """The result of a received frame."""
 
     tensors: Mapping[str, int] = field(default_factory=dict)  # bytes of arrays by kind
-    # Bytes of a block that are not counted here. They are counted in `spans`, once the block's table is
-    # known.
+    # Bytes of a block that this outcome does not count. They are counted in `spans` when the table of the
+    # object is known.
     held: int = 0
     spans: Sequence[CountedSpan] = ()
     new: bool = True  # False for a duplicate
-    # False if the frame came on a topic that many devices share and other devices had requested it.
+    # False if the frame came on a topic that many devices share, and only other devices had requested the
+    # frame.
     for_us: bool = True
     first: bool = True  # False if another message has brought the same tensors before
-    fault: Reason | None = None  # reason why an answer cannot be used; its device is told of it
+    fault: Reason | None = None  # reason why an update cannot be used; the device receives this reason
 
 
 def result_of(outcome: FrameOutcome) -> str:
@@ -102,33 +104,38 @@ class Link:
     ) -> None:  # fmt: skip
         """Create a link of the party `me`.
 
-        If `sealed`, messages to one recipient are encrypted for it, and messages that are not encrypted are
-        refused.
+        If `sealed`, a message to one recipient is encrypted for this recipient, and received messages that
+        are not encrypted are refused.
         """
         self.me, self.keyring, self.topics, self.transport = me, keyring, topics, transport
         self.direction, self.sealed, self.clock = direction, sealed, clock or Clock()
         self.run, self.epoch = "", 0
         self.meter = Meter()
-        self.metric_names: tuple[str, ...] = ()  # a metric is sent as its place in this list
-        # Kinds that bytes are counted under. A run replaces them with the kinds of its method.
+        self.metric_names: tuple[
+            str, ...
+        ] = ()  # a message holds a metric's index in this list instead of its name
+        # Kinds by which bytes are counted. When a run begins, the kinds of its method replace these kinds.
         self.kinds = ON_THE_WIRE
-        # Bytes of a block: the wanted size, and the size for this broker.
+        # Bytes of a block: the configured size, and the size that fits the packets of this broker.
         self.most_block = self.block = blocks.DEFAULT_BLOCK
         self.block_qos = BlockQos()
         self.inline, self._capacity = INLINE, MAX_FRAME
-        # Bytes that the last broker takes, and the most that any usable broker took.
+        # Largest number of bytes that the last broker accepts, and the largest number that any usable broker
+        # accepted.
         self._last_capacity = self._best_capacity = 0
         self._sequence = 0
-        # Place where a coordinator runs. A coordinator that finds another one can then say where that one is.
+        # Place where this coordinator runs. A second coordinator reads it, and can report where the first
+        # coordinator runs.
         self.who = ""
         self._windows: dict[str, ReplayWindow] = {}
         self.peer_direction = DOWN if self.direction == UP else UP
 
     def adapt(self, max_packet: int, largest: int = 0, indirect: bool = True) -> None:
-        """Fit the size of blocks and inline bodies to the packets that the broker takes.
+        """Fit the sizes of blocks and inline bodies to the largest packet that the broker accepts.
 
         Raise BrokerError if an object of `largest` bytes cannot be sent through this broker. `indirect` says
-        whether the other side accepts a manifest as an object, if the manifest fits no message.
+        whether the other side accepts a manifest as an object. This is needed if a manifest is too large for
+        a message.
         """
         self._last_capacity = capacity = max_packet - FRAME_OVERHEAD
         if capacity < 1024:
@@ -151,8 +158,8 @@ class Link:
     def reject_connection(self, error: BrokerError) -> None:
         """Leave a broker whose packet limit is too small.
 
-        Raise the error if this process never had a broker with a usable limit; this ends the process.
-        Otherwise the process tries again.
+        Raise the error if this process never had a broker with a usable limit, so that the process ends.
+        Otherwise the transport tries again.
         """
         if not self._best_capacity:
             raise error
@@ -168,10 +175,10 @@ class Link:
         attachment: Attachment = None,
         receive: bytes = b"",
     ) -> bytes:
-        """Return the frame of a message, with the next sequence number.
+        """Return the frame of a message, and give the frame the next sequence number.
 
-        `receive` is the key that the recipient receives with, if the caller has looked it up already. The key
-        may have been removed from the keyring since then.
+        `receive` is the recipient's key, if the caller has looked up this key already. The caller passes the
+        key because it may have been removed from the keyring in the meantime.
         """
         self._sequence += 1  # sequence numbers begin with 1
         return self._sealed(message, self._sequence, recipient, attachment, receive)
@@ -191,9 +198,9 @@ class Link:
         return seal(header, codec.encode(message, attachment, self.metric_names), self.me.keys.sign, receive)
 
     def _receive_of(self, recipient: str) -> bytes:
-        """Return the key to seal messages to `recipient` with.
+        """Return the key that seals messages to `recipient`.
 
-        Raise KeyFileError if the key is not known, because this process cannot send anything without it.
+        Raise KeyFileError if the key is not known, because this process cannot send anything without the key.
         """
         if (known := self.keyring.get(recipient)) is None:
             why = why_unknown(self.keyring, recipient) or f"the record of {recipient!r} was away for a moment"
@@ -201,34 +208,34 @@ class Link:
         return known.receive
 
     def with_new_key(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with a new key of its own, for an object that is about to be served."""
+        """Return the manifest, on a sealed link with a new key for the blocks of the object."""
         if not self.takes_blocks_of(manifest):
             raise BrokerError(too_large(manifest.size, self.block, self._capacity))
         return replace(manifest, key=os.urandom(blocks.KEY)) if self.sealed else manifest
 
     def takes_blocks_of(self, manifest: Manifest) -> bool:
-        """Return whether the broker takes packets with the blocks of this manifest."""
+        """Return whether the blocks of this manifest fit into the packets that the broker accepts."""
         return manifest.block <= self._capacity
 
     def fits_in_message(self, packed: bytes) -> bool:
-        """Return whether a message has room for these bytes next to its scalars."""
+        """Return whether these bytes fit into a message together with the message's scalars."""
         return len(packed) <= self._capacity
 
     def fits(self, manifest: Manifest) -> bool:
-        """Return whether a message has room for the manifest; otherwise the manifest is sent as an object."""
+        """Return whether the manifest fits into a message; otherwise the manifest is sent as an object."""
         return codec.SHORT_HASH * len(manifest.hashes) <= self._capacity
 
     def still_fits(self, *manifests: Manifest) -> bool:
         """Return whether an object can still be sent in the same blocks as before.
 
-        The second manifest, if there is one, is the manifest of the object that holds the first manifest.
+        A second manifest describes the object that holds the first manifest.
         """
         return all(self.takes_blocks_of(one) for one in manifests) and (
             len(manifests) > 1 or self.fits(manifests[0])
         )
 
     def required_forms(self, size: int) -> dict[str, str]:
-        """Return the forms that devices need for an object of `size` bytes, each with the reason.
+        """Return the reason by message form, for the forms that devices need for an object of `size` bytes.
 
         Raise BrokerError if no form helps.
         """
@@ -245,7 +252,7 @@ class Link:
         }
 
     def _check_offer(self, offer: Offer) -> None:
-        """Raise Rejected if the offered object is too large, or not sealed although it has to be."""
+        """Raise Rejected if the offered object is too large, or if it is not sealed on a sealed link."""
         if offer.size > MAX_OBJECT:
             raise Rejected(Reason.TOO_LARGE, f"{offer.size} bytes, over {MAX_OBJECT}")
         if isinstance(offer, IndirectManifest):
@@ -274,7 +281,7 @@ class Link:
         self.meter.count_message(self.direction, codec.KINDS[type(message)], "sent")
 
     def layout_of(self, store: ObjectStore, name: bytes) -> Layout:
-        """Return the kinds of an object's bytes, for a caller that is about to send the object's blocks."""
+        """Return the layout of an object: which kind each of its bytes has."""
         return store.open(name).layout_by(self.kinds)
 
     def send_block(
@@ -292,7 +299,7 @@ class Link:
         self.meter.count_message(self.direction, "block", "sent")
 
     def open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
-        """Verify and decode a message, and return None for a duplicate.
+        """Verify and decode a message; return None for a duplicate.
 
         Raise Rejected for a fault.
         """
@@ -310,7 +317,7 @@ class Link:
 
     def _open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
         header, start, known = verified(frame, self.keyring)
-        # This check comes first, because the next lines keep state for the header's sender.
+        # This check is first, because the lines below create state for the header's sender.
         if header.federation != self.topics.federation:
             raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
         window = self._window(header, known.holder)
@@ -320,7 +327,8 @@ class Link:
         except Rejected as fault:
             self._on_unusable(header, fault)
             raise
-        # A will is sealed once and published whenever its connection is lost, so its number is not new again.
+        # A will has the sequence number 0 each time that the broker publishes it. So a will with a known
+        # number is accepted.
         will = isinstance(message, State) and header.sequence == 0
         if not window.is_new(header.boot, header.sequence) and not will:
             return None
@@ -340,8 +348,8 @@ class Link:
     def _window(self, header: Header, holder: str) -> ReplayWindow:
         """Return the window of the header's sender.
 
-        New keys start a new window. A new record of the same keys also starts a new window, if a wrong clock
-        began the old one. A process whose record is renewed while it runs keeps its window.
+        New keys start a new window. A new record of the same keys also starts a new window if the boot of the
+        old window came from a wrong clock. A process whose record is renewed while it runs keeps its window.
         """
         window = self._windows.get(header.sender)
         if window is None or (header.boot != window.boot and self._may_be_replaced(window, holder)):
@@ -365,15 +373,15 @@ class Link:
         self.meter.rejected[Reason.BANNED] += frames
 
     def last_heard(self, sender: str) -> tuple[int, int]:
-        """Return the boot and the newest sequence number of a sender.
+        """Return the boot of a sender and its newest sequence number.
 
-        The caller stores them together with the message that it accepted.
+        The caller stores both together with the message that it has accepted.
         """
         window = self._windows.get(sender, ReplayWindow())
         return window.boot, window.newest
 
     def holder_of(self, sender: str) -> str:
-        """Return the holder that the name `sender` had when `last_heard` was noted."""
+        """Return the holder of the name `sender` at the time of the last message that `last_heard` describes."""
         return self._windows.get(sender, ReplayWindow()).holder
 
     @property
@@ -389,7 +397,7 @@ class Link:
         return {sender: window.missing for sender, window in self._windows.items()}
 
     def reconnected(self) -> None:
-        """Start counting missing messages anew, because this end has connected again.
+        """Restart the count of missing messages, because this end has connected again.
 
         Messages that others sent while this end was not connected are not missing.
         """
@@ -397,9 +405,9 @@ class Link:
             window.count_from_next()
 
     def remember(self, heard: Mapping[str, tuple[int, int, str]]) -> None:
-        """Treat the messages that an earlier process has received as duplicates.
+        """Treat the messages that an earlier process received as duplicates.
 
-        `heard` holds the boot, the newest sequence number and the holder of the name, by sender.
+        `heard` maps each sender to its boot, its newest sequence number and the holder of its name.
         """
         for sender, (boot, newest, holder) in heard.items():
             self._windows[sender] = ReplayWindow.up_to(boot, newest, holder)
@@ -408,26 +416,26 @@ class Link:
         raise NotImplementedError
 
     def _check_content(self, message: Message, attachment: Attachment) -> None:
-        """Raise Rejected for a message that this end cannot use, before it is marked as seen."""
+        """Raise Rejected for a message that this end cannot use. The message is not marked as seen yet."""
         raise NotImplementedError
 
     def _on_unusable(self, header: Header, fault: Rejected) -> None:
-        """Handle a message whose content has a fault and that is not marked as seen.
+        """Handle a message whose content has a fault.
 
-        The sender has signed the header.
+        The message is not marked as seen. Its header is signed by the sender.
         """
 
     def _receiver(self, topic: str) -> str | None:
-        """Name the device that the bytes of a frame on this topic belong to.
+        """Return the device to which the bytes of a sent frame on this topic are assigned.
 
-        "" stands for a frame to all devices. None stands for a link that does not divide bytes by device.
+        Return "" for a frame to all devices. Return None if this link does not count bytes by device.
         """
         return None
 
     def _sender_on(self, topic: str) -> str | None:
-        """Name the device that a frame on this topic came from.
+        """Return the device that sent a frame on this topic.
 
-        "" stands for an unknown sender. None stands for a link that does not divide bytes by device.
+        Return "" for an unknown sender. Return None if this link does not count bytes by device.
         """
         return None
 
@@ -471,7 +479,7 @@ class Link:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the bytes of received blocks that the meter has not counted, as their table is missing."""
+        """Return the bytes of received blocks that are not counted, because the object's table is missing."""
         return 0
 
     def _count_spans(self, spans: Sequence[CountedSpan], device: str | None) -> None:
@@ -479,12 +487,12 @@ class Link:
             self.meter.count_bytes(self.peer_direction, span.size, span.tensors, span.fresh, device)
 
     def end_fetch(self, fetch: ObjectFetch, forget: bool, device: str | None = None) -> None:
-        """Stop receiving an object, and count the bytes that came before its table."""
+        """Stop receiving an object, and count the bytes that arrived before its table."""
         self._count_spans(fetch.count.end(), device)
         fetch.partial.abandon(forget)
 
     def kind_of(self, frame: bytes) -> str:
-        """Return the kind that a frame is counted as, before anything in it is trusted."""
+        """Return the kind under which a frame is counted, before the frame is verified."""
         if blocks.is_block(frame):
             return "block"
         try:

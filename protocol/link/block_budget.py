@@ -1,4 +1,4 @@
-"""The budget of blocks in flight from all devices together, and the part of it that is given as credit."""
+"""The budget of blocks in flight from all devices together, and the part of this budget that is given as credit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from protofleet.protocol.link.base import INLINE, WINDOW
 
 # Blocks in flight from all devices together: 16 MiB, which is below the queue limit of any broker.
 BUDGET: Final = 256
-MOST_CREDIT: Final = BUDGET // 2  # blocks of the budget that are asked for in advance
+MOST_CREDIT: Final = BUDGET // 2  # blocks of the budget that may be requested in advance
 
 
 def is_used_up(in_flight: int) -> bool:
@@ -18,15 +18,16 @@ def is_used_up(in_flight: int) -> bool:
 def blocks_allowed(own: int, in_flight: int) -> int:
     """Return the number of blocks that one fetch may have in flight.
 
-    `own` is the number that it has, and `in_flight` is the number of all fetches together.
+    `own` is the number of blocks that this fetch has in flight, and `in_flight` is the number of all fetches
+    together.
     """
     return max(0, min(WINDOW, BUDGET - (in_flight - own)))
 
 
 class Credit:
-    """The devices that were asked for the only block of their answer together with the task.
+    """The devices whose task requests the only block of their update in advance.
 
-    The block counts as in flight until the device answers.
+    The block counts as in flight until the device sends its update.
     """
 
     def __init__(self) -> None:
@@ -35,27 +36,27 @@ class Credit:
 
     @property
     def blocks(self) -> int:
-        """Return the number of blocks that were asked for in this way and whose devices have not answered."""
+        """Return the number of blocks that were requested in advance from devices that have sent no update yet."""
         return len(self._devices)
 
     def renew(self, size: int, devices: int) -> None:
-        """Withdraw all credit, and decide whether the tasks of a new broadcast give any.
+        """Withdraw all credit, and decide whether the tasks of a new broadcast give credit.
 
-        `size` is the size of the broadcast. An answer to a small broadcast is most often small too, and then
-        travels inside its message.
+        `size` is the size of the broadcast. After a small broadcast, an update is usually small too, and is
+        sent inside its message without blocks.
         """
         self.withdraw_all()
         self._is_given = size > INLINE and devices <= MOST_CREDIT
 
     def give(self, device: str) -> int:
-        """Return the number of blocks that the device may send without a request."""
+        """Give credit to a device, and return the number of blocks that it may send without a request."""
         if not self._is_given:
             return 0
         self._devices.add(device)
         return 1
 
     def use(self, device: str) -> bool:
-        """Withdraw the credit of a device that answers, and return whether it had any."""
+        """Withdraw the credit of a device that sends its update, and return whether it had credit."""
         had = device in self._devices
         self.withdraw(device)
         return had

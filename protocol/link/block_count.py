@@ -1,7 +1,7 @@
 """Count the bytes of an object's blocks by kind.
 
-An object begins with a table, which says to which array each byte belongs. Blocks that come before the table
-is complete wait until they can be counted.
+An object begins with a table that says to which array each byte belongs. Blocks that arrive before the table
+is complete are counted later.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ LENGTH = 4  # bytes that hold the length of the table
 
 @dataclass(frozen=True, slots=True)
 class CountedSpan:
-    """A span of bytes of an object.
-
-    It has the number of bytes, their kinds, and whether they came for the first time.
-    """
+    """A span of bytes of an object: the number of bytes, their kinds, and whether they arrived for the first time."""
 
     size: int
     tensors: Mapping[str, int]
@@ -46,16 +43,16 @@ class BlockCount:
         return sum(stop - start for start, stop, _ in self._waiting)
 
     def came(self, start: int, stop: int, fresh: bool) -> list[CountedSpan]:
-        """Return this span and the spans that waited, if the table is here; otherwise return nothing."""
+        """Add a span; return this span and the spans that waited if the table is here, otherwise an empty list."""
         self._waiting.append((start, stop, fresh))
         self._layout = self._layout or self._layout_of_table()
         return self._counted(self._layout) if self._layout else []
 
     def end(self) -> list[CountedSpan]:
-        """Return the spans that still wait, because the table has not come.
+        """Return the spans that still wait because the table has not arrived.
 
-        The parts of the manifest say which kinds these spans have. The manifest knows only the eight kinds of
-        the wire, so bytes of other arrays are counted as control.
+        Their kinds are taken from the parts of the manifest. A manifest knows only the eight kinds of the
+        wire, so bytes of other arrays are counted as control.
         """
         parts = self._partial.manifest.parts
         declared = ((kind if kind in self._kinds.declared else CONTROL, size) for kind, size in parts)
@@ -68,7 +65,7 @@ class BlockCount:
     def _layout_of_table(self) -> Layout | None:
         """Return the layout that the table describes, or None if the table is not complete.
 
-        If the table cannot be read, all bytes count as control: the whole object is refused once it is
+        If the table cannot be read, all bytes count as control, because the object is refused when it is
         complete.
         """
         size = self._partial.manifest.size

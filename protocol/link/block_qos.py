@@ -1,6 +1,6 @@
 """Choose the MQTT quality of service (QoS) of blocks.
 
-The receiver asks again for each lost block, so QoS 0 is as safe as QoS 1.
+The receiver requests each lost block again, so QoS 0 is as safe as QoS 1.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 from typing import Final
 
 MOST_AGAIN: Final = 0.01  # share of the requested blocks that may be requested again
-FEWEST_AGAIN: Final = 8  # blocks; a smaller number says nothing about a broker
+FEWEST_AGAIN: Final = 8  # blocks; with fewer repeated blocks than this, QoS 0 stays
 
 log = logging.getLogger("protofleet")
 
@@ -28,7 +28,7 @@ class BlockQos:
     def asked(self, blocks: int, again: bool) -> None:
         """Note that the other side has requested `blocks` blocks.
 
-        `again` says that it requested them before and they have not come.
+        `again` says that the other side requested these blocks before and did not receive them.
         """
         if self.qos == 1:
             return

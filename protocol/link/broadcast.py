@@ -1,9 +1,9 @@
 """Serve one object to a cohort: each block once for all devices, and again for a device that missed it.
 
-A block is sent when every expected device has asked for it, or when no device has asked for it for a short
-while. So the cohort shares one copy, and no device waits for a device that never asks. With a large cohort
-the broker needs time to pass a copy on. A device that asks again during this time waits for that copy. Of the
-devices that missed it, only a few get a copy of their own.
+A block is sent when every expected device has requested it, or after a short time without further requests.
+So the cohort shares one copy, and no device waits for a device that sends no request. With a large cohort the
+broker needs time to deliver a copy to all devices. A device that requests the block again during this time
+waits for that copy. Only a few devices that missed the copy get a copy for themselves.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 
 LINGER_SECONDS: Final = 0.25  # seconds without a request for a block, after which the block is sent
 LONGEST_LINGER_SECONDS: Final = 1.0
-MAX_PENDING: Final = 256  # blocks that wait for the cohort: 16 MiB, as much as is fetched at a time
-INACTIVE_SECONDS: Final = 2.0  # seconds without a request, after which the cohort does not wait for a device
-PASSED_ON_PER_SECOND: Final = 32 << 20  # bytes that a broker passes on to all devices together: 270 Mbit/s
+MAX_PENDING: Final = 256  # blocks that wait until they are sent to the cohort: 16 MiB
+INACTIVE_SECONDS: Final = 2.0  # a device without a request for this many seconds is not waited for any more
+PASSED_ON_PER_SECOND: Final = (
+    32 << 20
+)  # bytes a second that a broker delivers to all devices together: 270 Mbit/s
 LONGEST_PASSING_ON_SECONDS: Final = 10.0
-ALONE_RATE: Final = 256.0  # blocks a second that go to single devices, for all of these together: 16 MiB
+ALONE_RATE: Final = 256.0  # blocks a second that are sent to single devices, for all devices together: 16 MiB
 ALONE_BURST: Final = 256.0
 
-UNASKED: Final = ""  # addresses a block to all devices that did not ask for it, on a topic of its own
-# Sends a block: (one device, or None for all; block; whether it is sent for the first time).
+UNASKED: Final = ""  # address of a block that is sent to all devices without a request, on a separate topic
+# Sends a block. Arguments: a device, or None for all devices; the index; whether the block is sent for the
+# first time.
 Send = Callable[[str | None, int, bool], None]
-# Context of work for one device: an error in it is attributed to this device.
+# Context of the work for one device: an error inside this context counts as an error of this device.
 ErrorScope = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
@@ -42,21 +45,21 @@ class Broadcast:
     ) -> None:
         self.manifest, self._send, self._error_scope = manifest, send, error_scope
         self._blocks = len(manifest.hashes)
-        self._expected: set[str] = set()  # devices that have not asked yet
+        self._expected: set[str] = set()  # devices that have not sent a request yet
         self._asked: dict[str, set[int]] = {}
-        # Device -> time of its first request; it had subscribed by then.
+        # Device -> time of its first request. The device subscribed before this request.
         self._first_asked: dict[str, float] = {}
         self._last_asked: dict[str, float] = {}
         self._published: dict[int, float] = {}
-        # Block -> time when all devices that it was published to should have it.
+        # Block -> time at which all devices should have received the published copy.
         self._passed_on_at: dict[int, float] = {}
         self._pending: dict[int, float] = {}  # block -> latest time to send it
         self._pending_since: dict[int, float] = {}
-        # Pending block -> devices that asked for it, in order.
+        # Pending block -> devices that requested it, in order.
         self._requested_by: dict[int, dict[str, None]] = {}
         self._sent: set[int] = set()
         self._cohort: set[str] = set()
-        self._followed: set[str] = set()  # devices that were sent the block before they asked for it
+        self._followed: set[str] = set()  # devices to which the block was sent without a request
         self._repeats: dict[str, TokenBucket] = {}
         self._alone = TokenBucket(ALONE_RATE, ALONE_BURST)
         self.wake_at = float("inf")
@@ -64,17 +67,18 @@ class Broadcast:
     def expect(self, cohort: list[str], holding: set[str]) -> None:
         """Expect requests from the devices of the cohort that are not in `holding`.
 
-        Devices in `holding` will not ask: they have the object, or it follows their task.
+        Devices in `holding` send no request, because they have the object or get it directly after their
+        task.
         """
         self._cohort |= set(cohort)
         self._expected |= set(cohort) - holding - set(self._asked)
 
     def follow(self, devices: list[str], now: float) -> bool:
-        """Send the only block after the tasks of these devices, although they have not asked for it.
+        """Send the only block after the tasks of these devices, without a request.
 
-        Return False if the object has more than one block. If there is only one device, only this device gets
-        the block. A device that was sent the block before does not get it again: its hello brings the task
-        again, but not the block. If the block was lost, the device asks for it.
+        Return False if the object has more than one block. If there is only one device, the block is sent to
+        this device alone. A device to which the block was sent before does not get it again: after a hello it
+        gets the task again, but not the block. If the block was lost, the device requests it.
         """
         if self._blocks > 1:
             return False
@@ -94,10 +98,7 @@ class Broadcast:
         return True
 
     def requested(self, device: str, request: BlockRequest, now: float) -> int:
-        """Serve a request, and return the number of blocks that the device had not requested before.
-
-        These blocks cost the device no tokens.
-        """
+        """Serve a request, and return the number of blocks that the device had not requested before."""
         if device not in self._cohort:
             raise Rejected(Reason.NOT_INVITED, f"{device} wants a broadcast that is not for it")
         self._expected.discard(device)
@@ -112,20 +113,20 @@ class Broadcast:
         return len(fresh)
 
     def _serve(self, device: str, i: int, again: bool, fresh: bool, now: float) -> None:
-        """Send a block, put it off, or ignore the request.
+        """Send a block at once, send it later, or ignore the request.
 
-        A request is about 200 bytes long, and the blocks that it names may be 4 MiB. So only the first
-        request for a block costs no tokens.
+        A request of about 200 bytes can cause the sending of 4 MiB. So only the first request for a block
+        costs no tokens.
         """
         sent_at = self._published.get(i)
         late = sent_at is not None and sent_at < self._first_asked[device]
-        # The block was sent before a request, and has not come.
+        # The block was sent without a request, and has not arrived.
         was_sent_it = again and device in self._followed
-        # Devices that are late share one more copy.
+        # Devices that subscribed after the block was published share one more copy.
         if fresh and not was_sent_it and (late or sent_at is None):
             if not self._put_off(device, i, now):
                 return
-        elif again or not fresh:  # after a restart a device does not know what it has asked for
+        elif again or not fresh:  # a restarted device does not know which blocks it has requested
             if i in self._pending:
                 self._requested_by[i][device] = None
                 return
@@ -133,17 +134,19 @@ class Broadcast:
                 return  # the block is still being passed on
             bucket = self._repeats.setdefault(device, TokenBucket(REPEAT_RATE, REPEAT_BURST))
             if not (fresh or bucket.take(now)):
-                return  # the device will ask again
+                return  # the device will send the request again
             if self._alone.take(now):
                 self._publish(device, i)
-            elif not was_sent_it:  # the device has not subscribed to the broadcast, and will ask again
+            # A device that was sent the block is not subscribed to the broadcast's topic. It will request the
+            # block again.
+            elif not was_sent_it:
                 self._put_off(device, i, now)
         self._asked[device].add(i)
 
     def _put_off(self, device: str, i: int, now: float) -> bool:
-        """Send the block after a while without further requests for it.
+        """Send the block later, after a short time without further requests for it.
 
-        Return False if too many blocks wait.
+        Return False if too many blocks wait already.
         """
         if i not in self._pending and len(self._pending) >= MAX_PENDING:
             return False
@@ -166,9 +169,9 @@ class Broadcast:
         self.wake_at = min(self._pending.values(), default=float("inf"))
 
     def _publish_requested(self, i: int, devices: list[str], now: float, passed_on_at: float) -> None:
-        """Publish a block to all devices, or to one device if only this one needs it again.
+        """Publish a block to all devices, or to one device if only this device needs it again.
 
-        In the second case the other devices have the block, and their lines may be slow.
+        In the second case the other devices have the block already, and a second copy would fill their lines.
         """
         if len(devices) == 1 and i in self._published:
             self._publish(devices[0], i)
@@ -177,14 +180,14 @@ class Broadcast:
             self._published[i], self._passed_on_at[i] = now, passed_on_at
 
     def _passed_on(self, copies: int, now: float) -> float:
-        """Return the time when all devices should have a block."""
+        """Return the time at which the broker should have delivered this number of copies."""
         size = min(self.manifest.block, self.manifest.size)
         return now + min(copies * size / PASSED_ON_PER_SECOND, LONGEST_PASSING_ON_SECONDS)
 
     def _asked_for_by_all(self, now: float) -> set[int]:
-        """Return the waiting blocks that all active devices have asked for.
+        """Return the waiting blocks that all active devices have requested.
 
-        The blocks are compared only when no device is expected any more.
+        Return nothing while the first request of a device is still expected.
         """
         fresh = self._pending.keys() - self._published.keys()
         if self._expected or not fresh:

@@ -1,6 +1,6 @@
-"""Check boots and epochs, which are times, against a clock that is known to be set.
+"""Check boots and epochs, which are Unix times, against a clock that is known to be set.
 
-A boot or an epoch far ahead of the true time would make all later ones look old.
+If a boot or an epoch far ahead of the true time were accepted, all later values would look old.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ NEVER_SET: Final = 1_672_531_200.0
 
 
 def ahead(number: int, now: float, since: float = NEVER_SET) -> float:
-    """Return by how many seconds `number` is too far ahead of the clock.
+    """Return by how many seconds `number` is ahead of the clock.
 
-    Return 0 if it is not too far ahead, or if the clock was not set.
+    Return 0 if this is at most a day, or if the clock was not set.
     """
     return number - now if now >= since and number - now > MOST_AHEAD else 0.0
 
@@ -27,9 +27,9 @@ def ahead(number: int, now: float, since: float = NEVER_SET) -> float:
 class Clock:
     """The clock of one party.
 
-    The true time is later than `since`, for example the first second of a record; a clock that shows an
-    earlier time is wrong. Earlier readings count too: a clock that goes back by more than a day is wrong, or
-    was wrong before.
+    The true time is later than `since`, for example the time when a record was made. So a clock that shows an
+    earlier time is wrong. Readings raise `since` too: a clock that goes back by more than a day is wrong now
+    or was wrong before.
     """
 
     now: Callable[[], float] = time.time
@@ -40,9 +40,9 @@ class Clock:
         return self._reading() >= self.since
 
     def after(self, seen: int) -> Clock:
-        """Return a clock that has shown `seen` before.
+        """Return a clock that has shown the time `seen` before.
 
-        If it shows a time more than a day before `seen`, it is wrong and is not believed.
+        If this clock shows a time more than a day before `seen`, it is not believed.
         """
         return replace(self, since=max(self.since, seen - MOST_AHEAD))
 

@@ -1,7 +1,7 @@
 """Link the coordinator to its devices.
 
-It verifies each frame, and passes it to its part: answers come in through `answers`, and tasks with their
-broadcast go out through `tasks`.
+The link verifies each frame. Its part `answers` receives the updates, and its part `tasks` sends the tasks
+with their broadcast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from protofleet.protocol.wire.messages import BlockRequest, Message, Offer, Upda
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
 
-Opened = tuple[Header, Message, InlineAnswer | Offer | None]  # of a frame: header, message and attachment
+Opened = tuple[Header, Message, InlineAnswer | Offer | None]  # header, message and attachment of a frame
 
 
 class CoordinatorLink(LinkToDevices):
@@ -37,7 +37,7 @@ class CoordinatorLink(LinkToDevices):
     ) -> None:  # fmt: skip
         """Create the link of a coordinator.
 
-        `who` says where this coordinator runs. Another coordinator that finds this one reads it.
+        `who` says where this coordinator runs. A second coordinator of the same federation reads it.
         """
         super().__init__(me, keyring, topics, transport, run, sealed, clock, who)
         credit = Credit()
@@ -61,11 +61,11 @@ class CoordinatorLink(LinkToDevices):
 
     @property
     def hears_own_messages(self) -> bool:
-        """Return whether a message of this coordinator itself has come back to it."""
+        """Return whether this coordinator has received one of its own messages from the broker."""
         return self._own_topic.brings_own_messages
 
     def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
-        """Return the messages that are complete after this frame.
+        """Handle a frame, and return the messages that are complete after this frame.
 
         Raise Rejected if the frame has a fault.
         """
@@ -85,12 +85,12 @@ class CoordinatorLink(LinkToDevices):
         self._report_message(header)
         try:
             return self._message(header, message, content, now)
-        except Rejected as fault:  # the frame is good, but the coordinator cannot get the offered object now
+        except Rejected as fault:  # the frame is good, but the offered object cannot be fetched now
             self.meter.rejected[fault.reason] += 1
             raise
 
     def _open_frame(self, topic: str, frame: bytes, now: float) -> Opened | UnusableAnswer | None:
-        """Verify, decode and count a frame; return None for a duplicate, and the fault of an unusable answer."""
+        """Verify, decode and count a frame; return None for a duplicate, and a fault for an unusable update."""
         opened: Opened | UnusableAnswer | None = None
 
         def take() -> FrameOutcome:
@@ -98,7 +98,7 @@ class CoordinatorLink(LinkToDevices):
             self.rate_limiter.charge_frame(self.device_of_topic(topic), now)
             try:
                 opened = self._open_with_content(topic, frame)
-            except UnusableAnswer as answer:  # the admission controller counts it
+            except UnusableAnswer as answer:  # the admission controller counts this fault
                 opened = answer
                 return FrameOutcome(fault=answer.reason)
             if opened is None:
@@ -111,7 +111,7 @@ class CoordinatorLink(LinkToDevices):
         try:
             self._count_frame(topic, frame, self.kind_of(frame), take)
         except Rejected as fault:
-            # The device of the topic has signed the frame: `open` has checked this.
+            # `open` has checked that the device of this topic signed the frame.
             if fault.reason is Reason.STALE_BOOT:
                 self._refuse_older_process(self.device_of_topic(topic))
             if fault.reason is Reason.BOOT_AHEAD:
@@ -131,15 +131,16 @@ class CoordinatorLink(LinkToDevices):
     def _report_message(self, header: Header) -> None:
         """Report the sender of a message, except for a will and for a message to an earlier coordinator.
 
-        The broker sends the will, so it does not show that the device is there.
+        The broker publishes the will, so a will does not show that the device is connected.
         """
         if header.sequence and header.epoch == self.epoch:
             self.on_message(header.sender)
 
     def _own_state(self, frame: bytes, now: float) -> list[Received]:
-        """Ignore the coordinator's own messages, and pass on the messages of a later coordinator.
+        """Ignore the coordinator's own states, and return the states of a later coordinator.
 
-        Their bytes are not counted: the meter counts only the bytes between devices and their coordinator.
+        The bytes of these messages are not counted, because the meter counts only the bytes between devices
+        and their coordinator.
         """
         result = "duplicate"
         try:
@@ -170,7 +171,7 @@ class CoordinatorLink(LinkToDevices):
                 assert attachment is not None
                 follows = self.answers.use_credit(message, attachment)
                 if header.run != self.run:
-                    return []  # the answer is of another run; its device has been told of this run by now
+                    return []  # an update of another run; the device learns of this run from its welcome
                 return self.answers.offered(received, message, attachment, now, follows)
         return [received]
 

@@ -1,6 +1,6 @@
 """Link a device to its coordinator.
 
-The device sends its answers. It passes a task on when the broadcast that the task needs is complete.
+The link sends the device's updates. It returns a task when the broadcast that the task needs is complete.
 """
 
 from __future__ import annotations
@@ -43,29 +43,31 @@ class DeviceLink(Link):
     ) -> None:  # fmt: skip
         super().__init__(me, keyring, topics, transport, UP, sealed, clock)
         self.store = store
-        # A block of one of these objects is a duplicate. It is not an unknown block.
+        # Names of objects that were completed recently. A further block of such an object is a duplicate, not
+        # an unknown block.
         self._recently_completed: deque[bytes] = deque(maxlen=64)
         self._up = topics.up(me.name)
         self._down = topics.down(me.name)
         self._broadcast_now = topics.broadcast_now
         self.peer_forms: frozenset[str] = frozenset()  # forms of messages that the coordinator understands
-        # Topic and frame of a block that came before the task that names it.
+        # Topic and frame of a block that arrived before the task whose broadcast it belongs to.
         self._early_block: tuple[str, bytes] | None = None
-        self.offered: dict[bytes, Offer] = {}  # name of an answer's arrays -> its offer
+        self.offered: dict[bytes, Offer] = {}  # name of an update's arrays -> offer of these arrays
         self._served: dict[bytes, Manifest] = {}
         self._layouts: dict[bytes, Layout] = {}  # layouts of the objects that are served
         self._sent: dict[bytes, bytearray] = {}
-        self._inlined: tuple[int, str, bytes] | None = None  # the inline answer that was sent last
-        # Round and phase of the last task, and the number of blocks of its answer that the coordinator asked
-        # for with it.
+        # round, phase and arrays of the inline update that was sent last
+        self._inlined: tuple[int, str, bytes] | None = None
+        # Round and phase of the last task, and the number of blocks that the coordinator requested in advance
+        # in this task.
         self._credit = (0, "", 0)
         self._fetch: ObjectFetch | None = None
         self._waiting: Received | None = None
         self._response_time = ResponseTime()
-        # Time of the coordinator's last new message. Retained messages, and messages that the broker has
-        # queued, do not count.
+        # Time when the last new message of the coordinator arrived; a duplicate does not count.
         self.last_new_message_at = 0.0
-        # The coordinator never goes back to a round before the last one that this device has answered.
+        # Round of the last task that this device has answered. The coordinator never returns to an earlier
+        # round.
         self.least_round = 0
 
     @property
@@ -79,21 +81,22 @@ class DeviceLink(Link):
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Return the number of blocks here and of all blocks of the broadcast that is being fetched."""
+        """Return the number of received blocks and of all blocks of the broadcast that is being fetched."""
         return (sum(self._fetch.partial.have), len(self._fetch.partial.have)) if self._fetch else None
 
     @property
     def has_early_block(self) -> bool:
-        """Return whether a block came before the task that names it, and is not counted yet."""
+        """Return whether a block that arrived before its task is kept, and is not counted yet."""
         return self._early_block is not None
 
     def send(self, message: Message) -> None:
         self.publish(self._up, message, COORDINATOR)
 
     def send_update(self, update: Update, name: bytes) -> None:
-        """Send an answer whose arrays are an object of the store.
+        """Send an update whose arrays are an object of the store.
 
-        A small object is sent in the message, and a large one is offered.
+        A small object is sent inside the message. A large object is offered, and the coordinator requests its
+        blocks.
         """
         size = self.store.size(name)
         if size <= self.inline:
@@ -114,10 +117,10 @@ class DeviceLink(Link):
         self.publish(self._up, update, COORDINATOR, self.offered[name])
 
     def _was_asked_for(self, update: Update, blocks: int) -> bool:
-        """Return whether the coordinator asked for the answer's only block together with its task.
+        """Return whether the coordinator requested the update's only block in advance, in the task.
 
-        Return True only once. If the device sends an answer again, it waits until the coordinator asks for
-        the block.
+        Return True only once. If the device sends the update again, the device waits until the coordinator
+        requests the block.
         """
         round, phase, credit = self._credit
         asked = (update.round, update.phase) == (round, phase) and blocks == 1 <= credit
@@ -128,7 +131,7 @@ class DeviceLink(Link):
     def _can_still_offer(self, name: bytes) -> bool:
         """Return whether the object can be offered as before.
 
-        This is not so if the broker has come back with a smaller limit.
+        Return False if the broker has a smaller packet limit after a restart.
         """
         if (offer := self.offered.get(name)) is None:
             return False
@@ -150,7 +153,7 @@ class DeviceLink(Link):
 
     @property
     def served(self) -> set[bytes]:
-        """Return the objects that the coordinator may ask for."""
+        """Return the objects whose blocks the coordinator may request."""
         return set(self._served)
 
     def _serve(self, manifest: Manifest) -> None:
@@ -158,7 +161,7 @@ class DeviceLink(Link):
         self._layouts[manifest.object] = self.layout_of(self.store, manifest.object)
 
     def forget(self, name: bytes) -> None:
-        """Stop serving the blocks of an answer, because the device has the receipt for it."""
+        """Stop serving the blocks of an update."""
         names = {name}
         if isinstance(offer := self.offered.pop(name, None), IndirectManifest):
             names.add(offer.manifest.object)
@@ -176,7 +179,7 @@ class DeviceLink(Link):
         self._inlined = None
 
     def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
-        """Return the messages that are complete after this frame.
+        """Handle a frame, and return the messages that are complete after this frame.
 
         Raise Rejected if the frame has a fault.
         """
@@ -207,11 +210,11 @@ class DeviceLink(Link):
     def stop_fetching(self) -> None:
         if fetch := self._fetch:
             self._ignore_blocks_of(fetch.manifest)
-            self.end_fetch(fetch, forget=True)  # another broadcast has taken the place of this one
+            self.end_fetch(fetch, forget=True)  # a new broadcast has replaced this broadcast
         self._fetch = self._waiting = None
 
     def _ignore_blocks_of(self, manifest: Manifest) -> None:
-        """Count the blocks of an object that still arrive as duplicates, not as unknown blocks."""
+        """Count later blocks of an object as duplicates, not as unknown blocks."""
         self._recently_completed.append(manifest.wire_name[: codec.SHORT_HASH])
         if not self._follows(manifest):
             self.transport.unsubscribe(self._topic_of(manifest))
@@ -220,14 +223,14 @@ class DeviceLink(Link):
     def _follows(manifest: Manifest) -> bool:
         """Return whether the object comes without a request.
 
-        The manifest of such an object has no parts, so only the body says what it contains.
+        The manifest of such an object has no parts, so only the body describes its contents.
         """
         return not manifest.parts
 
     def _continues(self, fetch: ObjectFetch, manifest: Manifest) -> bool:
-        """Return whether the manifest is of the object that is being fetched, and take over its key.
+        """Return whether the manifest describes the object that is being fetched; if so, use the manifest's key.
 
-        A coordinator that was away serves the same object under another key.
+        A coordinator that has restarted serves the same object under another key.
         """
         before = fetch.manifest
         if not fetch.rekeyed(manifest):
@@ -254,9 +257,9 @@ class DeviceLink(Link):
         return [received]
 
     def _fetch_if_missing(self, received: Received, offer: Offer, now: float) -> list[Received]:
-        """Pass a task on if its broadcast is here; otherwise fetch the broadcast.
+        """Return the task if its broadcast is in the store; otherwise fetch the broadcast.
 
-        If the manifest is an object, it is fetched first.
+        If the manifest is an object, the manifest is fetched first.
         """
         if self.store.has(offer.object):
             return [replace(received, object=offer.object)]
@@ -278,7 +281,7 @@ class DeviceLink(Link):
         follows = self._follows(manifest)
         if not follows:
             self.transport.subscribe(self._topic_of(manifest))
-        # An earlier process had all blocks, and died before it named the object.
+        # An earlier process received all blocks, but ended before it named the object.
         if self._fetch.partial.complete:
             return self._completed(self._fetch, now)
         if not follows:
@@ -293,7 +296,9 @@ class DeviceLink(Link):
             before, self._early_block = self._early_block, (topic, frame)
             if before is None:
                 return []
-            topic, frame = before  # no task will name this block, or its task comes after a later one
+            topic, frame = (
+                before  # the block that was kept before is handled now, because only one block is kept
+            )
 
         def take() -> FrameOutcome:
             prefix, index, data = blocks.unpack(frame)
@@ -301,7 +306,7 @@ class DeviceLink(Link):
             if fetch is None or not fetch.is_named(prefix):
                 if prefix in self._recently_completed:
                     return FrameOutcome(new=False)
-                if topic == self._broadcast_now:  # of a round that other devices are asked for
+                if topic == self._broadcast_now:  # the block belongs to a task of other devices
                     return FrameOutcome(new=False, for_us=False)
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
@@ -320,16 +325,16 @@ class DeviceLink(Link):
         return self._completed(fetch, now)
 
     def _is_early(self, frame: bytes) -> bool:
-        """Return whether a block has overtaken its task, which travels on another topic."""
+        """Return whether a block may have arrived before its task, because the task uses another topic."""
         try:
             prefix, _, _ = blocks.unpack(frame)
         except Rejected:
-            return False  # the caller reports the fault when it counts the block
+            return False  # the caller reports this fault when the block is counted
         fetched = self._fetch is not None and self._fetch.is_named(prefix)
         return not fetched and prefix not in self._recently_completed
 
     def _completed(self, fetch: ObjectFetch, now: float) -> list[Received]:
-        """Name the object, as all of its blocks are here, and go on with the task that waits for it."""
+        """Name the object, because all of its blocks are here, and continue with the task that needs the object."""
         waiting, self._fetch, self._waiting = self._waiting, None, None
         self._ignore_blocks_of(fetch.manifest)
         fetch.partial.finish()
@@ -342,8 +347,8 @@ class DeviceLink(Link):
         for name, ranges in ((request.object, request.ranges), *request.more):
             manifest = self._served.get(name)
             if manifest is None or not self.store.has(name):
-                # The coordinator that asks has forgotten the receipt that it sent. The next offer tells it
-                # again.
+                # The device has the receipt for this object, but the coordinator has lost it. The device's
+                # next offer makes the coordinator send a receipt again.
                 continue
             sent = self._sent[name]
             wanted, layout = indices(ranges, len(manifest.hashes)), self._layouts[name]
@@ -368,18 +373,19 @@ class DeviceLink(Link):
         return window
 
     def _epoch_was_accepted_without_clock(self, header: Header) -> bool:
-        """Return whether the stored epoch was accepted while this device's clock was not believed.
+        """Return whether the stored epoch is far ahead of the clock, and this header has an older, plausible epoch.
 
-        The epoch is now far ahead of the clock. The epoch is kept until another coordinator sends a message:
-        the coordinator of that epoch may still run, and only its clock may be wrong.
+        Such an epoch was accepted while this device's clock was not believed. It is kept until another
+        coordinator sends a message, because the coordinator of that epoch may still run with a wrong clock.
         """
         held = self.epoch if self.clock.ahead(self.epoch) else 0
         return header.sender == COORDINATOR and header.epoch < held and not self.clock.ahead(header.epoch)
 
     def _clock_advice(self) -> str:
-        """Return advice about an epoch that is ahead of a clock that is not believed.
+        """Return advice for the case that the stored epoch is ahead of a clock that is not believed, otherwise "".
 
-        The clock is not believed because it has shown a later time before, so it cannot judge the epoch.
+        The clock is not believed because it has shown a later time before. So the epoch cannot be checked
+        against this clock.
         """
         if self.clock.is_believable or (seconds := ahead(self.epoch, self.clock.now())) <= 0:
             return ""

@@ -1,7 +1,7 @@
-"""Fetch one object in blocks, and ask again for blocks that do not come.
+"""Fetch one object in blocks, and request blocks again if they do not arrive.
 
-Brokers give no back-pressure, and drop messages without notice. So a sender sends a block only if its
-receiver has asked for it and has not received it.
+A broker does not slow down a fast sender, and drops messages without notice. So a sender sends a block only
+if the receiver has requested it and has not received it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,31 @@ from protofleet.protocol.wire.codec import MAX_RANGES
 from protofleet.protocol.wire.kinds import Kinds
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 
-RETRY_SECONDS: Final = 1.0  # seconds without progress before the next request; they double up to the longest
+# Seconds without progress before the next request. They double after each request, up to
+# LONGEST_RETRY_SECONDS.
+RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 20.0
-SILENT_SECONDS: Final = 8.0  # a sender is silent when its pause has grown to this many seconds
-# Factor: a block is asked for again only after this many times the gap between the last two.
+# A sender counts as silent when the pause between requests has grown to this many seconds.
+SILENT_SECONDS: Final = 8.0
+# A block is requested again only after this many times the usual gap between two blocks.
 GAPS: Final = 2.0
-LONGEST_GAP_SECONDS: Final = 4.0  # longest gap, in seconds, of a slow line: 130 kbit/s with blocks of 64 KiB
+# Longest gap that counts, in seconds. It is the gap on a line of 130 kbit/s with blocks of 64 KiB.
+LONGEST_GAP_SECONDS: Final = 4.0
 
 Send = Callable[[BlockRequest], None]
 
 
 class ResponseTime:
-    """The recent time between a request and its first block, over all fetches that share it.
+    """The recent time between a request and its first block, measured over several fetches.
 
-    If a sender serves many fetches at a time, a block that waits for its turn is not lost.
+    If a sender serves many fetches at a time, a late block may only wait for its turn, and is not lost.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def note(self, seconds: float) -> None:
-        """Adapt the response time to a new value: it rises fast and falls slowly."""
+        """Adapt the response time to a new measurement: raise it fast, and lower it slowly."""
         more = min(seconds, LONGEST_GAP_SECONDS) - self.seconds
         self.seconds += more / 2 if more > 0 else more / 8
 
@@ -55,19 +59,19 @@ class ObjectFetch:
         self, partial: Partial, send: Send, response_time: ResponseTime, retry: float = RETRY_SECONDS,
         kinds: Kinds = ON_THE_WIRE,
     ) -> None:  # fmt: skip
-        """Start with the pause `retry` before a block is asked for again.
+        """Create a fetch that waits `retry` seconds before it requests a block again.
 
-        `retry` is the pause that an earlier fetch from the same sender had reached, because a new offer is no
+        If an earlier fetch from the same sender failed, `retry` is longer, because a new offer is not
         progress.
         """
         self.partial, self._send, self._response_time = partial, send, response_time
         self.count = BlockCount(partial, kinds)
-        self.asked: dict[int, float] = {}  # block -> time when it was asked for first
-        self._oldest = float("inf")  # no block in `asked` was asked for before this time
-        self._next = 0  # all blocks before this one are here, or were asked for
+        self.asked: dict[int, float] = {}  # block -> time of the first request for this block
+        self._oldest = float("inf")  # no block in `asked` was requested before this time
+        self._next = 0  # all blocks with a lower index are here or were requested
         self.retry = retry
         self._gap = 0.0  # recent seconds between two blocks
-        # Time when the last block came, or when the first one was asked for.
+        # Time when the last block arrived; before any block, the time of the first request.
         self._nothing_since = float("-inf")
         self._any_came = False
         self.wake_at = float("inf")
@@ -83,18 +87,18 @@ class ObjectFetch:
 
     @property
     def begun(self) -> bool:
-        """Return whether any block has been asked for."""
+        """Return whether any block has been requested."""
         return self._next > 0
 
     @property
     def unasked(self) -> int:
-        """Return the highest possible number of blocks that were never asked for."""
+        """Return the highest possible number of blocks that were never requested."""
         return len(self.partial.have) - self._next
 
     def rekeyed(self, manifest: Manifest) -> bool:
-        """Take over the key of this manifest if it is of the same object in the same blocks.
+        """Use the key of this manifest if the manifest describes the same object in the same blocks.
 
-        Return False if it is not.
+        Return False if it does not.
         """
         if replace(manifest, key=self.manifest.key) != self.manifest:
             return False
@@ -104,7 +108,7 @@ class ObjectFetch:
     def awaits(self, manifest: Manifest) -> bool:
         """Return whether the only block of this manifest is the block that this fetch waits for.
 
-        It does not matter in which way the fetch was told of this block.
+        Manifests of the same block may differ in other fields, so only the name of the object is compared.
         """
         one_block = len(manifest.hashes) == len(self.partial.have) == 1
         return one_block and manifest.wire_name == self.manifest.wire_name
@@ -116,7 +120,8 @@ class ObjectFetch:
     def take(self, index: int, data: memoryview, now: float) -> tuple[int, list[CountedSpan], bool]:
         """Decrypt and store a block.
 
-        Return its number of bytes, the spans that can be counted now, and whether it is new.
+        Return the number of bytes of the block, the spans that can be counted now, and whether the block is
+        new.
         """
         plain = decrypted(self.manifest, index, data)
         fresh = self.store(index, plain, now)
@@ -124,15 +129,15 @@ class ObjectFetch:
         return len(plain), self.count.came(start, start + len(plain), fresh), fresh
 
     def in_flight(self, now: float) -> int:
-        """Return the number of blocks that may still come.
+        """Return the number of requested blocks that may still arrive.
 
-        A block that was asked for long ago does not count. So a sender that is silent, or that sometimes
-        loses a block, does not delay others.
+        A block that was requested long ago does not count. So a sender that is silent, or that sometimes
+        loses a block, does not delay other senders.
         """
         if self.is_silent:
             return 0
-        # In this case all blocks count. The shorter test is for speed, because the method runs after every
-        # block that comes.
+        # If the oldest request is recent, all blocks count. This shortcut saves time, because the method runs
+        # after every block.
         if now - self._oldest < SILENT_SECONDS:
             return len(self.asked)
         self._oldest = min(self.asked.values(), default=now)
@@ -143,7 +148,7 @@ class ObjectFetch:
         return self.retry >= SILENT_SECONDS
 
     def await_unasked(self, now: float) -> None:
-        """Wait for an object that comes without a request; later, ask for the blocks that do not come."""
+        """Wait for an object that is sent without a request; `wake` later requests the blocks that are missing."""
         self._next = len(self.partial.have)
         self.asked = dict.fromkeys(range(self._next), now)
         self._oldest = min(self._oldest, now)
@@ -151,7 +156,7 @@ class ObjectFetch:
         self.wake_at = now + self._pause
 
     def fill(self, window: int, now: float) -> None:
-        """Ask for more blocks when at most half of the window is still in flight."""
+        """Request more blocks when at most half of the window is still in flight."""
         if len(self.asked) * 2 > window:
             return
         fresh: list[int] = []
@@ -191,10 +196,10 @@ class ObjectFetch:
         return self._reports.report(self.partial.bytes_here, now) if self._reports else None
 
     def wake(self, now: float, window: int) -> None:
-        """Ask again for the missing blocks if no block has come for a while.
+        """Request the missing blocks again if no block has arrived for a while.
 
-        If no block has come at all, ask only for the first one: the others may be on their way over a slow
-        line, and a second copy of each would block the line for the same time again.
+        If no block has arrived at all, request only the first block. The other blocks may be on their way
+        over a slow line, and a second copy of each block would occupy the line for the same time again.
         """
         if now < self.wake_at:
             return
@@ -215,7 +220,7 @@ class ObjectFetch:
 
 
 def ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return sorted indices as [first, past the last) pairs, as many as one message may carry."""
+    """Return sorted indices as (first, last + 1) pairs, at most as many as one message may hold."""
     found: list[tuple[int, int]] = []
     for i in indices:
         if found and found[-1][1] == i:

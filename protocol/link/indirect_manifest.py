@@ -1,7 +1,7 @@
-"""Store a manifest that fits no packet as an object: one array with the bytes of the plain manifest.
+"""Store a manifest that is too large for a packet as an object: one array with the bytes of the manifest.
 
-The array does not contain the key of the blocks. So its bytes are the same whenever the same object is
-offered.
+The array does not contain the key of the blocks. So the bytes of the array are the same each time that the
+same object is offered.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def store(manifest: Manifest, objects: ObjectStore, block: int) -> Manifest:
 
 
 def load(offer: IndirectManifest, objects: ObjectStore) -> Manifest:
-    """Return the manifest that its object holds; the object is in the store.
+    """Return the manifest that is stored as an object.
 
-    Raise Rejected if the manifest is not of the object that was announced.
+    Raise Rejected if this manifest does not describe the object that was offered.
     """
     found = codec.read_manifest(_content(objects.open(offer.manifest.object)))
     if (found.object, found.size, found.key) != (offer.object, offer.size, b""):

@@ -1,4 +1,4 @@
-"""The answers whose arrays travel inside their message."""
+"""The updates whose arrays are sent inside the message."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from protofleet.protocol.wire.messages import Update
 
 @dataclass(frozen=True, slots=True)
 class InlineAnswer:
-    """The arrays of an answer that came inside its message, hashed and parsed once."""
+    """The arrays of an update that were sent inside its message, hashed and parsed once."""
 
     data: bytes
     name: bytes
     arrays: Body
-    first: bool  # False if the same answer has brought the arrays before
+    first: bool  # False if the device sent the same update directly before
 
     @property
     def size(self) -> int:
@@ -24,13 +24,14 @@ class InlineAnswer:
 
 
 class InlineAnswers:
-    """The reader of inline answers, which recognises an answer that a device sends again."""
+    """The reader of inline updates, which recognises an update that a device sends again."""
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[int, str, bytes]] = {}  # device -> the inline answer that it sent last
+        # device -> round, phase and hash of its last inline update
+        self._last: dict[str, tuple[int, str, bytes]] = {}
 
     def read(self, update: Update, data: bytes) -> InlineAnswer:
-        """Return the answer with its arrays; raise Rejected if the arrays cannot be read."""
+        """Return the update with its arrays; raise Rejected if the arrays cannot be read."""
         name = hashlib.sha256(data).digest()
         answer = (update.round, update.phase, name)
         before, self._last[update.device] = self._last.get(update.device), answer

@@ -1,4 +1,4 @@
-"""Count the bytes that pass by direction and kind, and the messages by result.
+"""Count bytes by direction and kind, and messages by result.
 
 `payload` counts the raw bytes of the arrays that the method declares, each array once. `wire` counts every
 byte of every PUBLISH packet, including repeats. The bytes of arrays are counted under their kind. All other
@@ -27,18 +27,19 @@ class Meter:
     frames: Counter[str] = field(default_factory=Counter)  # direction -> bytes handed to the transport
     # Rejected frames, and rejected content of good frames.
     rejected: Counter[Reason] = field(default_factory=Counter)
-    # `wire` at a coordinator, divided by device: (device, direction, kind). A snapshot does not hold it.
+    # (device, direction, kind): the bytes of `wire` at a coordinator, divided by device. A snapshot does not
+    # contain them.
     by_device: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def count_packet(
         self, direction: str, packet: int, frame: int, tensors: Mapping[str, int], fresh: bool, held: int = 0,
         device: str | None = None,
     ) -> None:  # fmt: skip
-        """Count one PUBLISH packet of `packet` bytes that holds `frame` bytes, of which `tensors` by kind.
+        """Count one PUBLISH packet of `packet` bytes with a frame of `frame` bytes; `tensors` are bytes by kind.
 
-        `held` bytes of the packet are left out: they belong to a block, and the caller passes them to
-        `count_bytes`. `device` is the device that the packet went to or came from. It is "" if there is no
-        single device, and None if bytes are not divided by device.
+        `held` bytes of the packet are not counted here: they belong to a block, and the caller passes them to
+        `count_bytes`. `device` is the receiver or the sender of the packet. It is "" if there is no single
+        device, and None if bytes are not divided by device.
         """
         self.count_bytes(direction, packet - held, tensors, fresh, device)
         self.frames[direction] += frame
@@ -46,7 +47,7 @@ class Meter:
     def count_bytes(
         self, direction: str, size: int, tensors: Mapping[str, int], fresh: bool, device: str | None = None
     ) -> None:
-        """Count some bytes of packets: those in `tensors` by kind, the rest as control."""
+        """Count `size` bytes of packets: the bytes in `tensors` by kind, the other bytes as control."""
         declared = {kind: n for kind, n in tensors.items() if kind != CONTROL}
         for kind, n in declared.items():
             self._count_wire(device, direction, kind, n)

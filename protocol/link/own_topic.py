@@ -1,4 +1,4 @@
-"""The topic on which a coordinator publishes its state, and on which it finds a later coordinator."""
+"""The topic on which a coordinator publishes its own state and receives the state of a later coordinator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 
 
 class OwnTopic:
-    """The reader of the states of coordinators: its own, and those of others with the same name."""
+    """The reader of the states that this coordinator and other coordinators with the same name publish."""
 
     def __init__(self, me: Identity, federation: str, who: str, clock: Clock) -> None:
         self._me, self._federation, self._who, self._clock = me, federation, who, clock
-        # True once a message of this coordinator itself has come. Then the messages of a later coordinator
-        # would come too.
+        # True when this coordinator has received one of its own messages. Then it would also receive the
+        # messages of a later coordinator.
         self.brings_own_messages = False
 
     def later_state(self, frame: bytes) -> Received | None:
@@ -37,8 +37,8 @@ class OwnTopic:
     def _is_later_coordinator(self, header: Header, state: State) -> bool:
         """Return whether the state comes from a coordinator that replaces this one.
 
-        If two coordinators were started in the same second, they have the same epoch. Then the one with the
-        higher `who` goes on.
+        If two coordinators were started in the same second, they have the same epoch. Then the coordinator
+        with the higher `who` continues.
         """
         if header.epoch == self._me.boot:
             return state.who > self._who != ""

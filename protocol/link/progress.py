@@ -1,4 +1,4 @@
-"""Report the progress and the remaining time of a transfer that takes long."""
+"""Report the progress and the remaining time of a long transfer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPORT_SECONDS: Final = 10.0
 class TransferProgress:
     bytes: int
     size: int
-    bytes_per_second: float  # average since the first block came
+    bytes_per_second: float  # average since the first block arrived
 
     @property
     def seconds_left(self) -> float:
@@ -20,16 +20,16 @@ class TransferProgress:
 
 
 class ProgressReports:
-    """The reports of one transfer: one every few seconds while bytes come, none for a quick transfer."""
+    """The reports of one transfer, made every few seconds while bytes arrive; a quick transfer has none."""
 
     def __init__(self, size: int, now: float) -> None:
         self._size, self._due = size, now + REPORT_SECONDS
-        # Time when the first block came, and the bytes that were here then. The wait for this block says
-        # nothing about the rate.
+        # Time when the first block arrived, and the bytes that were received by then. The wait for this block
+        # is not part of the measured rate.
         self._first: tuple[float, int] | None = None
 
     def report(self, bytes_here: int, now: float) -> TransferProgress | None:
-        """Return a report if one is due; call this with every new block."""
+        """Return a report if one is due, otherwise None; call this method after every new block."""
         if self._first is None:
             self._first = (now, bytes_here)
         began_at, before = self._first

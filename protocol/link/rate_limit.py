@@ -1,9 +1,8 @@
 """Limit the number of frames that a device may send.
 
-Useful frames cost no tokens. Other frames take tokens from a bucket that fills slowly. A device is identified
-by the topic: the broker lets no other party write there, and a party that can write there could also drop the
-device's frames. All names without a key share one bucket, so the number of enrolled devices limits the
-memory.
+Useful frames cost no tokens. Other frames take tokens from a bucket that fills slowly. The topic identifies
+the device, because the broker lets no other party write on that topic. All names without a key share one
+bucket, so the number of enrolled devices limits the memory.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Final
 
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-FRAME_RATE: Final = 2.0  # useless envelopes a second; an honest device sends a hello every 15 s
+FRAME_RATE: Final = 2.0  # useless envelopes a second; a device that works well sends one hello in 15 s
 FRAME_BURST: Final = 64.0
-# Blocks a second that were not requested or are here already: repeats of a bad network.
+# Useless blocks a second: blocks that were not requested, or that a bad network repeats.
 BLOCK_RATE: Final = 256.0
 BLOCK_BURST: Final = 1024.0
-EXCESS_RATE: Final = 16.0  # further frames a second; more than this is a flood
+EXCESS_RATE: Final = 16.0  # rejected frames a second; a higher rate is a flood
 EXCESS_BURST: Final = 512.0
-REPEAT_RATE: Final = 64.0  # blocks a second that one device gets again: one window, as it may ask for them
+REPEAT_RATE: Final = 64.0  # blocks a second that are sent again to one device: one window
 REPEAT_BURST: Final = 256.0
 UNKNOWN_SENDER: Final = ""  # not a name; it stands for all senders without a key
 
@@ -51,28 +50,28 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """The limiter of a coordinator: a pair of buckets for each device with a key, and one for all others."""
+    """The limiter of a coordinator: buckets for each device with a key, and buckets that all other senders share."""
 
     def __init__(self, known: Container[str]) -> None:
         self._known = known
         self._frames: dict[str, TokenBucket] = {}
         self._blocks: dict[str, TokenBucket] = {}
         self._excess: dict[str, TokenBucket] = {}
-        # Called with a device, or UNKNOWN_SENDER, that floods.
+        # Called with the device that sends a flood, or with UNKNOWN_SENDER.
         self.on_flood: Callable[[str], None] = lambda device: None
         self._own_name = TokenBucket(FRAME_RATE, FRAME_BURST)
 
     def counted_as(self, device: str) -> str:
-        """Return the name that a device is counted under.
+        """Return the name under which the frames of a device are counted.
 
-        Only names with a key are kept, so their number limits the memory.
+        A name without a key is not kept, so the number of keys limits the memory.
         """
         return device if device in self._known else UNKNOWN_SENDER
 
     def charge_own_name(self, now: float) -> None:
-        """Charge a frame that comes in the coordinator's own name.
+        """Charge a frame that arrives in the coordinator's own name.
 
-        A hostile broker may send such frames as often as it likes.
+        A hostile broker could send any number of such frames.
         """
         if not self._own_name.take(now):
             raise Rejected(Reason.FLOOD, f"more than {FRAME_RATE:g} a second in our own name")

@@ -7,50 +7,51 @@ from typing import Final
 
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-WIDTH: Final = 1024  # numbers; a message may come this far behind the newest one and still be judged
+WIDTH: Final = 1024  # a number that is this far below the newest number, or further, counts as seen
 
 
 @dataclass
 class ReplayWindow:
     boot: int = 0
     newest: int = 0
-    # Different numbers above `counted_from`; numbers begin with 1, and 0 is the number of a will.
+    # How many different numbers above `counted_from` have arrived. Numbers begin with 1; a will has the
+    # number 0.
     received: int = 0
-    holder: str = ""  # holder of the name when the messages were sent; empty if it was not noted
+    holder: str = ""  # holder of the sender's name when the messages were sent; empty if not noted
     counted_from: int | None = (
-        None  # numbers above this one may count as missing; None: those above the next number that comes
+        None  # only numbers above this number can count as missing; None: the next number that arrives is used
     )
-    _seen: int = 0  # bit i says that the number `newest - i` has been seen
+    _seen: int = 0  # bit i is set if the number `newest - i` has been seen
 
     @staticmethod
     def up_to(boot: int, newest: int, holder: str = "") -> ReplayWindow:
         """Return a window in which all numbers up to `newest` have been seen.
 
-        A receiver that has restarted uses it, so that messages which an earlier process has received count as
-        duplicates.
+        A receiver that has restarted uses such a window, so that the messages that an earlier process
+        received count as duplicates.
         """
         return ReplayWindow(boot, newest, 0, holder, None, (1 << WIDTH) - 1)
 
     @property
     def missing(self) -> int:
-        """Return how many numbers were used while both ends were connected and have not come.
+        """Return how many numbers were used while both ends were connected, but have not arrived.
 
-        These messages are lost, held back or on their way.
+        These messages are lost, delayed or on their way.
         """
         return 0 if self.counted_from is None else max(0, self.newest - self.counted_from - self.received)
 
     def count_from_next(self) -> None:
-        """Start counting missing numbers anew, because either end has connected again.
+        """Restart the count of missing numbers, because one of the ends has connected again.
 
-        A message that was sent while the other end was not connected is not lost.
+        A message that was sent while the other end was not connected does not count as missing.
         """
         self.counted_from, self.received = None, 0
 
     def is_new(self, boot: int, sequence: int) -> bool:
-        """Return True the first time that a number comes.
+        """Return True the first time that a number arrives.
 
-        Raise Rejected if the boot is older than the newest boot. A number that is too old to judge counts as
-        seen.
+        Raise Rejected if the boot is older than the newest boot. Return False for a number that is too old
+        for the window.
         """
         if boot < self.boot:
             raise Rejected(Reason.STALE_BOOT, f"boot {boot}, but {self.boot} has been heard")
@@ -60,7 +61,7 @@ class ReplayWindow:
             self._count(sequence)
             return True
         if sequence > self.newest:
-            # A forged large number must not cause an endless shift.
+            # The limit keeps the shift short if a forged number is very large.
             shift = min(sequence - self.newest, WIDTH)
             self._seen = (self._seen << shift | 1) & ((1 << WIDTH) - 1)
             self.newest = sequence

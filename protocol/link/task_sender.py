@@ -16,7 +16,7 @@ from protofleet.protocol.wire.messages import BlockRequest, IndirectManifest, Ma
 
 
 class TaskSender:
-    """The sender of tasks, which lets a small broadcast follow them and gives credit for the answers."""
+    """The sender of tasks; it sends a small broadcast after its tasks, and gives credit for the updates."""
 
     def __init__(self, link: LinkToDevices, credit: Credit) -> None:
         self._link, self._credit = link, credit
@@ -36,8 +36,8 @@ class TaskSender:
     def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holding: set[str]) -> Offer:
         """Serve an object from now on, and return the offer for the tasks.
 
-        Only one broadcast is open at a time, so the link serves no other object. The object is split into
-        blocks anew if the broker has come back with a smaller limit.
+        Only one broadcast is open at a time, so the link stops serving any other object. The object is split
+        into smaller blocks if the broker has a smaller packet limit after a restart.
         """
         if manifest.object not in self._broadcasts or not self.can_still_serve:
             self._broadcasts = {
@@ -45,8 +45,8 @@ class TaskSender:
                 for one in self._manifests_to_serve(manifest, store)
             }
         self._followers = []
-        # All devices receive a block that follows the tasks. So a large block is not sent in this way for a
-        # few devices.
+        # All devices receive a block that follows the tasks. So a large block is not sent in this way if only
+        # a few devices need it.
         few = 2 * len(cohort) < len(self._link.device_forms)
         self._may_follow = manifest.size <= blocks.DEFAULT_BLOCK or not few
         self._credit.renew(manifest.size, len(cohort))
@@ -76,7 +76,7 @@ class TaskSender:
         return one_block and self._link.understands(device, forms.INLINE)
 
     def send(self, device: str, task: Task, holds: bool) -> None:
-        """Send a task, and let its broadcast follow if the device does not have to request it.
+        """Send a task, and note the device if the broadcast follows the task without a request.
 
         Only a broadcast of one block follows its task.
         """
@@ -89,7 +89,7 @@ class TaskSender:
             self._followers.append(device)
 
     def flush(self, now: float) -> None:
-        """Send the broadcast that follows the tasks of this turn, once for all devices."""
+        """Send the broadcast that follows the tasks, once for all devices that were noted."""
         followers, self._followers = self._followers, []
         if not followers:
             return

@@ -1,4 +1,4 @@
-"""Address many devices over one link: the sender of each message, the checks of its header, and refusals."""
+"""Send to many devices over one link, check the headers of their messages, and send refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from protofleet.protocol.wire.topics import Topics
 
 
 class LinkToDevices(Link):
-    """The part of a coordinator's link that knows each device: its topics, its processes, its faults."""
+    """The part of a coordinator's link that knows the topics, the processes and the faults of each device."""
 
     def __init__(
         self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, run: str, sealed: bool,
@@ -43,14 +43,16 @@ class LinkToDevices(Link):
         self.run, self.epoch, self.who = run, me.boot, who
         self.rate_limiter = RateLimiter(keyring)
         self.error_scope: ErrorScope = lambda device: contextlib.nullcontext()
-        self.device_forms: dict[str, frozenset[str]] = {}  # device -> forms of messages that it understands
+        self.device_forms: dict[
+            str, frozenset[str]
+        ] = {}  # device -> forms of messages that the device understands
         self._subscribed_topics = set(topics.coordinator_subscriptions())
 
     def understands(self, device: str, form: str) -> bool:
         return form in self.device_forms.get(device, ())
 
     def subscribe_except(self, unheard: Collection[str]) -> None:
-        """Subscribe to all devices except these, so that the broker queues nothing from them.
+        """Subscribe to all devices except `unheard`, so that the broker queues no messages of these devices.
 
         A topic filter of MQTT cannot exclude a device, so the link names all other devices.
         """
@@ -67,7 +69,7 @@ class LinkToDevices(Link):
     def send(self, device: str, message: Message) -> None:
         """Send a message to a device, unless the enrolment of the device has ended.
 
-        The key is looked up only once, because the enrolment may end at any moment.
+        The key is looked up only once, because the enrolment may end between two look-ups.
         """
         with self.error_scope(device):
             if (known := self.keyring.get(device)) is not None:
@@ -85,23 +87,24 @@ class LinkToDevices(Link):
         device = self.device_of_topic(topic)
         return (
             device if device in self._windows else ""
-        )  # without a verified frame, anybody can have chosen this name
+        )  # without a verified frame, any party may have chosen this name
 
     def _note_new_connection(self, header: Header, message: Message) -> None:
-        """Start counting missing messages anew when a device connects or changes its coordinator.
+        """Restart the count of missing messages when a device connects or changes its coordinator.
 
-        A device may have sent messages before it knew this coordinator, or over a connection that it has
-        lost. These are not missing, because they had no receiver, and the device repeats the important ones.
+        A device may have sent messages before it knew this coordinator, or over a connection that was lost.
+        These messages do not count as missing: they had no receiver, and the device repeats the important
+        messages.
         """
-        # The broker may have kept this message for the coordinator.
+        # A will (sequence number 0) is no sign of a new connection.
         birth = isinstance(message, State) and message.online
         if header.sequence and (birth or header.epoch != self.epoch):
             self._windows[header.sender].count_from_next()
 
     def _refuse_older_process(self, device: str) -> None:
-        """Tell the older of two processes with the same name that a newer process exists.
+        """Send a refusal to the older of two processes with the same name.
 
-        The newer process ignores this message.
+        Both processes receive the refusal, and the newer process ignores it.
         """
         boot, _ = self.last_heard(device)
         message = (
@@ -111,12 +114,12 @@ class LinkToDevices(Link):
         self.send(device, Refusal(message, boot))
 
     def _window(self, header: Header, holder: str) -> ReplayWindow:
-        """Return the window of the sender, and drop a stored boot far ahead of the clock.
+        """Return the window of the sender; first drop a window with an impossible boot.
 
-        Only a version that did not check boots could accept such a boot; it stored no holder. A version that
-        checks stores the holder. If one of its boots is ahead of the clock now, then the clock is slow now,
-        or the device's clock and the coordinator's clock were both ahead. In the second case, a renewal of
-        the device's record drops the window.
+        A boot is impossible if it is far ahead of the clock and no holder is stored with it. Only an old
+        version, which did not check boots and stored no holder, could accept such a boot. If a holder is
+        stored, the boot was checked when it arrived: then the clock is slow now, or the clocks of both sides
+        were ahead. In the second case, a renewal of the device's record drops the window.
         """
         known = self._windows.get(header.sender, ReplayWindow())
         nobodys = known.holder == "" and self.clock.ahead(known.boot) > 0
@@ -125,7 +128,7 @@ class LinkToDevices(Link):
         return super()._window(header, holder)
 
     def _refuse_boot(self, frame: bytes, message: str) -> None:
-        """Tell a device that its boot is not valid, if the frame is a hello."""
+        """Send a refusal to a device whose boot is not valid, if the frame is a hello."""
         header, start = read_header(frame)
         with contextlib.suppress(Rejected):
             hello, _ = self._contents(frame, header, start)
@@ -146,7 +149,8 @@ class LinkToDevices(Link):
                 self._check_offer(attachment)
 
     def _check_header(self, header: Header, topic: str) -> None:
-        # The topic decides, because the sender may be anybody with a key, even this coordinator.
+        # The sender must be the device of the topic. Without this check, any party with a key could send this
+        # message.
         place, kind = self.topics.parse(topic), "device_state" if header.kind == "state" else "up"
         if place is None or (place.kind, place.device) != (kind, header.sender):
             raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} of {header.sender[:64]} on {topic}")
@@ -162,7 +166,7 @@ class LinkToDevices(Link):
 def refusal_of(message: str, hello: Hello, boot: int, sequence: int) -> Refusal:
     """Return the refusal of a hello.
 
-    If the device checks it, the refusal names the hello that it answers. A stored refusal then does not end a
-    later process.
+    If the device understands this form, the refusal names the hello that it answers. So a refusal that the
+    broker has stored does not end a later process.
     """
     return Refusal(message, answers=(boot, sequence) if forms.ANSWERS in hello.can else ())
