@@ -39,14 +39,14 @@ OWN_RECORD: Final = "identity.record"
 ROOTS_FILE: Final = "roots"
 REVOKED_FILE: Final = "revoked"
 
-LOOK_SECONDS: Final = 1.0  # seconds between two looks at the files of one name
+LOOK_SECONDS: Final = 1.0  # seconds between two checks of the files of one name
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """A party as its federation knows it."""
+    """An enrolled party: its record and keys, and the roots that it trusts."""
 
     record: Record
     trust: Trust
@@ -57,7 +57,8 @@ class Enrolled:
 def load_trust(folder: Path) -> Trust:
     """Load the roots and the revocations of a folder.
 
-    When the roots were installed, a person or the earlier roots vouched for them.
+    The roots are trusted because a person compared them, or earlier roots signed them, when they were
+    installed.
     """
     roots = first_roots(read_armoured(ROOTS, folder / ROOTS_FILE))
     trust = Trust(roots, Revocations(roots.federation))
@@ -67,9 +68,9 @@ def load_trust(folder: Path) -> Trust:
 
 
 def load_enrolled(folder: Path, now: float) -> Enrolled:
-    """Load a party from its folder, which is the folder that `current` links to.
+    """Load a party from the folder to which its `current` link points.
 
-    Raise KeyFileError or StatementError if this is not possible.
+    Raise KeyFileError or StatementError if a file is missing or not valid.
     """
     trust = load_trust(folder)
     record = trust.admit(read_armoured(RECORD, folder / OWN_RECORD), now)
@@ -85,7 +86,7 @@ def load_enrolled(folder: Path, now: float) -> Enrolled:
 def updated_trust(trust: Trust, folder: Path) -> Trust:
     """Return this trust, updated to the roots and revocations that are installed in a folder.
 
-    Raise StatementError if they are older than those of this trust.
+    Raise StatementError if the installed statements are older than those of this trust.
     """
     trust = trust.with_roots(read_armoured(ROOTS, folder / ROOTS_FILE))
     if (folder / REVOKED_FILE).exists():
@@ -94,7 +95,7 @@ def updated_trust(trust: Trust, folder: Path) -> Trust:
 
 
 def _file_version(path: Path) -> tuple[int, int] | None:
-    """Return a value that changes when a file or folder is replaced, or None if there is none."""
+    """Return a value that changes when the file or folder is replaced; return None if it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -109,11 +110,11 @@ def _words(error: StatementError | KeyFileError) -> str:
 class KnownRecords(Mapping[str, Record]):
     """A mapping of the `<name>.record` files in a folder.
 
-    It contains only valid records, in a state that is at most one second old. A frame asks for its sender
-    about twelve times, so the files of one name are read once a second at most. A record that is added during
-    a run is found at the next question. A record that is replaced or revoked is noticed within one second,
-    and always before a frame is rejected because of it (`changed`). The same holds for later roots and
-    revocations that are installed in `follow`, the folder of the party that asks.
+    It contains only valid records. A record is looked up about twelve times for each frame, so the files of
+    one name are read at most once a second. A record that is added during a run is found at the next look-up.
+    The replacement or revocation of a record is noticed within one second. A frame that fails with the known
+    record is checked again after `changed` has read the record anew. Later roots and revocations are noticed
+    in the same way, if they are installed in `follow`, the folder of the party that owns this mapping.
     """
 
     def __init__(
@@ -128,20 +129,21 @@ class KnownRecords(Mapping[str, Record]):
         self._follow, self._installed = follow, _file_version(follow / CURRENT) if follow else None
         self._folder, self._role, self._clock = folder, role, clock
         self._read_before: dict[str, tuple[tuple[int, int], Record]] = {}
-        # Name -> time when a record was admitted, and the record, which is believed for a second.
+        # Name -> time when a record was admitted, and the record. It is used for one second without a new
+        # check.
         self._admitted: dict[str, tuple[float, Record]] = {}
         self._logged: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Record:
         at, known = self._admitted.get(name, (0.0, None))
-        # A difference below 0 means that the clock was set back.
+        # The difference is below 0 if the clock was set back.
         if known is not None and 0.0 <= self._clock() - at < LOOK_SECONDS:
             return known
         try:
             return self.admitted(name)
         except (StatementError, KeyFileError) as error:
             message = _words(error)
-            # A peer that asks again and again must not fill the log, and names without a file must not fill
+            # Repeated look-ups of a name must not fill the log, and names without a file must not fill
             # `_logged`.
             if self._logged.get(name) != message and (name in self._logged or self._has(name)):
                 self._logged[name] = message
@@ -153,9 +155,9 @@ class KnownRecords(Mapping[str, Record]):
         return believed is not None and self.get(name) != believed
 
     def problem(self, name: str) -> str:
-        """Return the reason why there is no valid record of this name, or "" if there is one.
+        """Return the reason why this name has no valid record, or "" if it has a valid record.
 
-        The caller reports the reason now, so it is not logged again.
+        The caller reports the reason, so the reason is not logged again later.
         """
         try:
             self.admitted(name)
@@ -179,7 +181,7 @@ class KnownRecords(Mapping[str, Record]):
         return sum(1 for _ in self)
 
     def admitted(self, name: str) -> Record:
-        """Return the record of this name as it is now.
+        """Return the present record of this name, read without regard to the one-second cache.
 
         Raise StatementError with the reason if there is no valid record.
         """
@@ -216,7 +218,7 @@ class KnownRecords(Mapping[str, Record]):
         self._installed = version
         try:
             self.trust = updated_trust(self.trust, self._follow / CURRENT)
-        except (StatementError, KeyFileError) as error:  # the trust that is already held stays valid
+        except (StatementError, KeyFileError) as error:  # the earlier trust is still used
             log.warning("what was installed in %s is not used: %s", self._follow, error)
 
     def _names(self) -> list[str]:

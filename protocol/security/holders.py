@@ -1,7 +1,7 @@
-"""Describe who holds a name: a record, by its serial and its keys, or bare keys.
+"""Describe the holder of a name: the serial and the signing key of a record, or a key without a record.
 
-A renewed record is made out to the same keys. So messages that these keys have signed before can be repeated
-under the new record. This ends only when the keys change.
+A renewed record has the same keys. So old messages that these keys signed could be repeated under the new
+record, until the keys change.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def holder_of(serial: int, sign: bytes) -> str:
 
 
 def same_record(one: str, other: str) -> bool:
-    """Return whether two holders are of the same record.
+    """Return whether two holders describe the same record.
 
-    Earlier versions have noted a record without its keys.
+    Holders that earlier versions stored have a serial without keys.
     """
     (first, keys), (second, others) = _parts(one), _parts(other)
     return first == second and (keys == others or not keys or not others)
@@ -28,7 +28,7 @@ def same_record(one: str, other: str) -> bool:
 def other_keys(one: str, other: str) -> bool:
     """Return whether two holders have different keys.
 
-    If the keys of one holder were not noted, they may be the same, and the result is False.
+    Return False if the keys of one holder are not known.
     """
     (_, keys), (_, others) = _parts(one), _parts(other)
     return bool(keys and others) and keys != others

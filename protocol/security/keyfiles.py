@@ -1,6 +1,6 @@
-"""Read and write key files, on which a whole federation depends.
+"""Read and write key files.
 
-A file is written completely or not at all. Only one owner can read a private file.
+A file is written completely or not at all. Only its owner can read a private file.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ PEM: Final = re.compile(rb"-----BEGIN [A-Z ]+-----.+?-----END [A-Z ]+-----\s*", 
 PRIVATE: Final = 0o600
 PRIVATE_FOLDER: Final = 0o700
 PUBLIC: Final = 0o644
-TOO_OPEN: Final = 0o037  # the file's group may read a key; all other access is too much
+TOO_OPEN: Final = 0o037  # permissions that a key file must not have; the file's group may read it
 
 PrivateKey: TypeAlias = Ed25519PrivateKey | X25519PrivateKey | EllipticCurvePrivateKey
 
 
 class KeyFileError(ValueError):
-    """The error for a key file that is missing or that is not a key file."""
+    """The error for a key file that is missing or cannot be used."""
 
 
 def write_file(path: Path, data: bytes, mode: int = PUBLIC, durable: bool = True) -> None:
@@ -40,12 +40,12 @@ def write_file(path: Path, data: bytes, mode: int = PUBLIC, durable: bool = True
 
 
 def keep_to_ourselves(folder: Path) -> None:
-    """Give only this user access to the files of this process and its children.
+    """Give only this user access to `folder` and to new files of this process and its children.
 
-    The mode of a folder that an earlier version left open to others is changed too.
+    An earlier version may have made the folder with access for others.
     """
     os.umask(0o077)
-    # The folder does not exist yet, or belongs to another user.
+    # The folder may not exist yet, or may belong to another user.
     with contextlib.suppress(FileNotFoundError, PermissionError):
         folder.chmod(PRIVATE_FOLDER)
 
@@ -81,9 +81,9 @@ def read_tls(path: Path) -> EllipticCurvePrivateKey:
 
 
 def _read_private(path: Path) -> object:
-    """Return the key in a file that only its owner can read.
+    """Return the key in a private file.
 
-    Raise KeyFileError if this is not possible.
+    Raise KeyFileError if the file is open to others or has no key.
     """
     if problem := too_open(path):
         raise KeyFileError(problem)
@@ -91,9 +91,9 @@ def _read_private(path: Path) -> object:
 
 
 def private_keys(path: Path, maker: str) -> list[object]:
-    """Return all keys in a file, at least one.
+    """Return all keys in a file.
 
-    Raise KeyFileError if there is none. `maker` is the command that makes such files.
+    Raise KeyFileError if the file has no key. The error names `maker`, the command that makes such files.
     """
     try:
         data = path.read_bytes()
@@ -111,7 +111,7 @@ def _other(path: Path, key: object, wanted: str) -> KeyFileError:
 
 
 def too_open(path: Path) -> str | None:
-    """Return why others may have seen a private key and what to do then, or None if they may not."""
+    """Return a message with advice if other users can read a private key, otherwise None."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:

@@ -1,6 +1,6 @@
-"""Hold the two key pairs of a party, and store them on disk.
+"""Define the two key pairs of a party, and store them on disk.
 
-The party signs with the Ed25519 pair. Other parties seal messages to the X25519 pair.
+The party signs with its Ed25519 pair. Other parties seal messages to its X25519 pair.
 
 <name>.key   both private keys in PEM form, readable by their owner alone
 <name>.pub   both public keys, a line of 64 hexadecimal digits each: signing, receiving
@@ -40,9 +40,9 @@ class PublicKeys:
 
 
 class KeyringEntry(Protocol):
-    """The properties that a link needs of a party that it knows.
+    """The properties of a known party that a link needs.
 
-    The record of an enrolled party has them too.
+    PublicKeys and the Record of an enrolled party have these properties.
     """
 
     @property
@@ -51,12 +51,12 @@ class KeyringEntry(Protocol):
     def receive(self) -> bytes: ...
     @property
     def holder(self) -> str:
-        """Return the holder of the name; if its keys change, boots are counted anew."""
+        """Return a text that names the holder; if the keys in it change, the boots of the name are counted anew."""
         ...
 
     @property
     def not_before(self) -> int:
-        """Return the first time when the keys can be in use, in seconds since 1970."""
+        """Return the Unix time at which the keys became valid; 0 if it is not known."""
         ...
 
 
@@ -65,16 +65,16 @@ Keyring: TypeAlias = Mapping[str, KeyringEntry]  # entries by name
 
 @runtime_checkable
 class CachingKeyring(Protocol):
-    """A keyring that relies for a while on what it has read about a name."""
+    """A keyring that keeps the entry of a name for a while before it reads the entry again."""
 
     def changed(self, name: str) -> bool:
-        """Read the entry again now, and return whether the remembered entry is no longer right."""
+        """Read the entry again now, and return whether it differs from the kept entry."""
         ...
 
 
 @runtime_checkable
 class ExplainingKeyring(Protocol):
-    """A keyring that can say why it does not know a name any more."""
+    """A keyring that can explain why it does not know a name."""
 
     def problem(self, name: str) -> str:
         """Read the entry now, and return the reason, or "" if the name is known."""
@@ -82,14 +82,14 @@ class ExplainingKeyring(Protocol):
 
 
 def why_unknown(keyring: Keyring, name: str) -> str:
-    """Return why the keyring does not know a name, or "" if it does."""
+    """Return the reason why the keyring does not know a name, or "" if it knows the name."""
     if isinstance(keyring, ExplainingKeyring):
         return keyring.problem(name)
     return "" if name in keyring else "there is no key of it any more"
 
 
 def changed(keyring: Keyring, name: str) -> bool:
-    """Return whether a message that was checked with the keyring's entry has to be checked again."""
+    """Return whether the entry of this name has changed, so that its last message has to be checked again."""
     return isinstance(keyring, CachingKeyring) and keyring.changed(name)
 
 
@@ -97,7 +97,7 @@ def changed(keyring: Keyring, name: str) -> bool:
 class Keys:
     sign: Ed25519PrivateKey
     receive: X25519PrivateKey
-    serial: int = 0  # serial of the record that is made out to these keys, if there is one
+    serial: int = 0  # serial of the record for these keys; 0 without a record
     not_before: int = 0
 
     @property
@@ -125,7 +125,7 @@ class Identity:
 
 
 def save_keys(path: Path, keys: Keys) -> None:
-    """Write the keys to a file that only its owner can ever read."""
+    """Write the keys to a file that only its owner can read."""
     write_file(path, private_pem(keys.sign) + private_pem(keys.receive), PRIVATE)
 
 

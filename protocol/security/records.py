@@ -1,8 +1,8 @@
 """Issue and read the records and revocations of a federation.
 
-A record is the signed statement of a root that two public keys belong to a device or coordinator of a
-federation for some time. docs/security.md describes the layout. The private keys never leave the party, and
-the root is kept offline.
+A record is a signed statement of a root: two public keys belong to a device or coordinator of a federation
+for some time. docs/security.md describes the layout. The private keys never leave the party, and the root is
+kept offline.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REVOCATIONS: Final = "revocations"
 KEY: Final = 32
 MAX_RECORD: Final = 512
 MAX_SERIALS: Final = 8192
-LATEST: Final = 253_402_300_799  # the last second of the year 9999, after which X.509 and calendars end
+LATEST: Final = 253_402_300_799  # last second of the year 9999; X.509 and Python know no later dates
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
@@ -43,8 +43,8 @@ class Record:
     name: str
     role: Role
     sign: bytes  # Ed25519 key of this party's signatures
-    receive: bytes  # X25519 key that messages to this party are sealed to
-    serial: int  # counted over all certificates of the federation; a later one replaces an earlier one
+    receive: bytes  # X25519 key to which messages for this party are sealed
+    serial: int  # unique over all certificates of the federation; a later record of a name replaces an earlier record
     not_before: int  # seconds since 1970
     not_after: int
 
@@ -68,7 +68,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Revocations:
-    """The serial numbers that are no longer valid, with a version that only grows."""
+    """The serial numbers of records that are no longer valid, with a version that only grows."""
 
     federation: str
     version: int = 0  # 0 if no list has been received yet
@@ -84,7 +84,7 @@ def issue_record(record: Record, root: Ed25519PrivateKey) -> bytes:
 def read_record(data: bytes, roots: Sequence[bytes]) -> Record:
     """Return a record that one of these roots has signed.
 
-    `Trust.admit` checks whether it is valid today.
+    This function does not check whether the record is valid now; `Trust.admit` does.
     """
     if len(data) > MAX_RECORD:
         raise StatementError(

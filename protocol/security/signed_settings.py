@@ -1,7 +1,7 @@
-"""Sign and read the settings of a party, so that a person who carries them cannot change them.
+"""Sign and read the settings of a party, so that nobody can change them on the way to the party.
 
-The root of the federation signs them. They contain no secret. Their version only grows, so that old settings
-are not accepted again.
+The root of the federation signs the settings. The settings contain no secret. Their version only grows, so
+that old settings are not accepted again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def issue_settings(settings: SignedSettings, keys: Sequence[Ed25519PrivateKey]) 
 
 
 def read_settings(data: bytes, roots: Sequence[bytes]) -> SignedSettings:
-    """Return settings that one of these roots has signed."""
+    """Return the settings in a statement that one of these roots has signed."""
     fields = Reader(SETTINGS, verified_body(SETTINGS, data, roots))
     federation, name, version = fields.text(), fields.text(), fields.number()
     text = fields.text(MAX_SETTINGS)
@@ -61,9 +61,9 @@ def read_settings(data: bytes, roots: Sequence[bytes]) -> SignedSettings:
 
 @dataclass(frozen=True, slots=True)
 class SignedTuning:
-    """Settings that are changed for some time.
+    """A change of settings for a limited time.
 
-    They can change only a short list of settings, which the device knows.
+    The device accepts such a change only for a short list of settings.
     """
 
     federation: str
@@ -89,7 +89,7 @@ def read_tuning(data: bytes, roots: Sequence[bytes]) -> SignedTuning:
 
 
 def is_signed(path: Path) -> bool:
-    """Return whether a settings file is a signed statement; a plain file is TOML."""
+    """Return whether a settings file is a signed statement, and not plain TOML."""
     try:
         with path.open("rb") as file:
             return file.read(256).lstrip().startswith(ARMOUR)

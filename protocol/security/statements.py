@@ -1,6 +1,6 @@
-"""Write and read the statements that an offline root signs: fields in one fixed order, then the signature.
+"""Write and read the statements that an offline root signs: fields in a fixed order, then the signature.
 
-No second encoding exists.
+Each statement has exactly one encoding.
 
     statement := "PFS" | 0x01 | u8 length, kind | u8 n | n x signer (8 bytes)
                | u32 length, body | n x Ed25519 signature (64 bytes)
@@ -33,7 +33,7 @@ LINE: Final = 64  # characters in a line of an armoured file
 
 
 class StatementFault(str, Enum):
-    """The reason why a statement is not accepted, from a closed list with one counter for each."""
+    """The reasons why a statement is not accepted; the list is closed, and each reason has its own counter."""
 
     MALFORMED = "malformed"
     UNKNOWN_ROOT = "unknown_root"  # signed by a root that this party does not hold
@@ -41,7 +41,7 @@ class StatementFault(str, Enum):
     WRONG_FEDERATION = "wrong_federation"
     WRONG_NAME = "wrong_name"
     WRONG_ROLE = "wrong_role"
-    WRONG_KEYS = "wrong_keys"  # made out to keys that this party does not have
+    WRONG_KEYS = "wrong_keys"  # issued for keys that this party does not have
     NOT_YET_VALID = "not_yet_valid"
     EXPIRED = "expired"
     REVOKED = "revoked"
@@ -61,13 +61,13 @@ def signer(public: bytes) -> bytes:
 
 
 def fingerprint(data: bytes) -> str:
-    """Return the text that two people compare: 128 bits in groups of four digits."""
+    """Return the fingerprint that two people compare: 128 bits as hexadecimal digits in groups of four."""
     digits = hashlib.sha256(data).hexdigest()[:32]
     return " ".join(digits[i : i + 4] for i in range(0, len(digits), 4))
 
 
 def same_fingerprint(one: str, other: str) -> bool:
-    """Return whether two fingerprints are the same, in whatever form they were typed."""
+    """Return whether two typed fingerprints are the same; case, spaces, colons and hyphens do not matter."""
     return _digits(one) == _digits(other)
 
 
@@ -101,9 +101,10 @@ def verified_body(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
 
 
 def unverified_body(kind: str, data: bytes) -> bytes:
-    """Return the body of a statement that itself names the key which signed it.
+    """Return the body of a statement without a check of its signature.
 
-    Read the key from the body, and then call `verified_body`.
+    This is for a statement whose body contains the key that signed it. Read the key from the body, and then
+    call `verified_body`.
     """
     return _parts(kind, data)[2]
 
@@ -145,7 +146,7 @@ def _parts(kind: str, data: bytes) -> tuple[bytes, list[bytes], bytes, list[byte
 
 
 class Writer:
-    """A writer of the fields of a body, in order."""
+    """A writer of the fields of a body, in the order of the calls."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -229,9 +230,9 @@ def armoured(kind: str, data: bytes) -> str:
 
 
 def read_armoured(kind: str, path: Path) -> bytes:
-    """Return the statement in a file; nothing of it is verified yet.
+    """Return the statement in a file; its signature is not checked.
 
-    Raise StatementError with the path if this is not possible.
+    Raise StatementError with the path if the file has no statement of this kind.
     """
     try:
         with path.open("rb") as file:
@@ -244,7 +245,7 @@ def read_armoured(kind: str, path: Path) -> bytes:
 
 
 def from_armour(kind: str, text: bytes, where: str = "this") -> bytes:
-    """Return the statement in an armoured text; nothing of it is verified yet."""
+    """Return the statement in an armoured text; its signature is not checked."""
     label = f"PROTOFLEET {kind.upper()}".encode()
     lines = text.split()
     begin, end = b"-----BEGIN " + label + b"-----", b"-----END " + label + b"-----"

@@ -1,7 +1,7 @@
-"""Decide whose records are valid, from the roots of a federation and what these have revoked.
+"""Decide which records are valid, from the roots of a federation and their revocations.
 
-The roots are sent as a statement with a version. Both the earlier roots and the new roots sign it, so that a
-party that holds either can follow.
+The roots are sent as a statement with a version. Both the earlier roots and the new roots sign this
+statement. So a party that holds either of them can accept it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_AUTHORITY: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """The keys whose signatures count in a federation, and the authorities that sign its TLS certificates."""
+    """The keys whose signatures are valid in a federation, and the authorities that sign its TLS certificates."""
 
     federation: str
     version: int
@@ -53,9 +53,9 @@ class Trust:
     revoked: Revocations
 
     def admit(self, data: bytes, now: float, *, name: str = "", role: Role | None = None) -> Record:
-        """Return the record if it is valid now and for this use.
+        """Return the record in these bytes, if it is valid now and has this name and role.
 
-        Raise StatementError with one reason if it is not.
+        Otherwise raise StatementError with the reason.
         """
         record = read_record(data, self.roots.keys)
         self.check(record, now)
@@ -83,7 +83,8 @@ class Trust:
     def with_revocations(self, data: bytes) -> Trust:
         """Return this trust with a later list of revocations.
 
-        Raise StatementError for an earlier list, because it would make a revoked party valid again.
+        Raise StatementError for an earlier list, because an earlier list would make a revoked party valid
+        again.
         """
         offered = read_revocations(data, self.roots.keys)
         if offered.federation != self.roots.federation:
@@ -102,7 +103,7 @@ class Trust:
         return replace(self, revoked=offered)
 
     def with_roots(self, data: bytes) -> Trust:
-        """Return this trust with later roots, which a root held here has signed."""
+        """Return this trust with later roots, which one of the present roots must have signed."""
         offered = read_roots(data, self.roots.keys)
         if offered.federation != self.roots.federation:
             raise StatementError(
@@ -121,16 +122,16 @@ def issue_roots(roots: Roots, keys: Sequence[Ed25519PrivateKey]) -> bytes:
 
 
 def read_roots(data: bytes, roots: Sequence[bytes]) -> Roots:
-    """Return roots that one of these roots has signed."""
+    """Return the roots in a statement that one of `roots` has signed."""
     verified_body(ROOTS, data, roots)
     return first_roots(data)
 
 
 def first_roots(data: bytes) -> Roots:
-    """Return roots that have signed themselves; a person has to compare the fingerprint.
+    """Return roots that have signed their own statement; a person has to compare the fingerprint.
 
-    Each of the roots has signed the statement. So a person who knows that one of them is honest also knows
-    that it has accepted the others.
+    Each of the roots must have signed the statement. So a person who trusts one of these roots can trust all
+    of them.
     """
     offered = _roots(unverified_body(ROOTS, data))
     for key in offered.keys:

@@ -1,8 +1,8 @@
-"""Refuse public keys of small order: points that anybody can make, which keep no secret and prove nothing.
+"""Refuse public keys of small order, which give no security.
 
-Sealing to such an X25519 key raises an error, because everybody could open the sealed message. A signature
-under such an Ed25519 key is valid for messages that have never been signed. Each curve has five such points,
-in several encodings. No honest key is one of them.
+Any party could open a message that is sealed to such an X25519 key, so sealing raises an error. Any party
+could make a valid signature for such an Ed25519 key without a private key. Each curve has five such points,
+in several encodings. A key that is made in the normal way is never such a point.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 KEY: Final = 32  # bytes
 FIELD: Final = 2**255 - 19
-# Any private key works, because all of them multiply by the cofactor.
+# Any private key can be used here, because every private key is a multiple of the cofactor.
 PROBE: Final = X25519PrivateKey.from_private_bytes(bytes(KEY))
 
 
@@ -35,7 +35,7 @@ def check_sign(sign: bytes) -> None:
 def _is_weak(receive: bytes) -> bool:
     try:
         PROBE.exchange(X25519PublicKey.from_public_bytes(receive))
-    except ValueError:  # sealing makes the same check
+    except ValueError:  # the same check is made when a message is sealed
         return True
     return False
 

@@ -1,9 +1,9 @@
 """Define how small and how large the numbers of settings may be.
 
-The type of a field contains the bounds, as in `quorum: Annotated[int, Within(1, 1_000_000)]`. They are
-checked wherever a table is decoded. A number that is too small or too large for the code that uses it would
-cause a hang, or an error of torch, SQLite or the kernel that does not name the file with the number. So every
-number has a bound on both sides; test_absurd_settings.py refuses a number without one.
+The type of a field contains the bounds, as in `quorum: Annotated[int, Within(1, 1_000_000)]`. The bounds are
+checked whenever a table is decoded. Without bounds, a number that is far too small or too large could make
+the program hang. Or torch, SQLite or the kernel would raise an error that does not name the settings file. So
+every number has two bounds; test_absurd_settings.py fails for a number without bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Within:
     most: float
     above: bool = False  # if set, `least` itself is too small
     below: bool = False  # if set, `most` itself is too large
-    also: tuple[tuple[float, str], ...] = ()  # further numbers that have a special meaning, with this meaning
+    also: tuple[tuple[float, str], ...] = ()  # further allowed numbers, each with its special meaning
 
     def __contains__(self, value: float) -> bool:
         if any(value == number for number, _ in self.also):
@@ -34,29 +34,29 @@ class Within:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        """Return the words that follow "must be" in an error message."""
+        """Return the words after "must be" in an error message."""
         least, most = "above" if self.above else "at least", "below" if self.below else "at most"
         words = f"{least} {shown(self.least)} and {most} {shown(self.most)}"
         return ", or ".join([*(f"{shown(number)} ({meaning})" for number, meaning in self.also), words])
 
 
 def shown(value: float) -> str:
-    """Return the number as it is written in TOML, in a readable form."""
+    """Return the number in TOML form, with underscores between groups of digits."""
     if isinstance(value, int) or (abs(value) < 1e15 and value == int(value)):
         return f"{int(value):_}"
     return repr(value)
 
 
 LARGEST_COUNT: Final = 1_000_000
-LONG_SECONDS: Final = 1e9  # 31 years; the longest waits of the kernel and of Python are some hundred years
+LONG_SECONDS: Final = 1e9  # 31 years; the kernel and Python can wait for some hundred years at most
 LARGE_BYTES: Final = 1 << 50
 LONGEST_NORM: Final = 1e18  # its square fits easily into float32
 LARGEST_FACTOR: Final = (
-    1e6  # largest factor of a loss: torch's float32 takes 1e38, but training takes nothing near that
+    1e6  # largest factor of a loss; a float32 can hold 1e38, but training does not work with such factors
 )
 
 Seed = Annotated[int, Within(-(1 << 63), (1 << 64) - 1)]  # all seeds that torch accepts
-Rounds = Annotated[int, Within(1, 1_000_000_000)]  # fewer than the wire and the index can count
+Rounds = Annotated[int, Within(1, 1_000_000_000)]  # the wire and the index can count further than this
 Classes = Annotated[int, Within(2, 65_536)]
 Pixels = Annotated[int, Within(8, 512)]
 Channels = Annotated[int, Within(1, 3)]
@@ -64,7 +64,7 @@ Width = Annotated[int, Within(1, 65_536)]  # numbers in a feature or an embeddin
 Devices = Annotated[int, Within(0, LARGEST_COUNT)]
 Seconds = Annotated[float, Within(0, LONG_SECONDS)]
 PositiveSeconds = Annotated[float, Within(0, LONG_SECONDS, above=True)]
-# A loop that waits runs once every 5 s.
+# At least 6 s, because an idle loop runs only once every 5 s.
 Watchdog = Annotated[float, Within(6, LONG_SECONDS, also=((0, "no watch"),))]
 Threads = Annotated[int, Within(1, 1024, also=((0, "torch decides"),))]
 Port = Annotated[int, Within(1, 65_535)]

@@ -1,4 +1,4 @@
-"""Describe the keys of a settings table: type, bounds, default and sentence, as the dataclass declares them."""
+"""Describe the keys of a settings table: the type, bounds, default and sentence from the dataclass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protofleet.protocol.settings.bounds import Within, shown
 from protofleet.protocol.settings.reader import encode, toml_literal
 from protofleet.protocol.settings.sentences import sentences
 
-ANY_NAME: Final = "NAME"  # stands for a name that the user gives to a table
+ANY_NAME: Final = "NAME"  # placeholder for the name that the user gives to a table
 LARGE: Final = 10_000  # numbers from this size on are written with underscores
 DICTS: Final = (dict, Mapping)
 # Each type in the singular and in the plural.
@@ -33,14 +33,14 @@ class DescribedSetting:
 
     key: str
     type: str
-    bounds: str  # words that follow "must be"; "" if every value of the type is allowed
+    bounds: str  # the words after "must be" in a message; "" if every value of the type is allowed
     required: bool
-    default: Any  # the value if the key is left out, in plain types; None if there is none
+    default: Any  # the value if the key is left out, in plain types; None without a default
     sentence: str
 
     @property
     def default_text(self) -> str:
-        """Return the default as it is written in TOML, or words if there is none."""
+        """Return the default in TOML form; without a default, return "required" or "left out"."""
         if self.required:
             return "required"
         if self.default is None:
@@ -52,13 +52,13 @@ class DescribedSetting:
 
 
 def keys(cls: type) -> list[DescribedSetting]:
-    """Return the keys of a table in their order. Keys that are tables have a table of their own as default."""
+    """Return the keys of a settings class in their order; a key for a nested table has an empty table as default."""
     hints, words = typing.get_type_hints(cls, include_extras=True), sentences(cls)
     return [_key(field, hints[field.name], words.get(field.name, "")) for field in _fields(cls)]
 
 
 def tables(cls: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], type]]:
-    """Yield the path and the class of a table and of all tables in it."""
+    """Yield the path and the class of a table, and then of each table inside it."""
     yield path, cls
     hints = typing.get_type_hints(cls, include_extras=True)
     for field in _fields(cls):
@@ -67,7 +67,7 @@ def tables(cls: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def added_keys(cls: type, base: type) -> list[DescribedSetting]:
-    """Return the keys that a class has in addition to its base, or with another default or sentence."""
+    """Return the keys of a class that its base does not have, or that differ from those of the base."""
     common = keys(base)
     return [setting for setting in keys(cls) if setting not in common]
 
@@ -77,7 +77,7 @@ def _fields(cls: type) -> list[dataclasses.Field[Any]]:
 
 
 def _classes(hint: Any) -> Iterator[tuple[type, tuple[str, ...]]]:
-    """Yield the settings classes of a type, each with the path to it below the key."""
+    """Yield the settings classes in a type, each with its path below the key."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         yield hint, ()
         return
@@ -97,7 +97,7 @@ def _key(field: dataclasses.Field[Any], hint: Any, sentence: str) -> DescribedSe
 
 
 def type_words(hint: Any, plural: bool = False) -> str:
-    """Return the type of a value in the words of the reader's errors."""
+    """Return the type of a value in the words that the reader uses in error messages."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return type_words(arguments[0], plural)
@@ -117,7 +117,7 @@ def type_words(hint: Any, plural: bool = False) -> str:
 
 
 def bounds_words(hint: Any) -> str:
-    """Return the bounds of a value, or of each value in a list or under a name; "" if there are none."""
+    """Return the bounds of a value, or of each value in a list or mapping, in words; "" without bounds."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return "; ".join(str(bound) for bound in hint.__metadata__ if isinstance(bound, Within))
@@ -133,7 +133,7 @@ def bounds_words(hint: Any) -> str:
 
 
 def for_programs(setting: DescribedSetting) -> dict[str, Any]:
-    """Return a setting for JSON, which has no infinite numbers."""
+    """Return a setting in a form for JSON; an infinite number becomes a string, because JSON has none."""
     default = setting.default
     if isinstance(default, float) and not math.isfinite(default):
         default = toml_literal(default)

@@ -1,6 +1,7 @@
 """Describe the shape of one sample: a vector [F], a series [C, T] or an image [C, H, W].
 
-A run's plan, a device's data and a network name their input in this form. The task says what the output is.
+A run's plan, a device's data and a network use this form to describe their input. The task describes the
+output.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ FORMS: Final = {1: "[F]", 2: "[C, T]", 3: "[C, H, W]"}
 MOST_NUMBERS: Final = 1 << 24  # numbers in one sample; 64 MB
 USUAL_SIDE: Final = 32
 USUAL_CHANNELS: Final = 3
-PIXEL_CHANNELS: Final = (1, 3)  # channels that the older settings can express
+PIXEL_CHANNELS: Final = (1, 3)  # numbers of channels that the older settings can describe
 PIXEL_SIDES: Final = range(8, 513)
-# Values (offset, by) of (x - offset) / by, the same for all channels: 0..255 become -1..1. AS_IT_IS changes
-# nothing.
+# (offset, divisor), the same for all channels: a value x becomes (x - offset) / divisor. PIXEL_SCALE changes
+# 0..255 to -1..1, and AS_IT_IS changes nothing.
 PIXEL_SCALE: Final = ((127.5,), (127.5,))
 AS_IT_IS: Final = ((0.0,), (1.0,))
 
 Axis = Annotated[int, Within(1, 65_536)]
-Axes: TypeAlias = tuple[Axis, ...]  # (): square images, described by size and channels
+Axes: TypeAlias = tuple[Axis, ...]  # empty for square images, which size and channels describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class InputShape:
 
     @property
     def channels(self) -> int:
-        """Return the number of channels; each number of a vector is a channel and is scaled alone."""
+        """Return the number of channels; in a vector each number is a channel, and is scaled separately."""
         return self.axes[0]
 
     @property
@@ -70,7 +71,7 @@ class InputShape:
 
     @property
     def is_square_picture(self) -> bool:
-        """Return whether size and channels can describe the shape, which every version understands."""
+        """Return whether the shape can be described by size and channels, which every version understands."""
         if self.rank != 3 or self.channels not in PIXEL_CHANNELS:
             return False
         height, width = self.spatial
@@ -90,7 +91,7 @@ TASK: Final = "classification"
 
 
 def demand_classification(task: str) -> None:
-    """Raise ValueError for any other task."""
+    """Raise ValueError for any task other than classification."""
     if task != TASK:
         raise ValueError(
             f"task is {task[:40]!r}, and this version learns classes only; leave task out, and name classes, for "
@@ -99,9 +100,9 @@ def demand_classification(task: str) -> None:
 
 
 def shape_of(axes: Sequence[int], size: int, channels: int) -> InputShape:
-    """Return the shape that settings describe with `shape`, or with `size` and `channels`.
+    """Return the shape from the setting `shape`, or from the settings `size` and `channels`.
 
-    Raise ValueError if they use both.
+    Raise ValueError if both are used.
     """
     if not axes:
         if channels not in PIXEL_CHANNELS:

@@ -1,6 +1,6 @@
 """Decode TOML into frozen dataclasses and check every value.
 
-A typing mistake causes an error that names its path and says what to do.
+A mistake causes an error that names the path of the setting and gives advice.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from protofleet.protocol.settings.suggest import there_are
 
 T = TypeVar("T")
 Table = dict[str, Any]
-CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # characters that a TOML string may contain only as an escape
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # characters that must be written as escapes in a TOML string
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-LONGEST_SHOWN = 100  # letters shown of a value that cannot be used
+LONGEST_SHOWN = 100  # letters of a wrong value that an error message shows
 
 
 class SettingsError(ValueError):
-    """The error for a person's settings that cannot be used.
+    """The error for settings that cannot be used.
 
     The message says where the value is, what it is and what is allowed.
     """
@@ -52,13 +52,16 @@ def parse_toml(text: bytes, where: str) -> Table:
         return tomllib.loads(text.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise SettingsError(f"{where} cannot be read: {error}; is it a TOML file?") from None
-    except (ValueError, RecursionError) as error:  # a ValueError also means an integer of thousands of digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a ValueError is also raised for an integer of thousands of digits
         raise SettingsError(f"{where} is not TOML: {error}") from None
 
 
 def line_of(text: str, path: Sequence[str]) -> int:
-    """Return the line, from 1, at which TOML text begins to set a key; 0 if it does not set the key."""
-    # `whole` counts the first lines that are valid TOML without the rest.
+    """Return the line, from 1, on which TOML text sets a key; return 0 if the text does not set the key."""
+    # `whole` is the number of first lines that are valid TOML without the following lines.
     lines, whole = text.removeprefix("\ufeff").split("\n"), 0
     for count in range(1, len(lines) + 1):
         try:
@@ -74,7 +77,7 @@ def line_of(text: str, path: Sequence[str]) -> int:
 
 
 def override(table: Table, assignments: Sequence[str]) -> Table:
-    """Apply `a.b=value` on top of a table; values are TOML, and bare words are strings."""
+    """Return a copy of a table with assignments `a.b=value` applied; a value that is not TOML is a string."""
     changed = _copy(table)
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -91,7 +94,7 @@ def override(table: Table, assignments: Sequence[str]) -> Table:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
-    """Merge two tables key by key; any other value of `above` replaces the value of `below`."""
+    """Merge two tables key by key, with nested tables; otherwise a value of `above` replaces the value of `below`."""
     both = dict(below)
     for key, value in above.items():
         old = both.get(key)
@@ -102,7 +105,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
 def decode_file(
     cls: type[T], path: Path, table: object, assignments: Sequence[str] = (), option: str = "--set"
 ) -> T:
-    """Decode the table of a file, with the assignments of an option applied on top.
+    """Decode the table of a file after the assignments of an option are applied.
 
     An error names the file and the option.
     """
@@ -135,12 +138,12 @@ def decode(cls: type[T], table: object, where: str = "") -> T:
 
 @functools.lru_cache(maxsize=256)
 def _hints(cls: type) -> dict[str, Any]:
-    """Return the type hints of a class, read only once, because each reading compiles every annotation."""
+    """Return the type hints of a class; they are cached, because each reading compiles every annotation."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
 def demand_within(settings: object) -> None:
-    """Check the bounds of a dataclass that was not decoded; its __post_init__ calls this."""
+    """Check the bounds of a dataclass that was not decoded; the class calls this function in __post_init__."""
     for name, hint in _hints(type(settings)).items():  # type: ignore[arg-type]  # every class can be hashed
         value = getattr(settings, name)
         _demand(hint, value, name)
@@ -150,9 +153,9 @@ def demand_within(settings: object) -> None:
 
 
 def _demand(hint: Any, value: Any, where: str) -> None:
-    """Raise SettingsError for a number outside the bounds that its type names.
+    """Raise SettingsError for a number outside the bounds in its type.
 
-    A number that may be left out may be None.
+    None is allowed for a number that may be left out.
     """
     union = typing.get_origin(hint) in (Union, types.UnionType)
     optional = type(None) in typing.get_args(hint)
@@ -196,9 +199,9 @@ def _decode(hint: Any, value: object, where: str) -> Any:
 
 
 def _alternative(hints: tuple[Any, ...], value: object, where: str) -> Any:
-    """Return the type of a union that a value is meant for.
+    """Return the type of a union that a value has to match.
 
-    It is the type of words for a string, if the union has one, and otherwise the first type.
+    For a string it is the Literal of the union, if there is one. Otherwise it is the first type.
     """
     inner = [hint for hint in hints if hint is not type(None)]
     words = [hint for hint in inner if typing.get_origin(hint) is typing.Literal]

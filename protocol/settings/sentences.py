@@ -1,7 +1,7 @@
 """Read the sentence of each field of a settings class: the string literal on the line after the field.
 
-Python does not keep these literals, and `python -OO` drops docstrings too, so both are read from the source. A
-program without its source has no sentences.
+Python does not keep these literals at run time, and `python -OO` removes docstrings too. So both are read
+from the source. If the source is not installed, there are no sentences.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from collections.abc import Iterator
 
 @functools.cache
 def field_docstrings(cls: type) -> dict[str, str]:
-    """Return the docstring of each field as it is written, also of fields that a base class declares.
+    """Return the docstring of each field, including the fields of base classes.
 
-    A field that a class declares again, for another default, keeps the docstring of the base class unless it
-    has its own.
+    If a class declares a field of its base again without a docstring, the docstring of the base is used.
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -28,13 +27,13 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 
 def sentences(cls: type) -> dict[str, str]:
-    """Return the sentence of each field, on one line."""
+    """Return the docstring of each field, joined into one line."""
     return {name: " ".join(text.split()) for name, text in field_docstrings(cls).items()}
 
 
 @functools.cache
 def summary(cls: type) -> str:
-    """Return the first sentence of the class's docstring, on one line; "" if it has none."""
+    """Return the first sentence of the class's docstring, on one line; "" without a docstring."""
     tree = _tree(cls)
     text = ast.get_docstring(tree) if tree else None
     paragraph = " ".join((text or "").partition("\n\n")[0].split())

@@ -1,4 +1,4 @@
-"""Suggest the known name that an unknown name was perhaps meant to be."""
+"""Suggest a known name that is similar to an unknown name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def there_are(name: str, known: Iterable[str], most: int | None = None) -> str:
-    """Return the end of an error message: the nearest known name, if one is near, and the known names.
+    """Return the end of an error message: the most similar known name, if any is similar, and the known names.
 
     `most` limits how many names are listed.
     """

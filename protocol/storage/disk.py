@@ -1,6 +1,7 @@
-"""Make the bytes of a process durable.
+"""Make data durable on the disk.
 
-A crash can come before or after each step that does this. Every such step goes through one Disk.
+A crash can happen before or after each step that makes data durable. All these steps are methods of Disk, so
+that a test can replace them.
 """
 
 from __future__ import annotations
@@ -19,25 +20,26 @@ from typing import Final
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 NEW: Final = ".new"  # end of the name of a file that is being written
-MOST_SWEPT: Final = 64  # number of targets that a Disk remembers
+MOST_SWEPT: Final = 64  # number of target files that a Disk remembers
 MIN_FREE: Final = 1 << 20  # bytes; a disk with less free space counts as full
-# File systems on the machine itself. Others may be on a network, or on the host of a virtual machine.
+# File systems on the machine itself. Other file systems may be on a network, or on the host of a virtual
+# machine.
 LOCAL: Final = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "tmpfs", "overlay"}
 )
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# Error codes of SQLite; Python 3.10 has no names for them.
+# Error codes of SQLite; the module of Python 3.10 does not define them.
 BUSY, LOCKED, IOERR, SQLITE_FULL, CANTOPEN = 5, 6, 10, 13, 14
 
 
 class Disk:
     """The steps that make data durable.
 
-    The code that builds a service gives it a Disk; `Disk()` is the real one.
+    The code that creates a service passes a Disk to it; `Disk()` is the real disk.
 
-    Each step first calls `before_step(step, what)` and then happens. A subclass that raises an error there
-    has killed the process just before the step. A subclass that overrides a step has a disk of its own, for
-    example one that forgets, tears or is full:
+    Each step first calls `before_step(step, what)`. A subclass that raises an error in this method simulates
+    a process that is killed just before the step. A subclass that overrides a step simulates another disk,
+    for example a disk that loses data or is full:
 
     sync      a file's bytes, or the names in a folder, survive a power cut from here on
     make      a folder appears, and its name survives
@@ -50,14 +52,14 @@ class Disk:
     merge     the content of SQLite's log is in its main file, and the log is empty
     publish   a frame leaves; only a simulated transport reports this step
 
-    Data that is written between two steps is not durable, and nothing may rely on it. `free_bytes` is asked
-    before new work. `durable=False` omits the fsyncs: for simulations, and for data that a replay makes
-    again.
+    Data that is written between two steps is not durable, and no code may rely on it. Programs call
+    `free_bytes` before new work. With `durable=False` no fsync is made. This is for simulations, and for data
+    that a replay makes again.
     """
 
     def __init__(self, durable: bool = True) -> None:
         self.durable = durable
-        self._swept: set[Path] = set()  # targets that no killed process has left a new file for
+        self._swept: set[Path] = set()  # targets whose left-over new files were removed already
 
     def before_step(self, step: str, what: Path | str) -> None:
         """Do nothing; a subclass may act before a step."""
@@ -68,7 +70,7 @@ class Disk:
             sync(path)
 
     def make(self, folder: Path) -> None:
-        """Make a folder, with all folders above it that are missing."""
+        """Make a folder and all missing parent folders."""
         if folder.is_dir():
             return
         self.make(folder.parent)
@@ -92,16 +94,17 @@ class Disk:
             self.sync(target.parent)
 
     def replace(self, target: Path, data: bytes, mode: int | None = None, durable: bool = True) -> None:
-        """Write a file like `fresh`, for bytes that fit in memory."""
+        """Replace a file's content as `fresh` does, with bytes that are in memory."""
         with self.new_file(target, mode, data) as path:
             self.place(path, target, durable)
 
     @contextlib.contextmanager
     def fresh(self, target: Path, mode: int | None = None, durable: bool = True) -> Iterator[Path]:
-        """Give the caller a new file to write, which replaces the target if nothing fails.
+        """Yield the path of a new file for the caller to write; the file replaces the target if nothing fails.
 
-        A reader of the target sees the old or the new content, also after a power cut. With `durable=False` a
-        power cut may leave neither; this is for content that is checked or made again.
+        A reader of the target sees the old or the new content, also after a power cut. With `durable=False`
+        both may be lost in a power cut. This is for content that is checked when it is read, or that can be
+        made again.
         """
         with self.new_file(target, mode) as path:
             yield path
@@ -111,15 +114,15 @@ class Disk:
     def new_file(self, target: Path, mode: int | None = None, content: bytes = b"") -> Iterator[Path]:
         """Make a file in the target's folder that no other thread or process writes, for use with `place`.
 
-        With a mode, the file is never more open than this mode, not even for a moment. Without a mode, the
-        umask decides. The file is removed if anything fails. A killed process leaves its file, and the next
-        new file for the same target removes it.
+        With a mode, the file never has more permissions than this mode, not even for a moment. Without a
+        mode, the umask decides. The file is removed if an exception is raised. If the process is killed, the
+        file stays, and the next call of this method for the same target removes it.
         """
         self._sweep(target)
         path, handle = _locked_file(target, 0o666 if mode is None else mode)
         try:
             if mode is not None:
-                os.fchmod(handle, mode)  # the umask may have removed some of the mode's bits
+                os.fchmod(handle, mode)  # the umask may have removed permissions of the mode
             _write(handle, content)
             yield path
         except Exception:
@@ -129,9 +132,9 @@ class Disk:
             os.close(handle)
 
     def _sweep(self, target: Path) -> None:
-        """Remove the new files that killed processes have left for a target.
+        """Remove the new files of killed processes for a target.
 
-        This is needed only once for each target, because a killed process writes nothing more.
+        This is done only once for each target.
         """
         if target in self._swept:
             return
@@ -141,17 +144,17 @@ class Disk:
         self._swept.add(target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name.
+        """Give a file a second name, as a hard link.
 
-        Two renames one after the other can lose a file in a power cut, because it may be that neither name is
-        durable yet.
+        This is safer than two renames of one file: in a power cut between them, neither name may be durable
+        yet, and the file is lost.
         """
         self.before_step("link", target)
         spare = target.with_suffix(".spare")
         spare.unlink(missing_ok=True)
         try:
             os.link(source, spare)
-        except OSError:  # FAT does not support second names
+        except OSError:  # FAT has no hard links
             spare.write_bytes(source.read_bytes())
             if self.durable:
                 sync(spare)
@@ -160,8 +163,8 @@ class Disk:
     def point(self, link: Path, target: str, durable: bool = True) -> None:
         """Make a symbolic link point to another target.
 
-        A program that opens the link gets the old target or the new one. `target` is a path from the link's
-        folder.
+        A program that opens the link opens the old target or the new target. `target` is relative to the
+        link's folder.
         """
         self.before_step("point", link)
         spare = link.with_name(f".{link.name}{NEW}")
@@ -172,11 +175,11 @@ class Disk:
             self.sync(link.parent)
 
     def overwrite(self, path: Path, data: bytes) -> None:
-        """Replace the bytes of a file without a new file.
+        """Replace the bytes of a file without making a new file.
 
-        After a kill, all new bytes are there or none; after a power cut, maybe some of them. This is for
-        content that is checked when it is read, and whose loss does no harm. `data` has the same number of
-        bytes as the file.
+        If the process is killed, either all new bytes are in the file or none. In a power cut, a part of them
+        may be. So this is for content that is checked when it is read, and whose loss does no harm. `data`
+        has the same number of bytes as the file.
         """
         self.before_step("overwrite", path)
         handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -192,7 +195,7 @@ class Disk:
     def remove_folder(self, folder: Path) -> None:
         """Remove a folder and its content.
 
-        If the process dies during the removal, some of the content stays. So rename the folder first, to a
+        If the process ends during the removal, a part of the content stays. So rename the folder first to a
         name that no program reads.
         """
         self.before_step("remove", folder)
@@ -202,7 +205,8 @@ class Disk:
     def commit(self, db: sqlite3.Connection, path: Path, durable: bool = True) -> None:
         """Commit an SQLite transaction.
 
-        With `durable=False` a power cut may undo it, as far as the database leaves this to the system.
+        `durable=False` is for a transaction that a power cut may undo; the settings of the database decide
+        whether it can.
         """
         self.before_step("commit", path)
         db.execute("COMMIT")
@@ -210,7 +214,7 @@ class Disk:
     def merge_log(self, db: sqlite3.Connection, path: Path) -> None:
         """Merge the log of a database in WAL mode into its main file.
 
-        The log stays as it is if another program reads the database.
+        The log is not merged while another program reads the database.
         """
         self.before_step("merge", path)
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -218,17 +222,17 @@ class Disk:
     def is_local(self, folder: Path) -> bool:
         """Return whether all programs that open files in the folder run on this machine.
 
-        Programs on one machine can share memory.
+        Only then can these programs share memory through files.
         """
         return file_system(folder) in LOCAL
 
     def free_bytes(self, folder: Path) -> int:
-        """Return how many bytes can still be written there; 0 on a disk that counts as full."""
+        """Return how many bytes can be written in this folder; 0 if the disk counts as full."""
         return max(0, shutil.disk_usage(folder).free - MIN_FREE)
 
 
 class NoRoom(Rejected):
-    """The error for an offer that does not fit on the disk at present."""
+    """The error for data that does not fit on the disk at present."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Reason.NO_ROOM, message)
@@ -249,9 +253,9 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes | bytearray | memoryview) -> None:
-    """Write a file like `Path.write_bytes`, with half of its calls to the kernel.
+    """Write a file like `Path.write_bytes`, but with half as many calls to the kernel.
 
-    Each call to the kernel releases the interpreter.
+    Fewer calls are faster, because at each call another thread may take over the interpreter.
     """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
@@ -261,7 +265,7 @@ def write_whole(path: Path, content: bytes | bytearray | memoryview) -> None:
 
 
 def file_system(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> str:
-    """Return the kind of file system that holds a folder, in Linux's words, or "" if it is not known."""
+    """Return the Linux name of the file system that contains a folder, or "" if it is not known."""
     try:
         mounts = [line.split(" - ") for line in table.read_text().splitlines()]
     except OSError:
@@ -270,16 +274,16 @@ def file_system(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> str
     for left, right in mounts:
         # A space is written as \\040 in this table.
         point = Path(left.split()[4].encode().decode("unicode_escape"))
-        # The last mount hides the earlier ones.
+        # A later mount at the same place hides earlier mounts.
         if path.is_relative_to(point) and len(point.parts) >= deepest:
             found, deepest = right.split()[0], len(point.parts)
     return found
 
 
 def _locked_file(target: Path, mode: int) -> tuple[Path, int]:
-    """Make a new file and lock it.
+    """Make a new file and lock it; return its path and handle.
 
-    The lock shows that the writer lives. The kernel releases it when the process ends.
+    The lock shows that the writer still runs. The kernel releases the lock when the process ends.
     """
     while True:
         path = target.parent / f".{target.name}.{secrets.token_hex(4)}{NEW}"
@@ -287,12 +291,12 @@ def _locked_file(target: Path, mode: int) -> tuple[Path, int]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return path, handle
-        os.close(handle)  # another process has removed it before it was locked, as a file that was left over
+        os.close(handle)  # another process removed the file before it was locked, because it looked left over
 
 
 def _write(handle: int, content: bytes | bytearray | memoryview) -> None:
     rest = memoryview(content)
-    while rest:  # a disk that becomes full accepts only the first part
+    while rest:  # if the disk becomes full, only a first part is written
         rest = rest[os.write(handle, rest) :]
 
 
@@ -302,14 +306,14 @@ def _remove_left_over(target: Path) -> None:
         if not (name.startswith(begin) and name.endswith(NEW)):
             continue
         path = target.parent / name
-        # An error means that the writer lives, or has just placed the file.
+        # An error means that the writer still runs, or has just renamed the file.
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether the error says that there is no room."""
+    """Return whether a full disk caused the error."""
     match error:
         case OSError():
             return error.errno in FULL
@@ -319,9 +323,9 @@ def is_full(error: BaseException) -> bool:
 
 
 def name_full(error: sqlite3.OperationalError, folder: Path) -> None:
-    """Mark a database error as caused by a full disk if SQLite names the cause only vaguely.
+    """Mark an unclear SQLite error as an error of a full disk, if the folder's disk is full.
 
-    The code that holds the database calls this, because its callers do not know which disk is meant.
+    The code that opened the database calls this function, because its callers do not know the folder.
     """
     vague = _is(error, CANTOPEN, "unable to open") or _is(error, IOERR, "disk I/O error")
     if vague and (short := shortage(folder)):
@@ -332,7 +336,7 @@ def name_full(error: sqlite3.OperationalError, folder: Path) -> None:
 def is_locked(error: BaseException) -> bool:
     """Return whether the lock of another program caused the error.
 
-    The lock goes away in time, or a person ends that program.
+    Such an error is temporary: the other program releases the lock, or a person ends that program.
     """
     return isinstance(error, sqlite3.OperationalError) and (
         _is(error, BUSY, "database is locked") or _is(error, LOCKED, "table is locked")
@@ -340,7 +344,7 @@ def is_locked(error: BaseException) -> bool:
 
 
 def shortage(folder: Path) -> str:
-    """Return a message that names what the disk lacks, or ""."""
+    """Return a message if the disk has no space or no inodes left, otherwise ""."""
     found = os.statvfs(folder)
     if found.f_files and not found.f_favail:  # some file systems do not count inodes
         return "no inode is free"
@@ -348,10 +352,10 @@ def shortage(folder: Path) -> str:
 
 
 def _is(error: sqlite3.OperationalError, code: int, message: str) -> bool:
-    """Return whether an SQLite error is of this kind.
+    """Return whether an SQLite error has this code.
 
-    The code decides, and its low byte is the kind. In Python 3.10, and in tests that raise the error, there
-    is only a message.
+    The low byte of the error's code is compared. In Python 3.10, and in tests that raise the error, there is
+    no code, and the message is compared instead.
     """
     given: int | None = getattr(error, "sqlite_errorcode", None)
     return message in str(error) if given is None else given & 0xFF == code

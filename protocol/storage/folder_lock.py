@@ -1,6 +1,6 @@
 """Let only one process or thread at a time work in a folder.
 
-The lock is on the folder itself, so it needs no file that somebody could delete.
+The lock is on the folder itself, so there is no lock file that a person could delete.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, and wait until it is free.
+    """Wait for the lock of a folder, and hold it while the `with` lasts.
 
-    It excludes other processes, and other threads of this process. The kernel releases it when the process
-    ends.
+    The lock excludes other processes and other threads of this process. The kernel releases the lock when the
+    process ends.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""Log once that the disk is full, and once that there is room again, for a program that pauses meanwhile."""
+"""Log once that the disk is full, and once that it has space again, for a program that pauses in between."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-# End of the log line of a program whose disk is full; `run` looks for it.
+# End of the log line of a program whose disk is full; the command `run` searches for these words.
 PAUSED: Final = "until there is room"
 
 
@@ -14,10 +14,11 @@ class FullDiskLog:
     def __init__(self, log: logging.Logger, folder: Path, pauses: str, goes_on: str) -> None:
         """Create the log of one program for one folder.
 
-        `pauses` and `goes_on` are the words of the two log lines for what the program does in the two cases.
+        `pauses` and `goes_on` are parts of the two log lines. They say what the program stops and starts
+        again.
         """
         self._log, self._folder, self._pauses, self._goes_on = log, folder, pauses, goes_on
-        self.problem = ""  # why the disk is full, until there is room again
+        self.problem = ""  # the reason while the disk is full, otherwise ""
 
     def found_full(self, why: str) -> None:
         if not self.problem:

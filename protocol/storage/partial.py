@@ -1,4 +1,4 @@
-"""Receive an object in blocks; check each block when it comes, and the whole object at the end."""
+"""Receive an object in blocks; check each block when it arrives, and the whole object at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK: Final = 1 << 20
 
 
 class Blocks(Protocol):
-    """The place that holds the blocks until all of them have come."""
+    """The place where the blocks are kept until all blocks have arrived."""
 
     def write(self, start: int, data: memoryview) -> None: ...
 
@@ -26,20 +26,20 @@ class Blocks(Protocol):
         """Give the object its name, because all blocks are here and checked."""
 
     def close(self, forget: bool) -> None:
-        """Close the place, because no more blocks come for now."""
+        """Close the place; if `forget`, also delete the blocks."""
 
 
 class Partial:
     """An object that is being received.
 
-    Blocks that an earlier transfer of the same object has brought are used again.
+    Blocks from an earlier transfer of the same object are used again.
     """
 
     def __init__(self, manifest: Manifest, have: bytearray, blocks: Blocks) -> None:
-        """Start with the blocks that are here; `have` says which."""
+        """Create the object with its received blocks; `have` has a 1 for each block that is here."""
         self.manifest, self.have, self._blocks = manifest, have, blocks
         self._missing = have.count(0)
-        # Hash of the blocks before the block number `_hashed`.
+        # Hash over the first `_hashed` blocks.
         self._whole, self._hashed = hashlib.sha256(), 0
 
     @property
@@ -53,15 +53,15 @@ class Partial:
         return here - (manifest.block - length_of(manifest, last) if self.have[last] else 0)
 
     def write(self, index: int, data: memoryview) -> bool:
-        """Store a block, and return False if it was here already."""
+        """Store a block, and return whether it is new."""
         if index >= len(self.have) or len(data) != length_of(self.manifest, index):
             raise Rejected(
                 Reason.BAD_BLOCK, f"block {index} of {len(data)} bytes does not belong to the object"
             )
         if self.have[index]:
             return False
-        # With a key, decryption has already checked the block. The whole object is hashed at the end in any
-        # case.
+        # With a key, decryption has already checked the block. The hash of the whole object is always checked
+        # at the end.
         if not self.manifest.key and short_hash(data) != self.manifest.hashes[index]:
             raise Rejected(Reason.BAD_BLOCK, f"block {index} does not match its hash")
         try:
@@ -80,7 +80,7 @@ class Partial:
         return size <= self.manifest.size and all(self.have[: -(-size // self.manifest.block)])
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return bytes that are here."""
+        """Return bytes [start, stop), which must have been received."""
         return self._blocks.read(start, stop)
 
     def finish(self) -> None:
@@ -95,11 +95,11 @@ class Partial:
             raise
         try:
             self._blocks.keep()
-        except OSError as error:  # some file systems notice only now that they are full
+        except OSError as error:  # some file systems report a full disk only at this point
             raise no_room(error) from None
 
     def _hash_rest(self) -> None:
-        """Hash the blocks that came after a gap, and the blocks of an earlier fetch."""
+        """Hash the blocks that are not hashed yet, because they arrived out of order or in an earlier fetch."""
         size, at = self.manifest.size, self._hashed * self.manifest.block
         while at < size and (data := self._blocks.read(at, min(at + CHUNK, size))):
             self._whole.update(data)

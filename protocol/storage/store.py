@@ -1,8 +1,8 @@
 """Store objects on disk.
 
 A complete object is stored under its SHA-256. An unfinished object is stored in the same folder, with the
-blocks that have come. Nothing larger than one block stays in memory. A complete object appears by a rename
-and never changes.
+blocks that have arrived. At most one block is kept in memory while an object is received. A complete object
+gets its name by a rename, and never changes.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 
 log = logging.getLogger("protofleet")
 
-# Ends of the names of objects that are complete, partly received, partly linked.
+# Suffixes of the file names of complete objects, of partly received objects, and of links that are being
+# made.
 BODY, PART, SPARE = ".body", ".part", ".spare"
-# Bytes; an object up to this size is put together in memory. To write its pieces one by one would take longer
-# than to copy them.
+# Bytes. An object up to this size is joined in memory, because that is faster than writing its pieces one by
+# one.
 SMALL: Final = 1 << 20
 
 
 class DamagedError(ValueError):
     """The error for a file of an earlier process that cannot be used.
 
-    The message names the file and says what to do.
+    The message names the file and gives advice.
     """
 
 
@@ -60,33 +61,33 @@ class NewerFormatError(ValueError):
 class ObjectStore:
     """A folder of objects.
 
-    `durable=False` omits the fsyncs, for a folder whose loss does no harm.
+    With `durable=False` no fsync is made. This is for a folder whose loss does no harm.
     """
 
     def __init__(
         self, folder: Path, durable: bool = True, disk: Disk | None = None, make: bool = True
     ) -> None:
-        """Open a folder of objects; with `make=False` the first object makes the folder."""
+        """Open a folder of objects; with `make=False` the folder is made together with the first object."""
         self.folder, self.durable = folder, durable
         self.disk = disk or Disk(durable)
-        self.damaged = 0  # number of objects that did not match their hash, and have been removed
-        # A random number is used because all processes in containers have the same id.
+        self.damaged = 0  # number of objects that were removed because they did not match their hash
+        # The number is random, because processes in different containers may have the same process id.
         self._mine = f"new-{int.from_bytes(os.urandom(4), 'little')}"
         self._sound: set[bytes] = set()  # objects that this process has written or hashed
         self._served: tuple[bytes, BinaryIO] | None = None  # the object whose blocks are being read
-        # The manifest of the last object that was put, because its blocks are sent soon.
+        # The manifest of the object that was written last, because it is often needed soon.
         self._made: dict[bytes, Manifest] = {}
-        # Whether there may be unfinished objects: an earlier process may have left some.
+        # Whether the folder may contain unfinished objects, for example of an earlier process.
         self._may_have_parts = True
-        # The last object that this process began to receive, and which blocks have come.
+        # The last object that this process began to receive, and which of its blocks have arrived.
         self._begun: tuple[Manifest, bytearray] | None = None
         if make:
-            # If the disk is full now, the folder is made when there is room.
+            # If the disk is full now, the folder is made later, with the first object.
             with contextlib.suppress(OSError):
                 self.disk.make(folder)
 
     def put(self, arrays: Arrays, block: int = DEFAULT_BLOCK) -> Manifest:
-        """Write arrays as an object; if it is large, read one array at a time."""
+        """Write arrays as an object, and return its manifest; for a large object, read one array at a time."""
         made, pieces = encoded(arrays)
         size = sum(n for _, n in made)
         with self._new_file(arrays) as target:
@@ -104,16 +105,16 @@ class ObjectStore:
     def put_once(
         self, arrays: Arrays, block: int = DEFAULT_BLOCK, same_disk: ObjectStore | None = None
     ) -> Manifest:
-        """Write arrays as an object unless this store or `same_disk` has it already.
+        """Write arrays as an object unless this store or `same_disk` has the same object already.
 
-        The check costs one reading of the arrays. If `same_disk` has the object, the file gets a second name
-        in this store. So `same_disk` must not be less durable than this store.
+        For this check the arrays are read once. If `same_disk` has the object, a hard link to its file is
+        made in this store. So `same_disk` must be at least as durable as this store.
         """
         made, pieces = encoded(arrays)
         manifest = manifest_of(pieces, made, block_size(sum(n for _, n in made), block))
         path = self._path(manifest.object)
         if self.has(manifest.object):
-            if self.durable:  # a process may have named it and died before the name was durable
+            if self.durable:  # an earlier process may have ended before the file's name was durable
                 self.disk.sync(path)
                 self.disk.sync(self.folder)
         elif same_disk is None or not self._link(manifest.object, same_disk):
@@ -131,15 +132,15 @@ class ObjectStore:
         self.disk.make(self.folder)
         try:
             self.disk.link(other._path(name), self._path(name))
-        except FileNotFoundError:  # another thread has removed it meanwhile
+        except FileNotFoundError:  # another thread has removed the file in the meantime
             return False
         self._sound.add(name)
         return True
 
     def put_bytes(self, body: bytes | bytearray, name: bytes = b"") -> bytes:
-        """Write a body that came whole, and return its name.
+        """Write a complete body as an object, and return the object's name.
 
-        `name` is its hash, if the caller knows it already.
+        `name` is the hash of the body, if the caller knows the hash already.
         """
         name = name or hashlib.sha256(body).digest()
         try:
@@ -152,9 +153,9 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _new_file(self, content: object) -> Iterator[Path]:
-        """Give the caller a file to write content to before it has its name.
+        """Yield the path of a new file, which the caller writes and then renames.
 
-        If the write fails, the file is removed, because a part of the content would fill a full disk further.
+        If the write fails, the file is removed, so that it takes no space on a full disk.
         """
         path = self.folder / f"{self._mine}-{id(content)}"
         try:
@@ -167,9 +168,9 @@ class ObjectStore:
     def has(self, name: bytes) -> bool:
         """Return whether the object is here and its bytes match its hash.
 
-        An object that an earlier process has left is hashed once.
+        An object of an earlier process is hashed the first time.
         """
-        if not os.path.isfile(f"{self.folder}/{name.hex()}{BODY}"):  # noqa: PTH113 - a Path takes longer
+        if not os.path.isfile(f"{self.folder}/{name.hex()}{BODY}"):  # noqa: PTH113 - a Path would take longer
             self._sound.discard(name)
             return False
         if name not in self._sound:
@@ -183,13 +184,13 @@ class ObjectStore:
         return True
 
     def size(self, name: bytes) -> int:
-        """Return the size of an object in bytes; 0 if it is not here."""
+        """Return the size of an object in bytes, or 0 if the store does not have it."""
         return self._path(name).stat().st_size if self.has(name) else 0
 
     def manifest(self, name: bytes, block: int = DEFAULT_BLOCK) -> Manifest:
-        """Return the manifest of an object that is here.
+        """Return the manifest of an object of this store.
 
-        It is made again from the object's bytes if it is not remembered, for example after a restart.
+        If the manifest is not in memory, for example after a restart, it is made from the object's bytes.
         """
         size = self._path(name).stat().st_size
         if (made := self._made.get(name)) and made.block == block_size(size, block):
@@ -204,7 +205,7 @@ class ObjectStore:
     def load(self, name: bytes) -> Body:
         """Open an object whose arrays will all be read.
 
-        A small object is read at once and stays in memory.
+        A small object is read completely and stays in memory.
         """
         if (size := self._size_of(name)) > SMALL:
             return self.open(name)
@@ -222,7 +223,7 @@ class ObjectStore:
     def read_block(self, manifest: Manifest, index: int) -> bytes:
         """Read one block of an object.
 
-        Blocks are read one after another, so the file stays open until the last one.
+        Blocks are usually read one after another, so the file stays open until the last block is read.
         """
         if self._served is None or self._served[0] != manifest.object:
             self._stop_serving()
@@ -244,9 +245,9 @@ class ObjectStore:
         return [bytes.fromhex(name.removesuffix(BODY)) for name in self._listed() if name.endswith(BODY)]
 
     def keep(self, wanted: set[bytes]) -> None:
-        """Remove all complete objects except these, and half-written files of dead processes."""
+        """Remove all complete objects except these, and half-written files of ended processes."""
         kept = {name.hex() + BODY for name in wanted}
-        self._stop_serving()  # an open file keeps its space on the disk
+        self._stop_serving()  # a removed file takes space on the disk as long as it is open
         for name in self._listed():
             half_written = name.startswith("new-") and not name.startswith(f"{self._mine}-")
             if half_written or name.endswith(SPARE) or (name.endswith(BODY) and name not in kept):
@@ -254,9 +255,9 @@ class ObjectStore:
         self._sound &= wanted
 
     def sweep(self) -> None:
-        """Remove half-written files of dead processes.
+        """Remove half-written files of ended processes, and unfinished objects.
 
-        The object that this process has begun to receive stays, because it may still be arriving.
+        The object that this process began to receive is not removed, because its blocks may still arrive.
         """
         mine = self._begun[0].object.hex() + PART if self._begun else ""
         for name in self._listed():
@@ -264,7 +265,7 @@ class ObjectStore:
                 self.disk.remove(self.folder / name)
 
     def forget_unfinished(self) -> None:
-        """Remove unfinished objects, because the task that they were answers to is closed."""
+        """Remove unfinished objects, because the task that they belong to is closed."""
         self._remove_parts("")
 
     def drop(self, name: bytes) -> None:
@@ -274,7 +275,7 @@ class ObjectStore:
     def begin(self, manifest: Manifest) -> Partial:
         """Begin to receive an object, and remove any other unfinished object.
 
-        Without this removal, broken offers would fill the disk.
+        Otherwise the parts of objects that are never completed would fill the disk.
         """
         try:
             self.disk.make(self.folder)
@@ -284,7 +285,7 @@ class ObjectStore:
         begun_before = self._may_have_parts and self.part_of(manifest).exists()
         if not begun_before and (room := self.disk.free_bytes(self.folder)) < manifest.size:
             raise NoRoom(f"the disk has room for {room} bytes, {manifest.size} are offered")
-        content = replace(manifest, key=b"")  # the key does not matter for the content
+        content = replace(manifest, key=b"")  # the stored content does not depend on the key
         if len(manifest.hashes) == 1 and not begun_before:
             return Partial(manifest, bytearray(1), _OneBlock(self, manifest))
         received = Partial(manifest, self._here(content), self._part_file(manifest))
@@ -292,7 +293,7 @@ class ObjectStore:
         return received
 
     def _remove_parts(self, but: str) -> None:
-        """Remove all unfinished objects except one, and read the folder only if there may be any."""
+        """Remove all unfinished objects except `but`; list the folder only if it may contain unfinished objects."""
         if not self._may_have_parts:
             return
         listed = [name for name in self._listed() if name.endswith(PART)]
@@ -313,10 +314,10 @@ class ObjectStore:
         return _PartFile(self, manifest)
 
     def _here(self, manifest: Manifest) -> bytearray:
-        """Return which blocks are in the file.
+        """Return which blocks are in the file, as one byte (0 or 1) for each block.
 
-        Blocks that an earlier process has left must be checked. This check hashes the whole file, so it is
-        not repeated each time that a sender offers the same object again.
+        The blocks that an earlier process received must be checked. This check hashes the whole file. So it
+        is made only once, and not each time that a sender offers the same object again.
         """
         path = self.part_of(manifest)
         if path.exists() and path.stat().st_size == manifest.size:
@@ -351,10 +352,10 @@ class _PartFile:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise no_room(error) from None
-        # The file closes itself when it is not used any more.
+        # The file object closes the handle when it is not used any more.
         self._file = os.fdopen(handle, "r+b", buffering=0)
         try:
-            # The file is sparse: a sender that makes an offer and sends nothing takes no space.
+            # The file is sparse, so an offer without any blocks takes no space on the disk.
             os.ftruncate(self._file.fileno(), manifest.size)
         except OSError as error:
             self.close(forget=True)
@@ -377,9 +378,9 @@ class _PartFile:
 
 
 class _OneBlock:
-    """An object of one block, which is kept in memory and never partly here.
+    """The block of an object of one block, which is kept in memory.
 
-    It does not wait for another block, so it needs no file until the block has come.
+    Such an object needs no file before its block has arrived.
     """
 
     def __init__(self, store: ObjectStore, manifest: Manifest) -> None:
@@ -397,7 +398,7 @@ class _OneBlock:
             write_whole(self._path, self._content)
             self._store._finish(self._path, self._object)
         except OSError:
-            self._path.unlink(missing_ok=True)  # a part of it would fill a full disk further
+            self._path.unlink(missing_ok=True)  # a part of the file would only take space on a full disk
             raise
 
     def close(self, forget: bool) -> None:

@@ -1,4 +1,4 @@
-"""Hold the broker's address, and explain in plain words why a broker cannot be used.
+"""Define the broker's address, and explain in plain words why a broker cannot be used.
 
 This module imports no MQTT library.
 """
@@ -19,7 +19,7 @@ from protofleet.protocol.transport.tls import TlsFiles as TlsFiles
 from protofleet.protocol.transport.tls import explain_tls, finish_handshake, tls_context
 
 Qos: TypeAlias = Annotated[int, Within(0, 1)]
-# Bytes; a receive queue has room for a window of the largest blocks.
+# Bytes. A receive queue has space for a full window of the largest blocks.
 SMALLEST_BLOCK, LARGEST_BLOCK = 64 * 1024, 256 * 1024
 BlockBytes: TypeAlias = Annotated[int, Within(SMALLEST_BLOCK, LARGEST_BLOCK)]
 TAKEN_OVER: Final = 142
@@ -74,7 +74,7 @@ class BrokerAddress:
 
 
 def explain(broker: BrokerAddress, error: OSError) -> str:
-    """Return what an error of the system or of TLS means for the person who set the address."""
+    """Return an error of the system or of TLS in plain words, with advice for the person who set the address."""
     told = error.strerror or str(error)
     match error:
         case ssl.SSLEOFError() | ConnectionResetError() | BrokenPipeError():
@@ -92,10 +92,10 @@ def explain(broker: BrokerAddress, error: OSError) -> str:
 
 
 def preflight(broker: BrokerAddress, client_id: str = "", seconds: float = 5.0) -> str | None:
-    """Return None if the broker accepts this client, otherwise a sentence that says why not and what to do.
+    """Return None if the broker accepts this client, otherwise a sentence with the reason and advice.
 
-    If the broker takes the client id from the certificate, this check takes over the session of that name. So
-    make it before the device starts, not while it runs.
+    If the broker takes the client id from the certificate, this check ends a running session of the same
+    name. So check before the device starts, not while it runs.
     """
     try:
         with _open(broker, seconds) as sock:
@@ -104,7 +104,7 @@ def preflight(broker: BrokerAddress, client_id: str = "", seconds: float = 5.0) 
                 raise ConnectionResetError
             problem = _problem(answer)
             if problem is None:
-                sock.sendall(b"\xe0\x00")  # DISCONNECT, so that no broker logs a broken connection
+                sock.sendall(b"\xe0\x00")  # DISCONNECT, so that the broker does not log a broken connection
                 return None
             return f"{broker}: {problem}"
     except BrokerError as error:
@@ -127,7 +127,7 @@ def _open(broker: BrokerAddress, seconds: float) -> socket.socket:
 
 
 def _connect(broker: BrokerAddress, client_id: str) -> bytes:
-    """Return an MQTT 5 CONNECT: clean start, keepalive 30, no properties."""
+    """Return an MQTT 5 CONNECT packet with a clean start, a keepalive of 30 s and no properties."""
     credentials = [text for text in (broker.username, broker.password) if text is not None]
     flags = 0x02 | (broker.username is not None) << 7 | (broker.password is not None) << 6
     body = _text("MQTT") + struct.pack("!BBHB", 5, flags, 30, 0)
@@ -144,7 +144,7 @@ def _text(text: str) -> bytes:
 
 
 def _answer(sock: socket.socket) -> bytes:
-    """Read as much of the first packet as contains the reason code: at most 5 + 2 bytes."""
+    """Read the first packet up to its reason code, at most 5 + 2 bytes."""
     data = b""
     while len(data) < 4 or (data[0] == 0x20 and len(data) < _reason_at(data) + 1):
         piece = sock.recv(7 - len(data))
@@ -169,7 +169,7 @@ def _problem(answer: bytes) -> str | None:
     reason = answer[_reason_at(answer)]
     if reason == 0:
         return None
-    if reason == 1:  # MQTT 3.1.1 uses this code for 132
+    if reason == 1:  # MQTT 3.1.1 uses code 1 with the meaning of 132
         reason = 132
     message = FINAL_REASONS.get(reason, "it does not take us now; its log says why")
     return f"{message} (CONNACK {reason})"

@@ -1,6 +1,7 @@
 """Define how frames are sent and received.
 
-The users of this protocol do not see whether MQTT carries the frames, or memory in the simulator.
+Code that uses this protocol works in the same way with MQTT and with the simulator, which passes frames in
+memory.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ class Connected:
 class Arrived:
     topic: str
     frame: bytes
-    retained: bool = False  # the broker has kept it for new subscribers: it was published before
+    retained: bool = False  # published before this client subscribed, and kept by the broker
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
     """The event that the connection is lost.
 
-    `final` says not to try again (taken over, not allowed ...).
+    If `final`, the client does not try again (session taken over, not allowed ...).
     """
 
     reason: str
@@ -74,7 +75,8 @@ class Will:
 class Transport(Protocol):
     """A connection to the broker that sends frames.
 
-    It puts everything that it receives into one receive queue, which it gets at construction, as an `Item`.
+    It puts each received frame and each event as an `Item` into one receive queue, which is an argument of
+    the constructor.
     """
 
     @property
@@ -84,8 +86,8 @@ class Transport(Protocol):
     def broker_certificate_ends(self) -> float | None:
         """Return the Unix time when the broker's certificate ends.
 
-        It is the certificate that the broker showed at the last connect. Return None if the broker shows
-        none.
+        This is the certificate that the broker showed at the last connect. Return None if the broker shows no
+        certificate.
         """
 
     def subscribe(self, topic: str) -> None:
@@ -94,7 +96,7 @@ class Transport(Protocol):
     def unsubscribe(self, topic: str) -> None: ...
 
     def publish(self, topic: str, frame: bytes, retain: bool = False, qos: int = 1) -> None:
-        """Publish a frame, or drop it while there is no connection: the layer above asks again."""
+        """Publish a frame; without a connection, drop it, because the layer above repeats important frames."""
 
     def reject_connection(self, why: str) -> None:
         """End this connection, which cannot be used, and try again after a pause that grows."""

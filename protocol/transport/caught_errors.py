@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-# Seconds between two tracebacks of one place, so that a party that causes errors cannot fill the log.
+# Seconds between two tracebacks for the same place in the code, so that repeated errors do not fill the log.
 LOG_SECONDS: Final = 3600.0
 
 P = ParamSpec("P")
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 
 class CaughtErrors:
-    """The errors that were caught: all are counted, and one an hour is logged for each place."""
+    """The errors that were caught: all are counted, and one error an hour is logged for each place in the code."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
         self._clock, self._lock = clock, threading.Lock()
-        # Place -> time when its error was logged last, and how many were not logged since.
+        # Place in the code -> time when its error was logged last, and the number of errors since then.
         self._logged: dict[str, tuple[float, int]] = {}
 
     def caught(self, where: str) -> None:
-        """Count the exception that is being handled, and log it if it is due."""
+        """Count the exception that is being handled, and log it unless the place was logged in the last hour."""
         now = self._clock()
         with self._lock:
             self.count += 1

@@ -1,13 +1,14 @@
 """Speak MQTT 5 with paho.
 
-Only this file and stream.py below it use paho. The network's thread owns the socket and paho. It fills the
-receive queue and calls no code of its users. paho's own loop thread is not used: any exception ends it while
-`is_connected()` stays true, it hides why a connection failed, it waits without jitter, its select() fails
-from the 1024th file descriptor on, and each connection would need one.
+Only this file and stream.py below it use paho. The network thread owns the socket and paho. It fills the
+receive queue, and calls no code of the queue's reader. paho's own loop thread is not used, for five reasons.
+An exception ends that thread while `is_connected()` stays true. It hides why a connection failed. It waits
+without jitter before a new try. Its select() fails from the 1024th file descriptor on. Each connection would
+need such a thread.
 
 Messages that the broker has not acknowledged are dropped with the connection. paho would send all of them at
-once after a reconnect, beyond every window, and a packet that is too large again and again. The layer above
-asks again instead.
+once after a reconnect, without regard to the window, and would repeat a packet that is too large for ever.
+Instead, the layer above requests lost data again.
 """
 
 from __future__ import annotations
@@ -60,21 +61,23 @@ from protofleet.protocol.transport.tls import certificate_end, finish_handshake,
 KEEPALIVE_SECONDS: Final = 30
 CONNECT_SECONDS: Final = 5
 LEAVE_SECONDS: Final = 1.0
-WINDOW: Final = 20  # publishes in flight: 20 blocks of 64 KiB fill 200 Mbit/s at 50 ms
-FIRST_FAILURE: Final = 128  # the lowest code of an acknowledgement that means a failure
-CHUNKS: Final = 4  # chunks that one connection reads before another one has its turn
+WINDOW: Final = 20  # PUBLISH packets in flight: 20 blocks of 64 KiB fill 200 Mbit/s at 50 ms
+FIRST_FAILURE: Final = 128  # lowest reason code of an acknowledgement that means a failure
+CHUNKS: Final = 4  # chunks that one connection reads before the next connection has its turn
 SEND_BYTES: Final = 512 << 10  # bytes handed to the socket at a time
-PACKET_IDS: Final = range(1 << 15, 1 << 16)  # packet ids of our publishes; paho counts its own from 1
+PACKET_IDS: Final = range(
+    1 << 15, 1 << 16
+)  # packet ids of our PUBLISH packets; the packets of paho have ids from 1
 MAX_PACKET: Final = 268_435_455  # bytes in a packet, for a broker that states no limit
-RECEIVE_MAX: Final = 65_535  # publishes in flight, for a broker that states no limit
+RECEIVE_MAX: Final = 65_535  # PUBLISH packets in flight, for a broker that states no limit
 
 ItemQueue: TypeAlias = "queue.SimpleQueue[Item] | queue.Queue[Item]"
 
 
 class PahoErrors(logging.Handler):
-    """A log handler that catches the socket error of paho.
+    """A log handler that keeps the last socket error of paho.
 
-    paho does not report a socket's error but logs it. Under TLS nothing else says what is wrong.
+    paho only logs the error of a socket. With TLS, this log record is the only source for the cause.
     """
 
     last: OSError | None = None
@@ -93,8 +96,9 @@ class PahoErrors(logging.Handler):
 class Mqtt:
     """A `Transport` that keeps trying to connect.
 
-    It begins with `connect` and ends when it is closed, or when it is told that a new try would be wrong.
-    `network` is for a process with many connections; otherwise the connection has its own.
+    It starts with `connect`. It ends when it is closed, or when the broker's reason shows that a new try
+    would be wrong. A process with many connections passes a shared `network`; otherwise the connection makes
+    its own.
     """
 
     def __init__(
@@ -119,10 +123,11 @@ class Mqtt:
         self._asked: dict[int, str] = {}  # packet id of a SUBSCRIBE -> its topic
         self._ending: ConnectionEnd | None = None
         self._paho_errors, self._accepted, self._denied, self._killed = PahoErrors(), False, "", False
-        self._rejected = ""  # why the owner cannot use the present connection
+        self._rejected = ""  # reason why the owner cannot use the present connection
         self._client = self._paho(client_id)
         self._outbox, self._published = Outbox(self._wake), 0
-        self._heard_at = self._said_at = self._pinged_at = 0.0  # the last is 0 while no answer is waited for
+        # `_pinged_at` is the time of the last ping, or 0 before the first ping
+        self._heard_at = self._said_at = self._pinged_at = 0.0
         self._name, self._network = client_id, network or NetworkThreads(client_id)
         self._entry: ConnectionEntry | None = None  # entry of this connection in the network
         self._backoff, self._opened_at, self._closed = Backoff(*retry_seconds), 0.0, False
@@ -130,7 +135,8 @@ class Mqtt:
     def connect(self, will: Will | None = None, returns: Callable[[], bool] = lambda: False) -> None:
         """Start connecting.
 
-        `returns` says whether to connect again after another process has connected with this name.
+        `returns` is called when another process has connected with this name. It returns whether to connect
+        again.
         """
         self._returns = returns
         if will is not None:
@@ -155,11 +161,11 @@ class Mqtt:
         self._wake()
 
     def flush(self, seconds: float) -> bool:
-        """Wait up to `seconds`, and return whether the broker has acknowledged all publishes."""
+        """Wait up to `seconds`, and return whether the broker has acknowledged all PUBLISH packets."""
         return self._outbox.wait_until_empty(seconds)
 
     def close(self) -> None:
-        """Wait a moment for the acknowledgement of all publishes, and leave with a DISCONNECT.
+        """Wait a moment for the acknowledgement of all PUBLISH packets, and leave with a DISCONNECT.
 
         The broker then publishes no will.
         """
@@ -190,8 +196,8 @@ class Mqtt:
     def _tell(self, item: Item) -> None:
         self._receive_queue.put(item)
 
-    # All methods below run on the network's threads. First come those that these threads call, then those
-    # that paho calls.
+    # All methods below run on the network's threads. The methods that these threads call are first, and the
+    # methods that paho calls are last.
 
     def open(self) -> Socket | None:
         self._ending, self._accepted, self._denied, self._paho_errors.last = None, False, "", None
@@ -234,7 +240,7 @@ class Mqtt:
             self._ending = self._explained(error)
         except BrokerError as error:  # the TLS files cannot be used any more
             self._ending = ConnectionEnd(f"{self._broker}: {error}")
-        except Exception as error:  # noqa: BLE001 - it is logged there
+        except Exception as error:  # noqa: BLE001 - `caught` logs it
             # paho raises an error for packets that no broker should send. This ends the connection, but not
             # this thread.
             self.errors.caught(f"the connection to {self._broker}")
@@ -254,8 +260,7 @@ class Mqtt:
         self._read()
         self._client.flush()
         self._acknowledge()
-        # Bytes that the socket does not take yet are kept. Nothing is added to them, even if much waits at
-        # QoS 0.
+        # While the socket has not accepted all bytes, no further orders are taken from the outbox.
         while self._can_send() and self._send_batch():
             pass
         if self._closed and not self._killed:
@@ -295,7 +300,7 @@ class Mqtt:
         return self._client.socket() is not None and not self._client.has_unsent()
 
     def _send_batch(self) -> bool:
-        """Send some publishes together, up to the next order of another kind.
+        """Send several PUBLISH packets together, or execute one order of another kind after them.
 
         Return whether there was anything to do.
         """
@@ -335,8 +340,8 @@ class Mqtt:
     def _keep_alive(self) -> None:
         """Send a ping when the connection is silent, and end it when no byte comes.
 
-        Any byte shows that the broker lives, because on a slow line the answer to a ping comes after all
-        earlier bytes.
+        Any received byte shows that the broker works. On a slow line the reply to a ping arrives only after
+        all earlier bytes.
         """
         now = time.monotonic()
         if self._client.socket() is None or now - min(self._heard_at, self._said_at) < KEEPALIVE_SECONDS:
@@ -406,7 +411,7 @@ class Mqtt:
     def _arrived(self, topic: bytes, payload: bytes, retained: bool) -> None:
         try:
             known = topic.decode()
-        except UnicodeDecodeError:  # a broker may send any topic, as often as it likes
+        except UnicodeDecodeError:  # a faulty broker may send any bytes as a topic, and must not fill the log
             return
         self._tell(Arrived(known, payload, retained))
 
@@ -440,7 +445,7 @@ class Mqtt:
 
 
 def close_all(transports: Sequence[Mqtt]) -> None:
-    """Close all transports together, in the time that one of them has."""
+    """Close all transports together, in the time limit of a single one."""
     deadline = time.monotonic() + LEAVE_SECONDS
     for transport in transports:
         transport.flush(max(0.0, deadline - time.monotonic()))
@@ -449,4 +454,4 @@ def close_all(transports: Sequence[Mqtt]) -> None:
     for transport in transports:
         transport._join(max(0.0, deadline - time.monotonic()))
     for transport in transports:
-        transport.kill()  # this does nothing, unless the network is stuck
+        transport.kill()  # this has an effect only if the network thread hangs

@@ -1,8 +1,8 @@
 """Run all connections of a process on one thread.
 
-A selector waits for all of them, and a heap knows when each is due. To open a connection may take seconds
-(DNS, TCP, TLS). So a second thread opens them, one after the other; it lives while there is a connection to
-open.
+A selector waits for all of them, and a heap holds the time when each connection is due. Opening a connection
+may take seconds (DNS, TCP, TLS). So a second thread opens connections, one after the other. This thread runs
+only while there is a connection to open.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Socket(Protocol):
 
 
 class Connection(Protocol):
-    """A connection that the threads run.
+    """A connection as the network threads use it.
 
-    Its methods raise no exception, and at most one of them is called at a time.
+    The methods raise no exception, and at most one method is called at a time.
     """
 
     def open(self) -> Socket | None:
-        """Open the connection, which may take seconds, and return None if that is not possible."""
+        """Open the connection, which may take seconds, and return its socket; return None if this fails."""
 
     def step(self) -> bool:
-        """Do all that can be done without waiting, and return whether the connection still stands."""
+        """Do all work that needs no waiting, and return whether the connection still exists."""
 
     def wants_write(self) -> bool: ...
 
@@ -52,29 +52,31 @@ class Connection(Protocol):
         """
 
     def end(self) -> float:
-        """End a connection that could not be opened or that does not stand any more.
+        """Clean up after a connection that could not be opened or that has ended.
 
         Return the seconds until the next try, or inf for no further try.
         """
 
 
 class Phase(Enum):
-    PAUSING = auto()  # waits before the next try
-    OPENING = auto()  # is being opened on the other thread
-    OPENED = auto()  # was opened by the other thread, and is not taken over yet
+    PAUSING = auto()  # the connection waits before the next try
+    OPENING = auto()  # the other thread opens the connection
+    OPENED = (
+        auto()
+    )  # the other thread has opened the connection, and the network thread has not registered it yet
     STANDING = auto()
     OVER = auto()
 
 
 @dataclass(eq=False)
 class ConnectionEntry:
-    """A connection in the form in which the network thread keeps it."""
+    """A connection with the state that the network threads keep about it."""
 
     connection: Connection
     phase: Phase = Phase.PAUSING
     socket: Socket | None = None
     events: int = 0  # events that the selector waits for
-    try_at: float = 0.0  # time of the next try, while it pauses
+    try_at: float = 0.0  # time of the next try, in the phase PAUSING
     leaving: bool = False
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -82,18 +84,19 @@ class ConnectionEntry:
 class NetworkThreads:
     """The threads for all connections of a process.
 
-    They start with the first connection and end with the last one.
+    The threads start with the first connection and end with the last connection.
     """
 
     def __init__(self, name: str) -> None:
         self._name, self._lock = name, threading.Lock()
-        # Shared by all connections, because only one steps at a time.
+        # All connections share this buffer, because only one connection reads at a time.
         self.buffer = memoryview(bytearray(READ_BYTES))
         self._entries: set[ConnectionEntry] = set()
         self._thread: threading.Thread | None = None
         self._opener: threading.Thread | None = None
         self._is_opening = (
-            # True while the opener looks for more to open: a thread that ends is still alive for a moment.
+            # True while the opener takes more connections. `is_alive` would not do, because a thread that
+            # ends is alive for a moment more.
             False
         )
         self._to_open: deque[ConnectionEntry] = deque()
@@ -116,14 +119,14 @@ class NetworkThreads:
             wake_ups.add(entry)
 
     def leave(self, entry: ConnectionEntry) -> None:
-        """Do not open the connection again; the present one ends when its next `step` returns False."""
+        """Do not open the connection again; the present connection ends when its next `step` returns False."""
         entry.leaving = True
         self.wake(entry)
 
     def join(self, entry: ConnectionEntry, seconds: float) -> bool:
-        """Wait until the connection is over, and return whether it is.
+        """Wait up to `seconds` until the connection is over, and return whether it is over.
 
-        When the last connection is over, this also waits for the threads.
+        If it was the last connection, also wait for the threads to end.
         """
         deadline = time.monotonic() + seconds
         entry.over.wait(seconds)
@@ -173,9 +176,9 @@ class NetworkThreads:
 
 
 def _start(name: str, work: Callable[[], None], before: threading.Thread | None) -> threading.Thread:
-    """Start a thread that works after the thread `before` has ended.
+    """Start a thread that does its work after the thread `before` has ended.
 
-    So a caller that waits for the last thread waits for all of them.
+    So a caller that waits for the newest thread also waits for all earlier threads.
     """
 
     def run() -> None:
@@ -200,7 +203,7 @@ class _Loop:
         self._timers = Timers[ConnectionEntry]()
         self._decrypted: list[
             ConnectionEntry
-        ] = []  # they have more to read, even if the selector does not say so
+        ] = []  # connections with more bytes to read, even if the selector does not report them
 
     def turn(self) -> None:
         ready = [key.data for key, _ in self._selector.select(self._wait_seconds()) if key.data is not None]

@@ -1,6 +1,6 @@
 """Hold the messages that are to be sent, in a queue.
 
-Any thread adds to it, and the thread that owns the connection takes from it.
+Any thread adds orders, and the thread that owns the connection takes them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-MAX_BYTES: Final = 64 << 20  # most bytes that wait; far more than the layer above ever asks for
+MAX_BYTES: Final = 64 << 20  # bytes that may wait; far more than the layer above ever sends at a time
 MAX_ORDERS: Final = 16_384
-# Bytes reserved for small frames, so that a receipt can leave when blocks fill the rest.
+# Bytes reserved for small frames, so that there is space for a receipt when blocks fill the rest.
 RESERVED: Final = 8 << 20
 SMALL: Final = 8 << 10
 
@@ -41,10 +41,10 @@ Order: TypeAlias = Publish | Subscribe | Unsubscribe
 
 
 class Outbox:
-    """Orders that leave in the order in which they came.
+    """The queue of orders: publish, subscribe, unsubscribe.
 
-    A publish waits until the window of unacknowledged publishes has space. `wake` is called when there is an
-    order to take.
+    Orders are executed in the sequence in which they were added. A publish at QoS 1 waits while too many
+    publishes are unacknowledged. `wake` is called when an order was added.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -54,7 +54,8 @@ class Outbox:
         self._window = self._max_packet = 0
         self._waiting: deque[Order] = deque()
         self._bytes = 0
-        # Whether all orders are executed; an order that was just taken may still be under way.
+        # Whether all orders are executed. It is set only when `take` finds no order, because an order that
+        # was just taken may not be executed yet.
         self._executed = True
         self._in_flight: dict[int, str] = {}  # packet id -> topic, until the publish is acknowledged
 
@@ -72,7 +73,7 @@ class Outbox:
             self._changed.notify_all()
 
     def put(self, order: Order) -> str | None:
-        """Add an order, and return why it is refused, or None.
+        """Add an order; return None, or the reason why the order is refused.
 
         While there is no connection, orders are dropped.
         """
@@ -92,7 +93,7 @@ class Outbox:
         return None
 
     def take(self) -> Order | None:
-        """Return the next order that may be executed now; the caller has executed the one before."""
+        """Return the next order that may be executed now; the caller has executed the previous order."""
         with self._changed:
             if not self._waiting:
                 self._executed = True
@@ -109,7 +110,7 @@ class Outbox:
             self._in_flight[packet_id] = topic
 
     def acknowledged(self, packet_id: int) -> str | None:
-        """Return the topic of the publish that the broker has acknowledged."""
+        """Remove an acknowledged publish from the window, and return its topic."""
         with self._changed:
             topic = self._in_flight.pop(packet_id, None)
             self._changed.notify_all()

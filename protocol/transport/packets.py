@@ -1,6 +1,6 @@
-"""Read and write the PUBLISH and PUBACK packets of MQTT 5, which are the most frequent ones.
+"""Read and write the PUBLISH and PUBACK packets of MQTT 5, which are the most frequent packets.
 
-All other packets stay bytes.
+All other packets are returned as bytes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ PUBACK: Final = 0x40
 PINGREQ: Final = b"\xc0\x00"
 EXACTLY_ONCE: Final = 2
 RETAIN: Final = 1  # the bit in the first byte of a PUBLISH
-# Most bytes in a packet. A block of 1 MiB with its header is the largest packet that parties of a federation
-# send.
+# Largest number of bytes in a received packet. The parties of a federation send at most a block of 1 MiB with
+# its header.
 MOST_RECEIVED: Final = 4 << 20
 
 
@@ -30,7 +30,7 @@ class Message:
     topic: bytes
     payload: bytes
     packet_id: int  # packet id to acknowledge; 0 at QoS 0
-    retained: bool = False  # it was published before we subscribed, and the broker has kept it
+    retained: bool = False  # published before we subscribed, and kept by the broker
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ Packet: TypeAlias = Message | Acknowledgement | bytes
 
 
 class PacketReader:
-    """A reader that cuts a stream into packets and copies each payload once."""
+    """A reader that divides a stream into packets and copies each payload once."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # the start of the next packet, which has not come in full
+        self._rest = bytearray()  # the received part of an incomplete packet
 
     def read(self, data: memoryview) -> list[Packet]:
         """Return the packets that are complete with these bytes."""
@@ -62,7 +62,7 @@ class PacketReader:
 
 
 def complete(stream: memoryview) -> tuple[list[Packet], int]:
-    """Return the packets at the start of a stream, and how many bytes they take."""
+    """Return the complete packets at the start of a stream, and the number of their bytes."""
     found: list[Packet] = []
     at = 0
     while (bounds := bounds_of(stream, at)) is not None:
@@ -73,7 +73,7 @@ def complete(stream: memoryview) -> tuple[list[Packet], int]:
 
 
 def bounds_of(stream: memoryview, at: int) -> tuple[int, int] | None:
-    """Return the bounds of the body of the packet that begins at `at`, or None if it is not all here."""
+    """Return the bounds of the body of the packet that begins at `at`, or None if the packet is not complete."""
     length = shift = 0
     for place in range(at + 1, min(at + 5, len(stream))):
         byte = stream[place]
@@ -108,7 +108,7 @@ def message_of(body: memoryview, qos: int, retained: bool) -> Message:
         if qos:
             (packet_id,) = struct.unpack_from("!H", body, at)
             at += 2
-        # Properties are a length and that many bytes, like a packet after its first byte.
+        # The properties have the form of a packet after its first byte: a length, and this number of bytes.
         properties = bounds_of(body, at - 1)
     except struct.error:
         properties = None
@@ -118,7 +118,7 @@ def message_of(body: memoryview, qos: int, retained: bool) -> Message:
 
 
 def publish(topic: bytes, frame: bytes, retain: bool, packet_id: int) -> tuple[bytes, bytes]:
-    """Return a PUBLISH without properties, in two pieces; at QoS 0 it has no packet id."""
+    """Return a PUBLISH without properties, in two pieces; with `packet_id` 0 it has QoS 0."""
     numbered = struct.pack("!H", packet_id) if packet_id else b""
     head = struct.pack("!H", len(topic)) + topic + numbered + b"\0"
     first = PUBLISH | (2 if packet_id else 0) | retain

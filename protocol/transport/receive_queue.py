@@ -1,7 +1,7 @@
-"""Hold what has arrived, in a queue for the event loop's thread: bounded, and fair between topics.
+"""Hold received frames and events for the event loop's thread, in a queue with limits in total and for each topic.
 
-paho acknowledges each message that it has handed over, so a broker never waits for a slow reader. A frame for
-which there is no room is dropped here. This does no harm: a delivery counts only with a receipt, and
+Each message is acknowledged when it is in the queue, so the broker never waits for a slow reader. A frame for
+which the queue has no space is dropped. This does no harm, because a delivery counts only with a receipt, and
 important messages are sent again.
 """
 
@@ -14,8 +14,8 @@ from typing import Final
 
 from protofleet.protocol.transport.base import Arrived, Item
 
-MAX_BYTES: Final = 96 << 20  # bytes; more than is ever asked for: 256 blocks of 256 KiB
-MAX_TOPIC_BYTES: Final = 24 << 20  # bytes of one device; it is asked for 64 blocks of 256 KiB at most
+MAX_BYTES: Final = 96 << 20  # bytes; more than the 256 blocks of 256 KiB that may be in flight
+MAX_TOPIC_BYTES: Final = 24 << 20  # bytes of one topic; a device has at most 64 blocks of 256 KiB in flight
 MAX_TOPIC_FRAMES: Final = 2048
 FRAME_COST: Final = 1024  # bytes that the queue itself needs for each frame
 

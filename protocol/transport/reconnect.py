@@ -6,7 +6,9 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-STABLE_SECONDS: Final = 10.0  # a connection that lasted longer than this starts the back-off anew
+STABLE_SECONDS: Final = (
+    10.0  # after a connection of more than this time, the pauses start with the shortest again
+)
 FLAPS: Final = 3
 
 
@@ -16,7 +18,7 @@ class ConnectionEnd:
 
     reason: str
     final: bool = False  # a new try would be wrong
-    without_disconnect: bool = False  # the connection stood, and the broker sent no DISCONNECT
+    without_disconnect: bool = False  # an accepted connection ended without a DISCONNECT from the broker
 
 
 def backoff_seconds(tries: int, shortest: float, longest: float, dice: random.Random) -> float:
@@ -28,7 +30,7 @@ def backoff_seconds(tries: int, shortest: float, longest: float, dice: random.Ra
 
 
 class Backoff:
-    """The pauses between tries: short after a long connection, longer while tries fail."""
+    """The pauses between tries: short after a long connection, and longer with each failed try."""
 
     def __init__(self, shortest: float, longest: float) -> None:
         self._shortest, self._longest = shortest, longest
@@ -42,7 +44,7 @@ class Backoff:
 
     @property
     def flapping(self) -> bool:
-        """Return whether another process may use the name of this client.
+        """Return whether another process probably uses the name of this client.
 
         Brokers before Mosquitto 2.1 close the older connection without a DISCONNECT.
         """

@@ -1,8 +1,8 @@
-"""Read and write packets in batches on the socket of paho; PUBLISH and PUBACK never reach paho.
+"""Read and write packets in batches on the socket of paho; PUBLISH and PUBACK packets bypass paho.
 
-paho makes five calls to the kernel and takes 0.1 ms for each packet, much of it for properties and reason
-codes that our packets do not have. Packets that paho has to see (CONNACK, SUBACK, DISCONNECT ...) are handed
-to it one by one. Packets that paho sends leave after those that were sent before.
+For each packet, paho makes five calls to the kernel and takes 0.1 ms. Much of this time is for properties and
+reason codes, which our packets do not have. Packets that paho must handle (CONNACK, SUBACK, DISCONNECT ...)
+are given to paho one by one. Packets that paho sends leave after all bytes that were sent before.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ class StreamClient(Client):
         self._reader = PacketReader()
         self._unsent = memoryview(b"")
         self._for_paho = memoryview(b"")
-        # End of the connection, in the form in which paho will get it.
+        # End of the connection, as `_sock_recv` will report it to paho: an error, or b"".
         self._end: OSError | bytes | None = None
 
     def receive(self, buffer: memoryview) -> tuple[list[Packet], int]:
-        """Return the packets that are complete now, and how many bytes have come."""
+        """Return the packets that are complete now, and the number of bytes that were read."""
         filled = self._fill(buffer)
         return self._reader.read(buffer[:filled]), filled
 
     def _fill(self, buffer: memoryview) -> int:
-        """Read into the buffer.
+        """Read into the buffer, and return the number of bytes.
 
-        TLS gives one record at a time, and a plain socket gives all that it has.
+        A plain socket is read once, because one read returns all available bytes. With TLS, each read returns
+        one record.
         """
         filled = 0
         while filled < len(buffer) and self._end is None and (sock := self._stream()) is not None:
@@ -63,7 +64,7 @@ class StreamClient(Client):
     def _stream(self) -> socket.socket | None:
         """Return the socket, with or without TLS.
 
-        Over websockets, which are not used, it would be another kind of object.
+        The cast is right because websockets are not used.
         """
         return cast("socket.socket | None", self.socket())
 
@@ -73,7 +74,7 @@ class StreamClient(Client):
         self.loop_read()
 
     def hand_over_end(self) -> None:
-        """Let paho notice that the connection has ended, if it has."""
+        """Report the end of the connection to paho, if the connection has ended."""
         if self._end is not None and self.socket() is not None:
             self.loop_read()
 

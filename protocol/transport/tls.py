@@ -1,4 +1,4 @@
-"""Make a TLS context for the broker from PEM files, and explain TLS errors with what to do about them."""
+"""Make a TLS context for the broker from PEM files, and explain TLS errors with advice."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from cryptography import x509
 
 from protofleet.protocol.security.keyfiles import too_open
 
-VERDICT_SECONDS: Final = 0.5  # seconds; a broker without session tickets costs us this time at every connect
+# Seconds. With a broker that sends no session tickets, every connect takes this much longer.
+VERDICT_SECONDS: Final = 0.5
 MISMATCH: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 
-# The alert that a broker sends, or OpenSSL's own finding, and what to do about it.
+# Advice by the alert that a broker sends, or by the error that OpenSSL itself finds.
 _ALERTS: Final[Mapping[str, str]] = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client certificate; set tls.cert and tls.key",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refused the handshake; it may want a client certificate",
     "TLSV1_ALERT_PROTOCOL_VERSION": "it does not speak TLS 1.3; let it, nothing older is taken",
     "WRONG_VERSION_NUMBER": "it does not speak TLS on this port; drop tls or correct the port",
 }
-# The same for our own certificate. The text names the certificate.
+# Advice by the alert about our own certificate. The text names the certificate.
 _VERDICTS: Final[Mapping[str, str]] = {
     "TLSV1_ALERT_UNKNOWN_CA": "it does not know who signed {ours}; enrol with its CA",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "{ours} has expired, or a clock is wrong; renew it",
@@ -42,12 +43,12 @@ _BROKERS: Final[Mapping[int, str]] = {
 
 
 class BrokerError(RuntimeError):
-    """The error for a broker that cannot be used; the message says why, and what to do."""
+    """The error for a broker that cannot be used; the message says why, and gives advice."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The PEM files of TLS: the CA that is trusted, and our own certificate and key."""
+    """The PEM files for TLS: the CA that is trusted, and our own certificate and key."""
 
     ca: str
     """Path of the certificate of the CA that is trusted."""
@@ -65,7 +66,7 @@ class TlsFiles:
 
 
 class TlsFromFiles(ssl.SSLContext):
-    """A TLS context that reads the files at each connection, so that a renewal needs no restart."""
+    """A TLS context that reads its files again at each connection, so that a renewal needs no restart."""
 
     files: TlsFiles
 
@@ -74,7 +75,7 @@ class TlsFromFiles(ssl.SSLContext):
 
 
 def rereading_context(files: TlsFiles) -> TlsFromFiles:
-    """Return a context that reads the files at each connection.
+    """Return a context that reads the files again at each connection.
 
     Raise BrokerError at once if the files cannot be used now.
     """
@@ -104,7 +105,7 @@ def tls_context(named: TlsFiles) -> ssl.SSLContext:
 def _load_pair(context: ssl.SSLContext, files: TlsFiles, named: TlsFiles) -> None:
     assert files.cert is not None
     try:
-        # Otherwise OpenSSL would ask for a password on the terminal, where no person answers.
+        # Without this argument OpenSSL would ask for a password on the terminal, and wait for ever.
         context.load_cert_chain(files.cert, files.key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
@@ -117,9 +118,10 @@ def _load_pair(context: ssl.SSLContext, files: TlsFiles, named: TlsFiles) -> Non
 
 
 def _of_one_set(files: TlsFiles) -> TlsFiles:
-    """Return the files with all links followed at the same moment.
+    """Return the paths with all links resolved, so that all files belong to the same set.
 
-    A renewal moves one link from one set of files to the next set.
+    A renewal changes one link from the old set of files to the new set. So the links are resolved twice,
+    until both results are equal.
     """
     for _ in range(10):
         before, after = _followed(files), _followed(files)
@@ -147,8 +149,8 @@ def finish_handshake(sock: object) -> None:
     """Prepare a new connection: send packets without delay, and wait until both sides agree on TLS.
 
     In TLS 1.3 our handshake ends before the broker has checked our certificate. The first bytes that the
-    broker sends show the result: session tickets or an alert. If we sent first, an alert would be lost with
-    the connection.
+    broker sends show the result: session tickets or an alert. If we sent our own bytes first, the alert could
+    be lost with the connection.
     """
     if not isinstance(sock, socket.socket):
         return
@@ -167,14 +169,14 @@ def finish_handshake(sock: object) -> None:
 
 
 def certificate_end(sock: object) -> float | None:
-    """Return when the certificate that the other end has just shown expires."""
+    """Return the Unix time when the other end's certificate expires, or None if there is none."""
     shown = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
     until = shown.get("notAfter") if shown else None
     return float(ssl.cert_time_to_seconds(until)) if isinstance(until, str) else None
 
 
 def explain_tls(files: TlsFiles, host: str, error: ssl.SSLError) -> str:
-    """Return what an error of TLS means for the person who set the files."""
+    """Return a TLS error in plain words, with advice for the person who chose the files."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _their_certificate(files, host, error)
     reason = error.reason or str(error)
@@ -194,9 +196,9 @@ def _their_certificate(files: TlsFiles, host: str, error: ssl.SSLCertVerificatio
 
 
 def _our_certificate(files: TlsFiles) -> tuple[str, str]:
-    """Return the name of our certificate, and a message if its dates do not fit this clock.
+    """Return the name of our certificate, and a message if it is not valid at this clock's time.
 
-    The dates are checked because a broker uses one alert for many faults.
+    The dates are checked here because a broker sends the same alert for several faults.
     """
     try:
         cert = x509.load_pem_x509_certificate(Path(files.cert or "").read_bytes())

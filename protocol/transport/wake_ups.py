@@ -1,4 +1,4 @@
-"""Let other threads tell the thread that waits at a selector which keys have work for it."""
+"""Let other threads wake the thread that waits at a selector, and pass it the keys that have work."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ K = TypeVar("K")
 
 
 class WakeUps(Generic[K]):
-    """The keys that are due for the waiting thread; `fileno` is readable while there is one.
+    """The keys that have work for the waiting thread; `fileno` is readable while there is such a key.
 
-    Only one byte is sent for all keys that are added until the next `take`, because each byte hands the
-    interpreter to the other thread.
+    Only one byte is sent for all keys that are added before the next `take`, because each byte makes Python
+    switch to the other thread.
     """
 
     def __init__(self) -> None:
@@ -32,16 +32,16 @@ class WakeUps(Generic[K]):
             first = not self._due
             self._due[who] = None
         if first:
-            # If the socket is full, it is readable already. If it is closed, no thread waits any more.
+            # If the socket is full, it is readable already. If the socket is closed, no thread waits for it.
             with contextlib.suppress(OSError):
                 self._writer.send(b"\0")
 
     def take(self) -> list[K]:
         """Return all keys that were added since the last call, each once.
 
-        The byte is read first: a key that is added between the two steps sends no byte, and is taken here. In
-        the other order, the byte of a key that is not taken yet would be read, and no key that is added later
-        would send another byte.
+        The byte is read before the keys are taken. A key that is added between these two steps is taken too.
+        If the keys were taken first, this method could read the byte of a key that it has not taken. Then
+        later keys would send no byte, and the waiting thread would not wake.
         """
         with contextlib.suppress(OSError):
             self._reader.recv(4096)

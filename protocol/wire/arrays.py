@@ -4,8 +4,8 @@ The bytes are a msgpack table, then the raw little-endian bytes of every array, 
 
     body := u32 table length | table | raw bytes          table := [[name, dtype, [shape]], ...]
 
-The table alone fixes the size of the whole body to the byte. So a body is checked before memory is taken, and
-one array can be read without its neighbours. Nothing that is read is executed.
+The size of the whole body follows from the table. So a body is checked before memory is allocated for it, and
+one array can be read without the others. Reading a body executes no code from it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 KINDS: Final = frozenset(
     {"weights", "prototypes", "anchors", "classifier", "amplifier", "features", "labels", "counts"}
 )
-# The kinds of a manifest's parts, of the order of arrays, and of a meter that does not know a method.
+# These kinds are used in a manifest's parts, in the order of arrays, and in a meter before it knows the run's
+# method.
 ON_THE_WIRE: Final = Kinds(KINDS)
 DTYPES: Final = {
     name: np.dtype(name).newbyteorder("<")
@@ -37,32 +38,30 @@ MAX_TABLE: Final = 1 << 20
 MAX_ARRAYS: Final = 16_384
 MAX_NAME: Final = 200
 MAX_DIMS: Final = 8
-# Numbers in one array, apart from empty dimensions: NumPy cannot shape more than 2**63 bytes.
+# Numbers in one array, where an empty dimension counts as 1. NumPy cannot make a shape of more than 2**63
+# bytes.
 MAX_NUMBERS: Final = 1 << 40
 
 Read = Callable[[int, int], bytes | memoryview]  # reads the bytes [start, stop) of the body
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of an array in a manifest: one of the eight that versions 1.0 and 1.1 know, or control.
+    """Return the kind of an array in a manifest: one of the eight kinds of versions 1.0 and 1.1, or control.
 
-    Meters use the kinds that the method declares instead.
+    A meter uses other kinds: the kinds that the method declares.
     """
     return ON_THE_WIRE.of(name)
 
 
 def ordered(arrays: Arrays) -> list[str]:
-    """Return the names sorted by kind, so that arrays of one kind lie together in the body.
-
-    So each stretch of the body has one kind.
-    """
+    """Return the names sorted by kind, so that arrays of one kind are neighbours in the body."""
     return sorted(arrays, key=lambda name: (kind_of(name), name))
 
 
 def encode(arrays: Arrays) -> Iterator[bytes | memoryview]:
     """Return the body in pieces: the table first, then one piece for each array.
 
-    Arrays are read one at a time.
+    Each array is read only when its piece is made.
     """
     return encoded(arrays)[1]
 
@@ -73,7 +72,7 @@ def parts(arrays: Arrays) -> tuple[tuple[str, int], ...]:
 
 
 def encoded(arrays: Arrays) -> tuple[tuple[tuple[str, int], ...], Iterator[bytes | memoryview]]:
-    """Return the results of `parts` and `encode`, with only one reading of the table."""
+    """Return the results of `parts` and `encode`, but make the table only once."""
     names = ordered(arrays)
     head = _head(arrays, names)
     sizes: dict[str, int] = {}
@@ -86,7 +85,7 @@ def encoded(arrays: Arrays) -> tuple[tuple[tuple[str, int], ...], Iterator[bytes
 def _pieces(arrays: Arrays, names: list[str], head: bytes) -> Iterator[bytes | memoryview]:
     yield head
     for name in names:
-        value = arrays[name]  # read only once, because it may come from the disk
+        value = arrays[name]  # read only once, because the array may be on the disk
         value = np.ascontiguousarray(value, dtype=DTYPES[NAMES[value.dtype]])
         if value.size:
             yield value.reshape(-1).view(np.uint8).data
@@ -96,7 +95,7 @@ def _head(arrays: Arrays, names: list[str]) -> bytes:
     table = []
     for name in names:
         value = arrays[name]
-        dtype = NAMES.get(value.dtype)  # a request to NumPy takes ten times as long
+        dtype = NAMES.get(value.dtype)  # asking NumPy for the name takes ten times as long
         if dtype is None:
             raise TypeError(f"{name} is {value.dtype}; the wire carries {', '.join(DTYPES)}")
         if not 0 < len(name.encode()) <= MAX_NAME or value.ndim > MAX_DIMS:
@@ -111,7 +110,7 @@ def _head(arrays: Arrays, names: list[str]) -> bytes:
 
 
 class Body(Mapping[str, Array]):
-    """The arrays inside a body; each is read when it is used, and is not kept."""
+    """The arrays inside a body; an array is read each time that it is used, and is not kept in memory."""
 
     def __init__(self, read: Read, size: int) -> None:
         self._read = read
@@ -140,15 +139,12 @@ class Body(Mapping[str, Array]):
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
-        """Return (kind, bytes) in order, like the function `parts` for arrays that are not encoded yet."""
+        """Return (kind, bytes) in the order of the body, like the function `parts` does for arrays."""
         return (("control", self._start), *self.kinds.items())
 
     @property
     def layout(self) -> tuple[tuple[str, int], ...]:
-        """Return (kind, bytes) in the order of the bytes, with neighbours of one kind put together.
-
-        The order of the table does not matter.
-        """
+        """Return (kind, bytes) in the order of the bytes, with neighbours of one kind put together."""
         return self.layout_by(ON_THE_WIRE).parts
 
     def layout_by(self, kinds: Kinds) -> Layout:
@@ -170,7 +166,7 @@ class Body(Mapping[str, Array]):
         return self._numbers(dtype, offset, math.prod(shape)).reshape(shape)
 
     def flat(self, name: str, start: int, stop: int) -> Array:
-        """Return the numbers [start, stop) of the flattened array; only these are read."""
+        """Return the numbers [start, stop) of the flattened array; no other numbers are read."""
         dtype, _, offset = self._places[name]
         return self._numbers(dtype, offset + start * dtype.itemsize, stop - start)
 
@@ -215,5 +211,5 @@ def _row(row: object) -> tuple[str, np.dtype[np.generic], tuple[int, ...]]:
             shape = tuple(n for n in dims if type(n) is int and 0 <= n <= MAX_NUMBERS)
             if len(shape) == len(dims) and math.prod(n or 1 for n in shape) <= MAX_NUMBERS:
                 return name, DTYPES[dtype], shape
-    # The row itself is not shown, because it may be nested deeper than Python can print.
+    # The message does not show the row, because the row may be nested too deeply for Python to print.
     raise Rejected(Reason.BAD_BODY, "a row of the table does not describe an array")

@@ -1,6 +1,6 @@
 """Compare lists of class names.
 
-A label is an index into the list. With other names, or in another order, a label has another meaning.
+A label is an index into such a list. If the names or their order differ, the same label means another class.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Names: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class ClassNames:
-    """A list of names, known by its hash; the list itself is present if it has been received."""
+    """The hash of a list of names, and the list itself if it has been received."""
 
     digest: bytes
     names: Names = ()
 
 
 def digest_of(names: Sequence[str]) -> bytes:
-    """Return the SHA-256 of the msgpack array."""
+    """Return the SHA-256 of the names, packed as a msgpack array."""
     return hashlib.sha256(packed(names)).digest()
 
 
@@ -43,13 +43,13 @@ def packed(names: Sequence[str]) -> bytes:
 def normalized(names: Sequence[str]) -> Names:
     """Return the names in Unicode's form C.
 
-    One file system writes é as one letter, another one as two.
+    File systems differ: some store é as one character, others as two.
     """
     return tuple(unicodedata.normalize("NFC", name) for name in names)
 
 
 def problem_with(names: Sequence[str]) -> str:
-    """Return why such a list cannot be sent, or ""."""
+    """Return the reason why a list of names cannot be sent, or ""."""
     if len(names) > MAX_NAMES:
         return f"there are {len(names)} class names, at most {MAX_NAMES} can be said"
     for name in names:
@@ -64,7 +64,7 @@ def problem_with(names: Sequence[str]) -> str:
 def difference(here: str, mine: Sequence[str], there: str, theirs: Sequence[str]) -> str:
     """Return a message with the first difference and both lists.
 
-    Return "" if the lists are equal, or if one side has none.
+    Return "" if the lists are equal, or if one list is empty.
     """
     if not mine or not theirs or tuple(mine) == tuple(theirs):
         return ""

@@ -1,8 +1,9 @@
-"""Convert a message to the payload of an envelope and back: a strictly decoded msgpack map of its scalars.
+"""Convert a message to the payload of an envelope and back.
 
-`round`, `phase` and `base` travel in the header. Tensors travel as an attachment: the body itself if it fits
-into one packet, otherwise the manifest of an object that is fetched in blocks. Unknown keys are ignored,
-because a later minor version may add some.
+The payload is a msgpack map of the message's scalars, and it is decoded strictly. `round`, `phase` and `base`
+are in the header. Tensors are an attachment: the body itself if it fits into one packet, otherwise the
+manifest of an object that is fetched in blocks. Unknown keys are ignored, because a later minor version may
+add keys.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ MAX_PAYLOAD: Final = 1 << 20
 MAX_TEXT: Final = 512
 MAX_RANGES: Final = 64
 MAX_BLOCKS: Final = 4096
-# Bytes of one block; blocks of a partly received object are checked one by one in memory.
+# Largest number of bytes in one block, because each received block is checked in memory.
 MAX_BLOCK: Final = 1 << 20
-MAX_ASKED: Final = 64  # blocks in one want; no receiver has more in flight
+MAX_ASKED: Final = 64  # blocks in one request; no receiver has more blocks in flight
 MAX_ROUND: Final = (1 << 31) - 1
 MAX_PHASE: Final = 64  # bytes
 MAX_METRICS: Final = 256
@@ -91,7 +92,7 @@ def task_id_of(message: Message) -> TaskId:
 def encode(message: Message, attachment: Attachment = None, metrics: Sequence[str] = ()) -> bytes:
     """Return the payload of a message.
 
-    `metrics` are names that the other side knows by their indices.
+    `metrics` is the list of names for which the other side accepts an index.
     """
     packed: bytes = msgpack.packb(_fields(message, attachment, metrics), use_bin_type=True)
     return packed
@@ -144,9 +145,9 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
 
 
 def _said(**fields: Any) -> Fields:
-    """Return those of the fields that are set; these fields were added by later versions.
+    """Return the fields that are set; fields that later versions added are passed here.
 
-    Without them the bytes are the same as those of earlier versions.
+    If none of these fields is set, the message has the same bytes as in earlier versions.
     """
     return {key: value for key, value in fields.items() if value}
 
@@ -162,14 +163,17 @@ def _offered(key: str, what: Offer | None) -> Fields:
 
 
 def _following(key: str, one: Manifest) -> Fields:
-    """Return a manifest of one block: its hash is the hash of the object, and its parts are in the body."""
+    """Return the fields of a manifest of one block; they contain no block hash and no parts.
+
+    The hash of the block is the hash of the object, and the body describes the parts.
+    """
     return {key: None, "follows": [one.object, one.size, *([one.key] if one.key else [])]}
 
 
 def _short(value: float) -> float:
     """Return the number as an integer if this takes fewer bytes.
 
-    A larger integer takes the same number of bytes as a float, or does not fit.
+    An integer of 2**32 or more takes as many bytes as a float, or does not fit into msgpack.
     """
     return int(value) if value.is_integer() and abs(value) < 1 << 32 else value
 
@@ -189,7 +193,8 @@ def decode(
 ) -> tuple[Message, Attachment]:
     """Return the message and its attachment, or raise Rejected.
 
-    `sender` and `place` come from the header. `metrics` are names that the other side has been told.
+    `sender` and `place` come from the header. `metrics` is the list of names for which the other side may
+    send an index.
     """
     decoder = DECODERS.get(kind)
     if decoder is None:
@@ -200,7 +205,7 @@ def decode(
     try:
         fields = msgpack.unpackb(
             payload, max_array_len=MAX_COUNTS, max_map_len=MAX_METRICS, max_ext_len=0, max_str_len=MAX_TEXT,
-            strict_map_key=False,  # the keys of numbers are places
+            strict_map_key=False,  # the keys of `numbers` are integers
         )  # fmt: skip
         if any(type(key) is not str for key in typed(fields, dict)):
             raise TypeError("a key that is no str")
@@ -214,25 +219,25 @@ def decode(
 
 
 def _message_of(error: Exception) -> str:
-    """Return an error text for the author of the sending client."""
+    """Return the error as a text for the programmer of the client that sent the message."""
     if isinstance(error, KeyError):
         return f"the key {str(error)[:80]} is missing"
     return str(error)[:120] or "the payload is no msgpack that ends where it should"
 
 
 def _judge_place(place: TaskId) -> None:
-    """Raise Rejected if a field of the header is out of its limits; its types are right already.
+    """Raise Rejected if a field of the header is outside its limits; the types are checked already.
 
-    Databases and headers of other parties repeat these values.
+    These limits matter because the values are copied into databases and into later headers.
     """
     if place.round > MAX_ROUND or len(place.phase.encode()) > MAX_PHASE or len(place.base) not in (0, HASH):
         raise Rejected(Reason.MALFORMED, f"round {place.round}, phase or base are out of bounds")
 
 
 def _named(fields: Fields, known: Sequence[str]) -> Fields:
-    """Return the fields with the numbers under their names.
+    """Return the fields with each number under the name of its metric instead of an index.
 
-    An unknown index is skipped, like a metric of another version.
+    A number with an unknown index is left out.
     """
     try:
         numbers = {whole(k): number(v) for k, v in typed(fields.get("numbers", {}), dict).items()}
@@ -324,7 +329,7 @@ def _refusal(fields: Fields) -> Refusal:
 
 def _want(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     more = [typed(item, list) for item in typed(fields.get("more", []), list)]
-    if len(more) > MAX_ASKED:  # each object costs work, even without ranges
+    if len(more) > MAX_ASKED:  # each object takes time, even without ranges
         raise Rejected(Reason.MALFORMED, f"a want for {len(more)} further objects, over {MAX_ASKED}")
     others = tuple((_hash(name), _ranges(asked)) for name, asked, *_ in more)
     ranges, again = _ranges(fields["ranges"]), typed(fields.get("again", False), bool)
@@ -336,7 +341,7 @@ def _want(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachme
 def _ranges(value: object) -> Ranges:
     flat = [whole(v) for v in typed(value, list)]
     ranges = tuple(zip(flat[::2], flat[1::2], strict=True))
-    # This ensures that no block is asked for twice.
+    # Ascending ranges request no block twice.
     ascending = all(a < b for a, b in ranges) and flat == sorted(flat)
     if len(ranges) > MAX_RANGES or not ascending or max(flat, default=0) > MAX_BLOCKS:
         raise Rejected(Reason.MALFORMED, f"{len(ranges)} ranges: too many, too high or out of order")
@@ -373,7 +378,7 @@ def _indirect(fields: Fields) -> IndirectManifest | None:
 
 
 def read_manifest(packed: bytes) -> Manifest:
-    """Return a manifest that was packed alone; raise Rejected if there is none."""
+    """Return the manifest in these bytes; raise Rejected if they contain no manifest."""
     try:
         found = _manifest(msgpack.unpackb(packed, max_array_len=MAX_PARTS, max_map_len=0, max_ext_len=0))
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
@@ -411,5 +416,5 @@ def _hash(value: object) -> bytes:
 
 
 def _cut(reason: str) -> str:
-    """Return a text for people, cut so that the receiver does not reject it."""
+    """Return a text for people, shortened so that the receiver does not reject the message."""
     return reason.encode("utf-8", "replace")[:MAX_TEXT].decode("utf-8", "ignore")

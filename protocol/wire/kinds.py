@@ -1,7 +1,7 @@
-"""Define the kinds that bytes are counted under: one for each array that a method declares, and `control`.
+"""Define the kinds under which bytes are counted: one for each array that a method declares, and `control`.
 
-`control` is for all other bytes. A kind is the first part of an array's name: `weights.head.bias` is of the
-kind `weights`. Kinds are labels of metrics, so their number and their length are bounded.
+All other bytes are counted as `control`. A kind is the first part of an array's name: `weights.head.bias` is
+of the kind `weights`. Kinds are labels of metrics, so their number and their length are bounded.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 CONTROL: Final = "control"
-OTHER: Final = "other"  # the kind of arrays if the method declares none
+OTHER: Final = "other"  # kind of all arrays if the method declares no kinds
 MOST_KINDS: Final = 16
 MOST_LETTERS: Final = 20
 NAME: Final = re.compile(rf"[a-z][a-z0-9_]{{0,{MOST_LETTERS - 1}}}")
-# Arrays that the framework sends, not a method. They are counted as control.
+# Arrays that the framework adds to those of the method. They are counted as control.
 FRAMEWORK: Final = frozenset({"confusion", "manifest"})
 
 
@@ -35,7 +35,7 @@ class Kinds:
         return CONTROL if first in FRAMEWORK else self.rest
 
     def undeclared(self, names: Iterable[str]) -> list[str]:
-        """Return the first parts of the names that are not declared; none if nothing was declared at all."""
+        """Return the undeclared kinds of these names; return an empty list if the method declares no kinds."""
         firsts = {name.partition(".")[0] for name in names} if self.rest == CONTROL else set()
         return sorted(firsts - self.declared)
 
@@ -44,7 +44,7 @@ UNDECLARED: Final = Kinds(frozenset(), OTHER)
 
 
 def declared_kinds(names: Iterable[str]) -> Kinds:
-    """Return the kinds of a declaration, and raise ValueError if a name cannot be a kind."""
+    """Return the Kinds for declared names; raise ValueError if a name cannot be a kind."""
     found = list(names)
     for name in found:
         if not (isinstance(name, str) and NAME.fullmatch(name)):

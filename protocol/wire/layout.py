@@ -8,9 +8,9 @@ from itertools import accumulate
 
 
 def merge_neighbours(parts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Return the parts without empty ones, and with neighbours of one kind put together.
+    """Return the parts without empty parts, and with neighbours of one kind put together.
 
-    Equal layouts have equal results.
+    So two lists that describe the same layout become equal.
     """
     found: list[tuple[str, int]] = []
     for kind, size in parts:
@@ -24,7 +24,7 @@ def merge_neighbours(parts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int],
 class Layout:
     """The (kind, bytes) pairs of consecutive parts.
 
-    A span is looked up by bisection, because the table of a peer may have many parts.
+    A span is found by bisection, because the table that another party sends may have many parts.
     """
 
     def __init__(self, parts: Iterable[tuple[str, int]]) -> None:

@@ -1,7 +1,7 @@
 """Define the messages of the wire: everything that one side can send to the other.
 
-A message is a few scalars. If it carries tensors, it also has `arrays`: a read-only mapping from names to
-NumPy arrays that may stay on disk until they are read. No field belongs to one method.
+A message holds a few scalars. A message with tensors also has `arrays`: a read-only mapping from names to
+NumPy arrays, which may stay on disk until they are read. No field is for one method only.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ WIRE_NAME: Final = b"protofleet/1 object\x00"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The description of an object: enough to fetch it in blocks and to check each block.
+    """The description that a receiver needs to fetch an object in blocks and to check each block.
 
-    With a key, its blocks travel sealed, under a name that tells nothing about their content. A key is for
-    one division of one object into blocks and is never used for another, because the nonce of a block is its
-    number.
+    With a key, the blocks are sealed, and the name on the wire reveals nothing about their content. Each key
+    is used for one object and one block size only, because the nonce of a block is its index.
     """
 
     object: bytes  # SHA-256 of the whole object
     size: int
     block: int  # bytes in every block but the last
     hashes: tuple[bytes, ...]  # first 16 bytes of the SHA-256 of each block
-    # (kind, bytes) in order, so that every byte has a kind; (): only the body tells the kinds.
+    # (kind, bytes) in the order of the bytes. If it is empty, only the body describes the kinds.
     parts: tuple[tuple[str, int], ...]
-    key: bytes = b""  # key of its blocks; empty if they are not sealed
+    key: bytes = b""  # key of the blocks; empty if the blocks are not sealed
 
     @property
     def wire_name(self) -> bytes:
@@ -49,12 +48,14 @@ NO_ANSWER: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class IndirectManifest:
-    """An object whose manifest fits no packet, and so is an object too, which is described here."""
+    """The description of an object whose manifest is too large for a packet and is sent as an object too."""
 
     object: bytes
     size: int
     key: bytes  # key of the object's blocks
-    manifest: Manifest  # manifest of the object that holds the manifest, without the key
+    manifest: (
+        Manifest  # manifest of a second object, which holds the manifest of the first object without its key
+    )
 
 
 Offer: TypeAlias = Manifest | IndirectManifest
@@ -75,14 +76,14 @@ class Hello:
     domain: str = ""
     software: str = ""
     protocol: tuple[int, int] = (1, 1)  # lowest and highest major version that the device supports
-    plan: bytes = b""  # SHA-256 of the plan that the device has accepted; empty if it has none yet
+    plan: bytes = b""  # SHA-256 of the plan that the device has accepted; empty before it accepts a plan
     counts: tuple[int, ...] = ()  # training samples per class, only if the plan's method needs them
     holds: tuple[bytes, ...] = ()  # broadcasts that the device has in full
-    round: int = 0  # round of the device's last answer in this run
-    phase: str = ""  # phase of the same answer; NO_ANSWER if there is none, empty if unknown
-    base: bytes = b""  # broadcast that this answer was computed from
-    can: tuple[str, ...] = ()  # forms of messages that were added later and that the device understands
-    names: tuple[str, ...] = ()  # names of its classes; only in the first hello of a connection
+    round: int = 0  # round of the device's last update in this run
+    phase: str = ""  # phase of the same update; NO_ANSWER before the first update, empty if unknown
+    base: bytes = b""  # broadcast that this update was computed from
+    can: tuple[str, ...] = ()  # later forms of messages (see forms.py) that the device understands
+    names: tuple[str, ...] = ()  # names of the device's classes; only in the first hello of a connection
     names_hash: bytes = b""  # hash of the names, in all later hellos of the connection
 
 
@@ -93,18 +94,21 @@ class About:
     Information that changes a computation is in the plan, whose bytes are hashed.
     """
 
-    can: tuple[str, ...] = ()  # forms of messages that were added later and that this coordinator understands
+    can: tuple[str, ...] = ()  # later forms of messages (see forms.py) that this coordinator understands
     uses: tuple[str, ...] = ()  # forms that a device needs to take part in this run
     names: tuple[str, ...] = ()  # names of the classes
-    embedding: int = 0  # width of the network's embedding, which prototypes are made of
-    metrics: tuple[str, ...] = ()  # an update may name each metric by its place here
-    # Whether the method needs a device's `counts`, only for a device that asks to be told.
+    embedding: int = 0  # width of the network's embedding, which is also the width of prototypes
+    metrics: tuple[
+        str, ...
+    ] = ()  # names of metrics; an update may give the index in this list instead of a name
+    # Whether the method needs a device's `counts`. It is set only for a device that requested this
+    # information.
     counts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The description of a run: method, settings, network, seed. A device joins it or sends a Bye."""
+    """The description of a run: method, settings, network, seed. A device joins the run or sends a Bye."""
 
     plan: bytes  # JSON
     about: About = About()
@@ -112,15 +116,16 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """The array that an answer must hold under one name, as the coordinator checks it.
+    """The array that an update must hold under one name; the coordinator checks these properties.
 
-    A name that ends with `.*` stands for all arrays of the broadcast that begin so and have no row of their
-    own.
+    A name that ends with `.*` is a prefix. It stands for all arrays of the broadcast with this prefix that
+    have no ArraySpec of their own.
     """
 
     name: str
-    dtype: str | None  # None: as in the broadcast
-    # None: as in the broadcast. A name in the shape is a free length, which is the same for equal names.
+    dtype: str | None  # None: the dtype of the array in the broadcast
+    # None: as in the broadcast. A name in the shape stands for a free length; equal names stand for equal
+    # lengths.
     shape: tuple[int | str, ...] | None
     most: int | None  # the highest value of a free length
     low: float | None
@@ -132,37 +137,39 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The work for one device in one phase of one round; the tensors come as a broadcast."""
+    """The work for one device in one phase of one round; its tensors are sent as a broadcast."""
 
     round: int
     phase: str
     broadcast: Offer | None = None
     seconds: float = 0.0  # seconds until the deadline; only a hint, because the coordinator decides
-    # Arrays that the answer must hold, only for a device that asks to be told.
+    # Arrays that the update must hold. They are sent only to a device that requested this information.
     wants: tuple[ArraySpec, ...] = ()
-    follows: bool = False  # the broadcast has one block, which comes without a request
-    credit: int = 0  # blocks of the answer that are asked for in advance, if it has no more
+    follows: bool = False  # the broadcast has one block, which is sent without a request
+    credit: int = (
+        0  # number of blocks that the device may send without a request, if its update has no more blocks
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A device's answer to a Task."""
+    """The result that a device sends for a Task."""
 
     device: str
     round: int
     phase: str
     examples: int
-    base: bytes = b""  # SHA-256 of the broadcast that it was computed from
+    base: bytes = b""  # SHA-256 of the broadcast that the update was computed from
     arrays: Arrays = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    follows: bool = False  # the arrays are one block, which comes without a request
+    follows: bool = False  # the arrays are one block, which is sent without a request
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The result of an Update.
+    """The coordinator's decision about an Update.
 
-    Only a receipt lets a device drop its answer; a PUBACK does not.
+    A device keeps its update until it has the receipt. A PUBACK of the broker is not enough.
     """
 
     round: int
@@ -173,38 +180,40 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The message that the coordinator will not work with this device, with the reason."""
+    """The message with the reason why the coordinator does not work with this device."""
 
     reason: str
-    # Boot of a later process with the same name, if this is the reason. The process with this boot is not
+    # Boot of a later process with the same name, if such a process is the reason. The later process is not
     # refused.
     boot: int = 0
-    # Boot and sequence of the hello that it answers, only for a device that checks them.
+    # Boot and sequence of the hello that is refused. They are sent only to a device that checks them.
     answers: tuple[int, ...] = ()
 
 
-HERE: Final = "here"  # reason of a state without other information, which no device answers
+# reason of a state that only shows that the coordinator runs; devices do not reply to such a state
+HERE: Final = "here"
 
 
-MOST_NAMED: Final = 64  # the most devices that a `here` names
+MOST_NAMED: Final = 64  # largest number of devices that a `here` state lists
 
 
 @dataclass(frozen=True, slots=True)
 class RoundStatus:
     """The coordinator's round, published to all devices.
 
-    A device that is waited for and has no question sends a hello.
+    A device sends a hello if the coordinator waits for it but it has no task.
     """
 
     round: int
     phase: str
     attempt: int
-    # Devices that are waited for, each as the first four bytes of the SHA-256 of its name; None for many.
+    # Devices that the coordinator waits for, each as the first four bytes of the SHA-256 of its name. None
+    # stands for too many devices to list.
     waits: tuple[bytes, ...] | None
 
     @property
     def gathers(self) -> bool:
-        """Return whether no question is open, as devices are waited for."""
+        """Return whether no task is open because the coordinator still waits for devices to join."""
         return not self.phase and self.waits is None
 
     def names(self, device: str) -> bool:
@@ -224,7 +233,9 @@ class State:
 
     online: bool
     reason: str = ""
-    who: str = ""  # host, process and folder of a coordinator, for a second one to read, also from the will
+    who: str = (
+        ""  # host, process and folder of a coordinator; a second coordinator reads them, also in a will
+    )
     now: RoundStatus | None = None
 
 
@@ -237,21 +248,20 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The message that the run is over; devices may end."""
+    """The message that the run is over and that devices may end."""
 
     rounds: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRequest:
-    """The request of a receiver for blocks.
-
-    The sender may send blocks that are requested and have not arrived.
-    """
+    """The request of a receiver for blocks."""
 
     object: bytes
-    ranges: tuple[tuple[int, int], ...]  # [first, past the last), at most MAX_RANGES of them
-    again: bool = False  # the blocks were requested before and have not come; send them only to this receiver
+    ranges: tuple[tuple[int, int], ...]  # (first, last + 1) pairs, at most MAX_RANGES
+    again: bool = (
+        False  # the blocks were requested before and did not arrive; send them only to this receiver
+    )
     # Further objects, and the ranges of each.
     more: tuple[tuple[bytes, tuple[tuple[int, int], ...]], ...] = ()
 

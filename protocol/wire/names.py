@@ -1,4 +1,4 @@
-"""Check the names of parties, which stand in topics, envelopes, file names and certificates."""
+"""Check the names of parties, which are used in topics, envelopes, file names and certificates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 def valid_name(name: str) -> str:
     """Return the name itself, or raise ValueError.
 
-    A name stands in topics, file names and certificates, so the rule fits all three.
+    A valid name can be used in topics, file names and certificates.
     """
     if re.fullmatch(NAME, name):
         return name

@@ -1,12 +1,12 @@
-"""Make text from other parties safe for the log: it can neither begin a line nor move a cursor."""
+"""Make text from other parties safe for the log, so that it can neither begin a new line nor move the cursor."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    r"""Return the text with unprintable characters written as Python writes them: \x1b, \n, \u202e.
+    r"""Return the text with unprintable characters replaced by Python's escapes: \x1b, \n, \u202e.
 
-    Letters, digits, signs and spaces stay.
+    Letters, digits, signs and spaces are not changed.
     """
     if text.isprintable():
         return text
@@ -14,5 +14,5 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return our own text of several lines with each line made printable."""
+    """Return a text of several lines with each line made printable; only our own code may choose where lines end."""
     return "\n".join(map(printable, text.split("\n")))

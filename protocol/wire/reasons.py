@@ -1,4 +1,4 @@
-"""Name the reasons why something received was not used; each received message ends in exactly one counter."""
+"""Name the reasons why a received message was not used; each message is counted under one reason at most."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 
 
 class Reason(str, Enum):
-    """The reasons of a closed list; each has a counter of its own and may cause an alert.
+    """The reasons why a message is not used.
 
-    MEANINGS says what each of them means.
+    The list is closed. Each reason has its own counter and may cause an alert. MEANINGS explains each reason.
     """
 
     MALFORMED = "malformed"
@@ -91,25 +91,27 @@ MEANINGS: Final[Mapping[Reason, str]] = {
 
 
 class DisconnectReason(str, Enum):
-    """The reason why a device sends a Bye: the part of its text before the colon.
+    """The reason why a device sends a Bye: the part of the Bye's text before the colon.
 
-    It is a closed list; each reason has a counter of its own.
+    The list is closed, and each reason has its own counter.
     """
 
     OUT_OF_MEMORY = "out_of_memory"  # the training ran out of memory; the device comes back
     TRAINING_DIED = "training_died"  # the training ended in another way; the device comes back
     WRONG_ARRAYS = "wrong_arrays"  # the device cannot use the arrays of a broadcast; it comes back
     DRAINED = "drained"  # the device's operator has asked it to stop between two tasks
-    PAUSED = "paused"  # the device takes no work for a while: it was told so, or is too hot
+    PAUSED = "paused"  # the device takes no work for a while, because its operator paused it or because it is too hot
     SIGNAL = "signal"  # the device was stopped
-    FINISHED = "finished"  # the run is over, and the device has been told
+    FINISHED = "finished"  # the run is over, and the device knows it
     CANNOT_FOLLOW = "cannot_follow"  # the plan asks for something that the device cannot do
-    DAMAGED = "damaged"  # an answer of the device is lost, so its next answer would have other bits
+    DAMAGED = (
+        "damaged"  # an update of the device is lost, so its next update would differ from the right result
+    )
     OTHER = "other"
 
 
 def disconnect_reason_of(reason: str) -> DisconnectReason:
-    """Return the reason that a Bye is counted as."""
+    """Return the reason under which a Bye is counted."""
     word = reason.partition(":")[0]
     return (
         DisconnectReason(word)
@@ -119,7 +121,7 @@ def disconnect_reason_of(reason: str) -> DisconnectReason:
 
 
 class Rejected(ValueError):  # noqa: N818 - it reads as what happened: `except Rejected`
-    """A fault of a peer: drop the message, count it and go on."""
+    """A fault of another party: the receiver drops the message, counts it and continues."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason.value}: {detail}")
@@ -128,10 +130,9 @@ class Rejected(ValueError):  # noqa: N818 - it reads as what happened: `except R
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The reason why an answer or a device is refused, which is counted, and a message for people.
+    """The problem for which an update or a device is refused: a reason for the counters, and a message for people.
 
-    It is not a string, because the whole of it would then get into records. Code that stores or sends it
-    takes the message.
+    Code that stores or sends a problem uses the message only.
     """
 
     reason: Reason

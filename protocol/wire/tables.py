@@ -1,6 +1,6 @@
 """Convert the tables in messages of minor version 1 to msgpack's types and back, strictly.
 
-The tables are about a run, the arrays of an answer, and the coordinator's round status.
+The tables describe a run, the arrays of an update, and the coordinator's round status.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any, Final, TypeVar
 
 from protofleet.protocol.wire.messages import MOST_NAMED, About, ArraySpec, RoundStatus
 
-MAX_FORMS: Final = 16  # most names of added forms
-MAX_FORM: Final = 32  # most bytes of one name of a form
-MAX_NAMES: Final = 4096  # most names of classes
-MAX_LETTERS: Final = 64  # most letters in the name of a class or of a metric
-MAX_WANTED: Final = 4096  # most rows of wanted arrays
+MAX_FORMS: Final = 16  # largest number of names of message forms
+MAX_FORM: Final = 32  # largest number of bytes in the name of a form
+MAX_NAMES: Final = 4096  # largest number of class names
+MAX_LETTERS: Final = 64  # largest number of letters in the name of a class or metric
+MAX_WANTED: Final = 4096  # largest number of rows of wanted arrays
 MAX_RULES: Final = 8
 SHORT_NAME: Final = 4  # bytes of the hash of a device's name
 

@@ -10,8 +10,8 @@ from typing import Final, Literal, TypeAlias
 from protofleet.protocol.wire.names import COORDINATOR, NAME, Role, valid_device, valid_name
 
 PREFIX: Final = "protofleet/1"
-LONGEST: Final = 80  # letters; each topic has fewer after its prefix, and longer ones are not remembered
-MOST_PARSED: Final = 4096  # topics that are remembered, because each is read several times for each frame
+LONGEST: Final = 80  # letters of a topic after its prefix; a longer topic is invalid
+MOST_PARSED: Final = 4096  # parsed topics that are kept, because the topic of a frame is parsed several times
 
 Kind: TypeAlias = Literal["coord_state", "device_state", "round", "down", "up", "now", "bcast"]
 
@@ -27,8 +27,10 @@ class TopicRule:
     pattern: str
     writer: Role
     reader: Role
-    echoes: bool = False  # its writer receives it too, and notices others that write in its name
-    retired: bool = False  # no party uses it any more; devices of minor version 0 subscribe to it
+    echoes: bool = (
+        False  # the writer receives it too, and so notices other parties that write in the writer's name
+    )
+    retired: bool = False  # this version does not use it, but devices of minor version 0 subscribe to it
 
 
 TOPIC_RULES: Final = (
