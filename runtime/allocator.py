@@ -1,14 +1,14 @@
 """Give large blocks of memory back to the system when they are freed.
 
-glibc raises its threshold with every large block that is freed. From then on it keeps such blocks in heaps
-that never shrink, so a process that handles models of tens of megabytes keeps several of them in holes.
-Measured with a 45 MB model: a round peaked at 497 MB with the moving threshold, and at 424 MB with a fixed
-one.
+When a large block is freed, glibc raises the size from which it takes blocks directly from the system. Later
+blocks of this size then stay in heaps that do not shrink. So a process that handles models of tens of
+megabytes keeps the memory of several models. With a 45 MB model, the peak in a round was 497 MB with glibc's
+changing threshold, and 424 MB with a fixed threshold.
 
-This is right for a process that moves models from the network to the disk. A process that trains allocates
-and frees the same large blocks for every batch, and each block that comes from the system has to be cleared
-first. With cnn23 and 360 samples a round took 0.21 s of CPU in this way. It takes 0.13 s if the blocks are
-kept during the work and given back after it.
+This is right for a process that moves models from the network to the disk. A process that trains needs large
+blocks again for every batch, and the system has to clear each block first. With cnn23 and 360 samples, a
+round took 0.21 s of CPU time in this way. It takes 0.13 s if the blocks are kept during the work and given
+back after it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 M_ARENA_MAX: Final = -8
 THRESHOLD: Final = 1 << 20
-TRAINING_THRESHOLD: Final = 16 << 20  # bytes; a batch has smaller blocks, most models have larger ones
+TRAINING_THRESHOLD: Final = (
+    16 << 20
+)  # bytes; the blocks of a batch are smaller, and those of most models are larger
 KEPT: Final = 64 << 20  # bytes that are kept while there is work
-WORTH_IT: Final = 4 << 20  # bytes; the search for free blocks takes half a millisecond
+# bytes; less memory is not given back, because the search for free blocks takes half a millisecond
+WORTH_IT: Final = 4 << 20
 
 
 class MallInfo(ctypes.Structure):
@@ -37,21 +40,21 @@ class MallInfo(ctypes.Structure):
 
 
 def return_large_blocks() -> None:
-    """Fix glibc's threshold; with other C libraries there is nothing to do."""
+    """Fix glibc's threshold; do nothing with another C library."""
     _set({M_MMAP_THRESHOLD: THRESHOLD})
 
 
 def keep_blocks_at_work() -> None:
-    """Keep freed blocks while there is work, in a process that trains.
+    """Keep freed blocks during the work of a process that trains.
 
-    Call this before the process has a second thread; `return_free_blocks` ends a piece of work.
+    Call this before the process has a second thread. Call `return_free_blocks` after each piece of work.
     """
-    # One heap serves all threads, because glibc gives back the end of no other heap.
+    # All threads use one heap, because glibc gives back free memory only at the end of the main heap.
     _set({M_MMAP_THRESHOLD: TRAINING_THRESHOLD, M_TRIM_THRESHOLD: KEPT, M_ARENA_MAX: 1})
 
 
 def return_free_blocks() -> None:
-    """Give free memory back to the system if a large piece of it is at the end of the heap."""
+    """Give free memory back to the system if there is a large free piece at the end of the heap."""
     info = getattr(_libc(), "mallinfo2", None)
     if info is not None:
         info.restype = MallInfo
@@ -63,7 +66,7 @@ def return_free_blocks() -> None:
 def return_all_free_blocks() -> None:
     """Give all free memory back to the system.
 
-    This is for a process that does not work again at once, because it would have to ask for the memory again.
+    Call this only if no work follows at once, because the process would need the memory again.
     """
     trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:

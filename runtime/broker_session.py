@@ -1,4 +1,4 @@
-"""Log the session of a party with its broker, and limit the wait for the first session."""
+"""Log the state of a party's connection to its broker, and limit the wait for the first connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NEVER = float("inf")
 
 
 class BrokerSession:
-    """The state of one party's connection; it logs when the connection is lost and when it is back."""
+    """The state of one party's connection to its broker; it logs the loss and the return of the connection."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log, self._patience = log, NEVER
@@ -20,7 +20,7 @@ class BrokerSession:
         self.wake_at = NEVER
 
     def give_up_after(self, seconds: float, now: float) -> None:
-        """Let `check` raise BrokerError if the broker accepts no connection for this many seconds."""
+        """Make `check` raise BrokerError if the broker accepts no connection for this many seconds."""
         self._patience = seconds
         self.wake_at = now + seconds
 
@@ -30,7 +30,7 @@ class BrokerSession:
             raise BrokerError(f"{words}; gave up after {self._patience:.0f} s")
 
     def accepted(self) -> None:
-        """Note that the broker has accepted a connection, which the party may still reject."""
+        """Note that the broker has accepted a connection; the party may still reject this connection."""
         self._had_one, self.wake_at = True, NEVER
 
     def stands(self, now: float) -> None:
@@ -40,7 +40,7 @@ class BrokerSession:
         self._lost_at, self._reason = NEVER, ""
 
     def lost(self, reason: str, final: bool, now: float) -> str:
-        """Log the end of a connection or of a try, and return why the party has to end, or ""."""
+        """Log the end of a connection or of a try; return the reason why the process has to end, or ""."""
         if reason != self._reason:
             self._log.warning("%s", self._words(reason, now))
         self._reason = reason

@@ -1,4 +1,4 @@
-"""Start and stop child processes, which end with the process that started them."""
+"""Start and stop child processes that end together with the process that started them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeVar
 
-# Environment variable of a child: the id of the process that it ends with.
+# Environment variable of a child: the id of the process with which the child ends.
 PARENT: Final = "PROTOFLEET_PARENT"
 PR_SET_PDEATHSIG: Final = 1
-TAIL: Final = 1 << 14  # bytes that are read at the end of a log
+TAIL: Final = 1 << 14  # bytes at the end of a log that are read
 
-# Python 3.11 and later have `-P`, which does the same. `sys` is built in, so no file can take its place.
+# This does the same as the option `-P` of Python 3.11 and later. A file sys.py in the working directory is
+# not imported, because `sys` is built in.
 START: Final = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import runpy; del sys.argv[0]; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -46,16 +47,16 @@ Waited = TypeVar("Waited", bound=Child)
 
 
 def environment_of_child() -> dict[str, str]:
-    """Return the environment for a child that is to end with this process.
+    """Return the environment for a child that ends together with this process.
 
-    Otherwise the child would go on writing to files that the next run writes.
+    A child that lived longer would write to files that the next run writes too.
     """
     return {**os.environ, PARENT: str(os.getpid())}
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that is started as `python -m module arguments`, in a session of its own."""
+    """A program that is started as `python -m module arguments`, in a new session."""
 
     name: str  # name for `ps` and `top`, if the program is forked
     module: str
@@ -65,11 +66,11 @@ class Program:
 
 
 class Starter(Protocol):
-    """A way to start a child: as a new interpreter, or forked by a launcher."""
+    """An object that starts children: as new interpreters, or by forks of a launcher."""
 
     @property
     def problem(self) -> str:
-        """Return the problem that has ended all its children, or ""."""
+        """Return the problem that has ended all children of this starter, or ""."""
         ...
 
     def start(self, program: Program, stdout: int, stderr: int) -> Child:
@@ -77,7 +78,7 @@ class Starter(Protocol):
 
 
 class Interpreters:
-    """A starter whose children are new interpreters that do all imports themselves."""
+    """A starter that starts each child as a new interpreter, which does all imports itself."""
 
     problem: Final = ""
 
@@ -89,16 +90,16 @@ class Interpreters:
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command `python -m module arguments` that imports nothing of the working directory."""
+    """Return the command `python -m module arguments`; it imports no module from the working directory."""
     if sys.version_info >= (3, 11):
         return [sys.executable, "-P", "-m", module, *arguments]
     return [sys.executable, "-c", START, module, *arguments]
 
 
 def script(path: Path, *arguments: str) -> list[str]:
-    """Return the command for a file that runs by itself.
+    """Return the command for a Python file that needs only the standard library.
 
-    It imports nothing of the working directory, of the file's folder or of $PYTHONPATH.
+    It imports no module from the working directory, the file's folder or $PYTHONPATH.
     """
     return [sys.executable, "-I", str(path), *arguments]
 
@@ -124,7 +125,7 @@ def stop(processes: Iterable[Waited], seconds: float) -> None:
         for process in running:
             process.terminate()
         wait(running, seconds)
-    finally:  # also if a person interrupts the waiting, in a program that itself goes on
+    finally:  # also if a person interrupts the wait, because the calling program may continue
         for process in running:
             if process.poll() is None:
                 process.kill()
@@ -147,9 +148,9 @@ def wait(processes: Iterable[Waited], seconds: float) -> list[Waited]:
 
 
 def last_lines(log: Path, begin: int = 0) -> list[str]:
-    """Return the lines at the end of a log without the empty ones.
+    """Return the last lines of a log that are not empty.
 
-    Lines before the byte `begin` are of an earlier start, and are left out.
+    Lines before the byte `begin` belong to an earlier start, and are left out.
     """
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

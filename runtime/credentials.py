@@ -1,6 +1,6 @@
 """Load the keys of a process and of the parties that it knows.
 
-The keys come from an enrolment, or from bare key files that a person has copied.
+The keys are part of an enrolment, or they are plain key files that a person has copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 def of_coordinator(enrolled: str, federation: str, key: str, devices: str) -> tuple[Keys, Keyring]:
     """Return the keys and the keyring of the coordinator.
 
-    `devices` is a folder of <name>.record files if the coordinator is enrolled, otherwise of <name>.pub
+    The folder `devices` contains <name>.record files if the coordinator is enrolled, otherwise <name>.pub
     files.
     """
     if not enrolled:

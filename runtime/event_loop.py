@@ -1,6 +1,6 @@
 """Run the event loop that both programs share.
 
-One thread owns all state, and everything that happens comes as an item.
+One thread owns all state, and receives every event as an item of a queue.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ log = logging.getLogger("protofleet")
 T = TypeVar("T")
 I_contra = TypeVar("I_contra", contravariant=True)
 IDLE_SECONDS = 5.0  # seconds between two heartbeats of a loop that has nothing to do
-TURN_ITEMS = 256  # most items that are taken before the app is told that a turn is over
+TURN_ITEMS = 256  # largest number of items that are taken in one turn
 TURN_SECONDS = 0.02
 
 
 class EventLoopApp(Protocol[I_contra]):
-    """The app that the loop drives: the loop tells it what happens and what time it is.
+    """The app that the event loop runs; the loop passes each item and the time to it.
 
-    The app does not ask for either. Several items may come before a turn ends. Output that may leave only
-    after it is stored on the disk leaves at the end of the turn.
+    The app itself reads no clock and no queue. It may get several items in one turn. Output that must be
+    stored on the disk first is sent at the end of the turn, in `end_turn`.
     """
 
     @property
@@ -46,22 +46,22 @@ class EventLoopApp(Protocol[I_contra]):
 
 
 class Worker(Protocol):
-    """A worker that does long work.
+    """A worker that does long work outside the event loop.
 
-    `then` is called on the owner's thread with the result, or with the error.
+    `then` is called on the event loop's thread with the result, or with the error.
     """
 
     def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None: ...
 
 
 class EndedWorkError(RuntimeError):
-    """The error for work in which something other than a plug-in's line has tried to end the process."""
+    """The error for work in which code other than a plug-in has tried to end the process."""
 
 
 class WorkThread:
     """A thread that does one piece of work at a time, in the order of submission.
 
-    It first calls `begin`.
+    At its start, the thread calls `begin`.
     """
 
     def __init__(self, heartbeats: Heartbeats | None = None) -> None:
@@ -72,7 +72,7 @@ class WorkThread:
         threading.Thread(target=lambda: self._run(begin), name="worker", daemon=True).start()
 
     def put(self, job: Callable[[], None]) -> None:
-        """Add a job that does not raise; it runs in the context of the caller."""
+        """Add a job that raises no exception; it runs with the caller's context variables."""
         self._jobs.put(partial(contextvars.copy_context().run, job))
 
     def _run(self, begin: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class WorkThread:
 class ThreadWorker:
     """A worker that puts the result of the work into the receive queue of its owner.
 
-    Without a `thread` it has its own.
+    Without the argument `thread`, it starts its own thread.
     """
 
     def __init__(
@@ -105,16 +105,16 @@ class ThreadWorker:
         result: T | Exception
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - it is raised again by `then`, on the owner's thread
+        except BaseException as error:  # noqa: BLE001 - `then` gets the error, on the owner's thread
             result = as_exception(error)
         self._receive_queue.put(Done(partial(then, result)))
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return the exception that the owner of a thread gets for an error.
+    """Return the exception to report to the owner of a thread in place of an error.
 
-    A SystemExit would end the thread without any notice. An error of a plug-in is logged with the traceback
-    for its author, and the owner of the thread gets only one line of it.
+    A SystemExit is replaced, because it would end the thread silently. An error of a plug-in is logged with
+    its traceback for the plug-in's author, and is replaced by an exception with one line.
     """
     if (found := as_authors(error)) is not None:
         log.error("%s", found, exc_info=error)
@@ -125,11 +125,11 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def stop_on_signals(put: Callable[[Item], None]) -> Callable[[], bool]:
-    """Let SIGINT and SIGTERM end an app in good order.
+    """Make SIGINT and SIGTERM stop an app in an orderly way.
 
     Return a function that says whether there was a signal, for code that waits without taking items. The
-    handler takes no lock, unlike a threading.Event: it may run while the main thread, or the handler of an
-    earlier signal, holds this lock.
+    handler uses a list and not a threading.Event, because an Event has a lock. The interrupted main thread
+    could hold this lock, and the handler would wait for ever.
     """
     numbers: list[int] = []
 
@@ -148,9 +148,9 @@ def serve(
     clock: Callable[[], float],
     heartbeats: Heartbeats | None = None,
 ) -> None:
-    """Feed an app with items until it has finished.
+    """Run the event loop of an app until the app has finished.
 
-    One turn takes the items that are there already and does the work that is due.
+    In one turn, the app takes the items that are in the queue and does the work that is due.
     """
     heartbeats = heartbeats or Heartbeats()
     while not app.finished:
@@ -168,7 +168,7 @@ def serve(
 def _take_what_is_there(
     app: EventLoopApp[T], receive_queue: queue.SimpleQueue[T], clock: Callable[[], float]
 ) -> None:
-    """Take items without waiting, for a short time: deadlines are checked once a turn."""
+    """Take items without waiting, for a short time only, because deadlines are checked once a turn."""
     end = clock() + TURN_SECONDS
     for _ in range(TURN_ITEMS - 1):
         if app.finished or clock() >= end:

@@ -1,8 +1,8 @@
-"""Decide who is responsible for an error that occurs while a peer's message is handled.
+"""Decide what is responsible for an error in the handling of a message: our side, the sender or a plug-in.
 
-An error of the disk, the index, memory or the broker affects all peers: it is ours, and is raised. Any other
-error is caused by the message of one peer, whatever code raised it, and must not end the work with all other
-peers. An error of a plug-in's own line belongs to the author, and the author is told of the line.
+An error of the disk, the index, memory or the broker affects the work with all devices. It counts as ours,
+and is raised. Any other error counts as an error of the sender, and must not end the work with other devices.
+If a line of a plug-in raised the error, the message names this line for the plug-in's author.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from protofleet.protocol.transport.address import BrokerError
 
 
 class OurFault(RuntimeError):  # noqa: N818 - it reads as what it is: `except OurFault`
-    """The error for a fault that belongs to no peer, for example in a save; it is raised from that fault."""
+    """The error for a fault that no other party has caused, for example a failed save; the fault is its cause."""
 
 
-# The words that torch uses.
+# Parts of torch's error messages.
 NO_MEMORY: Final = ("can't allocate memory", "out of memory", "not enough memory")
 OURS: Final = (OSError, sqlite3.Error, MemoryError, DamagedError, NewerFormatError, BrokerError, OurFault)
 
 
 def is_ours(error: BaseException) -> bool:
-    """Return whether an error is ours, also if it occurred at work with tensors."""
+    """Return whether an error counts as ours; this includes torch's errors about a lack of memory."""
     return isinstance(error, OURS) or is_want_of_memory(error)
 
 
@@ -39,9 +39,9 @@ def is_want_of_memory(error: BaseException) -> bool:
 def as_authors(error: BaseException) -> AuthorError | None:
     """Return the error to report in place of an error in a plug-in's own code, or None for other errors.
 
-    The plug-in's error may be a SystemExit. Errors of protofleet's own kinds have code that handles them, and
-    so have errors for a lack of memory or disk space. A missing file may be ours, or one that the author's
-    line opens.
+    The plug-in's error may be a SystemExit. The result is None for errors of protofleet's own classes and for
+    a lack of memory or disk space, because other code handles them. A missing file is an error of the plug-in
+    only if a line of the plug-in opens the file.
     """
     if type(error).__module__.startswith("protofleet."):
         return None

@@ -1,8 +1,8 @@
-"""Watch the health of this process: the signs of life of its parts, and a watchdog that ends it.
+"""Watch the health of this process: record signs of life of its parts, and end the process if it hangs.
 
-A process that hangs is not restarted, because container engines and service managers check only whether it
-has ended. So it ends itself, with the stacks of all threads in its log. After a restart, all data that counts
-is on the disk.
+Container engines and service managers restart a process only when it has ended, and not when it hangs. So a
+process that hangs ends itself, and writes the stacks of all threads to its log. No important data is lost,
+because it is on the disk.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-STUCK: Final = 70  # exit code of a process that its watchdog has ended
-LOOP_SECONDS: Final = 60.0  # seconds without a turn, after which a loop is unhealthy
-PROBE_SECONDS: Final = 60.0  # seconds between two writes to the disk, so that not every request writes
+STUCK: Final = 70  # exit code of a process that was ended by its watchdog
+LOOP_SECONDS: Final = 60.0  # a loop that has made no turn for this many seconds is unhealthy
+PROBE_SECONDS: Final = (
+    60.0  # seconds between two writes to the disk; a request in between gets the last result
+)
 
-Check = Callable[[], str]  # returns what is wrong and what to do, or ""
+Check = Callable[[], str]  # returns a problem with advice, or ""
 
 log = logging.getLogger("protofleet")
 
 
 class Heartbeats:
-    """The times when each working part last gave a sign of life; any thread may use them."""
+    """The time of the last sign of life of each working part; any thread may use this object."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,15 +56,15 @@ class Heartbeats:
 def end_at_once(seconds: float, part: str) -> None:
     log.critical("%s has shown no sign of life for %.0f s; ending, to be started again", part, seconds)
     faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-    os._exit(STUCK)  # an orderly end would wait for the part that hangs
+    os._exit(STUCK)  # a normal exit would wait for the part that hangs
 
 
 @contextlib.contextmanager
 def watchdog(heartbeats: Heartbeats, seconds: float) -> Iterator[None]:
     """End the process if a part gives no sign of life for `seconds` while the `with` lasts; 0 turns this off.
 
-    A process that was stopped as a whole (SIGSTOP, a machine that is paused) does not hang. When it goes on,
-    each part has its full time again.
+    A process that was stopped as a whole (by SIGSTOP, or because the machine was paused) does not hang. When
+    it continues, each part has its full time again.
     """
     done = threading.Event()
 
@@ -70,7 +72,7 @@ def watchdog(heartbeats: Heartbeats, seconds: float) -> Iterator[None]:
         looked = going_on = time.monotonic()
         while not done.wait(seconds / 10):
             now = time.monotonic()
-            if now - looked > seconds / 2:  # this thread has not run either
+            if now - looked > seconds / 2:  # this thread has not run either, so the whole process was stopped
                 going_on = now
             looked = now
             gap, part = heartbeats.longest_gap()
@@ -96,7 +98,7 @@ def loop_is_running(heartbeats: Heartbeats) -> Check:
 def disk_is_writable(folder: Path, clock: Callable[[], float] = time.monotonic) -> Check:
     """Return a check that writes some bytes to the disk in this folder.
 
-    If it is called again within PROBE_SECONDS, it returns its last result, unless that was a problem.
+    Within PROBE_SECONDS after a write, the check returns the last result, unless this result was a problem.
     """
     found: list[tuple[float, str]] = []
 

@@ -1,4 +1,4 @@
-"""Handle interrupts so that no import drops them, and so that SIGTERM acts like an interrupt."""
+"""Handle interrupts: an import cannot drop them, and SIGTERM acts like an interrupt."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import FrameType
 
 @contextlib.contextmanager
 def stopped_as_by_a_terminal() -> Iterator[None]:
-    """Let SIGTERM act like an interrupt in the block.
+    """Make SIGTERM act like an interrupt inside the `with` block.
 
-    systemd, a batch system or `kill` send SIGTERM.
+    systemd, batch systems and `kill` send SIGTERM.
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -22,7 +22,7 @@ def stopped_as_by_a_terminal() -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         handler = signal.getsignal(signal.SIGINT)
-        # A shell ignores interrupts for programs that it has put into the background.
+        # In a program that a shell started in the background, interrupts are ignored and have no handler.
         if not callable(handler):
             raise KeyboardInterrupt
         handler(signal.SIGINT, frame)
@@ -36,11 +36,10 @@ def stopped_as_by_a_terminal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_interrupts() -> Iterator[None]:
-    """Raise an interrupt only at the end of the block, but a second one at once.
+    """Raise an interrupt only at the end of the `with` block; raise a second interrupt at once.
 
-    Otherwise it would be raised in any Python code that runs, also in code that C code runs during an import.
-    Some of this code treats any error as a missing module and goes on. Then the whole program goes on, and
-    the interrupt is lost.
+    Without this, an interrupt during an import could be raised inside code that treats any error as a missing
+    module. That code would continue, and the interrupt would be lost.
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

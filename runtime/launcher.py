@@ -1,6 +1,6 @@
-"""Start processes that are forked from a process which has already imported the modules that they need.
+"""Start processes by a fork of a process that has already imported the modules that they need.
 
-They have the same interface as a subprocess.Popen.
+The class of such a process has the same interface as subprocess.Popen.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from protofleet.runtime.launcher_process import (
 
 CAN_FORK: Final = sys.platform.startswith("linux")  # on other systems a fork without exec is not safe
 PROGRAM: Final = "protofleet.runtime.launcher_process"
-TURN_SECONDS: Final = 0.1  # seconds that one thread waits before another thread may wait
+TURN_SECONDS: Final = 0.1  # seconds that one thread waits for a message before another thread may wait
 STANDARD_INPUT, STANDARD_ERROR = 0, 2
 ROOM: Final = " " * 400  # space in the command line for the command lines of the children
-# The library starts its threads while it is imported, and no thread may run at a fork.
+# OpenBLAS starts its threads when it is imported, but at a fork the process must have only one thread.
 ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class LauncherError(RuntimeError):
-    """The error for a forking process that cannot fork, or that has ended."""
+    """The error if the forking process cannot fork or has ended."""
 
 
 class ForkedChild:
-    """A child that ends with the process that has forked it."""
+    """A child that the forking process made; it ends together with the forking process."""
 
     def __init__(self, launcher: Launcher, stdout: IO[str] | None) -> None:
         self._launcher, self.stdout = launcher, stdout
@@ -76,7 +76,7 @@ class ForkedChild:
 
 
 class ForkOfThis:
-    """A child of this process itself, with the `poll` and `wait` of a subprocess.Popen."""
+    """A direct child of this process, with the methods `poll` and `wait` of subprocess.Popen."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -101,11 +101,13 @@ class ForkOfThis:
         return self._code
 
 
-Process = subprocess.Popen[bytes] | ForkOfThis | ForkedChild  # the forking process, as its owner sees it
+Process = (
+    subprocess.Popen[bytes] | ForkOfThis | ForkedChild
+)  # the forking process, for the process that started it
 
 
 def be_launcher(theirs: socket.socket, environment: Mapping[str, str]) -> NoReturn:
-    """Make the fork like a new interpreter, and serve requests to fork."""
+    """Turn this fork into a forking process: detach it like a new interpreter, and serve requests."""
     try:
         os.setsid()
         children.end_with_parent(environment)
@@ -119,11 +121,11 @@ def be_launcher(theirs: socket.socket, environment: Mapping[str, str]) -> NoRetu
 
 
 class Launcher:
-    """The forking process, as its owner sees it; if it has ended, the next start of a child starts it again.
+    """The handle of a forking process; if that process has ended, `start` starts it again.
 
-    It is an interpreter of its own, which imports `modules` while its owner goes on. With `here`, the modules
-    are imported into this process, and the forking process is forked from it. If this process needs them too,
-    their memory is used only once.
+    Normally the forking process is a new interpreter, which imports `modules` while this process continues.
+    With `here`, this process imports the modules and then forks the forking process. If this process needs
+    the modules too, both share the memory of the modules.
     """
 
     def __init__(self, modules: Sequence[str], here: bool = False) -> None:
@@ -136,14 +138,14 @@ class Launcher:
 
     def _begin(self) -> None:
         self._received = ""
-        self.problem = ""  # the problem that has ended all its children
+        self.problem = ""  # why the forking process and all its children have ended, or ""
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = self._start_process(theirs)
 
     def _start_process(self, theirs: socket.socket) -> Process:
         if self._here:
-            self._here = False  # later this process may have threads
+            self._here = False  # only the first time, because later this process may have threads
             return self._fork(theirs)
         return subprocess.Popen(
             children.command(PROGRAM, str(theirs.fileno()), *self._modules, ROOM),
@@ -173,7 +175,7 @@ class Launcher:
         self.close()
 
     def close(self) -> None:
-        """Close the launcher; its children end too."""
+        """End the forking process and all its children."""
         with self._lock:
             self._socket.close()
             self._process.kill()
@@ -210,7 +212,7 @@ class Launcher:
             self._ask({"signal": int(number), "pid": pid})
 
     def listen(self, seconds: float) -> None:
-        """Take a message of the forking process, and wait for it for `seconds` at most."""
+        """Wait up to `seconds` for a message of the forking process, and handle it."""
         with self._lock, selectors.DefaultSelector() as selector:
             if not self._running and self._starting is None:
                 return
@@ -219,7 +221,7 @@ class Launcher:
                 self._receive()
 
     def _ask(self, request: dict[str, Any], handles: Sequence[int] = ()) -> None:
-        """Send a request; if the process has ended, this is noticed because no answer comes."""
+        """Send a request; do nothing if the process has ended, because `listen` notices its end."""
         data = json.dumps(request).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             sent = socket.send_fds(self._socket, [data], handles) if handles else 0
@@ -250,7 +252,7 @@ class Launcher:
                 self._refused, self._starting = why, None
 
     def _ended(self, why: str) -> None:
-        """Note that all children have ended, because the kernel has ended them with the forking process."""
+        """Note that all children have ended, because the kernel ends them together with the forking process."""
         self._refused, self._starting = why, None
         for child in self._running.values():
             child.returncode = -signal.SIGKILL
@@ -258,16 +260,16 @@ class Launcher:
 
 
 class ForkedLauncher(Launcher):
-    """A launcher whose forking process is forked by another launcher.
+    """A launcher whose forking process is a child of another launcher.
 
-    It runs a module before it forks, and its children share the memory that the module leaves. If it cannot
-    fork because a library has started a thread, the other launcher forks instead.
+    The forking process first runs a module, and its children share the memory of the module's data. If it
+    cannot fork because a library has started a thread, the other launcher starts the child instead.
     """
 
     def __init__(self, parent: Launcher, program: children.Program) -> None:
         """Start the program that becomes the forking process.
 
-        Its standard input is the socket that it has to pass to `fork_on_request` in the end.
+        Its standard input is a socket. At its end the program has to pass this socket to `fork_on_request`.
         """
         self._parent, self._program = parent, program
         super().__init__(())

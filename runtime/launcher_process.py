@@ -1,8 +1,9 @@
 """Import modules, and then fork on request.
 
-The command is `python -m protofleet.runtime.launcher_process SOCKET MODULE ...`. A child runs a module as
-`python -m MODULE ARGUMENTS` would, with all imports in its memory already. A thread does not survive a fork,
-and a lock that it holds at this moment stays locked for ever. So this process never has a second thread.
+The command is `python -m protofleet.runtime.launcher_process SOCKET MODULE ...`. A child runs a module like
+`python -m MODULE ARGUMENTS`, but all imports are in its memory already. Other threads do not exist in a
+child, and a lock that another thread holds during the fork stays locked for ever in the child. So this
+process never has a second thread.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from protofleet.runtime import children
 from protofleet.runtime.interrupts import held_interrupts
 from protofleet.runtime.library_pages import release_library_pages
 
-STREAMS: Final = 3  # standard input, output and error, which come with a request
+STREAMS: Final = 3  # standard input, output and error, whose handles are sent with a request
 LONGEST: Final = 1 << 16  # bytes that are read at once
-LONGEST_NAME: Final = 15  # bytes of a process's name that the kernel keeps
-# Numbers after the name in /proc/self/stat that say where the command line begins and ends.
+LONGEST_NAME: Final = 15  # largest number of bytes in the name of a process
+# The two numbers after the name in /proc/self/stat that are the begin and the end of the command line.
 COMMAND_LINE: Final = slice(45, 47)
 
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """The program that a child is to run, and its standard streams."""
+    """The program that a child has to run, and its standard streams."""
 
     program: children.Program
     streams: tuple[int, ...]
@@ -51,10 +52,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def import_all(modules: Sequence[str]) -> None:
-    gc.disable()  # an import makes many objects that stay and few that are freed
+    gc.disable()  # an import makes many objects, and few of them are freed
     with held_interrupts():
         for module in modules:
-            # A child imports the module again, and reports the error in its own log.
+            # If an import fails, the child tries it again, and reports the error in its own log.
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
     share_memory()
@@ -63,15 +64,15 @@ def import_all(modules: Sequence[str]) -> None:
 
 
 def share_memory() -> None:
-    """Prepare the memory before the first fork.
+    """Prepare the memory before the first fork, so that children write to few shared pages.
 
-    If children write to pages without need, each gets a copy of them.
+    The kernel copies each page to which a child writes.
     """
     gc.collect()
-    gc.freeze()  # after this a collection in a child writes to no page that it shares
-    if sys.version_info < (3, 12):  # from Python 3.12 on, references to these names are not counted
-        # An attribute that a child looks up replaces one that was looked up here, and the name of the old one
-        # is released, which writes to a shared page.
+    gc.freeze()  # after this, garbage collection in a child does not write to shared pages
+    if sys.version_info < (3, 12):  # Python 3.12 and later do not count references to these names
+        # When a child looks up an attribute, the new entry of the type cache replaces an entry of this
+        # process. Python then releases the name in the old entry, which writes to a shared page.
         sys._clear_type_cache()
 
 
@@ -96,9 +97,9 @@ class Forks:
         self._received, self._streams = b"", list[int]()
 
     def serve(self) -> StartRequest | None:
-        """Serve requests, and return the request that this process itself has to run.
+        """Serve requests; in each forked child, return the request that the child has to run.
 
-        It is returned in a child. Return None when no more requests can come.
+        In the launcher itself, return None when the connection is closed.
         """
         bell, rung = socket.socketpair()
         for end in (bell, rung):
@@ -138,7 +139,7 @@ class Forks:
     def _perform(self, request: dict[str, Any]) -> StartRequest | None:
         match request:
             case {"signal": int(number), "pid": int(pid)}:
-                # The process has not been waited for, so the number is still its own.
+                # The process was not waited for yet, so the system has not given its id to another process.
                 if pid in self._running:
                     os.kill(pid, number)
                 return None
@@ -167,7 +168,7 @@ class Forks:
                 self._say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _say(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # a closed connection is noticed at the next read
+        with contextlib.suppress(BrokenPipeError):  # the next read notices that the connection is closed
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
 
@@ -181,16 +182,16 @@ def problem_with_threads() -> str:
 
 
 def thread_count() -> int:
-    """Return the number of threads, with those that a library has started without Python."""
+    """Return the number of threads, including threads that a library has started without Python."""
     with contextlib.suppress(OSError):
         return len(list(Path("/proc/self/task").iterdir()))
     return threading.active_count()
 
 
 def run(request: StartRequest, launcher: int) -> NoReturn:
-    """Run a module as an interpreter would, but end without the interpreter's cleanup.
+    """Run a module as an interpreter would, but exit without the interpreter's cleanup.
 
-    The cleanup would copy most of the pages that are shared.
+    The cleanup writes to most of the shared pages, so the kernel would copy them.
     """
     code: object = 0
     try:
@@ -209,17 +210,17 @@ def run(request: StartRequest, launcher: int) -> NoReturn:
         code = 1
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # no process reads the stream any more
+        with contextlib.suppress(OSError, ValueError):  # the reader of the stream may have ended
             stream.flush()
     os._exit(code or 0)
 
 
 def become(request: StartRequest, launcher: int) -> None:
-    """Make this process like one that was started anew: it shares only memory with the other children."""
+    """Make this process like a newly started process, which shares nothing but memory with other children."""
     program = request.program
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    logging.getLogger().handlers.clear()  # handlers of the process that became the launcher
+    logging.getLogger().handlers.clear()  # these handlers belong to the process that became the launcher
     os.setsid()
     for number, handle in enumerate(request.streams):
         os.dup2(handle, number)
@@ -229,8 +230,8 @@ def become(request: StartRequest, launcher: int) -> None:
     os.environ[children.PARENT] = str(launcher)
     children.end_with_parent()
     os.chdir(program.folder)
-    # Python's generator and those of OpenSSL seed themselves anew after a fork, and torch's begins with one
-    # fixed number.
+    # The random generators of Python and OpenSSL get a new seed after a fork. The generator of torch always
+    # begins with the same seed. So only NumPy's generator has to be seeded here.
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     sys.argv[:] = [program.module, *program.arguments]
@@ -241,8 +242,8 @@ def become(request: StartRequest, launcher: int) -> None:
 def close_handles(first: int, kept: int = -1) -> None:
     """Close all open handles from `first` on, except `kept`.
 
-    The open handles are listed first. The limit may be a billion, and older kernels would close all handles
-    up to it one by one.
+    Only open handles are closed, because the limit of handles may be a billion, and trying every number would
+    take too long.
     """
     try:
         handles = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
@@ -250,7 +251,7 @@ def close_handles(first: int, kept: int = -1) -> None:
         handles = list(range(os.sysconf("SC_OPEN_MAX")))
     for handle in handles:
         if handle >= first and handle != kept:
-            with contextlib.suppress(OSError):  # the handle of the list itself is closed already
+            with contextlib.suppress(OSError):  # the handle that listed the folder is closed already
                 os.close(handle)
 
 
@@ -261,7 +262,7 @@ def rename_process(name: str) -> None:
 
 
 def replace_command_line(words: Sequence[str]) -> None:
-    """Replace the launcher's command line for `ps`, as far as it is long enough."""
+    """Replace the launcher's command line for `ps`; cut the new text if it is longer than the old text."""
     text = b"\0".join(map(os.fsencode, words))
     with contextlib.suppress(OSError, ValueError):
         numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

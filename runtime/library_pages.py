@@ -1,8 +1,8 @@
-"""Give back memory pages that only the start of libraries has read.
+"""Give back memory pages that were read only while libraries were loaded.
 
 The loader and static constructors read most of a large library once. With torch, 50 MB then count as memory
-of a process that never computes. The pages come from the file, so a process that needs one again reads it
-from there.
+of a process that never computes. These pages are unchanged parts of the library's file. If a process needs
+such a page again, the kernel reads it from the file.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Final
 
 SMAPS: Final = Path("/proc/self/smaps")
 WORTH_IT: Final = 1 << 20
-# A mapping of a file.
+# The first line of a mapping of a file.
 MAPPING: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ [1-9]\d* +/", re.MULTILINE)
 
 
 def release_library_pages() -> None:
-    """Release the pages if the kernel lists them; on other systems there is nothing to do."""
+    """Release the pages if the kernel lists them; do nothing on other systems."""
     with contextlib.suppress(OSError, AttributeError):
         madvise = ctypes.CDLL(None).madvise
         for begin, end in unmodified_mappings(SMAPS.read_text()):
@@ -30,9 +30,9 @@ def release_library_pages() -> None:
 
 
 def unmodified_mappings(smaps: str) -> Iterator[tuple[int, int]]:
-    """Yield private mappings of a file that hold only the file's bytes.
+    """Yield the private mappings of files that contain only the bytes of the file.
 
-    In other mappings, data that was relocated would be lost.
+    In other mappings the loader has changed addresses, and these changes would be lost.
     """
     for text in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps, flags=re.MULTILINE):
         found = MAPPING.match(text)
@@ -43,6 +43,6 @@ def unmodified_mappings(smaps: str) -> Iterator[tuple[int, int]]:
 
 
 def _bytes(text: str, field: str) -> int:
-    """Return a number of bytes, or more than any memory if the kernel does not say it."""
+    """Return the bytes in a field of smaps; if the field is missing, return a number larger than any memory."""
     found = re.search(rf"^{field}: +(\d+) kB$", text, re.MULTILINE)
     return 1024 * int(found[1]) if found else 1 << 62

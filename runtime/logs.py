@@ -1,4 +1,4 @@
-"""Write log lines in which text from other parties can neither begin a line nor move a cursor."""
+"""Write log lines in which text from other parties can neither begin a new line nor move the cursor."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from typing import Any, Final, Literal, TextIO
 from protofleet.methods.plugins.authors import authors_frame, code_of
 from protofleet.protocol.wire.printable import printable
 
-LONGEST: Final = 4096  # most letters of one message
+LONGEST: Final = 4096  # largest number of letters in a message
 FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
 Form = Literal["text", "json"]
 LIBRARIES: Final = frozenset({"site-packages", "dist-packages"})
 STANDARD_LIBRARY: Final = Path(sysconfig.get_paths()["stdlib"])
-METHODS: Final = "methods"  # the folder of files that people write for their own methods
-FIELDS: Final = "protofleet_fields"  # the attribute of a record that holds its figures by name
+METHODS: Final = "methods"  # name of the folder with method files
+FIELDS: Final = "protofleet_fields"  # attribute of a log record that holds its figures by name
 _DEVICE: Final[ContextVar[str]] = ContextVar("device", default="")
 
 
 @contextlib.contextmanager
 def lines_about(device: str) -> Iterator[None]:
-    """Begin each log line with the name of the device that it is about, in a process of many devices."""
+    """Begin each log line inside the `with` with the device's name, in a process of many devices."""
     token = _DEVICE.set(f"{device}: ")
     try:
         yield
@@ -42,7 +42,7 @@ def lines_about(device: str) -> Iterator[None]:
 class PrintableFormatter(logging.Formatter):
     """A formatter that writes one line for each message.
 
-    The lines of a traceback are indented, so that none of them looks like a message.
+    The lines of a traceback are indented, so that no such line looks like a message.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
@@ -58,9 +58,9 @@ class PrintableFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A formatter that writes one JSON object in a line, for a collector of logs.
+    """A formatter that writes each message as one JSON object on one line, for a log collector.
 
-    JSON has its own way to write unprintable characters.
+    JSON itself escapes unprintable characters.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -76,12 +76,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def fields(**figures: Any) -> Mapping[str, Any]:
-    """Return figures of a message for `extra` of a log call; in JSON they are keys of their own."""
+    """Return figures of a message for the argument `extra` of a log call; each figure is a key in JSON logs."""
     return {FIELDS: {name: value for name, value in figures.items() if value is not None}}
 
 
 def set_up_logging(stream: TextIO, level: int = logging.INFO, form: Form = "text") -> None:
-    """Set up logging for a whole process, with the messages of its libraries."""
+    """Set up logging for a whole process, including the messages of its libraries."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else PrintableFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
@@ -90,7 +90,7 @@ def set_up_logging(stream: TextIO, level: int = logging.INFO, form: Form = "text
 def log_uncaught_errors() -> None:
     """Log every error that ends the program or one of its threads.
 
-    This is for a program, not for code that calls one of its commands from Python.
+    Only a program calls this function, because it changes the exception hooks of the whole process.
     """
     sys.excepthook = _log_uncaught
     threading.excepthook = lambda said: _log_uncaught(
@@ -118,8 +118,8 @@ def is_of_a_library(file: Path) -> bool:
 def place_of(trace: TracebackType | None) -> str:
     """Return the place where an error occurred.
 
-    It is the file and line of a plug-in, with the code. Otherwise it is the last frame that is not of a
-    library, and if possible one of a method.
+    If a plug-in raised the error, it is the file, line and code of the plug-in. Otherwise it is the last
+    frame in a method file, or else the last frame outside of libraries.
     """
     if (authors := authors_frame(trace)) is not None:
         return f" in {authors.filename}:{authors.lineno} ({authors.name}: {code_of(authors)})"

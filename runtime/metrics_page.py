@@ -1,6 +1,6 @@
 """Show the counts of a Link's meter to Prometheus.
 
-They are read at each scrape, so nothing is counted twice.
+The counts are read from the meter at each scrape, so they are kept in one place only.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from protofleet.protocol.wire.reasons import Reason
 from protofleet.runtime.health import Check
 from protofleet.runtime.metrics_server import HttpRequest, Page, Response, bound, serving
 
-LOOPBACK: Final = "127.0.0.1"  # the host for metrics if the settings name no other
+LOOPBACK: Final = "127.0.0.1"  # host for metrics if the settings name no host
 METRICS: Final = "/metrics"
-SCRAPER: Final = "x-prometheus-scrape-timeout-seconds"  # the header that only scrapers send
+SCRAPER: Final = "x-prometheus-scrape-timeout-seconds"  # header that only scrapers such as Prometheus send
 LAST_SCRAPE_SECONDS: Final = 75.0  # seconds; the default interval of Prometheus is a minute
 HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9a-fA-F:.]{2,45}(%[A-Za-z0-9_.-]+)?")
 
 
 class MetricsError(RuntimeError):
-    """The error for metrics that cannot be served; the message says why, and what to do."""
+    """The error for metrics that cannot be served; the message says why, and gives advice."""
 
 
 class MeterReader(Protocol):
-    """A meter of a Link, or a view of one."""
+    """The counts of a Link's meter, for reading."""
 
     @property
     def payload(self) -> Mapping[tuple[str, str], int]: ...
@@ -54,19 +54,19 @@ MethodBytes: TypeAlias = Mapping[tuple[str, str, str], int]  # (method, directio
 
 
 class MethodTotals:
-    """The bytes by the method that was in use when they passed.
+    """The counted bytes, divided by the method that was in use when they were sent or received.
 
-    A device learns its method from the plan, and a later run may have another one.
+    A device learns its method from the plan, and a later run may have another method.
     """
 
     def __init__(self, counted: Bytes, method: str) -> None:
         self._counted = counted
-        # The present method, the bytes when it began, and (method, direction, kind) -> bytes of earlier
-        # methods. It is one value, because another thread may read it while it changes.
+        # The present method; the bytes at the time when it began; the bytes of earlier methods. All three are
+        # in one tuple, because another thread may read them while they change.
         self._state: tuple[str, Bytes, MethodBytes] = (method, {}, {})
 
     def begin(self, method: str) -> None:
-        """Count bytes for this method from now on; the thread that counts calls this."""
+        """Count bytes for this method from now on; only the thread that counts may call this method."""
         if method != self._state[0]:
             self._state = (method, snapshot_of(self._counted), self.now())
 
@@ -131,16 +131,16 @@ class MeterCollector:
         for key, number in snapshot_of(self._meter.messages).items():
             messages.add_metric(list(key), number)
         yield messages
-        # Reasons that have not occurred are included, so that an alert has a series to watch.
+        # Reasons with the count 0 are included too, so that an alert has a time series to watch.
         for reason in Reason:
             rejected.add_metric([reason.value], self._meter.rejected[reason])
         yield rejected
 
 
 class BrokerCertificate:
-    """The metric of the broker's certificate, as the other end sees it.
+    """The metric of the broker's certificate.
 
-    The broker itself is not scraped.
+    A client of the broker reports it, because Prometheus does not scrape the broker itself.
     """
 
     def __init__(self, ends: Callable[[], float | None]) -> None:
@@ -159,7 +159,7 @@ class BrokerCertificate:
 
 
 class ConnectionErrors:
-    """The metric of our own errors after which the connection goes on or is made again."""
+    """The metric of our own errors after which the connection continues or is made again."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count
@@ -179,18 +179,18 @@ class ConnectionErrors:
 
 
 def snapshot_of(counter: Mapping[Any, int]) -> dict[Any, int]:
-    """Return a copy, although another thread may be adding a key."""
+    """Return a copy of a counter, although another thread may add a key during the copy."""
     while True:
         try:
             return dict(counter)
-        except RuntimeError:  # the counter grew during the copy; this happens only a few times in its life
+        except RuntimeError:  # the counter got a new key during the copy, which is rare
             continue
 
 
 def pages(registry: CollectorRegistry, checks: Mapping[str, Check]) -> dict[str, Page]:
-    """Return /metrics and /health.
+    """Return the pages /metrics and /health.
 
-    /health shows each check with its problem as JSON, and has the status 503 if there is a problem.
+    /health shows the problem of each check as JSON, and has the status 503 if there is a problem.
     """
     written = make_wsgi_app(registry)
 
@@ -211,11 +211,11 @@ def pages(registry: CollectorRegistry, checks: Mapping[str, Check]) -> dict[str,
 class Endpoint:
     """The address at which a party shows its metrics and its health.
 
-    The settings `metrics_host` and `metrics_port` of the party contain it.
+    It comes from the party's settings `metrics_host` and `metrics_port`.
     """
 
     host: str
-    port: OptionalPort  # 0: the party shows nothing
+    port: OptionalPort  # 0 if the party shows no metrics
 
     def __post_init__(self) -> None:
         if not HOST.fullmatch(self.host):
@@ -224,7 +224,7 @@ class Endpoint:
             )
 
     def url(self, path: str) -> str:
-        """Return the URL by which this machine itself reaches the endpoint."""
+        """Return the URL of the endpoint for a program on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{path}"
 
@@ -243,7 +243,7 @@ class Scrapes:
             self._last = began
 
     def wait_for_last(self, stopped: Callable[[], bool], seconds: float = LAST_SCRAPE_SECONDS) -> None:
-        """Wait until the last metrics of a process have been read.
+        """Wait at the end of a process until Prometheus has read its last metrics.
 
         Return at once if no scraper has read the metrics in the last `seconds`.
         """

@@ -1,8 +1,8 @@
-"""Serve figures and health over HTTP, so that a slow or silent client delays no other client.
+"""Serve metrics and health over HTTP, so that a slow or silent client delays no other client.
 
-No connection has a thread of its own: one thread talks to all of them. Each path has one thread that makes
-its answers, one after the other. At most CONNECTIONS are open. A further connection is accepted, and the
-oldest one is closed. A connection has one request and SECONDS.
+One thread handles all connections. Each path has one more thread, which makes the responses one after the
+other. At most CONNECTIONS connections are open: if there is one more, the oldest connection is closed. A
+connection can make one request, and is closed after SECONDS seconds.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 CONNECTIONS: Final = 64
-SECONDS: Final = 10.0  # seconds for a request to come and for its answer to be read
-MOST_HEAD: Final = 8192  # most bytes of a request, which has no body
-FREEBIND: Final = 15  # IP_FREEBIND of Linux, which has no name in Python
+SECONDS: Final = 10.0  # seconds in which a client must send its request and read the response
+MOST_HEAD: Final = 8192  # largest number of bytes of a request, which has no body
+FREEBIND: Final = 15  # IP_FREEBIND of Linux; Python does not define it
 
 log = logging.getLogger("protofleet")
 
@@ -60,13 +60,13 @@ class Response:
 Page = Callable[[HttpRequest], Response]
 Answered = Callable[
     [HttpRequest, float], None
-]  # the request, and the time when its answer was begun, on the monotonic clock
+]  # arguments: the request, and the time on the monotonic clock when its response was begun
 
 
 def bound(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
-    An address that this machine does not have yet, for example before DHCP, is used with a warning.
+    If this machine does not have the address yet, for example before DHCP, log a warning and use the address.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, socket.SOCK_STREAM)
@@ -100,7 +100,7 @@ def _bind(made: socket.socket, host: str, address: Any) -> None:
 def serving(
     listening: socket.socket, pages: Mapping[str, Page], answered: Answered = lambda request, began: None
 ) -> Iterator[None]:
-    """Serve pages on a thread of its own while the `with` lasts, and report each answer that was read."""
+    """Serve pages on a separate thread while the `with` lasts, and call `answered` after each response."""
     loop, begun = asyncio.new_event_loop(), threading.Event()
     server = MetricsServer(pages, answered)
 
@@ -125,7 +125,7 @@ class MetricsServer:
     def __init__(self, pages: Mapping[str, Page], answered: Answered) -> None:
         self._pages, self._answered = pages, answered
         self._workers = {path: ThreadPoolExecutor(1, f"metrics {path}") for path in pages}
-        self._open: dict[asyncio.Task[Any], None] = {}  # open connections, the oldest first
+        self._open: dict[asyncio.Task[Any], None] = {}  # open connections in order, the oldest first
 
     async def begin(self, listening: socket.socket) -> None:
         self._server = await asyncio.start_server(self._connected, sock=listening, limit=MOST_HEAD)
@@ -150,7 +150,7 @@ class MetricsServer:
             await asyncio.wait_for(self._talk(reader, writer), SECONDS)
             writer.close()
         except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError, asyncio.CancelledError):
-            writer.transport.abort()  # the client may never read the bytes that are on their way
+            writer.transport.abort()  # do not wait for a client that may never read the remaining bytes
         finally:
             self._open.pop(task, None)
 

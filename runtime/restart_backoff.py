@@ -1,6 +1,6 @@
-"""Decide when a program that has ended in error is started again.
+"""Decide when a program that has ended with an error is started again.
 
-The pause grows each time, until the program has run for a while.
+The pause grows with each failure. After a long run it is short again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 FIRST_SECONDS: Final = 0.5
 LONGEST_SECONDS: Final = 60.0
-STABLE_SECONDS: Final = 60.0  # seconds; after a longer run the pauses begin anew
+STABLE_SECONDS: Final = 60.0  # seconds; after a longer run the next pause is FIRST_SECONDS again
 
 
 @dataclass
@@ -19,7 +19,7 @@ class RestartBackoff:
     failures: int = 0  # failures in a row
 
     def failed(self, ran_seconds: float) -> float:
-        """Return the seconds until the next start."""
+        """Count a failure, and return the seconds until the next start."""
         stable = ran_seconds > STABLE_SECONDS
         self.failures = 1 if stable else self.failures + 1
         self.seconds = FIRST_SECONDS if stable else min(LONGEST_SECONDS, 2 * self.seconds)

@@ -24,8 +24,10 @@ from protofleet.protocol.settings.bounds import (
 Subparsers = Any  # argparse keeps the type of its sub-parsers private.
 
 EXPERIMENTS: Final = "experiments"
-VAST: Final = 1 << 53  # A bound of this size is never what is wrong with an argument.
-MAX_DAYS: Final = 36_500.0  # Days; the dates of a certificate end with the year 9999.
+VAST: Final = (
+    1 << 53
+)  # A bound of this size is not shown in error messages, because no real argument exceeds it.
+MAX_DAYS: Final = 36_500.0  # Days; a certificate cannot have a date after the year 9999.
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,14 @@ class BoundedNumber:
             if value in self.bound:
                 return value
         except (ValueError, OverflowError):
-            # The bound is not what is wrong with the text.
+            # The text is not a number, and the bound is too large to be of interest.
             if self.bound.least <= -VAST and self.bound.most >= VAST:
                 bound = ""
         raise argparse.ArgumentTypeError(f"it is {text[:99]!r}, it must be {expected}{bound}{self.hint}")
 
 
 def as_in_settings(hint: Any) -> BoundedNumber:
-    """Make the type from one of protofleet.protocol.settings.bounds, such as `Annotated[int, Within(1, 10)]`."""
+    """Return the argument type for a type of protofleet.protocol.settings.bounds, such as Seed."""
     return BoundedNumber(*get_args(hint))
 
 
@@ -65,7 +67,7 @@ SHARE: Final = as_in_settings(PositiveShare)
 DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
 ROUND: Final = as_in_settings(Rounds)
 SEED: Final = as_in_settings(Seed)
-# --seeds takes all arguments that follow it.
+# The option --seeds takes all following arguments, so a file name after it would be read as a seed.
 SEEDS: Final = replace(SEED, hint="; name the file before --seeds")
 PUBLIC_SAMPLES: Final = as_in_settings(PublicSamples)
 PUBLIC_BATCH: Final = as_in_settings(PublicBatch)
@@ -76,8 +78,8 @@ OPTIONAL_PORT: Final = as_in_settings(OptionalPort)
 def experiment_file(text: str) -> Path:
     """Return the path of an experiment's file.
 
-    `experiments/demo.toml` is the file of this package, in any working directory, if the user has no such
-    file.
+    If `experiments/demo.toml` does not exist in the working directory, return the file of this name in
+    protofleet.
     """
     path = Path(text)
     ours = Path(*path.parts[1:])
@@ -90,7 +92,7 @@ def experiment_file(text: str) -> Path:
 
 
 def broker_changes(text: str) -> tuple[str, ...]:
-    """Convert HOST or HOST:PORT to changes of settings. An IPv6 address is in brackets."""
+    """Convert HOST or HOST:PORT to assignments of settings; an IPv6 address is in brackets."""
     host, separator, port = text.rpartition(":")
     if not separator or text.endswith("]"):
         return (f"broker.host={text.strip('[]')}",)

@@ -6,17 +6,17 @@ from typing import Final
 FAILED: Final = 1
 MISUSED: Final = 2  # The command or its settings cannot be used.
 DIVERGED: Final = 4
-BY_SIGNAL: Final = 128  # The number of the signal is added.
+BY_SIGNAL: Final = 128  # The exit code is this number plus the number of the signal.
 
 
 class RunError(RuntimeError):
-    """The error that the run cannot go on. The message says why and what to do."""
+    """The error for a run that cannot continue. The message says why and gives advice."""
 
 
 class SignalledError(RunError):
-    """The error that a signal has ended a coordinator or a device after an orderly stop.
+    """The error for a coordinator or a device that a signal has ended in an orderly way.
 
-    It is no failure, and the run is not over.
+    This is not a failure, and the run can be continued.
     """
 
     def __init__(self, number: int) -> None:
@@ -25,7 +25,7 @@ class SignalledError(RunError):
 
 
 def ended_early(reason: str) -> RunError:
-    """Return the error for the reason that a coordinator or a device gives for its early end."""
+    """Return the error for an early end of a coordinator or a device; `reason` is the reason that it gives."""
     from protofleet.protocol.wire.reasons import DisconnectReason
 
     what, _, name = reason.partition(": ")
@@ -35,4 +35,4 @@ def ended_early(reason: str) -> RunError:
 
 
 class StoppedError(RunError):
-    """The error that the user has ended the run, and with it the work that was to follow."""
+    """The error for a run that the user has ended. The work that should follow is not done either."""

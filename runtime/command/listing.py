@@ -1,6 +1,6 @@
-"""Print what a command lists.
+"""Print the output of a command that lists things.
 
-It prints lines for people, one object for programs (--json), or only the problems (--quiet).
+The output is lines for people, one JSON object for programs (--json), or only the problems (--quiet).
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import Final
 
 from protofleet.protocol.wire.printable import printable_lines
 
-MOST_NAMED: Final = 3  # Names that are alike; if there are more, only the first and the last one are named.
+MOST_NAMED: Final = (
+    3  # Names with the same words; of a longer list, only the first and the last name are shown.
+)
 
 
 def fitted(line: str) -> str:
-    """Wrap a line at a terminal, which would break it inside a word.
-
-    In a file or a pipe it is not wrapped.
-    """
+    """Wrap a line between words if the output is a terminal; do not wrap it for a file or a pipe."""
     if not sys.stdout.isatty():
         return line
     width = max(40, shutil.get_terminal_size().columns)
@@ -48,14 +47,14 @@ class Listing:
         return Listing(getattr(options, "json", False), getattr(options, "quiet", False))
 
     def line(self, text: str, wrong: bool = False) -> None:
-        """Print a line at once, because the lines of a fleet come one by one."""
+        """Print a line without buffering, because a command for many devices takes time between its lines."""
         if self.quiet and wrong:
             print(f"protofleet: {printable_lines(text.strip())}", file=sys.stderr, flush=True)
         elif not self.quiet and not self.json:
             print(printable_lines(text), flush=True)
 
     def folded(self, named: Sequence[tuple[str, str]]) -> None:
-        """Print (name, words) as lines as wide as the terminal.
+        """Print (name, words) pairs as lines that fit the terminal.
 
         Names with the same words share one line.
         """

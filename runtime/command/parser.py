@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.settings.suggest import there_are
 
-# The message of argparse, with quotes around each choice or, in newer Pythons, without.
+# The message of argparse. Newer versions of Python put no quotes around the choices.
 INVALID_CHOICE: Final = re.compile(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)")
 CHOICE: Final = re.compile(r"[\w-]+")
 OPTION: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -18,15 +18,15 @@ OPTION: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 class Parser(argparse.ArgumentParser):
     """A parser that raises SettingsError with one line for a mistake.
 
-    Parsers of sub-commands have this class too. An option must be written in full, because an abbreviation
-    that is unique today is ambiguous after a new option.
+    The parsers of sub-commands have this class too. Options cannot be abbreviated, because an abbreviation
+    that is unique today may be ambiguous after a new option is added.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **{**named, "allow_abbrev": False})
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """Let the sub-command report arguments that it does not know."""
+        """Report unknown arguments here, so that the message lists the options of the sub-command."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]

@@ -1,4 +1,4 @@
-"""Facts of the machine under a process: its hardware, load and temperatures.
+"""What is known about the machine of a process: its hardware, load and temperatures.
 
 May import: protocol.*, runtime.
 """

@@ -1,7 +1,7 @@
 """Describe the machine and software of this process in a line, for the report of a run.
 
-The report may be read months later on another machine. The description uses only files that everybody can
-read, because a request for the name of a GPU takes some of the GPU's memory.
+The description uses only files that every user can read. In particular, no GPU is opened, because that would
+take some of the GPU's memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 MOST_LETTERS: Final = 160
-MACHINE_FOLLOWS: Final = "; "  # the text between the software and the machine
+MACHINE_FOLLOWS: Final = "; "  # text between the software and the machine
 BOARD: Final = Path("/proc/device-tree/model")
 CPU: Final = Path("/proc/cpuinfo")
 MEMORY: Final = Path("/proc/meminfo")
@@ -23,7 +23,7 @@ GPUS: Final = "driver/nvidia/gpus/*/information"
 
 
 def software_words(version: str) -> str:
-    """Return the software, as in `protofleet 0.1.0, Python 3.11.2, torch 2.13.0`."""
+    """Return the software in words, as in `protofleet 0.1.0, Python 3.11.2, torch 2.13.0`."""
     words = f"protofleet {version}, Python {platform.python_version()}"
     with contextlib.suppress(metadata.PackageNotFoundError):
         words += f", torch {metadata.version('torch')}"
@@ -42,7 +42,7 @@ def parts_of(said: str) -> dict[str, str]:
 
 
 def machine_words() -> str:
-    """Return the machine, as in `Linux aarch64, 4 cores, 8 GB, NVIDIA Jetson Nano Developer Kit`."""
+    """Return the machine in words, as in `Linux aarch64, 4 cores, 8 GB, NVIDIA Jetson Nano Developer Kit`."""
     parts = [
         f"{platform.system()} {platform.machine()}",
         f"{os.cpu_count() or 1} cores",

@@ -15,9 +15,9 @@ from protofleet.protocol.transport.address import BrokerAddress
 
 
 class HostMetrics:
-    """The metrics of the place where a process runs.
+    """The metrics of a process's version, disk and certificate.
 
-    They are read at each scrape, because certificates are renewed and disks fill while a process runs.
+    The values are read at each scrape, because certificates are renewed and disks fill while a process runs.
     """
 
     def __init__(self, software: str, role: str, folder: Path, broker: BrokerAddress) -> None:

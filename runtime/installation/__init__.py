@@ -1,4 +1,4 @@
-"""Facts about the installed program: its checkout or wheel, version, extras and digest of sources.
+"""What is known about the installed program: its checkout or wheel, version, extras and digest of sources.
 
 May import: runtime.command.
 """

@@ -1,6 +1,6 @@
 """Find the checkout from which this package runs, if there is one.
 
-Wheels and images are built from it.
+Wheels and images are built from this checkout.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]  # If it is no checkout, this is the folder of the installation.
+ROOT: Final = Path(__file__).parents[2]  # The root of the checkout, or the folder of the installation.
 PACKAGES: Final = (
     "protofleet", "protocol", "runtime", "methods", "edge_client", "coordinator", "federation", "lab", "deploy",
     "experiments",
@@ -19,19 +19,19 @@ PROJECT_FILES: Final = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
 
 
 def is_checkout() -> bool:
-    """Return whether this is a checkout, and not an installed wheel."""
+    """Return whether protofleet runs from a checkout, and not from an installed wheel."""
     return (ROOT / "pyproject.toml").exists()
 
 
 def build_folder() -> Path:
-    """Return the folder for files that are built once and kept: in the checkout, or in this user's cache."""
+    """Return the folder for built files that are kept; it is in the checkout or in this user's cache."""
     return ROOT / "build" if is_checkout() else _user_cache() / "build"
 
 
 def _user_cache() -> Path:
     try:
         return Path.home() / ".cache" / "protofleet"
-    except RuntimeError:  # The user has no entry, as in containers.
+    except RuntimeError:  # The user has no home folder, for example in a container.
         return Path(tempfile.gettempdir()) / "protofleet"
 
 
@@ -43,7 +43,7 @@ def source_files() -> list[Path]:
 
 
 def copy_sources(folder: Path) -> None:
-    """Copy the sources. Files that an earlier build has left are not copied."""
+    """Copy the sources into a folder, without files of earlier builds."""
     for path in source_files():
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)

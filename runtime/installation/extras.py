@@ -1,7 +1,7 @@
-"""List the packages of each extra of pyproject.toml, so that a hint can name missing ones.
+"""List the packages of each extra of pyproject.toml, so that a hint can name the missing packages.
 
-`pip install 'protofleet[export]'` would need an index that has protofleet. The packages themselves are on
-every index.
+The hint does not say `pip install 'protofleet[export]'`, because this needs an index with protofleet itself.
+The packages are on every index.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def missing(extra: str) -> list[str]:
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs all missing packages, so that one hint is enough."""
+    """Return the command that installs all missing packages of an extra."""
     return f"pip install {' '.join(missing(extra) or EXTRAS[extra])}"

@@ -1,7 +1,7 @@
 """Rebuild the wheel of an installed protofleet from its own files.
 
-The RECORD of the distribution lists these files and their hashes. A file that is missing or was changed is an
-error, because it would be a hidden cause of a device's problems.
+The file RECORD of the distribution lists these files and their hashes. A missing or changed file is an error,
+because it could cause problems on a device that nobody can explain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from protofleet.runtime.command.errors import RunError
 
 NAME: Final = "protofleet"
-# Files that an installer writes, which are no part of the wheel.
+# Files that an installer writes, and that are not part of the wheel.
 OF_INSTALLERS: Final = frozenset({"INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"})
 REINSTALL: Final = f"pip install --force-reinstall --no-deps {NAME} puts it right"
 LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)  # A fixed date, so that the same files give the same wheel.
@@ -29,7 +29,7 @@ LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)  # A fixed date, so that the same files 
 def installed_wheel(folder: Path) -> Path:
     """Write the wheel into the folder, and return its path.
 
-    RunError is raised if its files cannot be verified.
+    Raise RunError if the files of the wheel cannot be verified.
     """
     try:
         found = distribution(NAME)
@@ -50,7 +50,7 @@ def installed_wheel(folder: Path) -> Path:
 
 
 def checked_files(found: Distribution) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of the wheel, if they are the same as after the installation."""
+    """Yield the name and content of each file of the wheel; raise RunError for a missing or changed file."""
     for file in found.files or ():
         if not is_of_the_wheel(PurePosixPath(file)):
             continue
@@ -67,7 +67,8 @@ def checked_files(found: Distribution) -> Iterator[tuple[str, bytes]]:
 def is_of_the_wheel(path: PurePosixPath) -> bool:
     """Return whether the file is part of the wheel.
 
-    Commands, which are in another folder, compiled files and files of installers are not part of it.
+    These files are not part of it: commands (they are in another folder), compiled files, and files of
+    installers.
     """
     in_place = path.parts[0] == NAME or path.parts[0].endswith(".dist-info")
     return in_place and "__pycache__" not in path.parts and path.name not in OF_INSTALLERS
@@ -87,5 +88,5 @@ def digest(content: bytes) -> str:
 
 
 def requirements() -> list[str]:
-    """Return the requirements without those of the extras."""
+    """Return the requirements of protofleet, without the requirements of its extras."""
     return [line for line in distribution(NAME).requires or () if "extra ==" not in line]

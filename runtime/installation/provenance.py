@@ -1,4 +1,4 @@
-"""Record where the numbers of a run come from: the software, and the settings that decide the result."""
+"""Identify the software and the settings that decide the result of a run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from protofleet.runtime.installation.checkout import ROOT, is_checkout
 
-# Folders whose code decides what a run learns and sends. Other folders draw reports, deploy and monitor.
+# Folders whose code decides what a run learns and sends. The code of other folders makes reports, deploys or
+# monitors.
 DECIDING: Final = ("protocol", "runtime", "methods", "edge_client", "coordinator", "lab/local")
-# Settings of an experiment that change no number of its result, and its seed, which is recorded next to the
-# digest.
+# Settings of an experiment that change no number of its result. The seed is in this set because it is
+# recorded separately.
 OTHER_SETTINGS: Final = frozenset(
     {"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures", "confusion"}
     | {
@@ -30,17 +31,17 @@ OTHER_SETTINGS: Final = frozenset(
         "experiment",
     }
 )
-# Keys for folders of data, in [data] and the tables of [domains].
+# Settings that are folders of data, in [data] and in the tables of [domains].
 FOLDERS: Final = frozenset({"root", "inbox"})
 DIGITS: Final = 12
 GIT_SECONDS: Final = 10.0
 
 
-@functools.cache  # Files of a checkout may change while a run goes on.
+@functools.cache  # It is read only once, because the files of a checkout may change during a run.
 def software() -> dict[str, str]:
-    """Name the software that runs: a digest of the deciding sources, and in a checkout the commit.
+    """Return a digest of the deciding sources, and in a checkout also the commit.
 
-    The commit has a "+" if files differ from it.
+    A "+" after the commit means that files differ from the commit.
     """
     found = {"sources": digest_of_sources()}
     if commit := commit_of_checkout():
@@ -49,7 +50,7 @@ def software() -> dict[str, str]:
 
 
 def digest_of_sources() -> str:
-    """Return the digest, which is the same for a checkout and for a wheel that was built from it."""
+    """Return a digest of the deciding sources; a wheel has the same digest as the checkout that it was built from."""
     whole = hashlib.sha256()
     for path in _deciding_files():
         name = path.relative_to(ROOT).as_posix()
@@ -63,7 +64,7 @@ def _deciding_files() -> Iterator[Path]:
 
 
 def commit_of_checkout() -> str:
-    """Return the commit; "" for an installed wheel, without git, or if git does not answer."""
+    """Return the commit of the checkout, or "" for an installed wheel or if git fails."""
     git = shutil.which("git")
     if git is None or not is_checkout() or not (ROOT / ".git").exists():
         return ""
@@ -87,9 +88,9 @@ def _git(git: str, *arguments: str) -> str:
 
 
 def digest_of_experiment(table: Mapping[str, Any]) -> str:
-    """Return the digest of a resolved experiment, with all its base files and defaults.
+    """Return the digest of an experiment's settings, with the settings of its base files and the defaults.
 
-    Runs with several seeds have the same digest.
+    Runs that differ only in the seed have the same digest.
     """
     deciding = {key: _without_folders(value) for key, value in table.items() if key not in OTHER_SETTINGS}
     text = json.dumps(deciding, sort_keys=True, default=str)

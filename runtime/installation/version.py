@@ -1,4 +1,4 @@
-"""Find the version of protofleet that runs, and the command that started it."""
+"""Find the running version of protofleet, and the command that started it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 
-@functools.cache  # A forked process shares what its parent has found.
+@functools.cache  # A forked process inherits the cached result.
 def installed_version() -> str:
     try:
         return version("protofleet")
@@ -17,9 +17,9 @@ def installed_version() -> str:
 
 
 def program_words() -> str:
-    """Return the name to type for the next command.
+    """Return the program name for commands that a message suggests.
 
-    It is `protofleet` if the shell finds it, else the path of this program.
+    It is `protofleet` if the shell finds that command, otherwise the path of this program.
     """
     return (
         "protofleet" if shutil.which("protofleet") or not sys.argv[0].endswith("protofleet") else sys.argv[0]

@@ -1,4 +1,4 @@
-"""Read and write the locks: the packages that are installed, each in one version and with hashes.
+"""Read and write the lock files, which list the packages to install, each with its version and hashes.
 
 `python -m tools.locks` makes these files:
 
@@ -32,7 +32,7 @@ WHEEL: Final = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-[^-]+)?-[^-]+-[^
 class LockedPackage:
     name: str
     version: str
-    marker: str  # the Pythons and machines that need the package; "": all
+    marker: str  # condition on the Python version and machine; "" if the package is always needed
     hashes: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -48,12 +48,12 @@ class Wheel:
 
     @property
     def public_version(self) -> str:
-        """Return the public version: 2.13.0 for 2.13.0+cpu, which also satisfies `==2.13.0`."""
+        """Return the public version, for example 2.13.0 for 2.13.0+cpu; both match `==2.13.0`."""
         return self.version.partition("+")[0]
 
 
 def read_lock(text: str) -> list[LockedPackage]:
-    """Return the packages of a lock; raise ValueError if a line is no package with its hashes."""
+    """Return the packages in a lock file; raise ValueError if an entry is not a package with hashes."""
     found: list[LockedPackage] = []
     for block in re.split(r"\n(?=\S)", text.strip()):
         first, *rest = block.splitlines()
@@ -71,7 +71,7 @@ def read_lock(text: str) -> list[LockedPackage]:
 def pinned_versions(constraints: str) -> dict[str, set[str]]:
     """Return the versions of each package in the text of a constraints file.
 
-    Some packages have another version for the oldest Python.
+    A package may have two versions, because the oldest Python needs another version.
     """
     found: dict[str, set[str]] = {}
     for line in constraints.splitlines():
@@ -85,7 +85,7 @@ def write_lock(packages: Iterable[LockedPackage], header: str) -> str:
 
 
 def read_wheel(path: Path) -> Wheel | None:
-    """Return the name, version and hash of a wheel; None if the file's name is not that of a wheel."""
+    """Return the name, version and hash of a wheel, or None if the file name is not the name of a wheel."""
     if (found := WHEEL.fullmatch(path.name)) is None:
         return None
     total = hashlib.sha256()
@@ -96,9 +96,10 @@ def read_wheel(path: Path) -> Wheel | None:
 
 
 def with_wheels(packages: Iterable[LockedPackage], wheels: Iterable[Wheel]) -> Iterator[LockedPackage]:
-    """Yield the packages of a lock, and allow the user's own wheels too.
+    """Yield the packages of a lock file, changed so that the user's own wheels can be installed.
 
-    A wheel of another version replaces the locked version.
+    If a wheel has the locked version, its hash is added. If all wheels have other versions, the last wheel
+    replaces the locked package.
     """
     by_name: dict[str, list[Wheel]] = {}
     for wheel in wheels:
