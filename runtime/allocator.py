@@ -21,11 +21,10 @@ M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 M_ARENA_MAX: Final = -8
 THRESHOLD: Final = 1 << 20
-TRAINING_THRESHOLD: Final = (
-    16 << 20
-)  # bytes; the blocks of a batch are smaller, and those of most models are larger
+# Bytes. The blocks of a batch are smaller, and the blocks of most models are larger.
+TRAINING_THRESHOLD: Final = 16 << 20
 KEPT: Final = 64 << 20  # bytes that are kept while there is work
-# bytes; less memory is not given back, because the search for free blocks takes half a millisecond
+# Bytes. Less free memory is not given back, because the search for free blocks takes half a millisecond.
 WORTH_IT: Final = 4 << 20
 
 

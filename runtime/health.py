@@ -20,9 +20,8 @@ from typing import Final
 
 STUCK: Final = 70  # exit code of a process that was ended by its watchdog
 LOOP_SECONDS: Final = 60.0  # a loop that has made no turn for this many seconds is unhealthy
-PROBE_SECONDS: Final = (
-    60.0  # seconds between two writes to the disk; a request in between gets the last result
-)
+# Seconds between two writes to the disk; a request in between gets the last result.
+PROBE_SECONDS: Final = 60.0
 
 Check = Callable[[], str]  # returns a problem with advice, or ""
 

@@ -101,9 +101,8 @@ class ForkOfThis:
         return self._code
 
 
-Process = (
-    subprocess.Popen[bytes] | ForkOfThis | ForkedChild
-)  # the forking process, for the process that started it
+# The forking process, for the process that started it.
+Process = subprocess.Popen[bytes] | ForkOfThis | ForkedChild
 
 
 def be_launcher(theirs: socket.socket, environment: Mapping[str, str]) -> NoReturn:

@@ -163,7 +163,7 @@ class AnswerFetcher:
             self.fetches[device] = (fetch, received)
             if follows:
                 fetch.await_unasked(now)
-                # This fetch has begun, so it must stand before all fetches that wait.
+                # This fetch has begun, so put it before all fetches that wait.
                 self.fetches = {device: (fetch, received), **self.fetches}
             # An earlier process received all blocks, but ended before it named the object.
             if fetch.partial.complete:

@@ -79,7 +79,7 @@ class FrameOutcome:
     held: int = 0
     spans: Sequence[CountedSpan] = ()
     new: bool = True  # False for a duplicate
-    # False if the frame came on a topic that many devices share, and only other devices had requested the
+    # False if the frame arrived on a topic that many devices share, and only other devices had requested the
     # frame.
     for_us: bool = True
     first: bool = True  # False if another message has brought the same tensors before
@@ -111,9 +111,8 @@ class Link:
         self.direction, self.sealed, self.clock = direction, sealed, clock or Clock()
         self.run, self.epoch = "", 0
         self.meter = Meter()
-        self.metric_names: tuple[
-            str, ...
-        ] = ()  # a message holds a metric's index in this list instead of its name
+        # A message holds a metric's index in this list instead of its name.
+        self.metric_names: tuple[str, ...] = ()
         # Kinds by which bytes are counted. When a run begins, the kinds of its method replace these kinds.
         self.kinds = ON_THE_WIRE
         # Bytes of a block: the configured size, and the size that fits the packets of this broker.
@@ -281,7 +280,7 @@ class Link:
         self.meter.count_message(self.direction, codec.KINDS[type(message)], "sent")
 
     def layout_of(self, store: ObjectStore, name: bytes) -> Layout:
-        """Return the layout of an object: which kind each of its bytes has."""
+        """Return the layout of an object, which says how many bytes of which kind follow each other."""
         return store.open(name).layout_by(self.kinds)
 
     def send_block(

@@ -21,9 +21,8 @@ LINGER_SECONDS: Final = 0.25  # seconds without a request for a block, after whi
 LONGEST_LINGER_SECONDS: Final = 1.0
 MAX_PENDING: Final = 256  # blocks that wait until they are sent to the cohort: 16 MiB
 INACTIVE_SECONDS: Final = 2.0  # a device without a request for this many seconds is not waited for any more
-PASSED_ON_PER_SECOND: Final = (
-    32 << 20
-)  # bytes a second that a broker delivers to all devices together: 270 Mbit/s
+# Bytes a second that a broker delivers to all devices together; this is 270 Mbit/s.
+PASSED_ON_PER_SECOND: Final = 32 << 20
 LONGEST_PASSING_ON_SECONDS: Final = 10.0
 ALONE_RATE: Final = 256.0  # blocks a second that are sent to single devices, for all devices together: 16 MiB
 ALONE_BURST: Final = 256.0

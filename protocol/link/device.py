@@ -56,7 +56,7 @@ class DeviceLink(Link):
         self._served: dict[bytes, Manifest] = {}
         self._layouts: dict[bytes, Layout] = {}  # layouts of the objects that are served
         self._sent: dict[bytes, bytearray] = {}
-        # round, phase and arrays of the inline update that was sent last
+        # Round, phase and arrays of the inline update that was sent last.
         self._inlined: tuple[int, str, bytes] | None = None
         # Round and phase of the last task, and the number of blocks that the coordinator requested in advance
         # in this task.
@@ -221,7 +221,7 @@ class DeviceLink(Link):
 
     @staticmethod
     def _follows(manifest: Manifest) -> bool:
-        """Return whether the object comes without a request.
+        """Return whether the object is sent without a request.
 
         The manifest of such an object has no parts, so only the body describes its contents.
         """
@@ -296,9 +296,8 @@ class DeviceLink(Link):
             before, self._early_block = self._early_block, (topic, frame)
             if before is None:
                 return []
-            topic, frame = (
-                before  # the block that was kept before is handled now, because only one block is kept
-            )
+            # The block that was kept before is handled now, because only one block is kept.
+            topic, frame = before
 
         def take() -> FrameOutcome:
             prefix, index, data = blocks.unpack(frame)

@@ -27,7 +27,7 @@ class InlineAnswers:
     """The reader of inline updates, which recognises an update that a device sends again."""
 
     def __init__(self) -> None:
-        # device -> round, phase and hash of its last inline update
+        # Device -> round, phase and hash of its last inline update.
         self._last: dict[str, tuple[int, str, bytes]] = {}
 
     def read(self, update: Update, data: bytes) -> InlineAnswer:

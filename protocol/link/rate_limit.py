@@ -22,7 +22,7 @@ EXCESS_RATE: Final = 16.0  # rejected frames a second; a higher rate is a flood
 EXCESS_BURST: Final = 512.0
 REPEAT_RATE: Final = 64.0  # blocks a second that are sent again to one device: one window
 REPEAT_BURST: Final = 256.0
-UNKNOWN_SENDER: Final = ""  # not a name; it stands for all senders without a key
+UNKNOWN_SENDER: Final = ""  # used in place of a name for all senders without a key
 
 
 @dataclass

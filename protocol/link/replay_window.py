@@ -19,7 +19,8 @@ class ReplayWindow:
     received: int = 0
     holder: str = ""  # holder of the sender's name when the messages were sent; empty if not noted
     counted_from: int | None = (
-        None  # only numbers above this number can count as missing; None: the next number that arrives is used
+        # Only numbers above this number can count as missing; None: the next number that arrives is used.
+        None
     )
     _seen: int = 0  # bit i is set if the number `newest - i` has been seen
 

@@ -43,9 +43,8 @@ class LinkToDevices(Link):
         self.run, self.epoch, self.who = run, me.boot, who
         self.rate_limiter = RateLimiter(keyring)
         self.error_scope: ErrorScope = lambda device: contextlib.nullcontext()
-        self.device_forms: dict[
-            str, frozenset[str]
-        ] = {}  # device -> forms of messages that the device understands
+        # Device -> forms of messages that the device understands.
+        self.device_forms: dict[str, frozenset[str]] = {}
         self._subscribed_topics = set(topics.coordinator_subscriptions())
 
     def understands(self, device: str, form: str) -> bool:

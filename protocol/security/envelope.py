@@ -32,9 +32,8 @@ ENVELOPE: Final = b"PF\x01"
 SIGNATURE: Final = 64
 MAX_HEADER: Final = 1024
 MAX_NUMBER: Final = (1 << 63) - 1  # the largest number that every language and database can hold
-DOMAIN: Final = (
-    b"protofleet/1 envelope\x00"  # a signature for this domain is not valid for any other kind of data
-)
+# A signature for this domain is not valid for any other kind of data.
+DOMAIN: Final = b"protofleet/1 envelope\x00"
 SEALING: Final = b"protofleet/1 sealed\x00"
 OPEN: Final = 0
 SEALED: Final = 1

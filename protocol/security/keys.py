@@ -51,7 +51,7 @@ class KeyringEntry(Protocol):
     def receive(self) -> bytes: ...
     @property
     def holder(self) -> str:
-        """Return a text that names the holder; if the keys in it change, the boots of the name are counted anew."""
+        """Return a text that names the holder; if the holder's keys change, the count of boots starts again."""
         ...
 
     @property

@@ -44,7 +44,8 @@ class Record:
     role: Role
     sign: bytes  # Ed25519 key of this party's signatures
     receive: bytes  # X25519 key to which messages for this party are sealed
-    serial: int  # unique over all certificates of the federation; a later record of a name replaces an earlier record
+    # Unique over all certificates of the federation; a later record of a name replaces an earlier record.
+    serial: int
     not_before: int  # seconds since 1970
     not_after: int
 

@@ -52,10 +52,8 @@ def parse_toml(text: bytes, where: str) -> Table:
         return tomllib.loads(text.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise SettingsError(f"{where} cannot be read: {error}; is it a TOML file?") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a ValueError is also raised for an integer of thousands of digits
+    # ValueError is also raised for an integer of thousands of digits.
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{where} is not TOML: {error}") from None
 
 

@@ -41,16 +41,16 @@ class Disk:
     a process that is killed just before the step. A subclass that overrides a step simulates another disk,
     for example a disk that loses data or is full:
 
-    sync      a file's bytes, or the names in a folder, survive a power cut from here on
-    make      a folder appears, and its name survives
+    sync      a file's bytes, or the names in a folder, survive a power cut after this step
+    make      a folder is made, and its name survives a power cut
     rename    a whole file takes the place of the target
     link      a file gets a second name, which replaces another file; the first name stays in any case
     point     a symbolic link gets another target
     overwrite new bytes take the place of the same number of old bytes, in the file itself
     remove    a file is removed if it exists; or a folder and all its content
-    commit    an SQLite transaction ends: all of it counts and survives, or nothing
+    commit    an SQLite transaction ends: all of its changes survive, or none
     merge     the content of SQLite's log is in its main file, and the log is empty
-    publish   a frame leaves; only a simulated transport reports this step
+    publish   a frame is sent; only a simulated transport reports this step
 
     Data that is written between two steps is not durable, and no code may rely on it. Programs call
     `free_bytes` before new work. With `durable=False` no fsync is made. This is for simulations, and for data

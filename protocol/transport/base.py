@@ -41,7 +41,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The event that the broker refused to pass on a frame (because of its ACL or its quota)."""
+    """The event that the broker refused to deliver a frame (because of its ACL or its quota)."""
 
     topic: str
     reason: str

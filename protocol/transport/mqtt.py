@@ -65,9 +65,8 @@ WINDOW: Final = 20  # PUBLISH packets in flight: 20 blocks of 64 KiB fill 200 Mb
 FIRST_FAILURE: Final = 128  # lowest reason code of an acknowledgement that means a failure
 CHUNKS: Final = 4  # chunks that one connection reads before the next connection has its turn
 SEND_BYTES: Final = 512 << 10  # bytes handed to the socket at a time
-PACKET_IDS: Final = range(
-    1 << 15, 1 << 16
-)  # packet ids of our PUBLISH packets; the packets of paho have ids from 1
+# Packet ids of our PUBLISH packets; the packets of paho have ids from 1.
+PACKET_IDS: Final = range(1 << 15, 1 << 16)
 MAX_PACKET: Final = 268_435_455  # bytes in a packet, for a broker that states no limit
 RECEIVE_MAX: Final = 65_535  # PUBLISH packets in flight, for a broker that states no limit
 
@@ -126,7 +125,7 @@ class Mqtt:
         self._rejected = ""  # reason why the owner cannot use the present connection
         self._client = self._paho(client_id)
         self._outbox, self._published = Outbox(self._wake), 0
-        # `_pinged_at` is the time of the last ping, or 0 before the first ping
+        # `_pinged_at` is the time of the last ping, or 0 before the first ping.
         self._heard_at = self._said_at = self._pinged_at = 0.0
         self._name, self._network = client_id, network or NetworkThreads(client_id)
         self._entry: ConnectionEntry | None = None  # entry of this connection in the network
@@ -338,7 +337,7 @@ class Mqtt:
             self._client.unsubscribe(order.topic)
 
     def _keep_alive(self) -> None:
-        """Send a ping when the connection is silent, and end it when no byte comes.
+        """Send a ping when the connection is silent, and end the connection when no byte arrives.
 
         Any received byte shows that the broker works. On a slow line the reply to a ping arrives only after
         all earlier bytes.

@@ -61,9 +61,8 @@ class Connection(Protocol):
 class Phase(Enum):
     PAUSING = auto()  # the connection waits before the next try
     OPENING = auto()  # the other thread opens the connection
-    OPENED = (
-        auto()
-    )  # the other thread has opened the connection, and the network thread has not registered it yet
+    # The other thread has opened the connection, and the network thread has not registered it yet.
+    OPENED = auto()
     STANDING = auto()
     OVER = auto()
 

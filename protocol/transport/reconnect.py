@@ -6,9 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-STABLE_SECONDS: Final = (
-    10.0  # after a connection of more than this time, the pauses start with the shortest again
-)
+# After a connection of more than this time, the pauses start with the shortest again.
+STABLE_SECONDS: Final = 10.0
 FLAPS: Final = 3
 
 

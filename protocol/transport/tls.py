@@ -48,7 +48,7 @@ class BrokerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The PEM files for TLS: the CA that is trusted, and our own certificate and key."""
+    """The PEM files of TLS: the CA that is trusted, and our own certificate and key."""
 
     ca: str
     """Path of the certificate of the CA that is trusted."""

@@ -11,11 +11,10 @@ from typing import Final
 ANSWERS: Final = "answers"  # a refusal names the hello that is refused
 BYE: Final = "bye"  # a device sends a bye when it learns that its run is over
 CONFUSION: Final = "confusion"  # the update of the last evaluation may contain the confusion matrix
-# a welcome says whether the method needs examples per class, for a client that has no methods
+# A welcome says whether the method needs examples per class, for a client that has no methods.
 COUNTS: Final = "counts"
-CREDIT: Final = (
-    "credit"  # a device may send the only block of its update without a request, if the task allows it
-)
+# A device may send the only block of its update without a request, if the task allows it.
+CREDIT: Final = "credit"
 INLINE: Final = "inline"  # a broadcast of one block is sent without a request
 MANIFEST: Final = "manifest"  # a manifest may be an object itself
 MANY: Final = "many"  # a request for blocks may name several objects

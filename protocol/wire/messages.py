@@ -53,9 +53,8 @@ class IndirectManifest:
     object: bytes
     size: int
     key: bytes  # key of the object's blocks
-    manifest: (
-        Manifest  # manifest of a second object, which holds the manifest of the first object without its key
-    )
+    # Manifest of a second object, which holds the manifest of the first object without its key.
+    manifest: Manifest
 
 
 Offer: TypeAlias = Manifest | IndirectManifest
@@ -98,9 +97,8 @@ class About:
     uses: tuple[str, ...] = ()  # forms that a device needs to take part in this run
     names: tuple[str, ...] = ()  # names of the classes
     embedding: int = 0  # width of the network's embedding, which is also the width of prototypes
-    metrics: tuple[
-        str, ...
-    ] = ()  # names of metrics; an update may give the index in this list instead of a name
+    # Names of metrics; an update may give the index in this list instead of a name.
+    metrics: tuple[str, ...] = ()
     # Whether the method needs a device's `counts`. It is set only for a device that requested this
     # information.
     counts: bool = False
@@ -146,9 +144,8 @@ class Task:
     # Arrays that the update must hold. They are sent only to a device that requested this information.
     wants: tuple[ArraySpec, ...] = ()
     follows: bool = False  # the broadcast has one block, which is sent without a request
-    credit: int = (
-        0  # number of blocks that the device may send without a request, if its update has no more blocks
-    )
+    # Number of blocks that the device may send without a request, if its update has no more blocks.
+    credit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +187,7 @@ class Refusal:
     answers: tuple[int, ...] = ()
 
 
-# reason of a state that only shows that the coordinator runs; devices do not reply to such a state
+# Reason of a state that only shows that the coordinator runs; devices do not reply to such a state.
 HERE: Final = "here"
 
 
@@ -233,9 +230,8 @@ class State:
 
     online: bool
     reason: str = ""
-    who: str = (
-        ""  # host, process and folder of a coordinator; a second coordinator reads them, also in a will
-    )
+    # Host, process and folder of a coordinator; a second coordinator reads them, also in a will.
+    who: str = ""
     now: RoundStatus | None = None
 
 
@@ -259,9 +255,8 @@ class BlockRequest:
 
     object: bytes
     ranges: tuple[tuple[int, int], ...]  # (first, last + 1) pairs, at most MAX_RANGES
-    again: bool = (
-        False  # the blocks were requested before and did not arrive; send them only to this receiver
-    )
+    # The blocks were requested before and did not arrive; send them only to this receiver.
+    again: bool = False
     # Further objects, and the ranges of each.
     more: tuple[tuple[bytes, tuple[tuple[int, int], ...]], ...] = ()
 

@@ -96,17 +96,17 @@ class DisconnectReason(str, Enum):
     The list is closed, and each reason has its own counter.
     """
 
-    OUT_OF_MEMORY = "out_of_memory"  # the training ran out of memory; the device comes back
-    TRAINING_DIED = "training_died"  # the training ended in another way; the device comes back
-    WRONG_ARRAYS = "wrong_arrays"  # the device cannot use the arrays of a broadcast; it comes back
+    OUT_OF_MEMORY = "out_of_memory"  # the training ran out of memory; the device connects again later
+    TRAINING_DIED = "training_died"  # the training ended in another way; the device connects again later
+    WRONG_ARRAYS = "wrong_arrays"  # the device cannot use the arrays of a broadcast; it connects again later
     DRAINED = "drained"  # the device's operator has asked it to stop between two tasks
-    PAUSED = "paused"  # the device takes no work for a while, because its operator paused it or because it is too hot
+    # The device takes no work for a while, because its operator paused it or because it is too hot.
+    PAUSED = "paused"
     SIGNAL = "signal"  # the device was stopped
     FINISHED = "finished"  # the run is over, and the device knows it
-    CANNOT_FOLLOW = "cannot_follow"  # the plan asks for something that the device cannot do
-    DAMAGED = (
-        "damaged"  # an update of the device is lost, so its next update would differ from the right result
-    )
+    CANNOT_FOLLOW = "cannot_follow"  # the plan requires something that the device cannot do
+    # An update of the device is lost, so its next update would differ from the right result.
+    DAMAGED = "damaged"
     OTHER = "other"
 
 

@@ -27,9 +27,8 @@ class TopicRule:
     pattern: str
     writer: Role
     reader: Role
-    echoes: bool = (
-        False  # the writer receives it too, and so notices other parties that write in the writer's name
-    )
+    # The writer receives it too, and so notices other parties that write in the writer's name.
+    echoes: bool = False
     retired: bool = False  # this version does not use it, but devices of minor version 0 subscribe to it
 
 

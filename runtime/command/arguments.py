@@ -24,9 +24,8 @@ from protofleet.protocol.settings.bounds import (
 Subparsers = Any  # argparse keeps the type of its sub-parsers private.
 
 EXPERIMENTS: Final = "experiments"
-VAST: Final = (
-    1 << 53
-)  # A bound of this size is not shown in error messages, because no real argument exceeds it.
+# A bound of this size is not shown in error messages, because no real argument exceeds it.
+VAST: Final = 1 << 53
 MAX_DAYS: Final = 36_500.0  # Days; a certificate cannot have a date after the year 9999.
 
 

@@ -16,9 +16,8 @@ from typing import Final
 
 from protofleet.protocol.wire.printable import printable_lines
 
-MOST_NAMED: Final = (
-    3  # Names with the same words; of a longer list, only the first and the last name are shown.
-)
+# Names with the same words; of a longer list, only the first and the last name are shown.
+MOST_NAMED: Final = 3
 
 
 def fitted(line: str) -> str:

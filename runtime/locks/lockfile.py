@@ -2,12 +2,12 @@
 
 `python -m tools.locks` makes these files:
 
-torch.txt    torch and torchvision, of which vendors have builds of their own
-cpu.txt      PyTorch's builds for CPUs alone, taken where pip finds one
-cuda.txt     what PyTorch's build for CUDA loads besides; a build for CPUs needs none of it
-device.txt   what else a device or a coordinator imports
+torch.txt    torch and torchvision; some hardware vendors have their own builds of these
+cpu.txt      PyTorch's builds for CPUs only, used where pip finds such a build
+cuda.txt     further packages that PyTorch's build for CUDA needs, and a build for CPUs does not
+device.txt   the other packages that a device or a coordinator imports
 broker.txt   the extra `broker`        dev.txt    the extra `dev`
-build.txt    what our own wheel is built with
+build.txt    the packages that build our own wheel
 data.txt     the packages of requirements-data.txt
 """
 
