@@ -12,7 +12,7 @@ from protofleet.coordinator.round.policy import Policy
 class CohortSelection:
     policy: Policy
     seed: int
-    settled: float | None = None  # time from which the devices that are present are enough
+    settled: float | None = None  # time at which the round begins even if no more devices join
 
     @property
     def seats(self) -> int:

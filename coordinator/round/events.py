@@ -11,12 +11,12 @@ from protofleet.protocol.wire.reasons import Problem
 
 
 class Stage(Enum):
-    """The stage of a run; a phase is one question of a method within a round."""
+    """The stage of a run; a phase is one task of a method within a round."""
 
     GATHERING = auto()  # waiting for enough devices to start a round
     COMPUTING = auto()  # the server half computes on its thread
-    BLAMING = auto()  # the search for the answers that made a round fail runs on that thread
-    COLLECTING = auto()  # an ask is out; waiting for answers or the deadline
+    BLAMING = auto()  # searching, on that thread, for the updates that made a round fail
+    COLLECTING = auto()  # a task was sent; waiting for updates or the deadline
     FINISHED = auto()
 
 
@@ -30,7 +30,7 @@ class Joined:
 class Left:
     device: str
     reason: str = ""  # why it left, in words
-    since: float | None = None  # since when nothing was heard of it, if its connection was lost
+    since: float | None = None  # time since which no message has arrived, if its connection was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +67,23 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Blamed:
-    """The event that names the devices whose answers made a round fail; no device if none can be found."""
+    """The event that names the devices whose updates made a round fail; without devices if the search failed."""
 
     past: Recovered  # the round as it is on the disk
     phase: str
     devices: tuple[str, ...] = ()
     words: str = ""
-    tried: bool = False  # the server half can go on without these answers; this was tried
-    trial: bool = False  # one answer, left out to see whether the next round then reaches its quorum
+    tried: bool = False  # True if a try has shown that the server half can go on without these updates
+    # True if one update is left out only to see whether the next round then reaches its quorum.
+    trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """The event that the time of `RoundMachine.wake_at` has come."""
+    """The event that the time `RoundMachine.wake_at` is reached."""
 
 
-# Commands: all that the coordinator can want. They are carried out in order.
+# Commands: all actions that the machine can request. They are carried out in order.
 @dataclass(frozen=True, slots=True)
 class Save:
     """A command to make the server half's state, the cohort and the roster durable."""
@@ -94,9 +95,9 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A command to make durable when a round ended.
+    """A command to store durably the time at which a round ended.
 
-    A later process then goes on with the pause after the round.
+    After a restart, the pause after the round then goes on.
     """
 
     round: int
@@ -105,32 +106,32 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """A command to forget that the answers with damaged bytes are in; their devices are asked again."""
+    """A command to delete the updates with damaged bytes; their devices are asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """A command to put the server half back to the last Save."""
+    """A command to set the server half back to its state at the last Save."""
 
     why: str = field(default="", compare=False)
-    missing: tuple[str, ...] = field(default=(), compare=False)  # devices with no answer and no verdict
+    missing: tuple[str, ...] = field(default=(), compare=False)  # devices with no update and no verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A command to run the server half to its next `yield`, with the answers of these devices."""
+    """A command to run the server half to its next `yield`, with the updates of these devices."""
 
     round: int
-    phase: str | None  # the phase that was answered; None starts the round
+    phase: str | None  # the phase whose updates are used; None starts the round
     devices: tuple[str, ...]
     evaluate: bool = (
-        False  # start with the question of the last evaluation, though this is not its round by number
+        False  # start with the task of the last evaluation, although its round number is not reached
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """A command to make durable which devices' answers make up a phase."""
+    """A command to store durably the devices whose updates belong to a phase."""
 
     round: int
     phase: str
@@ -139,31 +140,31 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A command to find the devices whose answers to a round made it impossible to go on."""
+    """A command to find the devices whose updates in a round made it impossible to go on."""
 
     round: int
     why: str
-    server_half: bool = False  # the server half cannot go on, so it can be tried without some answers
+    server_half: bool = False  # the server half cannot go on, so it can be tried without some updates
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # put aside so far: round -> devices
-    trial: bool = False  # name one answer that was not left out before
-    tried: tuple[str, ...] = ()  # devices whose answers were left out before
-    endless: bool = False  # if all were left out once, name one again
+    trial: bool = False  # name one update that was not left out before
+    tried: tuple[str, ...] = ()  # devices whose updates were left out before
+    endless: bool = False  # if every update was left out once, name one of them again
 
 
 @dataclass(frozen=True, slots=True)
 class PutAside:
     """A command to go back permanently to the start of a round.
 
-    In its phase only the answers of these devices count from then on.
+    From then on, only the updates of `devices` count in `phase`.
     """
 
     round: int
     phase: str
     devices: tuple[str, ...]
-    aside: tuple[str, ...]  # devices whose answers are put aside
+    aside: tuple[str, ...]  # devices whose updates are put aside
     words: str
-    trial: bool = False  # to see whether the next round then reaches its quorum
-    returned: tuple[str, ...] = ()  # devices whose answers were put aside for a trial, and were not at fault
+    trial: bool = False  # True if it is only a try to see whether the next round then reaches its quorum
+    returned: tuple[str, ...] = ()  # devices whose updates were put aside for a trial, and were not at fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """A command to make an answer durable, then acknowledge it."""
+    """A command to make an update durable, then acknowledge it."""
 
     device: str
     round: int
@@ -193,12 +194,12 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A command to send the verdict on an answer again."""
+    """A command to send the verdict on an update again."""
 
     device: str
     round: int
     phase: str
-    problem: Problem | None = None  # why it was refused; None: it was accepted
+    problem: Problem | None = None  # why the update was refused; None: it was accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +213,14 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """A command to tell a device that the run is over."""
+    """A command to inform a device that the run is over."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A command to make durable the validation accuracy of a round, and why the run ends with it."""
+    """A command to store durably the validation accuracy of a round, and why the run ends with the round."""
 
     round: int
     accuracy: float
@@ -267,15 +268,15 @@ class Recovered:
     closed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # phase -> devices
     accepted: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)  # phase -> device -> base
     roster: tuple[str, ...] = ()
-    # Device -> the round of its newest accepted answers, and phase -> base in that round.
+    # Device -> the round of its newest accepted updates, and their bases by phase.
     earlier: Mapping[str, tuple[int, Mapping[str, bytes]]] = field(default_factory=dict)
-    # Round -> devices whose answers were put aside in it.
+    # Round -> devices whose updates were put aside in it.
     aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    # Round -> devices whose answers were left out one at a time, to see without which answer the next round
+    # Round -> devices whose updates were left out one at a time, to see without which update the next round
     # reaches its quorum.
     tried: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     diverged: str = ""  # why the run has ended
-    seconds: float = 0.0  # that earlier processes spent on the round, as far as they saved it
+    seconds: float = 0.0  # time that earlier processes spent on the round, as far as they saved it
     judged: Mapping[int, float] = field(default_factory=dict)  # round -> validation accuracy, for policy.stop
     stopped: tuple[int, str] | None = None  # the round with which policy.stop has ended the training, and why
     ended: tuple[int, float] = (0, 0.0)  # the last round that a pause followed, and the Unix time of its end

@@ -1,8 +1,9 @@
 """Detection of devices that connect and disconnect too often to be counted on.
 
-Such devices stay in the fleet, but the run does not wait for them. There is hysteresis: a number of lost
-connections in a row makes a device unsteady, and only the same length of time without one makes it steady
-again. Time is an argument. Nothing of this survives a restart, because nothing depends on it for long.
+Such devices stay in the fleet, but the run does not wait for them. A device becomes unsteady when it has
+lost its connection a number of times within `seconds`. The device becomes steady again after `seconds`
+without a lost connection. The current time is an argument. This state is not stored, because nothing
+depends on it for long.
 """
 
 from __future__ import annotations

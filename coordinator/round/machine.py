@@ -1,13 +1,13 @@
 """The round as a state machine: it takes events and returns commands.
 
-It has no sockets, threads, clocks, files or tensors. One table, RoundMachine.HANDLERS, which stands below
-the handlers, says which event is legal at which stage and which handler it gets.
+The machine uses no sockets, threads, clocks, files or tensors. One table, RoundMachine.HANDLERS at the end
+of the class, defines which events are legal at each stage, and the handler of each event.
 
 Rules for a person who edits this file:
 - A new event or stage gets its handlers in the table; a handler decides by what it finds, not by the stage.
 - The order of commands is a contract: what must survive (Save, Accept, Close) comes before messages.
 - A decision may depend only on the events and on `now`, so that a replay decides the same.
-- Replies are handed on sorted by device, so that the order of arrival cannot change a bit.
+- Updates are passed on sorted by device, so that their order of arrival cannot change the result.
 """
 
 from __future__ import annotations
@@ -80,21 +80,22 @@ class RoundMachine:
     verdicts: Verdicts = field(default_factory=Verdicts)
     silent: SilentDevices = field(default_factory=SilentDevices)
     trials: Trials = field(default_factory=Trials)
-    _answered: set[str] = field(default_factory=set)  # devices whose answers were accepted
-    # Devices of the cohort without an answer and without a refusal, while the cohort is asked.
+    _answered: set[str] = field(default_factory=set)  # devices whose updates were accepted
+    # Devices of the cohort whose updates are neither accepted nor refused yet, while the phase is open.
     _missing: set[str] = field(default_factory=set)
     _closed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _absent: dict[str, float] = field(default_factory=dict)  # absent devices of the cohort -> since when
-    _unenrolled: set[str] = field(default_factory=set)  # devices that are asked nothing until they join again
+    _unenrolled: set[str] = field(default_factory=set)  # devices that receive no task until they join again
     _deadline: float | None = None
-    next_round_at: float = 0.0  # Unix time while the policy holds the next round back, else 0
-    _look_at: float | None = None  # when the next round may begin, or when the machine looks again
+    next_round_at: float = 0.0  # Unix time of the next round while the policy delays it, else 0
+    _look_at: float | None = None  # time at which the machine checks again whether the round may begin
     _earlier: float | None = None  # seconds that an earlier process spent on the open round
-    # Round -> devices whose answers made it fail.
+    # Round -> devices whose updates made it fail.
     _aside: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    _later_rounds: list[Recovered] = field(default_factory=list)  # decided after a replayed round
+    # Rounds that had begun after the replayed round.
+    _later_rounds: list[Recovered] = field(default_factory=list)
     _present: tuple[str, ...] = ()  # devices that were present when the cohort was drawn
-    # The cohort of the round, while all present devices evaluate before it.
+    # The cohort that was drawn for the round, while all present devices evaluate first.
     _drawn: tuple[str, ...] | None = None
     _stopped_after: int | None = None  # the last round of training, if policy.stop has ended it
 
@@ -108,7 +109,7 @@ class RoundMachine:
         self.pace = Pace(self.policy.pause_seconds, hours_of(self.policy.hours))
 
     def resume(self, past: Recovered) -> list[Command]:
-        """Go on in the middle of a round; a coordinator does this first after a crash."""
+        """Go on in the middle of a round after a crash, and return the first commands."""
         self.roster, self._later_rounds, self._aside = set(past.roster), list(past.ahead), dict(past.aside)
         self.trials.resume(past.tried)
         self.verdicts.last = {d: (number, dict(bases)) for d, (number, bases) in past.earlier.items()}
@@ -129,7 +130,8 @@ class RoundMachine:
         self._earlier = past.seconds
         self._present, self._drawn = tuple(sorted(past.roster)), None
         self.stop_rule.restore(self.stop_rule.measured, past.round)
-        if self._stopped_after is not None and self._stopped_after >= past.round:  # decided again at the end
+        # Decided again at the end of the round.
+        if self._stopped_after is not None and self._stopped_after >= past.round:
             self._stopped_after, self.stopped = None, ""
         self._closed = dict(past.closed)
         self.verdicts.begin_round(past.accepted)
@@ -170,7 +172,7 @@ class RoundMachine:
 
     @property
     def leaves_out(self) -> bool:
-        """Return whether devices that were present when the cohort was drawn are not in it."""
+        """Return whether some devices that were present when the cohort was drawn are not in the cohort."""
         drawn = self.cohort if self._drawn is None else self._drawn
         return not set(drawn).issuperset(self._present)
 
@@ -188,12 +190,12 @@ class RoundMachine:
 
     @property
     def evaluating(self) -> bool:
-        """Return whether the open question only asks for measurements."""
+        """Return whether the open task consists only of measurements."""
         return self.is_last_evaluation or self._drawn is not None
 
     @property
     def waited_for(self) -> AbstractSet[str]:
-        """Return the devices whose answers to the open question are missing."""
+        """Return the devices whose updates for the open task are missing."""
         return self._missing if self.stage is Stage.COLLECTING else frozenset()
 
     @property
@@ -201,12 +203,12 @@ class RoundMachine:
         return self._answered
 
     def counts_on(self, device: str) -> bool:
-        """Return whether the device is present and another hello of it would change nothing."""
+        """Return whether the device is present and another hello from it would change nothing."""
         is_waited_for = self.stage in (Stage.GATHERING, Stage.FINISHED) or device in self.waited_for
         return device in self.roster and device not in self._absent and not is_waited_for
 
     def was_asked(self, device: str) -> bool:
-        """Return whether the device was asked the open question."""
+        """Return whether the device is asked to do the open task."""
         return device in self._missing or device in self._answered or device in self.verdicts.refused
 
     @property
@@ -221,7 +223,7 @@ class RoundMachine:
     def _evaluation_is_due(self) -> bool:
         """Return whether all present devices must evaluate before this round, because it leaves devices out.
 
-        The devices that are left out would not measure the result of the rounds before.
+        Otherwise the devices that are left out would not measure the result of the earlier rounds.
         """
         every = self.policy.evaluate_every
         return every > 0 and self.round > 1 and (self.round - 1) % every == 0 and self.leaves_out
@@ -236,7 +238,7 @@ class RoundMachine:
         return Advance(self.round, None, ())
 
     def _next_step(self, phase: str, devices: tuple[str, ...]) -> Advance:
-        """Go on with the answers to a phase.
+        """Go on with the updates of a phase.
 
         After an evaluation, begin the round with the cohort that was drawn.
         """
@@ -247,34 +249,34 @@ class RoundMachine:
 
     @property
     def _quorum(self) -> int:
-        """Return the number of answers that the open question needs.
+        """Return the number of updates that the open task needs.
 
-        A device whose answer was put aside has answered already, and it is not there to answer the next
-        question.
+        Each update that was put aside in this round lowers the number by one, because its device takes no
+        further part in the round.
         """
         return 0 if self.evaluating else max(1, self.policy.quorum - len(self._aside.get(self.round, ())))
 
     @property
     def _quorum_is_unreachable(self) -> bool:
-        """Return whether so many answers were refused that there can be no quorum."""
+        """Return whether so many updates were refused that there can be no quorum."""
         return len(self._answered) + len(self._missing) < self._quorum
 
     @property
     def _has_first_answers(self) -> bool:
-        """Return whether the first answers already make the phase, because spares were invited."""
+        """Return whether enough updates are in to close the phase early, because spares were invited."""
         p = self.policy
         return p.spares > 0 and not self.evaluating and len(self._answered) >= p.cohort
 
     def not_counted_on(self, now: float) -> AbstractSet[str]:
-        """Return the present devices that are unsteady or silent, or had an answer refused in this round."""
+        """Return the present devices that are unsteady or silent, or had an update refused in this round."""
         return self.roster - (self._reliable(now) - self.silent.devices)
 
     def _reliable(self, now: float) -> set[str]:
-        """Return the present devices that are steady and had no answer refused in this round."""
+        """Return the present devices that are steady and had no update refused in this round."""
         return self.roster - self.flaps.flapping(now) - self.verdicts.suspects
 
     def _join(self, event: Joined, now: float) -> Iterable[Command]:
-        """Add a device to the roster; this alone asks it nothing."""
+        """Add a device to the roster; this sends no task to the device."""
         self.roster.add(event.device)
         self._unenrolled.discard(event.device)
         if event.device in self._reliable(now) and event.device not in self.silent.devices:
@@ -355,10 +357,9 @@ class RoundMachine:
             yield from self._start(now)
 
     def _is_held_back(self, now: float) -> bool:
-        """Return whether the policy lets no round begin yet.
+        """Return whether the policy delays the next round.
 
-        A round that has begun is repeated at any time, and the last evaluation follows its round without a
-        pause.
+        The policy delays neither the repetition of a round nor the last evaluation.
         """
         left = 0.0 if self.attempt or self.is_last_evaluation else self.pace.seconds_left(now)
         self.next_round_at = self.pace.wall + left if left else 0.0
@@ -383,7 +384,7 @@ class RoundMachine:
     def _asked_in_addition(self, others: AbstractSet[str]) -> tuple[str, ...]:
         """Return a silent device that got no seat, if there is one.
 
-        Without this it could never answer a question.
+        Otherwise a silent device might never receive a task, and would stay silent.
         """
         return () if self.is_last_evaluation else self.silent.in_turn(others)
 
@@ -396,7 +397,8 @@ class RoundMachine:
             if known.issuperset(closed):
                 yield self._next_step(phase, closed)
                 return
-            # An answer was lost on a damaged disk. Its device still has it, and no other device is asked.
+            # An update was lost on a damaged disk. Its device still has the update, and no other device is
+            # asked.
         self._answered = known.intersection(self.cohort)
         self._missing = set(self.cohort) - self._answered - self._unenrolled
         self.stage = Stage.COLLECTING
@@ -419,7 +421,7 @@ class RoundMachine:
             self.straggler_deadline.asked_at_the_end()
 
     def _wait_for_no_silent_device(self, now: float) -> None:
-        """Count silent devices as absent for the whole grace time, so that a complete quorum ignores them."""
+        """Count silent devices as absent for the whole grace time, so that a quorum does not wait for them."""
         silent = self._missing & self.silent.devices
         self._absent |= dict.fromkeys(silent, now - self.policy.grace_seconds)
         self.silent.asked(silent, (self.round, self.asked, self.base))
@@ -481,16 +483,16 @@ class RoundMachine:
         if len(self._answered) < self._quorum:
             yield from self._repeat_round(now)
             return
-        self.cohort = tuple(sorted(self._answered))  # later phases ask only devices that answered this one
+        self.cohort = tuple(sorted(self._answered))  # only these devices are asked in later phases
         self.stage, self._deadline = Stage.COMPUTING, None
         self._closed[self.asked] = self.cohort
         yield Close(self.round, self.asked, self.cohort)
         yield self._next_step(self.asked, self.cohort)
 
     def _maybe_blame(self) -> Iterator[Command]:
-        """Search for the cause if more than half of the cohort sent broken answers to the broadcast.
+        """Search for the cause if more than half of the cohort sent broken updates.
 
-        A broken answer of one device alone is a problem of that device.
+        A broken update of one device alone is a problem of that device.
         """
         many, number = 2 * len(self.verdicts.broken) > len(self.cohort), self._suspected_round
         if not many or self.stage is not Stage.COLLECTING or self.evaluating:
@@ -502,9 +504,9 @@ class RoundMachine:
 
     @property
     def _suspected_round(self) -> int:
-        """Return the round whose answers the open question depends on.
+        """Return the round whose updates the open task depends on.
 
-        It is this round if a phase of it is closed, else the round before.
+        This is the current round if one of its phases is closed, else the round before.
         """
         return self.round - (not self._closed.keys() - {EVALUATE})
 
@@ -518,10 +520,11 @@ class RoundMachine:
             yield Blame(number, why, server_half, dict(self._aside))
 
     def _go_back(self, blamed: Blamed, now: float) -> Iterator[Command]:
-        """Go back to the round whose answers are blamed, without those answers; or end the run.
+        """Go back to the round whose updates are blamed, without those updates; or end the run.
 
-        A round is repeated once. It is repeated again each time that a trial has found the answers to leave
-        out.
+        A round is repeated only once, with two exceptions. It is repeated again if a try has shown that the
+        server half can go on without the blamed updates. It is also repeated for each trial, which leaves
+        out one update.
         """
         past, phase = blamed.past, blamed.phase
         if past.round in self._aside and not (blamed.tried or blamed.trial):
@@ -539,7 +542,7 @@ class RoundMachine:
             self.trials.leave_out(past.round, blamed.devices)
         yield PutAside(past.round, phase, left, blamed.devices, blamed.words, blamed.trial, returned)
         self.trials.begin_round()
-        self._later_rounds = []  # later rounds were decided on the result of this round
+        self._later_rounds = []  # the later rounds depend on the result of this round
         closed = {**past.closed, phase: left}
         until = list(closed).index(phase) + 1
         self._restore_round(replace(past, closed={name: closed[name] for name in list(closed)[:until]}))
@@ -547,7 +550,7 @@ class RoundMachine:
         yield self._first_step()
 
     def _return_the_last(self, number: int) -> tuple[str, ...]:
-        """Use the answers again that were left out without success."""
+        """Use the updates again that were left out without success, and return their devices."""
         returned = self.trials.left_out(number, self._aside.get(number, ()))
         self._aside[number] = tuple(d for d in self._aside.get(number, ()) if d not in returned)
         return returned
@@ -561,9 +564,9 @@ class RoundMachine:
         yield from (Dismiss(device) for device in sorted(self.roster))
 
     def _repeat_round(self, now: float) -> Iterator[Command]:
-        """Repeat the round from its beginning, because too few answers came.
+        """Repeat the round from its beginning, because too few updates were accepted.
 
-        If only broken answers prevent the quorum, go back to the round before or end the run instead.
+        If only broken updates prevent the quorum, go back to the round before or end the run instead.
         """
         if self.verdicts.broken and len(self._answered) + len(self.verdicts.broken) >= self._quorum:
             yield from self._fail_by_broken_answers()
@@ -577,9 +580,9 @@ class RoundMachine:
         yield from self._maybe_start(now)
 
     def _fail_by_broken_answers(self) -> Iterator[Command]:
-        """Handle a round that has no quorum only because of broken answers.
+        """Handle a round that has no quorum only because of broken updates.
 
-        Repeat the step before without one of its answers, or end the run.
+        Repeat the server step before it without one of its updates, or end the run.
         """
         self.trials.failures += 1
         number, most = self._suspected_round, self.policy.attempts_of(len(self.cohort))
@@ -639,8 +642,8 @@ class RoundMachine:
     def _seconds_left(self, now: float) -> float:
         return max(0.0, (self._deadline or now) - now)
 
-    # A wake-up may be late. Every other event without a handler is an error of this program, not of a
-    # device.
+    # A wake-up may arrive late, so each stage has a handler for it. Any other event without a handler is an
+    # error of this program, not of a device.
     HANDLERS: ClassVar[Mapping[Stage, Mapping[type[Event], Handler]]] = {
         Stage.GATHERING: {
             Joined: _join_and_maybe_start,

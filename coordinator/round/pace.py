@@ -14,7 +14,7 @@ from typing import Final
 
 HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 DAY_SECONDS: Final = 86_400.0
-LOOK_SECONDS: Final = 60.0  # between two looks at the wall clock, because a person may set it
+LOOK_SECONDS: Final = 60.0  # between two checks of the wall clock, because a person may set it
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Pace:
     def round_ended(self, round: int, now: float) -> float | None:
         """Begin the pause after a round; a replay goes on with the pause that had already begun.
 
-        Return the Unix time at which the round ended if it must be saved, else None.
+        Return the Unix time of the end of the round if this time must be saved, else None.
         """
         if not self.pause_seconds:
             return None
@@ -86,7 +86,7 @@ class Pace:
     def _until_hours(self, unix: float) -> float:
         """Return the seconds until the window of hours opens.
 
-        It looks minute by minute, because days on which the clock changes are longer or shorter than
+        The search goes minute by minute, because days on which the clock changes are longer or shorter than
         others.
         """
         if self.hours is None or self.hours.holds(_minute(self.local(unix))):

@@ -84,7 +84,8 @@ class Policy:
     `22:00-06:00`; empty means all day.
     """
 
-    # "auto" is as many because the server step before is repeated without each of its answers in turn.
+    # "auto" is 1 + the size of the cohort, because the server step before is repeated without each update in
+    # turn.
     attempts: Attempts = "auto"
     """Number of times that broken answers alone may keep a round from its quorum before the run counts as
     diverged; `auto` is 1 + the size of the cohort, and 0 means without end.

@@ -1,10 +1,10 @@
-"""The devices that did not answer a question within the whole patience; the run does not wait for them.
+"""Silent devices, which sent no update within policy.patience_seconds; the run does not wait for them.
 
-This ends when they answer. A hello is no answer: a device that only sends hellos would cost the whole
-patience each time it is drawn. So a silent device gets seats that other devices leave free. If no seat is
-free, one silent device is asked in each round in addition to the cohort, in turns. Once it has answered a
-question that it was asked, in time or late, it is drawn as before. Nothing of this survives a restart,
-because nothing depends on it for long.
+A hello does not end the silence, because a device that only sends hellos would cost the whole patience each
+time that it is drawn. A silent device only gets a seat that other devices leave free. If no seat is free,
+each round asks one silent device in addition to the cohort, in turns. Once a silent device has sent an
+update for one of its tasks, in time or late, it is drawn like the other devices again. This state is not
+stored, because nothing depends on it for long.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 Question = tuple[int, str, bytes]  # round, phase, broadcast
-MOST_QUESTIONS: Final = 8  # questions that are kept of one device: it may answer an earlier one than the last
+# Most tasks that are kept for a device; its update may be for an earlier task than the last.
+MOST_QUESTIONS: Final = 8
 
 
 @dataclass
 class SilentDevices:
     _asked: dict[str, deque[Question]] = field(
         default_factory=dict
-    )  # newest questions of each silent device, without an answer
+    )  # silent device -> its newest tasks, for which no update has arrived
     _turns: dict[str, int] = field(default_factory=dict)  # turn in which each device was asked in addition
     _turn: int = 0
 
@@ -36,11 +37,11 @@ class SilentDevices:
             self._asked.setdefault(device, deque(maxlen=MOST_QUESTIONS)).append(question)
 
     def asked(self, devices: Iterable[str], question: Question) -> None:
-        """Note a question that was put to the devices that are silent."""
+        """Note a task that was sent to `devices`, if they are silent."""
         self.gave_no_answer([device for device in devices if device in self._asked], question)
 
     def answered(self, device: str, question: Question) -> bool:
-        """Return whether a silent device has answered a question that it was asked; then it is not silent."""
+        """Return whether a silent device sent an update for one of its tasks; then it is not silent any more."""
         if question not in self._asked.get(device, ()):
             return False
         del self._asked[device]
@@ -48,7 +49,7 @@ class SilentDevices:
         return True
 
     def in_turn(self, present: AbstractSet[str]) -> tuple[str, ...]:
-        """Return the silent present device that was asked longest ago, if there is one."""
+        """Return the present silent device whose last turn was longest ago, if there is one."""
         waiting = sorted(
             present & self._asked.keys(), key=lambda device: (self._turns.get(device, 0), device)
         )

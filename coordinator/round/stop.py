@@ -1,7 +1,4 @@
-"""The rule that ends a run before its last round, by the validation accuracies measured so far.
-
-It is a pure rule.
-"""
+"""The rule that ends a run before its last round, from the validation accuracies that were measured so far."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Final
 
 from protofleet.coordinator.round.policy import Stop
 
-MOST_ROUNDS_BACK: Final = 3  # rounds that a run can go back: a spool keeps no more checkpoints
+MOST_ROUNDS_BACK: Final = 3  # rounds that a run can go back, because a spool keeps no more checkpoints
 
 
 @dataclass
@@ -19,14 +16,15 @@ class StopRule:
     """The rule of `policy.stop`, with the measurements that it still needs."""
 
     settings: Stop | None
-    measured: dict[int, float] = field(default_factory=dict)  # round at whose end it was known -> accuracy
+    # Round at whose end the accuracy was known -> accuracy.
+    measured: dict[int, float] = field(default_factory=dict)
 
     def restore(self, measured: Mapping[int, float], before: int) -> None:
-        """Keep only what was measured in the rounds before this one."""
+        """Keep only the measurements of rounds before the round `before`."""
         self.measured = {number: value for number, value in sorted(measured.items()) if number < before}
 
     def note(self, number: int, accuracy: float) -> str:
-        """Return why the run ends with this round; "" if it goes on."""
+        """Note the accuracy of a round; return why the run ends with this round, or "" if it goes on."""
         self.measured[number] = accuracy
         self._forget_what_no_decision_needs(number)
         assert self.settings is not None, "without policy.stop nothing is measured for it"
@@ -49,13 +47,13 @@ class StopRule:
         return min(self.measured, default=0)
 
     def _best(self, measured: Mapping[int, float]) -> int:
-        """Return the round with the best accuracy; the first of equals."""
+        """Return the round with the best accuracy; in a tie, the first of them."""
         return max(sorted(measured), key=measured.__getitem__)
 
     def _forget_what_no_decision_needs(self, number: int) -> None:
         """Forget measurements that no later decision needs, because a run may have a million rounds.
 
-        A measurement before the best one decides nothing any more.
+        Measurements before the best one have no effect any more.
         """
         old = {n: value for n, value in self.measured.items() if n <= number - MOST_ROUNDS_BACK}
         if old:

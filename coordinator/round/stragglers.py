@@ -1,10 +1,12 @@
-"""The deadline for devices that have not answered, from the time that the other devices took.
+"""The deadline for missing updates, computed from the time that the other devices needed.
 
-The time is measured only for the open question, from the moment at which a device was first asked until its
-answer is here. So a first phase has a bound like any other phase. A fleet that slows down gets more time by
-itself. A device that kept its answer and sends it at once when it is asked again does not count as fast.
-The measure is the time by which more than half of the cohort have answered. So a quick half or a lying
-minority cannot make it short, and a silent minority cannot make it long.
+The time is measured only for the open task, from the moment at which the task was first sent to a device
+until its update is in. So the first phase has a deadline like any other phase, and a fleet that becomes
+slower gets more time. A device may send a stored update at once when it is asked again; this does not count
+as fast.
+
+The measure is the time after which the updates of more than half of the cohort are in. So a fast half or a
+lying minority cannot make this time short, and a silent minority cannot make it long.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ Question = tuple[int, str, bytes]  # round, phase, broadcast
 @dataclass
 class StragglerDeadline:
     factor: float  # the deadline is this many times the measure; 0: there is no deadline
-    floor: float = 0.0  # seconds that the deadline is never below
+    floor: float = 0.0  # shortest deadline in seconds
     _question: Question = (0, "", b"")
-    _least: float = 0.0  # earliest time at which the open ask may end
+    _least: float = 0.0  # earliest time at which the open task may end
     _began: dict[tuple[Question, str], float] = field(default_factory=dict)
     _took: dict[tuple[Question, str], float] = field(default_factory=dict)
-    _longest: float = 0.0  # seconds that the slowest answer of the round before took
-    # For the open ask, built at the first look and kept from then on, because there is a look after each
-    # answer.
-    _ordered: list[float] | None = None  # how long the devices that have answered took
-    # Missing devices, the one that was asked last at the end; the list may also hold devices that are not
+    _longest: float = 0.0  # seconds that the slowest update of the round before took
+    # For the open task. The list is built at the first check and then kept, because there is a check after
+    # each update.
+    _ordered: list[float] | None = None  # seconds that each received update took, the shortest first
+    # Missing devices, in the order in which they were asked. The list may also hold devices that are not
     # missing any more.
     _last_asked: list[str] = field(default_factory=list)
 
@@ -37,11 +39,11 @@ class StragglerDeadline:
         self, question: Question, cohort: Collection[str], known: Collection[str], now: float,
         earlier: float | None = None, least: float = 0.0,
     ) -> None:  # fmt: skip
-        """Note that a question is put to the cohort.
+        """Note that a task is sent to the cohort.
 
-        `earlier` is the number of seconds for which an earlier process had asked it; that process may have
-        been stopped for longer. The devices in `known` have answered it. `least` is a number of seconds;
-        the deadline is at least `factor` times that long.
+        `earlier` is the number of seconds for which an earlier process had waited for this task; the time
+        between the two processes does not count. `known` holds the devices whose updates for the task are
+        in already. The deadline is at least `factor` times `least` seconds.
         """
         if question[0] != self._question[0]:
             self._longest = max(self._took.values(), default=0.0)
@@ -54,9 +56,9 @@ class StragglerDeadline:
                 self._took.setdefault((question, device), earlier)
 
     def asked_at_the_end(self) -> None:
-        """Give each device at least as much time as in the round before.
+        """Give the devices at least as much time for an evaluation as for the round before.
 
-        Tests may be larger than trainings.
+        An evaluation may take longer than the training.
         """
         asked = max(self._began[key] for key in self._began if key[0] == self._question)
         self._least = max(self._least, asked + self.factor * self._longest)
@@ -69,10 +71,11 @@ class StragglerDeadline:
                 insort(self._ordered, took)
 
     def at(self, answered: Collection[str], missing: AbstractSet[str], cohort: int, quorum: int) -> float:
-        """Return when to give up waiting for missing devices; infinity while too few answers are in.
+        """Return the time at which to stop waiting for missing devices; infinity while too few updates are in.
 
-        `cohort` is the number of devices that are expected to answer. Between two calls, `answered` must be
-        called for each device that has answered, and no device becomes missing that was not missing before.
+        `cohort` is the number of devices from which updates are expected. Between two calls, the method
+        `answered` must be called for each device that has sent an update, and no other device may become
+        missing.
         """
         if self._ordered is None:
             self._ordered = self._order(answered, missing)

@@ -1,8 +1,9 @@
-"""The repetitions of a server step without one of its answers at a time.
+"""The repetitions of a server step, each without one of its updates.
 
-A broadcast that devices cannot work with may stem from one answer that no limit refuses. When broken answers have
-kept a round from its quorum twice, the step that made its broadcast is repeated without one of the answers. When the
-round fails again, that answer returns and another one is left out, until the round reaches its quorum.
+A broadcast may be unusable for devices because of one update that no limit refuses. When broken updates
+have prevented the quorum of a round twice, the server step that made its broadcast is repeated without one
+of its updates. If the round fails again, that update is used again and another one is left out, until the
+round reaches its quorum.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-FAILURES: Final = 2  # failures of one round by broken answers, before a step is repeated
+FAILURES: Final = 2  # failures of one round by broken updates, before a step is repeated
 
 
 @dataclass
 class Trials:
-    # Round whose step was repeated -> devices whose answers were left out, one at a time. It survives a
+    # Round whose step was repeated -> devices whose updates were left out, one at a time. This survives a
     # restart.
     tried: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    failures: int = 0  # failures of the open round by broken answers, since its server half was last put back
+    failures: int = 0  # failures of the open round by broken updates, since the server half last went back
 
     def begin_round(self) -> None:
         self.failures = 0
@@ -37,12 +38,12 @@ class Trials:
     def attempts(self, number: int) -> int:
         """Return how often the round after that step has failed.
 
-        The failures of the unchanged step and those without each of its answers count.
+        This includes failures after the unchanged step and failures after the step without one update.
         """
         return self.failures + len(self.tried.get(number, ()))
 
     def left_out(self, number: int, aside: Collection[str]) -> tuple[str, ...]:
-        """Return the devices whose answers are left out now."""
+        """Return the devices whose updates are left out now."""
         return tuple(device for device in self.tried.get(number, ()) if device in aside)
 
     def leave_out(self, number: int, devices: tuple[str, ...]) -> None:

@@ -1,6 +1,6 @@
-"""The verdicts on answers. A verdict is final.
+"""The verdicts on updates.
 
-A repeated answer gets the same verdict, however often and however late it comes.
+A verdict is final: an update that arrives again, at any time, gets the same verdict.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from dataclasses import dataclass, field
 
 from protofleet.protocol.wire.reasons import Problem, Reason
 
-# The problems that a poisoned broadcast causes in answers: values that are not finite or too large, or a
-# loss that cannot be believed.
+# The problems that a poisoned broadcast causes in updates: values that are not finite or too large, or a loss
+# that cannot be believed.
 BROKEN = frozenset({Reason.NOT_FINITE, Reason.OUT_OF_BOUNDS, Reason.BAD_CLAIM})
 
 
 @dataclass
 class Verdicts:
-    # Accepted answers of the open round: phase -> device -> base.
+    # Accepted updates of the open round: phase -> device -> base.
     accepted: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    refused: dict[str, Problem] = field(default_factory=dict)  # by device, refused answers to the open ask
-    suspects: set[str] = field(default_factory=set)  # devices with a refused answer in any attempt at it
-    # Newest accepted answers: device -> its round, and phase -> base in that round.
+    # Device -> why its update for the open task was refused.
+    refused: dict[str, Problem] = field(default_factory=dict)
+    # Devices whose updates were refused in any attempt at the open round.
+    suspects: set[str] = field(default_factory=set)
+    # Newest accepted updates: device -> their round, and their bases by phase.
     last: dict[str, tuple[int, dict[str, bytes]]] = field(default_factory=dict)
 
     def begin_round(self, accepted: Mapping[str, Mapping[str, bytes]]) -> None:
@@ -45,21 +47,21 @@ class Verdicts:
 
     @property
     def broken(self) -> Mapping[str, Problem]:
-        """Return the devices whose answers to the open ask hold no usable numbers, with their problems."""
+        """Return the problem of each device whose update for the open task holds no usable numbers."""
         return {device: why for device, why in self.refused.items() if why.reason in BROKEN}
 
     def known(self, phase: str, base: bytes) -> set[str]:
-        """Return the devices that have answered exactly this question of the open round."""
+        """Return the devices with an accepted update for exactly this task of the open round."""
         return {device for device, known in self.accepted.get(phase, {}).items() if known == base}
 
     def has_accepted(self, device: str, phase: str, base: bytes) -> bool:
-        """Return whether the device's answer to exactly this question of the open round was accepted."""
+        """Return whether the device's update for exactly this task of the open round was accepted."""
         return self.accepted.get(phase, {}).get(device) == base
 
     def was_accepted(self, device: str, number: int, phase: str, base: bytes) -> bool:
-        """Return whether the device's answer to this question of an earlier round was accepted.
+        """Return whether the device's update for this task of an earlier round was accepted.
 
-        A device sends its newest answer until it has a receipt, and it sends no older answer.
+        A device repeats its newest update until it has a receipt, but it repeats no older update.
         """
         known = self.last.get(device)
         return known is not None and known[0] == number and known[1].get(phase) == base
