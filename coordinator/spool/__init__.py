@@ -1,4 +1,4 @@
-"""Files that survive a coordinator: snapshots, accepted answers, their index, and older copies of all of them.
+"""Files that survive a coordinator: snapshots, accepted updates, their index, and older copies of all of them.
 
 May import: coordinator.round, methods.contract, protocol.*.
 """

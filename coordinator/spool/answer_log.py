@@ -1,8 +1,8 @@
-"""The log of answers that came in a message or in a few blocks, one after another in a few files.
+"""The log of small updates, which are stored one after another in a few files.
 
-All answers of one turn of the loop are durable after one fsync. The index says which bytes belong to which
-answer, in the transaction that accepts the answer. Other bytes in a log belong to no answer, and are
-deleted with their file.
+All updates of one turn of the loop become durable with one fsync. The transaction that accepts an update
+also writes the place of its bytes to the index. Other bytes in a log belong to no update, and are deleted
+with their file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUFFIX: Final = ".log"
 
 
 class AnswerPlace(NamedTuple):
-    """The place of the bytes of an answer."""
+    """The place of the bytes of an update."""
 
     file: int
     start: int
@@ -38,9 +38,9 @@ class AnswerPlace(NamedTuple):
 
 
 class AnswerLog:
-    """The answers of all devices in log files.
+    """The small updates of all devices, in log files.
 
-    A process never appends to a file of an earlier process, so bytes that a crash left at its end do no
+    A process never appends to a file of an earlier process, so incomplete bytes at the end of a file do no
     harm.
     """
 
@@ -48,23 +48,23 @@ class AnswerLog:
         self, folder: Path, disk: Disk, places: Iterable[tuple[str, bytes, AnswerPlace]] = (),
         memory: Memory | None = None,
     ) -> None:  # fmt: skip
-        """Open the log; `memory` is for answers that are not complete."""
+        """Open the log; `memory` is for updates that are not complete."""
         self.folder, self.disk, self.memory = folder, disk, memory or Memory()
-        self.damaged = 0  # answers whose bytes do not match their name
+        self.damaged = 0  # updates whose bytes do not match their name
         self._places = {(device, name): place for device, name, place in places}
-        self._sound: set[tuple[str, bytes]] = set()  # written by this process, or hashed by it
+        self._sound: set[tuple[str, bytes]] = set()  # updates that this process has written or checked
         numbers = [place.file for place in self._places.values()]
         self._file = 1 + max([*numbers, *(int(path.stem) for path in self._files())], default=0)
-        self._end = self._synced = 0  # bytes of this file
+        self._end = self._synced = 0  # bytes of this file: written, and made durable
         self._handle: BinaryIO | None = None  # a handle that is forgotten closes itself
         # The file that was read last, because it is usually read again.
         self._reader: tuple[int, BinaryIO] | None = None
         self._reading = threading.Lock()
 
     def append(self, device: str, body: bytes | bytearray, name: bytes = b"") -> bytes:
-        """Append an answer and return its name, which is its hash; `name` is the hash if it is known already.
+        """Append an update and return its name, which is its hash; `name` is the hash if it is known already.
 
-        Until `sync`, no message may depend on it.
+        No message may depend on the update before `sync` is called.
         """
         name = name or hashlib.sha256(body).digest()
         if self.has(device, name):
@@ -80,7 +80,7 @@ class AnswerLog:
         return name
 
     def sync(self) -> None:
-        """Make all that was appended survive a power cut."""
+        """Make all appended updates durable, so that they survive a power cut."""
         if self._end == self._synced:
             return
         self.disk.sync(self._path(self._file))
@@ -89,7 +89,7 @@ class AnswerLog:
         self._synced = self._end
 
     def begin_file(self) -> None:
-        """Begin a new file, because what follows is kept for another time and can be deleted separately."""
+        """Begin a new file, so that later updates can be deleted separately."""
         if self._handle is not None:
             self._handle.close()
             self._handle, self._file, self._end, self._synced = None, self._file + 1, 0, 0
@@ -108,9 +108,9 @@ class AnswerLog:
         return self._places.get((device, name))
 
     def has(self, device: str, name: bytes) -> bool:
-        """Return whether the answer is here and its bytes match its name.
+        """Return whether the update is in the log and its bytes match its name.
 
-        An answer that an earlier process left is hashed once.
+        An update of an earlier process is hashed once.
         """
         key = (device, name)
         if (place := self._places.get(key)) is None:
@@ -134,9 +134,10 @@ class AnswerLog:
         return self._bytes(self._places[device, name], start, stop)
 
     def forget(self, device: str, name: bytes) -> None:
-        """Forget an answer; its bytes are deleted at once if they came last, as with a refused answer.
+        """Forget an update.
 
-        Otherwise they are deleted with their file.
+        Its bytes are deleted at once if they are the last ones and not durable yet, as with a refused
+        update. Otherwise its bytes are deleted with their file.
         """
         place = self._places.pop((device, name), None)
         self._sound.discard((device, name))
@@ -149,7 +150,7 @@ class AnswerLog:
         return [name for owner, name in self._places if owner == device]
 
     def keep(self, wanted: Collection[tuple[str, bytes]]) -> None:
-        """Forget all answers except these, and every file that holds none of them."""
+        """Forget all updates except `wanted`, and delete each file that holds none of them."""
         self._places = {key: place for key, place in self._places.items() if key in wanted}
         self._sound &= self._places.keys()
         used = {self._file, *(place.file for place in self._places.values())}
@@ -169,7 +170,7 @@ class AnswerLog:
             try:
                 handle = os.open(self._path(self._file), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
                 return os.fdopen(handle, "r+b", buffering=0)
-            except FileExistsError:  # another coordinator was started here after us: the index will say so
+            except FileExistsError:  # another coordinator has started in this folder; the index will show it
                 self._file += 1
 
     def _files(self) -> list[Path]:
@@ -180,23 +181,23 @@ class AnswerLog:
 
     def _bytes(self, place: AnswerPlace, start: int, stop: int) -> bytes:
         data = bytearray(stop - start)  # torch accepts writable bytes without a copy
-        with self._reading:  # the loop reads to judge, the thread of the server half reads to sum
+        with self._reading:  # the loop and the thread of the server half both read
             if self._reader is None or self._reader[0] != place.file:
                 self._reader = (place.file, self._path(place.file).open("rb", buffering=0))
             count = os.preadv(self._reader[1].fileno(), [data], place.start + start)
-        return data[:count] if count < len(data) else data  # type: ignore[return-value]  # as of any object
+        return data[:count] if count < len(data) else data  # type: ignore[return-value]  # it serves as bytes
 
 
 class DeviceAnswers(ObjectStore):
-    """The answers of one device: small ones in the log, those of many blocks as files."""
+    """The updates of one device: small updates are in the log, large updates are files."""
 
     def __init__(self, device: str, folder: Path, answers: AnswerLog, disk: Disk) -> None:
         super().__init__(folder, disk=disk, make=False)
         self._device, self._answers = device, answers
-        self._small: SmallBlocks | None = None  # blocks of the answer that is being received
+        self._small: SmallBlocks | None = None  # blocks of the update that is being received
 
     def begin(self, manifest: Manifest) -> Partial:
-        """Begin or go on to receive an answer; one whose blocks are in a file goes on in that file."""
+        """Begin or continue to receive an update; continue in its file if it already has a file."""
         if manifest.size > SMALL or self.part_of(manifest).exists():
             self._forget_small()
             return super().begin(manifest)

@@ -18,7 +18,8 @@ FIRST_ROUND: Final = 1
 def has_ended_a_round(run: Path) -> bool:
     """Return whether the run has ended a round.
 
-    Its lines tell, even damaged ones. If they are gone, a snapshot later than that of its start tells.
+    Lines in rounds.jsonl show it, even if they are damaged. If there are no lines, a snapshot of a later
+    round than the first one shows it.
     """
     if any((run / name).exists() and (run / name).stat().st_size for name in LINES):
         return True

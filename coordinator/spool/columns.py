@@ -37,7 +37,7 @@ def members_in(text: object) -> dict[str, Member]:
 def saved_devices(text: object) -> dict[str, SavedDevice]:
     """Read the devices of a checkpoint, or raise DamagedError.
 
-    Format 0 had neither their domains nor whether they were present.
+    Format 0 stored neither the domain of a device nor whether the device was present.
     """
     found = {}
     for row in _list(_json(text)):

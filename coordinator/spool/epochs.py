@@ -1,9 +1,12 @@
 """The epochs of the coordinators of a federation on this machine.
 
-The next epoch is above all earlier epochs, in any run. Devices and brokers remember the highest epoch that
-they have seen. If a coordinator's clock was once ahead, by less than devices tolerate, devices would ignore
-every later coordinator until real time has passed that epoch. Devices ignore an epoch that is years ahead,
-but not an earlier one that is an hour ahead. So several epochs are kept.
+The next epoch is above all earlier epochs of any run, because devices and brokers remember the highest
+epoch that they have seen. Suppose that a coordinator's clock was once ahead, by less than devices tolerate.
+If the next epoch were lower, devices would ignore every later coordinator until real time has passed the
+epoch of that clock.
+
+Devices ignore an epoch that is years ahead, but not an epoch that is an hour ahead. So several epochs are
+stored, not only the highest.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ log = logging.getLogger("protofleet.coordinator")
 
 HIGHEST: Final = 1 << 62
 DAY: Final = 86_400
-MOST_EPOCHS: Final = 1000  # above this number, one epoch of each day is kept, for a year
+MOST_EPOCHS: Final = 1000  # if there are more, only one epoch of each day is kept, for a year
 
 
 def epoch_file(runs: Path, federation: str) -> Path:
@@ -32,7 +35,10 @@ def epoch_file(runs: Path, federation: str) -> Path:
 
 
 def next_epoch(known: Iterable[int], clock: int) -> int:
-    """Return the lowest epoch above the known ones; devices ignore any that is far ahead of their clocks."""
+    """Return the lowest epoch above the known epochs; those that are far ahead of the clock do not count.
+
+    Devices ignore an epoch that is far ahead of their clocks.
+    """
     known = sorted(known)
     if known and (far := ahead(known[-1], clock)):
         log.warning(
@@ -52,7 +58,7 @@ def epochs_to_keep(known: Iterable[int], epoch: int) -> list[int]:
 
 
 def least_epoch(runs: Path, federation: str, clock: int) -> int:
-    """Return the lowest epoch of the next coordinator: the time, or one above the highest believed epoch."""
+    """Return the lowest epoch for the next coordinator: the time, or the highest valid epoch plus 1."""
     path = epoch_file(runs, federation)
     try:
         return max(clock, next_epoch(_saved_epochs(path), clock))
@@ -81,10 +87,10 @@ def save_epoch(runs: Path, federation: str, epoch: int) -> None:
 
 
 def process_identity(folder: Path) -> str:
-    """Return a name of this process for a second coordinator that meets it.
+    """Return a name of this process, which another coordinator of the federation can show.
 
-    Brokers can read the name, so it holds no path. Containers share host names, process ids and paths, so a
-    part of the name is random.
+    Brokers can read the name, so it contains no path. Containers may have equal host names, process ids and
+    paths, so a part of the name is random.
     """
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]
     return f"{platform.node()[:64]} pid {os.getpid()} folder {name} start {secrets.token_hex(4)}"

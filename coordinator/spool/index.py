@@ -1,11 +1,13 @@
 """The spool's index: one SQLite file whose rows carry checksums, and a copy of it.
 
-The copy replaces the file if the file is damaged. The file has a format number (PRAGMA user_version). An
-older format is upgraded and its file kept; a newer format is refused. The copy is made each time that a
-round begins, so that a damaged index costs at most the answers of that round, which are asked for again.
+The copy replaces the file if the file is damaged. A new copy is made each time that a round begins. So a
+damaged index costs at most the updates of one round, which are requested again.
+
+The file has a format number (PRAGMA user_version). An older format is upgraded, and the old file is kept. A
+newer format is refused.
 
 If the file system allows it, SQLite writes a log next to the file (WAL mode), and a commit is one fsync.
-The content of the log goes into the file each time that a round begins.
+The log is merged into the file each time that a round begins.
 """
 
 from __future__ import annotations
@@ -43,14 +45,15 @@ ADDED_TABLES: Final = {
     "crossed": "round INTEGER, epoch INTEGER, counts TEXT",
     "asked": "base BLOB PRIMARY KEY, number INTEGER, round INTEGER",
     "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
-    "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",  # of device names at boots in `heard`
+    # Who held a device name at the boot in `heard`.
+    "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",
     "aside": "round INTEGER, device TEXT, words TEXT",  # device "": the run has diverged in that round
-    "tried": "round INTEGER, device TEXT",  # devices whose answers were put aside one at a time, for a while
-    "fleet": "one INTEGER PRIMARY KEY CHECK (one = 1), devices INTEGER",  # enrolled when the run began
+    "tried": "round INTEGER, device TEXT",  # devices whose updates were put aside one at a time, for a while
+    "fleet": "one INTEGER PRIMARY KEY CHECK (one = 1), devices INTEGER",  # number when the run began
     "judged": "round INTEGER PRIMARY KEY, accuracy TEXT, words TEXT",  # for policy.stop; words: why it ended the run
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # names of the classes
     "ended": "one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER, at INTEGER",  # the round before a pause
-    "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",  # of answers in the log
+    "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",  # of updates in the log
     "epochs": "epoch INTEGER PRIMARY KEY",  # epochs of the coordinators that have claimed the folder
     "log_base": "one INTEGER PRIMARY KEY CHECK (one = 1), file INTEGER, base INTEGER",
 }
@@ -66,19 +69,20 @@ Value = str | int | bytes | None
 
 
 class RunMismatchError(ValueError):
-    """The error that the folder holds another run."""
+    """The error raised when the folder holds another run."""
 
 
 class FencedError(RunMismatchError):
-    """The error that another coordinator has taken over the run."""
+    """The error raised when another coordinator has taken over the run."""
 
 
 class SpoolConnection(sqlite3.Connection):
-    """A connection whose errors say whether the disk is full.
+    """A connection whose errors show whether the disk is full.
 
-    Reads wait while another program holds the lock, because their caller is in the middle of a frame or a
-    step. Writes raise, because a command began them, and a command can wait and be carried out again.
-    `keep_waiting` is called after each 5 s without the lock; if it returns False, a read raises too.
+    While another program holds the lock, a read waits, because its caller is in the middle of a frame or a
+    step. A write raises an error, because it belongs to a command, and a command can be carried out again
+    later. `keep_waiting` is called after each 5 s without the lock; if it returns False, a read raises an
+    error too.
     """
 
     keep_waiting: Callable[[], bool] = staticmethod(lambda: True)
@@ -114,7 +118,7 @@ class SpoolConnection(sqlite3.Connection):
 def check_run(folder: Path, name: str, settings: str) -> None:
     """Raise RunMismatchError if the folder belongs to another run; write nothing.
 
-    This check comes before a coordinator is stopped for a new one.
+    This check is made before an old coordinator is stopped for a new one.
     """
     path = folder / INDEX_FILE
     if not path.exists():
@@ -151,9 +155,9 @@ class Index:
             self._merge_log()
 
     def claim(self, name: str, settings: str, clock: int, least: int = 0) -> int:
-        """Claim the folder and return the new epoch, which is above every earlier one.
+        """Claim the folder and return the new epoch.
 
-        This holds even if the clock was set back.
+        The new epoch is above every earlier epoch, even if the clock was set back.
         """
         self.epoch = None
         with self.last_transaction():  # two coordinators that start at once must not get the same epoch
@@ -161,7 +165,7 @@ class Index:
             if row:
                 _demand_the_same(self.folder, (row[0], row[1]), (name, settings))
             known = {each for (each,) in self.db.execute("SELECT epoch FROM epochs")}
-            known |= {row[2]} if row else set()  # an earlier version kept only this one
+            known |= {row[2]} if row else set()  # an earlier version stored only this epoch
             epoch = max(clock, least, next_epoch(known, clock))
             self.put("run", 1, name, settings, epoch)
             self.db.execute("DELETE FROM epochs")
@@ -171,7 +175,7 @@ class Index:
         return epoch
 
     def take_over(self) -> None:
-        """Exclude the coordinator that has claimed the folder."""
+        """Claim the folder again, so that the coordinator that has claimed it can write no more."""
         row = self.db.execute("SELECT name, settings FROM run").fetchone()
         if row is None:
             raise RunMismatchError(f"{self.folder} holds no run")
@@ -179,7 +183,7 @@ class Index:
 
     @contextlib.contextmanager
     def transaction(self, durable: bool = True) -> Iterator[None]:
-        """Open a transaction that is committed at its end, with all that was deferred."""
+        """Open a transaction that is committed at its end, with all deferred writes."""
         self._begin()
         try:
             yield
@@ -195,7 +199,8 @@ class Index:
     def undurable_transaction(self) -> Iterator[None]:
         """Open a transaction for data that nothing depends on.
 
-        If there is a log, it does not wait for the disk, and the next commit makes it durable.
+        If SQLite keeps a log, the transaction does not wait for the disk, and the next commit makes the
+        data durable.
         """
         if self._log_base is None or self.has_deferred:
             with self.transaction():
@@ -209,9 +214,9 @@ class Index:
             self._set_synchronous(self.db, "FULL")
 
     def defer(self, write: Callable[[], None]) -> None:
-        """Write as part of the next transaction, and again if that one is rolled back.
+        """Write as part of the next transaction, and write again if that transaction is rolled back.
 
-        Before that transaction is committed, no message may depend on the write.
+        No message may depend on the write before the transaction is committed.
         """
         self._begin()
         try:
@@ -228,7 +233,7 @@ class Index:
     def _begin(self) -> None:
         """Begin a transaction, or raise FencedError if another coordinator has claimed the folder since.
 
-        So a coordinator that hung may not write any more.
+        So a coordinator that hung and was replaced cannot write any more.
         """
         if self.db.in_transaction:
             return
@@ -253,7 +258,7 @@ class Index:
 
     @contextlib.contextmanager
     def detect_takeover(self) -> Iterator[None]:
-        """Raise FencedError, not FileNotFoundError, if a coordinator that took over removed a file."""
+        """Raise FencedError instead of FileNotFoundError if another coordinator has taken over the folder."""
         try:
             yield
         except FileNotFoundError:
@@ -280,7 +285,7 @@ class Index:
     def _merge_log(self) -> None:
         """Merge the log into the file; a full disk is no error.
 
-        Then the log stays, and is read with the file.
+        On a full disk the log stays, and SQLite reads it together with the file.
         """
         if self._log_base is None:
             return
@@ -318,7 +323,7 @@ class Index:
         return self._connect()
 
     def _copy_is_of_a_later_version(self) -> bool:
-        """Return whether the copy has a newer format than this version, or cannot tell.
+        """Return whether the copy has a newer format than this version, or cannot be read.
 
         A later version upgrades both files when it starts. If only the index is newer, its format number is
         damaged.
@@ -339,8 +344,8 @@ class Index:
             self._has_log = (
                 _set_journal_mode(db, "WAL" if self.disk.is_local(self.folder) else "DELETE") == "wal"
             )
-            # FULL alone would leave the last commit to the next sync of the folder, so a power cut could
-            # undo it.
+            # Without a log, FULL does not sync the folder after the last commit, so a power cut could undo
+            # this commit.
             self._set_synchronous(db, "FULL" if self._has_log else "EXTRA")
             self._upgrade(db)
             self._add_missing_tables(db)
@@ -465,7 +470,7 @@ def row_checksum(table: str, *values: Value) -> bytes:
 
 
 def check_integrity(db: sqlite3.Connection) -> None:
-    """Check every page and every row; raise DamagedError, because a run must not go on with guesses."""
+    """Check every page and every row; raise DamagedError if one of them is damaged."""
     try:
         if (verdict := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
             raise DamagedError(str(verdict)[:200])

@@ -1,9 +1,9 @@
-"""The record whether the coordinator before this one ended in good order: by a signal, or with its run.
+"""The record whether the previous coordinator ended in order: by a signal, or at the end of its run.
 
 There must be no alarm if an operator stops and starts the coordinator several times, for a backup or
-another method. There must be an alarm if it dies by itself. So each life of a coordinator leaves a mark
-next to all runs of its federation, because the last life may have belonged to another run. It removes the
-mark only if it ends in order.
+another method. There must be an alarm if the coordinator dies by itself. So each coordinator writes a file
+when it starts, and changes the file when it ends in order. The file is next to all runs of the federation,
+because the previous coordinator may have had another run.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def life_file(runs: Path, federation: str) -> Path:
 
 class Life:
     def __init__(self, runs: Path, federation: str) -> None:
-        """Note that a life has begun."""
+        """Record that a coordinator has started."""
         self._path = life_file(runs, federation)
         ended, before = _read(self._path)
-        # When this life began, if the life before it did not end in order; else when the last such life
-        # began.
+        # Unix time of the last start after an end that was not in order. This is the start of this
+        # coordinator if the previous one did not end in order.
         self.unclean_at = before if ended else time.time()
         self._write(ended=False)
 
     def end(self, in_order: bool) -> None:
         if in_order:
-            with contextlib.suppress(OSError):  # on a full disk this life counts as not ended in order
+            with contextlib.suppress(OSError):  # on a full disk, this end counts as not in order
                 self._write(ended=True)
 
     def _write(self, ended: bool) -> None:
@@ -47,7 +47,7 @@ class Life:
 
 
 def _read(path: Path) -> tuple[bool, float]:
-    """Read the record of the life before; if it cannot be read, that life ended in order.
+    """Read the record of the previous coordinator; if it cannot be read, assume an end in order.
 
     An unreadable file is no reason for an alarm.
     """

@@ -1,9 +1,9 @@
 """The link between an index file and the SQLite log next to it.
 
-SQLite reads any complete log as if it belonged to the file next to it. If a person has put an older index
-back into a newer folder, or has copied both while they were written, the mixture would be neither of the
-two states. So the file has a number, which is new each time that a log has been merged into it. The first
-transaction of a log notes the number of the file that it belongs to.
+SQLite reads any complete log as if it belonged to the file next to it. But a person may have put an older
+index back into a newer folder, or may have copied both files while they were written. Then SQLite would mix
+two states. So the file has a number, which changes each time that a log is merged into the file. The first
+transaction of a log stores the number of its file.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class LogBase:
 
     file: int
     base: int
-    is_in_log: bool = True  # whether the log notes the number, as every log must
+    is_in_log: bool = True  # True if the log already stores the number, as every log must
 
     @classmethod
     def of(cls, db: sqlite3.Connection) -> LogBase:
-        """Read the numbers; before the first log there are none."""
+        """Read the numbers; they are 0 before the first log."""
         found = db.execute(QUERY).fetchone()
         return cls(*found) if found else cls(0, 0)
 
@@ -42,7 +42,7 @@ class LogBase:
         return self.file, self.base
 
     def begin_next(self) -> None:
-        """Give the file a new number in the open transaction; it counts once the log is merged."""
+        """Give the file a new number in the open transaction; the number is valid once the log is merged."""
         if self.file == self.base:
             self.file = secrets.randbits(62)
 
@@ -56,14 +56,14 @@ def log_beside(path: Path) -> Path:
 
 
 def memory_beside(path: Path) -> Path:
-    """Return the path of the memory that programs with an open log share; SQLite makes it again."""
+    """Return the path of SQLite's shared-memory file; SQLite creates it again if it is missing."""
     return path.with_name(f"{path.name}-shm")
 
 
 def put_foreign_log_aside(path: Path, disk: Disk) -> None:
-    """Put aside a log that belongs to another file than the one next to it.
+    """Rename a log that belongs to another index file than the one next to it.
 
-    SQLite must not have opened the log before.
+    This must be done before SQLite opens the log.
     """
     log_file = log_beside(path)
     if not log_file.exists() or log_file.stat().st_size == 0 or _belongs(path):
@@ -85,14 +85,14 @@ def _belongs(path: Path) -> bool:
     try:
         together = _row_of(path)
     except sqlite3.OperationalError:
-        return True  # another program has them open, or they cannot be read: that is found out next
+        return True  # the files are locked or cannot be read; the next step finds this out
     except sqlite3.DatabaseError:
         return False
     return alone is None or together is None or alone[0] in together
 
 
 def _row_of(path: Path, how: str = "") -> tuple[int, int] | None:
-    """Read the numbers with the log, or, with the option in `how`, as if the log did not exist."""
+    """Read the numbers from the file and its log; an option in `how` can make SQLite ignore the log."""
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{how}", uri=True)) as db:
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'log_base'").fetchone():
             return None

@@ -1,12 +1,14 @@
 """Detection of a folder that is an older copy, of this coordinator or of a device.
 
-A run must not go on from an older copy without a warning: what was learned after the copy was made is lost,
-and the results differ. For the coordinator's folder, the lines of the rounds show it, or devices that have
-answered a later round; then the person who conducts the run must decide. For a device's folder its hello
-shows it, because it names its last answer and the broadcast of that answer; the device takes part as it is.
+A run must not go on from an older copy without a warning, because the training after the copy is lost and
+the results differ.
 
-A statement of one device is counted under its own name. The coordinator's folder counts as an older copy
-only if more than half of all enrolled devices say so, even if only a few devices are present.
+The coordinator's folder is an older copy if rounds.jsonl has a later round, or if devices have sent updates
+for a later round. Then the operator must decide. A device's folder is an older copy if its hello names an
+earlier update than the last one that was accepted. Such a device takes part as it is.
+
+Each sign is counted under the name of its device. The coordinator's folder counts as an older copy only if
+more than half of all enrolled devices show it, even if only a few devices are present.
 """
 
 from __future__ import annotations
@@ -26,14 +28,15 @@ from protofleet.protocol.wire.messages import Hello
 
 log = logging.getLogger("protofleet.coordinator")
 
-LISTEN_SECONDS: Final = 30.0  # two hellos of each device: one liar that is first must not decide alone
-LOG_SECONDS: Final = 3600.0  # between two lines about one device, after the first few
+# Time for two hellos of each device, so that one lying device cannot decide alone.
+LISTEN_SECONDS: Final = 30.0
+LOG_SECONDS: Final = 3600.0  # between two log lines about one device, after the first few
 LOG_BURST: Final = 5.0
 OURS, ITS_OWN = "coordinator", "device"  # whose folder is an older copy, as a device shows
 
 
 class OlderCopyError(DamagedError):
-    """The error that the run is further than this folder knows."""
+    """The error raised when the run is further than this folder."""
 
 
 def require_newest(spool: Spool, written: int) -> None:
@@ -62,7 +65,7 @@ def describe(spool: Spool, sign: str, written: int) -> str:
 
 
 def go_on_from(folder: Path, round: int) -> None:
-    """Let an older copy of a coordinator's folder go on in a round that no device has answered."""
+    """Let an older copy of a coordinator's folder go on in a round for which no device has sent an update."""
     if not (folder / "spool.sqlite").exists():
         raise SettingsError(
             f"{folder} holds no run: there is no spool.sqlite in it; name the run's folder, as runs/demo"
@@ -70,7 +73,7 @@ def go_on_from(folder: Path, round: int) -> None:
     keep_to_ourselves(folder)
     spool = Spool(folder)
     try:
-        spool.require_later_round(round)  # before it is taken from a coordinator that conducts it
+        spool.require_later_round(round)  # checked before the folder is taken from its coordinator
         spool.index.take_over()
         spool.skip_to(round)
     except ValueError as error:
@@ -80,19 +83,20 @@ def go_on_from(folder: Path, round: int) -> None:
 
 
 class OlderCopyDetector:
-    """The detector of older copies, by what devices hold and what they have answered."""
+    """The detector of older copies, from the objects that devices hold and the updates that they have sent."""
 
     def __init__(self, spool: Spool, patience: float, enrolled: Callable[[], int]) -> None:
         """Set up the detector; `enrolled` returns the number of enrolled devices.
 
-        It reads the records of devices, which takes a while, so it is called rarely.
+        `enrolled` reads the records of devices, which takes a while, so it is called rarely.
         """
         self._spool, self._listen, self._enrolled = spool, min(patience, LISTEN_SECONDS), enrolled
-        self.counted: Counter[tuple[str, str]] = Counter()  # by device and whose folder it is
-        self._log_limits: dict[tuple[str, str], TokenBucket] = {}  # limits of the lines about each of these
+        self.counted: Counter[tuple[str, str]] = Counter()  # (device, whose folder) -> number of signs
+        # Limits of the log lines about each of these.
+        self._log_limits: dict[tuple[str, str], TokenBucket] = {}
         self._hold_unknown: set[str] = set()  # devices that hold a broadcast that this folder never sent
-        self._ahead: dict[str, int] = {}  # device -> the later round that it has answered
-        self._judged_boots: dict[str, int] = {}  # boot by device
+        self._ahead: dict[str, int] = {}  # device -> the later round for which it has sent an update
+        self._judged_boots: dict[str, int] = {}  # device -> its boot that was checked last
         self._listening_since = float("inf")
         self.wake_at = float("inf")
 
@@ -102,7 +106,7 @@ class OlderCopyDetector:
             self.wake_at = now + self._listen
 
     def answered(self, device: str, round: int, now: float) -> None:
-        """Note an answer to a question of a round that has not begun, as far as this folder knows."""
+        """Note an update for a round that has not begun, as far as this folder knows."""
         if round <= self._spool.newest_round or self._ahead.get(device, 0) >= round:
             return
         self._ahead[device] = round
@@ -112,14 +116,14 @@ class OlderCopyDetector:
         self.wake_at = max(now, self._listening_since + self._listen)
 
     def holds_unknown(self, device: str) -> bool:
-        """Return whether the device holds a broadcast that this folder has never asked with."""
+        """Return whether the device holds a broadcast that was never sent from this folder."""
         return device in self._hold_unknown
 
     def verdict(self, present: Collection[str], now: float) -> str:
         """Return why this coordinator must stop; "" if it need not.
 
         More than half of the present devices and more than half of the enrolled devices must know a later
-        round. So a device that comes while all others are away cannot end the run.
+        round. So a single device that is present while all others are absent cannot end the run.
         """
         self._warn_if_most_know_more(present)
         if now < self.wake_at:
@@ -137,10 +141,10 @@ class OlderCopyDetector:
         )
 
     def _warn_if_most_know_more(self, present: Collection[str]) -> None:
-        """Warn once if most present devices know more of the run than this folder; the run waits then.
+        """Warn once if most present devices know more of the run than this folder.
 
-        Devices of an earlier version do not say which rounds they have answered. They may also hold objects
-        that are not of this run.
+        This is only a warning, because devices of an earlier version do not name the rounds of their
+        updates. They may also hold objects that are not of this run.
         """
         ahead = {device for device, round in self._ahead.items() if round > self._spool.newest_round}
         who = sorted((ahead | self._hold_unknown) & set(present))
@@ -159,7 +163,7 @@ class OlderCopyDetector:
     def _count_and_may_log(self, device: str, whose: str, now: float) -> bool:
         """Count a sign of an older copy, and return whether it may be logged.
 
-        One device must not fill the log.
+        The number of log lines is limited, because one device must not fill the log.
         """
         self.counted[device, whose] += 1
         return self._log_limits.setdefault((device, whose), TokenBucket(1 / LOG_SECONDS, LOG_BURST)).take(now)
@@ -172,7 +176,7 @@ class OlderCopyDetector:
             log.error("%s holds a broadcast that %s has never asked with", device, self._spool.folder)
 
     def hello_received(self, hello: Hello, boot: int, base: bytes, now: float) -> None:
-        """Check whether a device that has started again is at the point of its last accepted answer."""
+        """Check whether a device that has started again still has the state of its last accepted update."""
         device, holds = hello.device, hello.holds
         self._spool.note_held_objects(device, holds)
         known = {name: place for name in holds if (place := self._spool.asked_broadcast(name))}
@@ -194,13 +198,13 @@ class OlderCopyDetector:
                 )  # fmt: skip
 
     def _behind_by_answer(self, hello: Hello, boot: int) -> str:
-        """Return what the device has forgotten, by the last answer that its hello names; "" if nothing."""
+        """Return what the device has lost, judged by the last update that its hello names; "" if nothing."""
         accepted = self._spool.answered_before_boot(hello.device, boot)
         if not accepted or hello.round > accepted[-1][0]:
             return ""
         newest, earlier, said = accepted[-1], accepted[:-1], (hello.round, hello.phase, hello.base)
         if hello.round == newest[0] and said not in earlier:
-            return ""  # the newest answer, or a later one that was not accepted
+            return ""  # the newest update, or a later one that was not accepted
         phase = f" {newest[1]}" if hello.round == newest[0] else ""
         held = f"what it answered in round {hello.round}" + (phase and f" {hello.phase}")
         return f"round {newest[0]}{phase}, and came back holding {held if hello.round else 'nothing'}"
@@ -213,15 +217,15 @@ class OlderCopyDetector:
         boot: int,
         base: bytes,
     ) -> str:
-        """Return what the device has forgotten, by the broadcasts that it holds; "" if nothing.
+        """Return what the device has lost, judged by the broadcasts that it holds; "" if nothing.
 
-        A device of an earlier version names no answer.
+        This is for devices of an earlier version, whose hellos name no update.
         """
         last = self._spool.last_answer(device)
         if last is None or last.boot == boot or last.base in holds or base in holds:
             return ""
         if not (holds or last.holds) or any(place.number > last.number for place in known.values()):
-            return ""  # it never says what it holds; or it holds a later answer that was not accepted
+            return ""  # it never reports what it holds; or it holds a later update that was not accepted
         what = f"what it answered in round {max(p.round for p in known.values())}" if known else "nothing"
         return f"round {last.round}, and came back holding {what}"
 

@@ -1,8 +1,8 @@
-"""Unfinished answers of a few blocks, kept in memory: a file for each would cost more than its content.
+"""Small unfinished updates, kept in memory because a file for each would cost more than its content.
 
-Nothing important can be lost: after a crash the blocks are asked for again. Memory is taken when the first
-block comes. If answers that make no progress take too much memory, the next answers wait in files, as
-larger answers do.
+Nothing important can be lost, because after a crash the blocks are requested again. Memory is taken when
+the first block arrives. If unfinished updates take too much memory, the next updates are written to files,
+like larger updates.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 from protofleet.protocol.storage.partial import Blocks
 from protofleet.protocol.wire.messages import Manifest
 
-SMALL: Final = 1 << 20  # bytes of a small answer, at most
-MOST_BYTES: Final = 32 << 20  # bytes of all unfinished answers in memory
+SMALL: Final = 1 << 20  # most bytes of a small update
+MOST_BYTES: Final = 32 << 20  # most bytes of all unfinished updates in memory
 
 
 class Memory:
-    """The memory for the unfinished small answers of all devices."""
+    """The memory for the unfinished small updates of all devices."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most, self._taken = most, 0  # bytes
@@ -35,24 +35,24 @@ class Memory:
 
 
 class SmallBlocks:
-    """The blocks of one small answer."""
+    """The blocks of one small update."""
 
     def __init__(
         self, manifest: Manifest, memory: Memory, put: Callable[[bytes | bytearray], object],
         in_file: Callable[[bytearray], Blocks],
     ) -> None:  # fmt: skip
-        """Set up the blocks of an answer.
+        """Set up the blocks of an update.
 
         `put` receives the complete content. `in_file` is called with `have` if the memory is used up.
         """
         self.manifest, self._memory, self._put, self._in_file = manifest, memory, put, in_file
-        self.have = bytearray(len(manifest.hashes))  # which blocks are here
+        self.have = bytearray(len(manifest.hashes))  # which blocks have arrived
         self._content: bytearray | None = None
         self._file: Blocks | None = None
 
     @property
     def is_in_memory(self) -> bool:
-        """Return whether there are blocks, and all of them are in memory."""
+        """Return whether blocks have arrived and are in memory."""
         return self._content is not None
 
     def write(self, start: int, data: memoryview) -> None:

@@ -1,9 +1,9 @@
-"""All that survives a coordinator: snapshots at the starts of rounds, the cohorts, and the accepted answers.
+"""All that survives a coordinator: snapshots at the starts of rounds, the cohorts, and the accepted updates.
 
-An answer is accepted only once its bytes and its row are on the disk. One SQLite file is the index; tensors
+An update is accepted only once its bytes and its row are on the disk. One SQLite file is the index; tensors
 are objects next to it, named by their hashes. `recover` returns exactly what a replay needs. Two
-checkpoints are kept: if the newest snapshot is damaged, the replay begins a round earlier, and the answers
-of that round are still here.
+checkpoints are kept: if the newest snapshot is damaged, the replay begins one round earlier, and the
+updates of that round are still on the disk.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["Accepted", "FencedError", "RunMismatchError", "Spool", "members_in",
 
 log = logging.getLogger("protofleet.coordinator")
 
-MOST_CHECKPOINTS: Final = 3  # at most; two that differ are enough
-Checkpoint: TypeAlias = tuple[int, int, int, str, str, str]  # a row of checkpoint
+MOST_CHECKPOINTS: Final = 3  # at most; two different ones are enough
+Checkpoint: TypeAlias = tuple[int, int, int, str, str, str]  # a row of the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class SavedRound:
 
 @dataclass(frozen=True, slots=True)
 class AskedBroadcast:
-    """A broadcast with which devices of this run were asked."""
+    """A broadcast that was sent with a task of this run."""
 
     number: int  # counted from the first broadcast of the run
     round: int
@@ -68,7 +68,7 @@ class AskedBroadcast:
 
 @dataclass(frozen=True, slots=True)
 class LastAnswer:
-    """The newest accepted answer of a device."""
+    """The newest accepted update of a device."""
 
     round: int
     base: bytes
@@ -78,26 +78,26 @@ class LastAnswer:
 
 
 class Spool:
-    """The folder of one run. With `durable=False` a simulation makes no fsync."""
+    """The folder of one run. A simulation sets `durable=False` and then makes no fsync."""
 
     def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
         self.folder, self.disk = folder, disk or Disk(durable)
         self.snapshots = ObjectStore(folder / "snapshots", disk=self.disk)
-        # A replay makes the broadcasts again.
+        # Broadcasts need not be durable, because a replay makes them again.
         self.broadcasts = ObjectStore(folder / "broadcasts", durable=False, disk=self.disk)
         self._stores: dict[str, DeviceAnswers] = {}
         self.index = Index(folder, self.disk)
         self._db = self.index.db
         self.fleet_size = self._saved_fleet_size()  # 0 until the first round begins
-        self.memory = Memory()  # for small answers that are not complete yet
+        self.memory = Memory()  # for small updates that are not complete yet
         self._log = AnswerLog(folder / "answers", self.disk, self._places(), self.memory)
-        # Counts of what was found damaged at the start.
+        # Kind -> number of damaged things that were found at the start.
         self.fallbacks = Counter({"index": int(self.index.restored_from_copy)})
-        # A call that returns the open round and its traffic, from the code that counts it; and the part
-        # that is saved.
+        # A function that returns the open round and its traffic, set by the code that counts the traffic. The
+        # second value is the traffic that was saved last.
         self.open_round_traffic: Callable[[], tuple[int, RoundTraffic] | None] = lambda: None
         self._saved_traffic: tuple[int, str] = (0, "")
-        # Round, phase and device of answers that were accepted and do not count any more.
+        # Round, phase and device of accepted updates that are damaged and do not count any more.
         self.damaged_answers: list[tuple[int, str, str]] = []
         self._reports_held_objects: set[str] = set()  # devices
         # The newest checkpoint whose snapshot is complete, and those after it.
@@ -112,7 +112,7 @@ class Spool:
     def start_run(self, name: str, settings: str, clock: int, least: int = 0) -> int:
         """Claim the folder and return the new epoch.
 
-        It is above every earlier epoch, even if the clock was set back.
+        The new epoch is above every earlier epoch, even if the clock was set back.
         """
         return self.index.claim(name, settings, clock, least)
 
@@ -120,12 +120,13 @@ class Spool:
         self, round: int, attempt: int, cohort: Sequence[str], members: Mapping[str, Member], state: Arrays,
         roster: Collection[str] = (), domains: Mapping[str, str] | None = None, fleet: int = 0,
     ) -> None:  # fmt: skip
-        """Save a new checkpoint. The one before it is kept with its answers; everything older is deleted.
+        """Save a new checkpoint.
 
-        `fleet` is the number of devices of the run. The first checkpoint fixes it, so that a replayed round
-        has the same.
+        The previous checkpoint is kept with its updates, and everything older is deleted. `fleet` is the
+        number of devices of the run. The first checkpoint fixes this number, so that a replayed round has
+        the same number.
         """
-        # For the snapshot and for the broadcast that is made from it.
+        # Space for the snapshot and for the broadcast that is made from it.
         self.require_space(2 * sum(array.nbytes for array in state.values()))
         name = self.snapshots.put_once(state).object.hex()
         rows = [
@@ -152,14 +153,14 @@ class Spool:
     @property
     def newest_round(self) -> int:
         """Return the last round that has begun, as far as this folder knows; 0 if no round has."""
-        # A round in which answers were put aside was repeated, so the round after it had begun.
+        # A round in which updates were put aside was repeated, so the round after it had begun.
         begun = "SELECT round FROM checkpoint UNION SELECT round + 1 FROM aside WHERE device != ''"
         found: int = self._db.execute(f"SELECT COALESCE(MAX(round), 0) FROM ({begun})").fetchone()[0]
         return found
 
     @property
     def newest_attempt(self) -> int:
-        """Return how often the round of the newest checkpoint had been started again."""
+        """Return the attempt number of the newest checkpoint."""
         rows = self._checkpoints()
         return rows[0][2] if rows else 0
 
@@ -170,9 +171,9 @@ class Spool:
     def accept(
         self, round: int, phase: str, answer: Accepted, last_heard: tuple[int, int] = (0, 0), holder: str = ""
     ) -> None:
-        """Accept an answer, and note that no message of its sender up to `last_heard` is new again.
+        """Accept an update, and store that messages of its sender up to `last_heard` are not new any more.
 
-        Both are in one transaction. It is the next `commit`, or another write before it.
+        Both are written in one transaction, by the next `commit` or by another write before it.
         """
         self.index.defer(lambda: self._write_accepted(round, phase, answer, last_heard, holder))
 
@@ -201,17 +202,17 @@ class Spool:
         try:
             with (kind or self.index.transaction)():
                 yield
-                if self.index.has_deferred:  # no row before its bytes
+                if self.index.has_deferred:  # the bytes must be durable before their row
                     self._log.sync()
         except BaseException:
             self._saved_traffic = before
             raise
 
     def last_heard(self) -> dict[str, tuple[int, int, str]]:
-        """Return by sender its boot and newest sequence number at its last accepted answer, and its holder.
+        """Return by sender the boot, newest sequence number and holder at its last accepted update.
 
-        The holder is the one that held the sender's name then. It is unknown ("") if an earlier version
-        wrote that answer.
+        The holder is the enrolment record, or the bare keys, that held the sender's name at that time. It
+        is "" if an earlier version wrote that update.
         """
         rows = self._db.execute(
             "SELECT sender, boot, sequence, COALESCE(holder, '') FROM heard LEFT JOIN holders USING (sender, boot)"
@@ -219,21 +220,21 @@ class Spool:
         return {sender: (boot, sequence, holder) for sender, boot, sequence, holder in rows}
 
     def discard_answer(self, device: str, object_name: bytes) -> None:
-        """Delete the object of a refused answer, because such objects would fill the disk.
+        """Delete the object of a refused update, because such objects would fill the disk.
 
-        An accepted answer is kept.
+        An accepted update is kept.
         """
         query = "SELECT 1 FROM accepted WHERE device = ? AND object = ?"
         if self._db.execute(query, (device, object_name)).fetchone() is None:
             self.store(device).drop(object_name)
 
     def bytes_of_answers(self) -> int:
-        """Return the bytes that answers take on the disk; an unfinished one counts with its full size."""
+        """Return the bytes that updates take on the disk; an unfinished one counts with its full size."""
         files = (self.folder / "updates").glob("*/*")
         return self._log.size + sum(path.stat().st_size for path in files)
 
     def bytes_of_unfinished(self, device: str) -> int:
-        """Return the bytes that have been received of an unfinished answer."""
+        """Return the bytes that have been received of an unfinished update."""
         parts = (self.folder / "updates" / device).glob("*.part")
         return sum(path.stat().st_blocks * 512 for path in parts)
 
@@ -243,7 +244,7 @@ class Spool:
         return 2 * self.snapshots.size(bytes.fromhex(self._usable[-1][5])) if self._usable else 0
 
     def free_space(self) -> None:
-        """Delete the checkpoint of the round before, with its answers.
+        """Delete the previous checkpoint with its updates, to free space on the disk.
 
         Until the next save there is only one checkpoint.
         """
@@ -266,7 +267,7 @@ class Spool:
     def check_claim(self) -> None:
         """Raise FencedError if another coordinator has taken over.
 
-        This one must not delete or overwrite files of that coordinator.
+        This process must not delete or overwrite files of that coordinator.
         """
         self.index.check_claim()
 
@@ -276,7 +277,7 @@ class Spool:
             self._save_traffic()
 
     def judge(self, round: int, accuracy: float, words: str, oldest: int) -> None:
-        """Keep the data that policy.stop uses, with the next transaction: the save of the next round."""
+        """Store the data for policy.stop with the next transaction, which is the save of the next round."""
 
         def write() -> None:
             self.index.put("judged", round, repr(accuracy), words)
@@ -285,7 +286,7 @@ class Spool:
         self.index.defer(write)
 
     def _judged(self) -> tuple[dict[int, float], tuple[int, str] | None]:
-        """Return the validation accuracy by round, and when and why policy.stop ended the training."""
+        """Return the validation accuracy by round; and the round in which policy.stop ended the training, and why."""
         rows = self._db.execute("SELECT round, accuracy, words FROM judged ORDER BY round").fetchall()
         stopped = [(number, words) for number, _, words in rows if words]
         return {number: float(accuracy) for number, accuracy, _ in rows}, stopped[-1] if stopped else None
@@ -293,14 +294,14 @@ class Spool:
     def rollback(self, round: int) -> None:
         """Begin a round again.
 
-        Accepted answers stay valid for devices that are asked the same question again.
+        Accepted updates stay valid for devices that receive the same task again.
         """
         with self._transaction():
             self._db.execute("DELETE FROM closed WHERE round = ?", (round,))
             self._save_traffic()
 
     def _note_broadcast(self, round: int, answer: Accepted, boot: int) -> None:
-        """Note the order of the broadcasts of the run, and the one that each device answered last."""
+        """Store the order of the run's broadcasts, and the broadcast of the last accepted update of each device."""
         if not answer.base:
             return
         if self.asked_broadcast(answer.base) is None:
@@ -327,7 +328,7 @@ class Spool:
     def knows_all_broadcasts(self) -> bool:
         """Return whether all broadcasts of the run are known.
 
-        They are not if an earlier version began the run, or after `skip_to`.
+        Some are unknown if an earlier version began the run, or after `skip_to`.
         """
         first = self._db.execute("SELECT MIN(round) FROM asked").fetchone()[0]
         return first == 1 or (first is None and self.newest_round <= 1)
@@ -340,7 +341,7 @@ class Spool:
         return LastAnswer(row[0], row[1], row[2], bool(row[3]), place.number)
 
     def answered_before_boot(self, device: str, boot: int) -> list[tuple[int, str, bytes]]:
-        """Return the round, phase and base of the accepted answers of a device's newest round, oldest first.
+        """Return the round, phase and base of the accepted updates of a device's newest round, oldest first.
 
         Return nothing if they were accepted in this boot.
         """
@@ -352,7 +353,7 @@ class Spool:
         return [(number, phase, base) for number, phase, base in rows if number == rows[-1][0]]
 
     def save_traffic(self) -> None:
-        """Save the traffic until another write saves it too; a full or locked disk is no error here."""
+        """Save the traffic of the open round; a full or locked disk is no error here."""
         try:
             with self._transaction(self.index.undurable_transaction):
                 self._save_traffic()
@@ -380,19 +381,19 @@ class Spool:
         return {row[0]: Accepted(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows}
 
     def count_answers(self, round: int) -> int:
-        """Return the number of accepted answers in all phases of a round."""
+        """Return the number of accepted updates in all phases of a round."""
         query = "SELECT COUNT(*) FROM accepted WHERE round = ?"
         found: int = self._db.execute(query, (round,)).fetchone()[0]
         return found
 
     def has_other_answer(self, round: int, phase: str, device: str, base: bytes, name: bytes) -> bool:
-        """Return whether another answer of this device to exactly this question is accepted."""
+        """Return whether another update of this device for exactly this task is accepted."""
         query = "SELECT base, object FROM accepted WHERE round = ? AND phase = ? AND device = ?"
         row = self._db.execute(query, (round, phase, device)).fetchone()
         return row is not None and row[0] == base and row[1] != name
 
     def recover(self) -> tuple[Recovered, dict[str, Member]] | None:
-        """Return where a replay begins, what was decided after that, and the members.
+        """Return the round with which a replay begins, with all later decisions, and the members.
 
         Return None if nothing was saved.
         """
@@ -450,10 +451,10 @@ class Spool:
         self, round: int, phase: str, devices: Sequence[str], aside: Sequence[str], reason: str,
         trial: bool = False, returned: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """Go back permanently to the start of a round: delete all later rounds, and use no answer of `aside`.
+        """Go back permanently to the start of a round: delete all later rounds, and use no update of `aside`.
 
-        With `trial` it is noted that the answers of `aside` were tried. The answers of `returned` are used
-        again.
+        With `trial`, it is stored that the updates of `aside` were left out as a trial. The updates of
+        `returned` are used again.
         """
         with self._transaction():
             for table in ("checkpoint", "accepted", "closed"):
@@ -478,7 +479,7 @@ class Spool:
             self.index.put("aside", round, "", reason)
 
     def _answers_put_aside(self) -> tuple[dict[int, tuple[str, ...]], str]:
-        """Return by round the devices whose answers were put aside; and why the run has diverged, or ""."""
+        """Return by round the devices whose updates were put aside; and why the run has diverged, or ""."""
         found: dict[int, tuple[str, ...]] = {}
         diverged = ""
         rows = self._db.execute("SELECT round, device, words FROM aside ORDER BY round")
@@ -490,7 +491,7 @@ class Spool:
         return found, diverged
 
     def _answers_tried(self) -> dict[int, tuple[str, ...]]:
-        """Return by round the devices whose answers were put aside one at a time."""
+        """Return by round the devices whose updates were put aside one at a time."""
         found: dict[int, tuple[str, ...]] = {}
         for number, device in self._db.execute("SELECT round, device FROM tried ORDER BY rowid"):
             found[number] = (*found.get(number, ()), device)
@@ -501,16 +502,16 @@ class Spool:
         return {name: saved.domain for name, saved in self._saved_devices() if saved.domain}
 
     def _saved_devices(self) -> Iterator[tuple[str, SavedDevice]]:
-        """Return the saved devices, newest checkpoint first.
+        """Return the saved devices, those of the newest checkpoint first.
 
-        The oldest checkpoint overwrites the others, because the replay begins there.
+        In a dictionary the oldest checkpoint then overwrites the others, because the replay begins there.
         """
         for row in reversed(self._usable):
             yield from saved_devices(row[4]).items()
 
     @property
     def final_round(self) -> int:
-        """Return the number of the final evaluation, as in the plan of this run."""
+        """Return the round number of the final evaluation, from the plan of this run."""
         row = self._db.execute("SELECT settings FROM run").fetchone()
         return int(json.loads(row[0])["rounds"]) + 1 if row else 0
 
@@ -562,7 +563,7 @@ class Spool:
         return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster, seconds=seconds)
 
     def _earlier_answers(self, before: int) -> dict[str, tuple[int, dict[str, bytes]]]:
-        """Return by device its newest accepted answers in rounds that are over."""
+        """Return by device its newest accepted updates in rounds that are over."""
         found: dict[str, tuple[int, dict[str, bytes]]] = {}
         query = "SELECT device, round, phase, base FROM accepted WHERE round < ? ORDER BY round"
         for device, number, phase, base in self._db.execute(query, (before,)):
@@ -571,7 +572,7 @@ class Spool:
         return found
 
     def _note_damaged_answer(self, round: int, phase: str, device: str) -> None:
-        """Note a damaged answer, only in memory, because a reader of the index cannot wait for a write."""
+        """Note a damaged update, only in memory, because a reader of the index cannot wait for a write."""
         if (round, phase, device) in self.damaged_answers:
             return
         log.error("the answer of %s to round %d %s is damaged; it will be asked again", device, round, phase)
@@ -618,7 +619,8 @@ class Spool:
         oldest = (min(row[1] for row in kept),)
         for table in ("closed", "crossed"):
             self._db.execute(f"DELETE FROM {table} WHERE round < ?", oldest)
-        # The newest verdicts of each device stay, because it repeats its answer until it has received them.
+        # The newest updates of each device stay in the table, because the device repeats its update until it
+        # has received the verdict.
         newest = "(SELECT device, MAX(round) FROM accepted GROUP BY device)"
         self._db.execute(f"DELETE FROM accepted WHERE round < ? AND (device, round) NOT IN {newest}", oldest)
         wanted = "(SELECT device, object FROM accepted WHERE round >= ?)"
@@ -637,13 +639,13 @@ class Spool:
             self.store(folder.name).keep(kept.get(folder.name, set()))
 
     def _places(self) -> list[tuple[str, bytes, AnswerPlace]]:
-        """Return the places of answers in the log, from the index."""
+        """Return the places of updates in the log, from the index."""
         rows = self._db.execute("SELECT device, object, file, start, size FROM places").fetchall()
         return [(device, name, AnswerPlace(file, start, size)) for device, name, file, start, size in rows]
 
 
 def checkpoints_to_keep(rows: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return the last attempt at each round, back to the first whose snapshot differs from the newest."""
+    """Return the last attempt at each round, back to the first one whose snapshot differs from the newest."""
     kept: list[Checkpoint] = []
     for row in rows:
         if kept and row[1] == kept[-1][1]:

@@ -1,7 +1,7 @@
-"""The traffic of the open round and its duration, saved so that they outlast a coordinator.
+"""The traffic and duration of the open round, saved so that they survive a coordinator.
 
-They are written with everything else that becomes durable, and once a minute. So a crash loses only what
-was counted since then, and the round's line in rounds.jsonl says that the round was resumed.
+Both are saved with every durable write, and once a minute. So a crash loses only the counts since the last
+save, and the line of the round in rounds.jsonl shows that the round was resumed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protofleet.protocol.wire.reasons import Reason
 
 @dataclass(frozen=True)
 class RoundTraffic:
-    """The traffic that one coordinator process, or several, have counted in a round."""
+    """The traffic of a round, as one or several coordinator processes have counted it."""
 
     seconds: float = 0.0
     payload: Counter[tuple[str, str]] = field(default_factory=Counter)  # bytes by (direction, kind)
