@@ -1,8 +1,9 @@
-"""The store of the best model of all by validation; the spool has the newest model anyway.
+"""The store of the best global model by validation; the spool keeps the newest model.
 
-The validation in a record belongs to the model with which its round began. When the round ends, the spool
-still has that state, so its snapshot only gets a second name here. The choice is the same as in the summary
-(`coordinator/models/choice.py`), among the models that all present devices have measured.
+The validation accuracy in a record belongs to the model with which the round began. When the round ends,
+the spool still has a snapshot of that model, so the snapshot only gets a second name here. Only models that
+all present devices have measured can be chosen. The choice follows the same rule as in the summary
+(`coordinator/models/choice.py`).
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ GLOBAL: Final = "global"
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The model that is kept: the state with which this round began."""
+    """The stored model, which is the state at the start of `round`."""
 
     round: int
     object: bytes
 
 
 class BestModel:
-    """A sink of the journal, for methods whose paper reports the model of all."""
+    """A sink of the journal that stores the best model, for methods whose paper reports the global model."""
 
     def __init__(self, spool: Spool, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Take up the choice of earlier processes; `lines` are those of the rounds that are over."""
+        """Restore the choice of earlier processes; `lines` are the lines of the rounds that are over."""
         self._spool, self._folder = spool, best_folder(spool.folder)
         self._noted: set[int] = set()  # rounds that were judged
         self._chosen: tuple[int, Validation] | None = None
@@ -46,10 +47,10 @@ class BestModel:
             if measured_by_all(line, GLOBAL):
                 self._note(line["round"], line.get("validation", {}), line.get("validation_by_device", {}))
         self._kept = read_best(spool.folder)
-        self._unwritten = 0  # the round of a choice that found the disk full; 0: none
+        self._unwritten = 0  # round of a chosen model that did not fit on the disk; 0: none
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
-        """Try again to keep a model for which the disk had no room, while its snapshot exists."""
+        """Try again to store a model that did not fit on the disk before."""
         if self._unwritten:
             self._keep(self._unwritten)
 
@@ -99,7 +100,7 @@ def best_folder(spool: Path) -> Path:
 
 
 def read_best(spool: Path) -> Best | None:
-    """Return the model that is kept; None if there is none."""
+    """Return the stored best model; None if no model is stored."""
     try:
         said = json.loads((best_folder(spool) / "best.json").read_bytes())
         return Best(int(said["round"]), bytes.fromhex(said["object"]))

@@ -1,10 +1,13 @@
 """The choice of the best point of a run by its validation accuracy.
 
-If the accuracy of each device is known, a later point is better if the median over devices of the change
-since the best point is above 0. The median is taken over the devices that were measured at both points. If
-their number is even, the median is the mean of the two in the middle. It lies between the values of two
-honest devices as long as fewer than half of the devices lie, so one device of four cannot decide. Otherwise
-(`policy.weight_cap = 0`, earlier versions) the mean over domains decides.
+If the accuracy of each device is known, a later point is compared with the best point so far. For each
+device that was measured at both points, the change of its accuracy is computed. The later point is better
+if the median of these changes is above 0. For an even number of devices, the median is the mean of the two
+middle values. While fewer than half of the devices lie, the median lies between values of honest devices,
+so one device of four cannot decide.
+
+If the accuracy of each device is not known (`policy.weight_cap = 0`, or an earlier version), the mean over
+domains decides.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ class Validation:
 
 
 def best_point(points: Sequence[Validation]) -> int:
-    """Return the index of the best point, the first of equals."""
+    """Return the index of the best point; the first one if several are equal."""
     best = 0
     for i, point in enumerate(points):
         if point.is_better_than(points[best]):

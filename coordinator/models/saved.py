@@ -1,6 +1,6 @@
-"""Reading the model of all from the folder of a coordinator, which may be running.
+"""Reading of the global model from the folder of a coordinator that may be running.
 
-Nothing is written or removed there, even if files are damaged.
+Nothing in the folder is changed, even if files are damaged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SavedRun:
         return read_state(self.folder / "snapshots", self.object)
 
     def best(self) -> tuple[int, Body] | None:
-        """Return the best model and the round that begins with it; None if none is kept."""
+        """Return the round that began with the best model, and the model; None if no model is stored."""
         if (kept := read_best(self.folder)) is None:
             return None
         return kept.round, read_state(best_folder(self.folder), kept.object.hex())
@@ -49,7 +49,7 @@ class SavedRun:
 def read_saved_run(folder: Path) -> SavedRun | None:
     """Read the run in the folder of a spool; return None if the folder holds no run.
 
-    Raise DamagedError if what it holds cannot be read.
+    Raise DamagedError if the run cannot be read.
     """
     path = folder / SPOOL
     if not path.exists():
@@ -81,7 +81,7 @@ def read_state(folder: Path, name: str) -> Body:
 def _opened(path: Path) -> sqlite3.Connection:
     """Open the database only for reading, also in a folder that cannot be written to.
 
-    In such a folder there is no place for the memory that programs share for a log.
+    In such a folder SQLite cannot create the shared-memory file of its log.
     """
     where = f"{path.absolute().as_uri()}?mode=ro"
     db = sqlite3.connect(where, uri=True)

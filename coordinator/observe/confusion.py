@@ -1,7 +1,7 @@
 """Confusion matrices by domain, from the counts of devices at the last evaluation.
 
-A device that contradicts itself is ignored. Its matrix must count as many samples as the device says it
-has, and as many correct ones as its accuracy says. No one can check more than that.
+A device that contradicts itself is ignored. The sum of its matrix must equal its number of test samples,
+and the share of correct predictions must equal its accuracy. No one can check more than that.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from protofleet.methods.contract.confusion import CONFUSION
 
 Matrix: TypeAlias = list[list[int]]  # class -> predicted class -> count
 
-MOST_NUMBERS: Final = 200_000  # in all matrices of a record; above it, all domains are one
+# Most numbers in all matrices of a record; if there are more, all domains are added up.
+MOST_NUMBERS: Final = 200_000
 ALL: Final = "all domains"
-ROUNDING: Final = 1e-6  # error of an accuracy that came as float32
+ROUNDING: Final = 1e-6  # largest error of an accuracy that was sent as float32
 
 
 def confusion_by_domain(

@@ -35,7 +35,7 @@ class Measurement:
 
     @property
     def judged(self) -> Validation:
-        """Return the validation by which the best measurement is chosen."""
+        """Return the validation accuracy by which the best measurement is chosen."""
         return Validation(self.of("validation"), self.of("validation_by_device"))
 
 
@@ -51,8 +51,9 @@ def views(lines: Lines) -> list[str]:
 def measurements(lines: Lines, view: str) -> list[Measurement]:
     """Return the measurements of one view in a run, in the order in which they were made.
 
-    A global model is measured at the beginning of a round, so the line of round r holds the point r - 1. A
-    personal model is measured after the training of its round. The last evaluation is no round of training.
+    A global model is measured at the beginning of a round, so the line of round r holds the result after r
+    - 1 rounds. A personal model is measured after the training of its round. The last evaluation is no
+    round of training.
     """
     done, most = rounds_done(lines), most_asked(lines)
     found = []
@@ -77,11 +78,11 @@ def curve(lines: Lines, view: str, measure: str) -> list[ByDomain]:
 
 
 def measured_by_all(line: Line, view: str, most: int = 0) -> bool:
-    """Return whether all present devices were asked for this view of a line; some may not have answered.
+    """Return whether all present devices were asked to measure this view in a line.
 
-    Earlier versions did not write which devices were present. For their lines `most` decides, the largest
-    number of devices that any line has asked. If `most` is 0, nothing is known, and all devices count as
-    asked.
+    Some of them may have sent no update. Earlier versions did not write which devices were present. For
+    their lines, the number of asked devices is compared with `most`, the largest number of devices that
+    were asked in any line. If `most` is 0, all devices count as asked.
     """
     if who := line.get("measured", {}).get(view):
         return is_of_all(who)
@@ -100,17 +101,19 @@ def asked_in(line: Line) -> int:
 
 
 def most_asked(lines: Iterable[Line]) -> int:
-    """Return the largest number of devices that a line asked.
+    """Return the largest number of devices that were asked in one line.
 
-    It is a bound because the last evaluation asks all present devices.
+    The last evaluation asks all present devices, so this number is at least the number of devices that were
+    present then.
     """
     return max(map(asked_in, lines), default=0)
 
 
 def measured(lines: Lines, view: str) -> dict[str, Any]:
-    """Return the results of one view. `pooled` is the correct answers of all devices over all test samples.
+    """Return the results of one view.
 
-    The start is left out if a sampled cohort measured it, because its mean would belong to other domains
+    `pooled` is the number of correct predictions of all devices, divided by the number of all test samples.
+    The start is left out if only a sampled cohort measured it, because its mean would be over other domains
     than the last mean.
     """
     points = measurements(lines, view)
@@ -127,7 +130,7 @@ def measured(lines: Lines, view: str) -> dict[str, Any]:
 def rounds_done(lines: Lines) -> int:
     """Return the number of training rounds that have ended.
 
-    The highest round of a line gives the number, because lines may be lost.
+    This is the highest round number in the lines, because single lines may be lost.
     """
     return max((line["round"] for line in lines if line.get("kind") != "evaluation"), default=0)
 

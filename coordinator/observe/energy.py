@@ -1,6 +1,6 @@
-"""The joules of a round by device, from the metrics of answers.
+"""The energy of a round by device in joules, from the metrics of updates.
 
-An answer covers all energy since the answer before it.
+Each update states the energy since the previous update of its device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Energy = dict[str, float]  # "train" and "send" -> joules
 
 
 class RoundEnergy:
-    """The joules of one round; for each phase the last answer counts, because a replay repeats it."""
+    """The joules of one round; in each phase the last update of a device counts, because a replay repeats it."""
 
     def __init__(self) -> None:
         self._said: dict[str, dict[str, Energy]] = {}  # device -> phase of the round -> joules

@@ -1,11 +1,13 @@
-"""The journal: it folds the events of a run into one record for each round, the lines of rounds.jsonl.
+"""The journal, which turns the events of a run into one record for each round.
 
-summary.json is made from these lines at the end. `accuracy.global` in the line of round r belongs to the
-model with which the round began: devices measure what they receive, which costs no bytes. The last line, of
-kind "evaluation", holds the accuracy of the final model. `accuracy.personal` is measured after the local
-training of its round. The values of devices that share a domain are averaged by the examples that the
-devices hold. A round that leaves devices out may begin with an evaluation by all present devices. It is
-part of the line of that round, because it measures the model with which the round began.
+Each record is a line of rounds.jsonl, and summary.json is made from these lines at the end.
+`accuracy.global` in the line of round r belongs to the model with which the round began: devices measure
+the model that they receive anyway. The last line, of kind "evaluation", holds the accuracy of the final
+model. `accuracy.personal` is measured after the local training of its round. If several devices share a
+domain, their values are averaged, weighted by the examples of the devices.
+
+A round that leaves devices out may begin with an evaluation by all present devices. This evaluation is part
+of the line of that round, because it measures the model with which the round began.
 """
 
 from __future__ import annotations
@@ -63,11 +65,11 @@ from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.wire.messages import Update
 
 EVALUATION: Final = "evaluation"  # a kind of record
-SEEN: Final = "seen"  # an entry that only tells that a device is present; it is not kept
+SEEN: Final = "seen"  # an entry about a device whose presence has not changed; it is not stored
 
 
 class Sink(Protocol):
-    """A receiver of entries and records, which keeps or shows them."""
+    """A receiver of entries and records, which stores or shows them."""
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None: ...
 
@@ -75,7 +77,7 @@ class Sink(Protocol):
 
 
 class Journal:
-    """An observer that folds events into records and hands the records to sinks."""
+    """An observer that turns events into records and passes the records to sinks."""
 
     def __init__(self, run: RunView, sinks: Sequence[Sink], isolation: Isolation) -> None:
         self._run, self._sinks, self._isolation, self._model_bytes = run, sinks, isolation, run.model_bytes
@@ -83,17 +85,18 @@ class Journal:
         self._began_at, self._closed_at, self._asked_at = 0.0, 0.0, 0.0
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
-        self._samples: dict[str, float] = {}  # test samples by device; its first claim in the run counts
-        # The metrics of the evaluation with which the round began, and the traffic up to its question.
+        self._samples: dict[str, float] = {}  # device -> its test samples, as it first claimed in the run
+        # The metrics of the evaluation with which the round began, and the traffic until its task was sent.
         self._evaluated: dict[str, dict[str, float]] = {}
         self._meter_asked = Meter()
-        self._next_round_at = 0.0  # Unix time that the sinks were told last
-        self._present: tuple[str, ...] = ()  # devices, when the cohort of the round was drawn
-        self._lacking = set[str]()  # own metrics of the run that were reported as lacking
+        self._next_round_at = 0.0  # Unix time that was last reported to the sinks
+        self._present: tuple[str, ...] = ()  # devices that were present when the cohort was drawn
+        self._lacking = set[str]()  # own metrics of the run that are already reported as lacking
         self._energy = RoundEnergy()
-        self._gone_back: dict[str, tuple[int, str]] = {}  # device -> the round in which it was found, and why
+        # Device -> the round that was open when its update was put aside, and why.
+        self._gone_back: dict[str, tuple[int, str]] = {}
         self._presence: dict[str, str] = {}  # "joined" or "left", by device
-        self._earlier = RoundTraffic()  # of the open round, before this process began
+        self._earlier = RoundTraffic()  # traffic of the open round before this process began
 
     def open_round_traffic(self) -> tuple[int, RoundTraffic] | None:
         """Return the open round, and its traffic since this process began."""
@@ -115,7 +118,7 @@ class Journal:
         self._note_pause(run)
 
     def _note_pause(self, run: RunView) -> None:
-        """Tell the sinks when the next round may begin, if the policy holds it back."""
+        """Report to the sinks when the next round may begin, if the policy delays it."""
         if abs(run.next_round_at - self._next_round_at) >= 1.0:
             self._next_round_at = run.next_round_at
             if self._next_round_at:
@@ -133,11 +136,11 @@ class Journal:
             self._note_metrics(update.device, update.phase, update.metrics)
 
     def stepped(self, run: RunView, step: Step, now: float) -> None:
-        if self._record.round != step.round:  # taken up from the disk: no Save announced it
+        if self._record.round != step.round:  # the round was resumed from the disk, without a Save
             self._round_began(step.round, run.attempt, now, resumed=True)
             if damaged := {what: n for what, n in run.fallbacks.items() if n}:
                 self._tell_sinks("fell_back", round=step.round, damaged=damaged)
-        if step.phase is not None:  # a replay repeats this, and the answers must be the same
+        if step.phase is not None:  # a replay repeats this, and the updates must be the same
             place = {"round": step.round, "attempt": self._record.attempt, "phase": step.phase}
             self._tell_sinks("counted", **place, answers=step.counted)
         for device, words in step.aside.items():
@@ -148,7 +151,8 @@ class Journal:
             return
         cohort, answered = list(run.cohort), list[str]()
         base = step.manifest.object if step.manifest else b""
-        for device, answer in run.answers(step.round, step.ask.phase).items():  # of an earlier process
+        # Updates that an earlier process accepted.
+        for device, answer in run.answers(step.round, step.ask.phase).items():
             if answer.base == base:
                 answered.append(device)
                 self._note_metrics(device, step.ask.phase, answer.metrics)
@@ -175,7 +179,7 @@ class Journal:
         self._energy.note(device, phase, found)
 
     def _note_presence(self, what: str, device: str, now: float, **more: str) -> None:
-        """Tell the sinks that a device joined or left; if nothing changed, tell them only SEEN.
+        """Report to the sinks that a device joined or left; if nothing changed, report only SEEN.
 
         A hello every few seconds, or a will that is published again, changes nothing.
         """
@@ -218,7 +222,7 @@ class Journal:
             self._record.phases[-1].answered.append(device)
 
     def _note_went_back(self, number: int, phase: str, aside: Sequence[str], words: str) -> None:
-        """Note the answers that are put aside; the run goes back once, whatever their number."""
+        """Note the updates that are put aside; the run goes back once, even if there are several updates."""
         for i, device in enumerate(aside):
             self._gone_back[device] = self._record.round, f"round {number} was repeated without it: {words}"
             what = "aside" if i else "went_back"
@@ -235,7 +239,7 @@ class Journal:
 
     def _note_drop(self, device: str, verdict: str, reason: str) -> None:
         if verdict == "late":
-            if device not in self._record.late:  # it may send the answer again and again
+            if device not in self._record.late:  # the device may send the update several times
                 self._record.late.append(device)
         else:
             self._record.dropped[device] = reason
@@ -262,7 +266,7 @@ class Journal:
         record.by_device = divided(traffic - self._devices_before, record.wire)
         self._devices_before = traffic
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
-        # One broadcast, as with every method here; the last evaluation of FedAvg needs one too.
+        # FedAvg needs one broadcast, like every method here, also in the last evaluation.
         answers = 0 if record.kind == EVALUATION else len(record.participants)
         record.fedavg = {UP: self._model_bytes * answers, DOWN: self._model_bytes}
         of_round = self._metrics_of_round()
@@ -279,7 +283,7 @@ class Journal:
             self._isolation.call(sink.round_ended, record)
 
     def _note_lacking(self, own: Iterable[str]) -> None:
-        """Tell the sinks once about each metric that is no finite number, in however many rounds it is so."""
+        """Report to the sinks each metric that is not a finite number, once in a run."""
         for name in own:
             if name not in self._lacking and (devices := lacking(self._metrics, name)):
                 self._lacking.add(name)
@@ -289,8 +293,8 @@ class Journal:
     def _metrics_of_round(self) -> dict[str, dict[str, float]]:
         """Return the metrics of the round by device.
 
-        If the round began with an evaluation, all present devices have measured the global model of its
-        beginning.
+        If the round began with an evaluation, the result includes what all present devices measured of the
+        global model.
         """
         found = {
             device: {n: v for n, v in metrics.items() if n == SAMPLES or is_of_global(n)}
@@ -316,9 +320,9 @@ class Journal:
     def _who_measured(
         self, record: RoundRecord, metrics: Mapping[str, Mapping[str, float]]
     ) -> dict[str, dict[str, int]]:
-        """Return by view how many devices measured it, were asked, and were present.
+        """Return by view the numbers of devices that measured the view, that were asked, and that were present.
 
-        All phases count together, because a device may miss one of them.
+        All phases are counted together, because a device may miss a phase.
         """
         found: dict[str, dict[str, int]] = {}
         for view in record.accuracy:
@@ -353,7 +357,7 @@ class Journal:
 
 
 def is_of_global(metric: str) -> bool:
-    """Return whether a metric measures the model of all, by any way to predict."""
+    """Return whether a metric measures the global model, with any way to predict."""
     return metric.split(".", 2)[-1].startswith("global")
 
 

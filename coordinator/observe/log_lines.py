@@ -1,6 +1,6 @@
-"""The log line about the result of a round, and a line for each answer that did not count.
+"""Log lines about the result of each round, and about updates that do not count.
 
-The line about an answer has the reason, and each reason is logged once.
+The line about an update holds the reason. The same reason is logged once for each device and round.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The metrics of answers that count: names that the run's method has, with finite numbers.
+"""The metrics of updates that are used: those with a name of the run's method and a finite value.
 
-All metrics go through this module. A name from another version or from a lying device is ignored: it must
-neither end the participation of an honest device nor create a series. A device whose model has diverged
-sends NaN, which is no lie, is not valid JSON, and is in no mean.
+All metrics go through this module. An unknown name, from another version or from a lying device, is
+ignored: it must neither exclude an honest device nor create a series. NaN is ignored too, because it is not
+valid JSON and cannot be averaged. NaN is no lie: a device whose model has diverged sends it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def names_of(views: Iterable[str], own: Iterable[str] = ()) -> frozenset[str]:
 
 
 def counted(metrics: Mapping[str, float], names: Set[str]) -> dict[str, float]:
-    """Return the metrics that the run's method has and that are usable; a diverged model has no loss."""
+    """Return the metrics that the run's method has and that are finite and not too large."""
     return {n: v for n, v in metrics.items() if n in names and math.isfinite(v) and abs(v) <= MAX_MEASURED}
 
 
@@ -37,7 +37,7 @@ def by_domain(
     measured: Mapping[str, Mapping[str, float]], held: Mapping[str, tuple[str, int]], name: str,
     weight_cap: float = 0.0,
 ) -> ByView:  # fmt: skip
-    """Return view -> domain -> mean over the devices that share it, weighted by their examples.
+    """Return the means by view and domain, each over the devices of the domain, weighted by their examples.
 
     `held` holds the domain and the number of examples of each device.
     """
@@ -56,7 +56,7 @@ def by_domain(
 
 
 def lacking(measured: Mapping[str, Mapping[str, float]], name: str) -> list[str]:
-    """Return the devices that measured accuracy but no finite number of the run's own metric."""
+    """Return the devices that measured accuracy but have no finite value of the run's own metric."""
 
     def has(metrics: Mapping[str, float], what: str) -> bool:
         return any(key.startswith(f"{what}.test.") for key in metrics)
@@ -76,8 +76,8 @@ def lacking_words(name: str, devices: Sequence[str], number: int) -> str:
 def own_figures(found: Mapping[str, ByView]) -> dict[str, float]:
     """Return the means of the run's own metrics as figures of a round.
 
-    `found` is metric -> the result of `by_domain`. The figures are named `macro_f1.global.mnist`,
-    `macro_f1.global.mean`.
+    `found` holds the result of `by_domain` by metric. The names of the figures are, for example,
+    `macro_f1.global.mnist` and `macro_f1.global.mean`.
     """
     figures: dict[str, float] = {}
     for name, views in found.items():
@@ -88,7 +88,7 @@ def own_figures(found: Mapping[str, ByView]) -> dict[str, float]:
 
 
 def by_device(measured: Mapping[str, Mapping[str, float]], name: str) -> ByView:
-    """Return view -> device -> its value."""
+    """Return the values of a metric by view and device."""
     found: ByView = {}
     for device, metrics in sorted(measured.items()):
         for key, value in metrics.items():

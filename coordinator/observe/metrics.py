@@ -1,6 +1,6 @@
-"""The metrics that a coordinator shows to Prometheus.
+"""The metrics that a coordinator exposes to Prometheus.
 
-Names and meanings are in series.py, and docs/metrics.md is made from it.
+Their names and meanings are in series.py, from which docs/metrics.md is made.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BoundedLabels:
 
 
 class DamageCounts:
-    """The counts of damaged files on the disk that this coordinator went on without."""
+    """The counts of damaged files that this coordinator replaced or did without."""
 
     def __init__(self, fallbacks: Mapping[str, int]) -> None:
         self._fallbacks = fallbacks
@@ -114,10 +114,10 @@ class DepartureCounts:
 
 
 class PerDeviceCounts:
-    """The counts of each device under a label with a few values.
+    """The counts of each device, divided by a label with a few values.
 
-    A count is 0 from the first message of a device, because Prometheus sees no increase in a series that
-    begins above 0.
+    Each count starts at 0 with the first message of a device, because Prometheus sees no increase in a
+    series that begins above 0.
     """
 
     name: str
@@ -205,7 +205,7 @@ class Metrics:
         self.registry = r = CollectorRegistry()
         self._run, self._method = run, run.plan.method
         self._device_names, self._domain_names = BoundedLabels(MAX_DEVICES), BoundedLabels(MAX_DEVICES)
-        self._run_names = BoundedLabels(MOST_DEVICES)  # names of devices in the bytes of the run
+        self._run_names = BoundedLabels(MOST_DEVICES)  # device names in the series of the run's bytes
         self._counted = 0  # the last round that is in the totals
         r.register(MeterCollector(run.meter, self._method))
         r.register(ConnectionErrors(lambda: run.connection_errors))
@@ -246,8 +246,8 @@ class Metrics:
     def restore(self, records: Iterable[RoundRecord], ended_at: float) -> None:
         """Restore the counts of an earlier coordinator of this run, from the lines of rounds.jsonl.
 
-        Only counts that are saved before they are shown are restored. A total that came back smaller would
-        look like a counter that began again.
+        Only counts that are saved before they are shown are restored. A total that became smaller would
+        look like a counter that was reset.
         """
         last = None
         for last in records:
@@ -276,7 +276,7 @@ class Metrics:
                 self.progress.round.set(details["round"])
                 if (
                     not self._run.attempt
-                ):  # a round that is repeated because answers are missing makes no progress
+                ):  # a round that is repeated because updates are missing makes no progress
                     self.progress.since.set(time.time())
             case "left":
                 self._forget_unless_enrolled(details["device"])
@@ -303,10 +303,7 @@ class Metrics:
         self._set_learned(record)
 
     def _count(self, record: RoundRecord) -> None:
-        """Count a round once, like rounds.jsonl, which has one line for it.
-
-        A round may be replayed, or the run may go back to it.
-        """
+        """Add a round to the totals once, even if it is replayed or repeated, as in rounds.jsonl."""
         if record.round <= self._counted:
             return
         self._counted = record.round
@@ -315,7 +312,8 @@ class Metrics:
             self.progress.phase.labels(phase.phase).observe(phase.seconds)
         if record.evaluation:
             self.progress.phase.labels(EVALUATE).observe(record.evaluation.seconds)
-        # The disk does not have the answers that were dropped in the open round.
+        # Dropped updates are counted only here, at the end of their round, because the disk does not store
+        # them.
         self.attendance.updates.labels("late").inc(len(record.late))
         self.attendance.updates.labels("refused").inc(len(record.dropped))
         self.traffic.add(record, self._method, self._run_names.label)
@@ -326,9 +324,9 @@ class Metrics:
         self.last_round.set(record, self._method)
 
     def _set_learned(self, record: RoundRecord) -> None:
-        """Set what all present devices have measured.
+        """Set the accuracy and loss that all present devices have measured.
 
-        A measurement by a sampled cohort is not set, because its domains change with each round.
+        Measurements by a sampled cohort are left out, because their domains change with each round.
         """
         of_all = {view for view in views_of(record) if record.is_of_all(view)}
         self._set_measures(record, of_all)
@@ -352,7 +350,7 @@ class Metrics:
             self._forget_unless_enrolled(device)
 
     def _forget_unless_enrolled(self, device: str) -> None:
-        """Forget a device that was revoked: it sends nothing any more, and must raise no alarm."""
+        """Remove the series of a device that is no longer enrolled, because it must raise no alarm."""
         if device in self._device_names.known and not self._run.is_enrolled(device):
             self._device_names.forget(device)
             for gauge in (self.devices.seen, self.devices.missing):
@@ -360,7 +358,7 @@ class Metrics:
                     gauge.remove(device)
 
     def _set_class_holders(self) -> None:
-        """Set how many present devices hold each class, for methods that are told the counts of classes."""
+        """Set how many present devices hold each class, for methods that receive the counts of classes."""
         known = self._run.members
         counts = [known[device].counts for device in sorted(self._run.roster) if device in known]
         for number, held in enumerate(zip(*filter(None, counts), strict=False)):

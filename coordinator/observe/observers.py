@@ -42,9 +42,9 @@ def observed(
     unclean_at: float = 0.0,
     built: Mapping[str, str] | None = None,
 ) -> Iterator[Callable[[], None]]:
-    """Observe a run; the yielded function is called at its end and writes the summary.
+    """Observe a run; yield a function that writes the summary at the end of the run.
 
-    There is a summary only if the run ends by itself.
+    The function writes no summary if the process was stopped before the run was over.
     """
     view, disk = run.view, run.spool.disk
     file = folder / "rounds.jsonl"
@@ -72,7 +72,7 @@ def observed(
 
 
 def keep_journal(run: Run, sinks: Sequence[Sink]) -> Journal:
-    """Attach a journal to this run, from now on."""
+    """Attach a new journal to the run."""
     journal = Journal(run.view, sinks, run.isolation)
     run.spool.open_round_traffic = journal.open_round_traffic
     run.tell_of_transfers(journal.transfer_progressed)
@@ -104,5 +104,5 @@ class Events:
         except BrokenPipeError:
             self._read = False
             log.warning("nobody reads the events any more: no more are printed; the run goes on")
-            # Python would flush the rest of the buffer at its end, and fail.
+            # Otherwise Python would try to flush the rest of the buffer when it exits, and fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

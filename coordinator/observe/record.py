@@ -1,7 +1,8 @@
 """The record of a round, and the checks of a record or a summary without a seal.
 
-An earlier version wrote no seals, and a file of another program has none either. So a file without a seal
-is decoded like settings: a wrong type is damage, and raises no traceback in the code that reads it.
+Earlier versions wrote no seals, and files of other programs have no seals either. So a file without a seal
+is decoded like settings. A value of a wrong type then counts as damage, and cannot raise an error later in
+the code that uses the file.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from protofleet.protocol.settings.reader import SettingsError, decode
 ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
 ByDevice = dict[str, dict[str, float]]
 ByView = dict[str, dict[str, float]]  # view -> domain -> value
-MEAN: Final = "mean"  # stands for a domain: the mean over domains
+MEAN: Final = "mean"  # used in place of a domain, for the mean over domains
 MOST_DEVICES: Final = (
     64  # named devices of a round; the others share one name, so that the lines of a large fleet stay short
 )
 OTHER: Final = "other"
-ALL: Final = "all devices"  # no device can have this name; a broadcast is published once for all devices
+# For broadcasts, which are published once for all devices; no device can have this name.
+ALL: Final = "all devices"
 
 Crossed = Mapping[tuple[str, str, str], int]  # (device, direction, kind) -> bytes
 
@@ -32,7 +34,7 @@ Crossed = Mapping[tuple[str, str, str], int]  # (device, direction, kind) -> byt
 class PhaseRecord:
     phase: str
     seconds: float = 0.0
-    server_seconds: float = 0.0  # that the server half computed before it asked
+    server_seconds: float = 0.0  # time that the server half computed before the task was sent
     asked: list[str] = field(default_factory=list)
     answered: list[str] = field(default_factory=list)
 
@@ -44,7 +46,8 @@ class EvaluationRecord:
     seconds: float = 0.0
     asked: list[str] = field(default_factory=list)
     answered: list[str] = field(default_factory=list)
-    # Parts of the bytes of the round: from the question until it was closed, in the process that closed it.
+    # Bytes from the task until the phase was closed, a part of the bytes of the round. Only the process that
+    # closed the phase counts them.
     payload: ByKind = field(default_factory=dict)
     wire: ByKind = field(default_factory=dict)
     accuracy: ByView = field(default_factory=dict)
@@ -60,7 +63,8 @@ class RoundRecord:
     round: int
     attempt: int
     kind: str  # training, evaluation
-    resumed: bool = False  # a coordinator died in it: up to a minute of bytes and seconds may be missing
+    # A coordinator died in this round: up to a minute of bytes and seconds may be missing.
+    resumed: bool = False
     seconds: float = 0.0
     phases: list[PhaseRecord] = field(default_factory=list)
     participants: list[str] = field(default_factory=list)
@@ -75,29 +79,31 @@ class RoundRecord:
     # values.
     validation_by_device: ByView = field(default_factory=dict)
     loss: ByView = field(default_factory=dict)
-    pooled: dict[str, float] = field(default_factory=dict)  # view -> correct / all, over all test samples
+    pooled: dict[str, float] = field(default_factory=dict)  # view -> accuracy over all test samples
     figures: dict[str, float] = field(default_factory=dict)
-    aside: dict[str, str] = field(default_factory=dict)  # devices whose accepted answers were not used -> why
-    # Of the last evaluation: domain -> class -> predicted class -> samples.
+    aside: dict[str, str] = field(default_factory=dict)  # device whose accepted update was not used -> why
+    # In the last evaluation: domain -> class -> predicted class -> number of samples.
     confusion: dict[str, list[list[int]]] = field(default_factory=dict)
-    # Of the last evaluation: the machine that devices say they run on -> those devices.
+    # In the last evaluation: machine, as devices describe it -> devices that run on it.
     machines: dict[str, list[str]] = field(default_factory=dict)
     # Device -> "train" and "send" -> joules, for devices whose boards measure them.
     energy: ByDevice = field(default_factory=dict)
-    # By view: how many "devices" measured the accuracy of the line, how many were "asked", how many were
-    # "present".
+    # View -> numbers of devices: "devices" measured the accuracy of the line, "asked" were asked to measure
+    # it, and "present" were present.
     measured: dict[str, dict[str, int]] = field(default_factory=dict)
     evaluation: EvaluationRecord | None = None
-    rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and contents of good frames
-    by_device: dict[str, ByKind] = field(default_factory=dict)  # `wire`, divided by device with divided()
+    # Reason -> number of rejected frames and of rejected contents.
+    rejected: dict[str, int] = field(default_factory=dict)
+    # The bytes of `wire` by device, from divided().
+    by_device: dict[str, ByKind] = field(default_factory=dict)
 
     def is_of_all(self, view: str) -> bool:
-        """Return whether all present devices were asked to measure this view; some may not have answered."""
+        """Return whether all present devices were asked to measure this view; some may have sent no update."""
         return is_of_all(self.measured.get(view))
 
 
 def is_of_all(who: Mapping[str, int] | None) -> bool:
-    """Return whether a measurement asked all present devices; None stands for a line that does not say it."""
+    """Return whether all present devices were asked; None, from a line of an earlier version, counts as yes."""
     return who is None or who["asked"] >= who["present"]
 
 
@@ -106,7 +112,8 @@ def sampled_words(who: Mapping[str, int] | None) -> str:
     return "" if who is None or is_of_all(who) else f"by {who['devices']} of {who['present']} devices"
 
 
-Count = Annotated[int, Within(1, LARGEST_COUNT)]  # of rounds; a reader goes through them one by one
+# Number of rounds; bounded because readers loop over the rounds.
+Count = Annotated[int, Within(1, LARGEST_COUNT)]
 
 
 @dataclass(frozen=True)
@@ -154,7 +161,7 @@ class Summary:
 
 
 def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a record without a seal, with all its fields; None if it is no record."""
+    """Check a record without a seal, and return it with all fields; None if it is no record."""
     try:
         record = decode(RoundRecord, {"attempt": 0, "kind": "training", **table})
     except SettingsError:
@@ -192,9 +199,9 @@ def _evaluation_of(table: Mapping[str, Any]) -> EvaluationRecord:
 
 
 def by_machine(said: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the machine that devices say they run on -> those devices.
+    """Return the devices by the machine that they run on, as they describe it.
 
-    Most devices of a fleet are of a few kinds.
+    Most fleets have only a few kinds of machines.
     """
     found: dict[str, list[str]] = {}
     for device, words in sorted(said.items()):
@@ -204,7 +211,7 @@ def by_machine(said: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def machines_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return device -> its machine, from the lines of rounds.jsonl."""
+    """Return the machine of each device, from the lines of rounds.jsonl."""
     return {
         device: words
         for line in lines
@@ -223,9 +230,9 @@ def odd_summary(table: Mapping[str, Any]) -> str:
 
 
 def divided(crossed: Crossed, wire: ByKind, most: int = MOST_DEVICES) -> dict[str, ByKind]:
-    """Divide `wire` by device: `most` devices with the most bytes, then ALL, then OTHER with the rest.
+    """Divide `wire` into rows: the `most` devices with the most bytes, then ALL, then OTHER with the rest.
 
-    So the sum of the rows is always `wire`, even if an earlier process counted a part of it.
+    The sum of the rows is always `wire`, even if an earlier process counted a part of it.
     """
     totals: Counter[str] = Counter()
     for (device, _, _), size in crossed.items():
@@ -246,5 +253,5 @@ def divided(crossed: Crossed, wire: ByKind, most: int = MOST_DEVICES) -> dict[st
 
 
 def rows_of(by_device: Mapping[str, ByKind], wire: ByKind) -> Mapping[str, ByKind]:
-    """Return the rows of a record by device; if an earlier version divided nothing, all bytes as OTHER."""
+    """Return the bytes of a record by device; if an earlier version did not divide them, all count as OTHER."""
     return by_device or {OTHER: wire}

@@ -20,7 +20,7 @@ from protofleet.protocol.storage.disk import Disk, is_full
 
 log = logging.getLogger("protofleet.coordinator")
 
-# The fields of lines from before lines had seals.
+# The fields of lines that were written before lines had seals.
 UNSEALED: Final = frozenset({
     "round", "attempt", "kind", "resumed", "seconds", "phases", "participants", "late", "dropped", "payload", "wire",
     "fedavg", "accuracy", "validation", "loss", "pooled", "figures", "rejected",
@@ -40,11 +40,14 @@ class RoundsFile:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """Return all records, read from the file: in memory they would need 9 kB more with every round."""
+        """Return all records.
+
+        They are read from the file, because in memory they would need 9 kB more with every round.
+        """
         return [*read_rounds(self._path), *self._unwritten]
 
     def entry(self, what: str, details: Mapping[str, Any]) -> None:
-        """Try again to write records that are left over; other entries are not kept, only whole rounds."""
+        """Try again to write records that did not fit on the disk; the entry itself is not stored."""
         if self._unwritten:
             self._write()
 
@@ -84,8 +87,8 @@ class RoundsFile:
     def _mend(self, until: int) -> None:
         """Remove lines that a crash has cut off, and take missing lines from the copy.
 
-        If the copy lacks them too, log that they are lost. This is done before anything is appended to the
-        file.
+        If the copy lacks a line too, log that the line is lost. This is done before anything is appended to
+        the file.
         """
         whole = restored(self._path, until)
         before, copied = (p.read_bytes() if p.exists() else b"" for p in (self._path, self._copy))
@@ -116,7 +119,7 @@ def sealed_line(table: Mapping[str, Any]) -> str:
 
 
 def whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
-    """Return each complete line with its content, and the number of lines that cannot be believed."""
+    """Return each complete line with its content, and the number of damaged lines."""
     try:
         lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     except FileNotFoundError:
@@ -126,7 +129,7 @@ def whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
 
 
 def whole_record(text: str | bytes) -> dict[str, Any] | None:
-    """Return the content of a line, or None. Earlier versions wrote no seal."""
+    """Return the content of a line; None if the line is damaged. Earlier versions wrote no seal."""
     try:
         table = json.loads(text)
         return finite(_believed(table)) if isinstance(table, dict) else None
@@ -156,7 +159,7 @@ def _is_odd(value: object) -> bool:
 
 
 def restored(path: Path, until: int) -> bytes:
-    """Return the complete lines in order; lines missing before `until` come from the copy."""
+    """Return the complete lines in order; lines that are missing before `until` are taken from the copy."""
     lines, copies = (
         {table["round"]: line for line, table in whole_lines(p)[0]} for p in (path, copy_of(path))
     )

@@ -1,4 +1,4 @@
-"""The series of a coordinator, with the words that Prometheus and docs/metrics.md give for them."""
+"""The series of a coordinator, with their help texts for Prometheus and docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ ROUNDS_BEHIND: Final = (0, 1, 2, 3, 5, 8)
 BY_KIND: Final = ("direction", "kind", "method")
 BY_DEVICE: Final = ("device", *BY_KIND)
 ROWS: Final = MOST_DEVICES + len((OTHER, ALL))
-SERIES_BY_DEVICE: Final = ROWS * (MOST_KINDS + 1) * 2  # of one metric: rows, kinds with `control`, directions
+# Most series of one metric: rows times kinds (with `control`) times directions.
+SERIES_BY_DEVICE: Final = ROWS * (MOST_KINDS + 1) * 2
 
 
 class RunProgress:
@@ -150,7 +151,7 @@ class Attendance:
 
 
 class LastRound:
-    """The bytes of the last round, with those of FedAvg for comparison.
+    """The bytes of the last round, with the bytes of FedAvg for comparison.
 
     All series change at the same moment, and kinds of earlier rounds disappear.
     """
@@ -200,7 +201,7 @@ class LastRound:
 
 
 class Traffic:
-    """The bytes of all rounds that have ended, with those of FedAvg for comparison.
+    """The bytes of all rounds that have ended, with the bytes of FedAvg for comparison.
 
     Rounds that ended under an earlier coordinator are included.
     """
@@ -261,7 +262,7 @@ def of_kinds(found: ByKind) -> Iterator[tuple[str, str, int]]:
 
 
 class Learned:
-    """The quality of the models, and the samples that there are to learn from."""
+    """The accuracy and loss of the models, and the number of devices with samples of each class."""
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.accuracy = Gauge(

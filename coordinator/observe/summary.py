@@ -21,9 +21,9 @@ NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def rules_of_run(run: RunView) -> dict[str, str]:
-    """Return the rules of the run in words, by way to predict; empty if a rule cannot be described.
+    """Return a description of each way to predict; empty if a description fails.
 
-    Such a rule must not prevent the summary.
+    The summary must be written even then.
     """
     try:
         return dict(run.rules())

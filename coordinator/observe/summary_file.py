@@ -1,4 +1,4 @@
-"""The file summary.json: it is written with a seal and believed only with it."""
+"""The file summary.json, with a seal that shows whether the file is damaged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError
 
 WAY_OUT: Final = "put it back from a copy, or remove it and run the same command again, which writes it anew"
-# The fields of a summary from before summaries had a seal.
+# The fields of a summary that was written before summaries had a seal.
 UNSEALED: Final = frozenset(field.name for field in fields(Summary))
 
 

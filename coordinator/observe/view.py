@@ -38,7 +38,7 @@ from protofleet.protocol.wire.reasons import DisconnectReason, Reason
 
 @dataclass(frozen=True, slots=True)
 class MeterView:
-    """The counts of the link, which grow while they are read."""
+    """A read-only view of the link's counts, which may grow while they are read."""
 
     payload: Mapping[tuple[str, str], int]
     wire: Mapping[tuple[str, str], int]
@@ -54,7 +54,7 @@ class MeterView:
 class RunView:
     """The view of a run for observers: values, copies and read-only mappings.
 
-    Mappings of counts are live, because the thread that serves the metrics reads them.
+    Mappings of counts are live, so that the thread that serves the metrics reads current values.
     """
 
     __slots__ = (
@@ -97,7 +97,7 @@ class RunView:
 
     @property
     def stopped(self) -> str:
-        """Return why the process ends before the run is over."""
+        """Return why the process ends before the run is over, or ""."""
         return self._context.stopped
 
     @property
@@ -106,7 +106,7 @@ class RunView:
 
     @property
     def over(self) -> bool:
-        """Return whether the run is over: devices are being told so, or were told so."""
+        """Return whether the run is over; the devices are then informed."""
         return self._context.shutdown.begun
 
     @property
@@ -135,7 +135,7 @@ class RunView:
 
     @property
     def next_round_at(self) -> float:
-        """Return the Unix time at which the next round may begin while the policy holds it back, else 0."""
+        """Return the Unix time at which the next round may begin, or 0 if the policy does not delay it."""
         return self._machine.next_round_at
 
     @property
@@ -173,7 +173,7 @@ class RunView:
         return MappingProxyType(self._spool.answers(round, phase))
 
     def arrays(self, round: int, phase: str) -> Mapping[str, LazyPayload]:
-        """Return the arrays of each device's answer in the open round, read from the disk on access."""
+        """Return the arrays of each device's update in the open round, read from the disk on access."""
         answers = self._spool.answers(round, phase)
         return MappingProxyType({device: self._server.arrays(answer) for device, answer in answers.items()})
 
@@ -197,7 +197,7 @@ class RunView:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Return the class names in the order of their labels; empty if no device has sent any."""
+        """Return the class names in the order of their labels; empty while no names are fixed."""
         return self._participants.name_vote.names
 
     @property
@@ -242,7 +242,7 @@ class RunView:
         return self._context.link.meter.snapshot()
 
     def traffic_by_device(self) -> Counter[tuple[str, str, str]]:
-        """Return a copy of what this process has counted, by device, direction and kind."""
+        """Return a copy of the bytes that this process has counted, by device, direction and kind."""
         return Counter(self._context.link.meter.by_device)
 
     def earlier_traffic(self, round: int) -> list[RoundTraffic]:
@@ -250,11 +250,11 @@ class RunView:
         return self._spool.earlier_traffic(round)
 
     def missing(self) -> Mapping[str, int]:
-        """Return by device the number of messages that it has numbered and that have not arrived."""
+        """Return the number of missing messages by device; the gaps in its sequence numbers show them."""
         return self._context.link.missing()
 
     def rules(self) -> Mapping[str, str]:
-        """Return by way to predict how a device predicts after it has received the current server state."""
+        """Return a description of each way in which a device predicts with the current server state."""
         half = replace(self._plan, init=None, public=None).client_half(NoSamples(), "")
         half.receive(self._server.server.payload())
         return {way: words_of(described(as_exported(rule))) for way, rule in rules_of(half).items()}
@@ -278,12 +278,12 @@ class RunView:
 
     @property
     def saved_attempt(self) -> int:
-        """Return how often the last round that has begun had been started again when it was saved."""
+        """Return the attempt number with which the last round that has begun was saved."""
         return self._spool.newest_attempt
 
     @property
     def saved_answers(self) -> int:
-        """Return how many answers to the last round that has begun are accepted on the disk."""
+        """Return the number of accepted updates on the disk for the last round that has begun."""
         return self._spool.count_answers(self._spool.newest_round)
 
     @property
@@ -292,12 +292,12 @@ class RunView:
 
     @property
     def disk_full(self) -> str:
-        """Return why nothing new is begun; "" if the disk has room."""
+        """Return why no new round is begun; "" if the disk has room."""
         return self._queue.full_disk.problem
 
     @property
     def fallbacks(self) -> Mapping[str, int]:
-        """Return the counts of what was found damaged, by kind."""
+        """Return the counts of damaged data by kind."""
         return MappingProxyType(self._spool.fallbacks)
 
     @property
