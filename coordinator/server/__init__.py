@@ -1,4 +1,4 @@
-"""The server half at work, step by step, and the search for answers that it cannot go on with.
+"""The server half, run step by step, and the search for updates that make the server half fail.
 
 May import: coordinator.round, coordinator.spool, methods.contract, methods.plugins, protocol.wire, runtime.
 """

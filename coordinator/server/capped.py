@@ -1,6 +1,6 @@
 """Caps for the numbers of samples that devices claim, before the server half uses them as weights.
 
-Three claims are weights: the examples of an answer, its arrays that count samples, and the counts of a
+Three claims are weights: the examples of an update, its arrays that count samples, and the counts of a
 hello.
 """
 
@@ -20,7 +20,7 @@ from protofleet.methods.contract.wants import TensorSpec
 
 
 class CappedCounts(LazyPayload):
-    """The arrays of an answer, with a cap: each array that counts samples adds up to `most` at most."""
+    """The arrays of an update, with a cap: the sum of each array that counts samples is at most `most`."""
 
     def __init__(self, whole: LazyPayload, counts: Collection[str], most: int) -> None:
         self._whole, self._counts, self._most = whole, counts, most
@@ -58,7 +58,7 @@ def at_most(counts: Tensor, most: int) -> Tensor:
 def capped_replies(
     replies: Sequence[Reply], wants: Mapping[str, TensorSpec], factor: float
 ) -> Sequence[Reply]:
-    """Cap the examples of each answer, and its arrays that count samples, by the examples of all answers."""
+    """Cap the examples of each update, and its arrays that count samples, by the examples of all updates."""
     cap = weight_cap([reply.examples for reply in replies], factor)
     if math.isinf(cap):
         return replies
@@ -74,7 +74,7 @@ def _capped_reply(reply: Reply, counts: Sequence[str], most: int) -> Reply:
 
 
 def capped_members(members: Sequence[Member], factor: float) -> list[Member]:
-    """Cap the counts of each member; its examples stay, because they limit what it may send."""
+    """Cap the counts of each member; its examples stay unchanged, because they limit its uploads."""
     cap = weight_cap([member.examples for member in members], factor)
     if math.isinf(cap):
         return list(members)

@@ -1,11 +1,12 @@
-"""The search for answers that the server half cannot go on with, by running the round again without them.
+"""The search for updates that make the server half fail, by running the round again without them.
 
-If the arithmetic of the method itself fails, the norm of an answer does not show which answer caused it. So
-the round is tried on a new server half, from the state with which it began and the answers on the disk. The
-result depends on nothing else, and a coordinator that died in between finds the same. The answers are added
-in groups, those farthest from the others last, and a group that cannot be added is halved. Finding one
-answer among n costs about 2 log2(n) trials, or one trial if it is the most suspected answer; never more
-than 2n. The devices that remain are the majority.
+If the arithmetic of the method itself fails, the norms of the updates do not show which update is the
+cause. So the round is tried on a new server half, from the state at its start and the updates on the disk.
+The result depends on nothing else, so a restarted coordinator finds the same updates.
+
+The updates are added in groups, the most suspected ones last. A group with which the round fails is divided
+into halves. Finding one update among n takes about 2 log2(n) trials, or one trial if it is the most
+suspected update, and never more than 2n. The remaining devices are always the majority.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class FailedRound:
     """A round that failed, as it is on the disk."""
 
     past: Recovered
-    state: Arrays  # of the server half when the round began
+    state: Arrays  # state of the server half when the round began
     members: Sequence[Member]
-    closed: Mapping[str, Mapping[str, Accepted]]  # phase -> device -> answer, in the order of the phases
-    # Members of the next round, if the failure is at its beginning. None: the failed round is the open one,
-    # so its devices can still be asked a later phase again.
+    closed: Mapping[str, Mapping[str, Accepted]]  # phase -> device -> update, in the order of the phases
+    # Members of the next round, if that round failed at its beginning. None if the failed round itself is
+    # open; then its devices can still be asked a later phase again.
     next_members: Sequence[Member] | None
 
     @staticmethod
@@ -55,7 +56,7 @@ class FailedRound:
         closed = {
             phase: {d: known[phase][d] for d in devices if d in known[phase]}
             for phase, devices in past.closed.items()
-            if phase != EVALUATE  # it comes before the round: the server half uses no answer to it
+            if phase != EVALUATE  # it precedes the round, and the server half uses none of its updates
         }
         next_members = None if next_cohort is None else [members[d] for d in next_cohort]
         return FailedRound(past, saved.state, [members[d] for d in past.cohort], closed, next_members)
@@ -70,7 +71,7 @@ class FailedRound:
         return list(self.closed)[-1] if self.closed else ""
 
     def works(self, stepper: Stepper, phase: str, kept: frozenset[str]) -> bool:
-        """Return whether the round succeeds if only the answers of `kept` count from that phase on."""
+        """Return whether the round succeeds if only the updates of `kept` count from that phase on."""
         report_progress()
         try:
             return not self._run(stepper, phase, kept)
@@ -104,16 +105,16 @@ class Culprits:
 
 
 class CulpritSearch:
-    """The search for the answers that made a round fail.
+    """The search for the updates that made a round fail.
 
-    It runs on the thread of the worker and uses only what is on the disk.
+    The search runs on the thread of the worker and uses only data on the disk.
     """
 
     def __init__(self, new_stepper: Callable[[], Stepper], arrays: Callable[[Accepted], LazyPayload]) -> None:
         self._new_stepper, self._arrays = new_stepper, arrays
 
     def find(self, blame: Blame, failed: FailedRound | None) -> Blamed:
-        """Find the devices whose answers made a round fail.
+        """Find the devices whose updates made a round fail.
 
         `failed` is None if the disk does not have the round any more.
         """
@@ -158,7 +159,7 @@ class CulpritSearch:
     ) -> Culprits | None:
         """Return the devices that must be left out of a phase, and the phase.
 
-        Return None if they would be no minority, or if the answers are not the cause.
+        Return None if these devices are no minority, or if the updates are not the cause.
         """
         in_hand = failed.next_members is None
         for phase in [*failed.closed][::-1] if in_hand else [failed.phase]:
@@ -182,10 +183,10 @@ class CulpritSearch:
 
 
 def one_more(blame: Blame, failed: FailedRound, suspicion: Mapping[str, Outlier]) -> Blamed:
-    """Name one answer that was not left out before.
+    """Choose one update that was not left out before.
 
-    Answers of devices that were put aside in other rounds come first, then the answer farthest from the
-    others.
+    Updates of devices whose updates were put aside in other rounds are chosen first, then the update
+    farthest from the others.
     """
     closed = failed.closed[failed.phase]
     left = [device for device in closed if device not in blame.tried]
@@ -205,17 +206,18 @@ def one_more(blame: Blame, failed: FailedRound, suspicion: Mapping[str, Outlier]
 
 @dataclass
 class GroupTest:
-    """A group test of answers that fail when all of them are used together."""
+    """A group test of updates that fail when all of them are used together."""
 
     works: Works
-    most: int  # answers that may be left out
+    most: int  # updates that may be left out
     _left_out: list[str] = field(default_factory=list)
-    _results: dict[frozenset[str], bool] = field(default_factory=dict)  # by the devices that are kept
+    # Devices that are kept -> whether the round works.
+    _results: dict[frozenset[str], bool] = field(default_factory=dict)
 
     def left_out(self, order: Sequence[str]) -> list[str]:
-        """Return the devices without which it works; none if too many would have to be left out.
+        """Return the devices without whose updates the round works; an empty list if there are too many.
 
-        In `order` the least suspected device comes first.
+        `order` begins with the least suspected device.
         """
         if self.most < 1:
             return []

@@ -2,7 +2,7 @@
 
 
 class DivergedError(RuntimeError):
-    """The error that no state is left from which the run could go on.
+    """The error raised when no state is left from which the run could go on.
 
-    The message says since when this is so, and what was tried.
+    The message names the reason and what was tried.
     """

@@ -1,10 +1,12 @@
-"""Outliers: answers with arrays that are far larger than those of the other answers in their cohort.
+"""Outliers, which are updates with far larger arrays than the other updates of their cohort.
 
-They are put aside before they are used. An answer may be finite and within every bound, and still weigh a
-thousand times more than all others. The check reads the answers on the disk, so a replay gives the same
-result. For an array of rows (prototypes, features; a device has as many as it holds classes) the longest
-row counts. For any other array its Euclidean norm counts. Labels, counts and control have no size that
-could be judged. Among fewer than three answers there is no outlier.
+Outliers are put aside before they are used. An update may be finite and within every bound, and still be a
+thousand times larger than all others. The check reads the updates on the disk, so a replay gives the same
+result.
+
+For an array of rows (prototypes, features), the norm of the longest row counts, because the number of rows
+differs between devices. For any other array, its Euclidean norm counts. Labels, counts and control arrays
+are not judged. Among fewer than three updates there is no outlier.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ Sizes = Mapping[str, float]  # array -> its norm, or the norm of its longest row
 UNJUDGED = frozenset({"labels", "counts", "control"})
 # A device has as many rows of these as it has classes or samples.
 ROWS = frozenset({"prototypes", "features", "anchors"})
-LEAST = 3  # answers that are needed for a median
+LEAST = 3  # updates that are needed for a median
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Outlier:
 
 
 def sizes_of(answer: LazyPayload) -> Sizes:
-    """Return the size of each array of an answer; only one slice of one array is in memory at a time."""
+    """Return the size of each array of an update; only one slice of one array is in memory at a time."""
     found = {}
     for name in answer:
         dtype, shape = answer.dtype_and_shape(name)
@@ -62,7 +64,7 @@ def sizes_by_device(
 
 
 def outliers(cohort: Mapping[str, Sizes], limit: float) -> dict[str, Outlier]:
-    """Return the answers above `limit` times the median, at most so many that the others are the majority."""
+    """Return the updates above `limit` times the median, but always fewer than half of all updates."""
     found: dict[str, Outlier] = {}
     for one in _compared(cohort):
         if one.size > limit * one.median and (one.device not in found or one.ratio > found[one.device].ratio):
@@ -72,9 +74,9 @@ def outliers(cohort: Mapping[str, Sizes], limit: float) -> dict[str, Outlier]:
 
 
 def farthest(cohort: Mapping[str, Sizes]) -> dict[str, Outlier]:
-    """Return for each device its array that is farthest from the arrays of the others, however near that is.
+    """Return by device its array with the largest ratio to the median of the cohort.
 
-    Return nothing for arrays of too few devices.
+    Arrays that too few devices have sent are left out.
     """
     found: dict[str, Outlier] = {}
     for one in _compared(cohort):
@@ -84,7 +86,7 @@ def farthest(cohort: Mapping[str, Sizes]) -> dict[str, Outlier]:
 
 
 def worst(cohort: Mapping[str, Sizes]) -> Outlier | None:
-    """Return the array of a device that is farthest from the others; None if too few can be compared."""
+    """Return the array with the largest ratio of all devices; None if too few arrays can be compared."""
     return min(farthest(cohort).values(), key=lambda one: (-one.ratio, one.device), default=None)
 
 

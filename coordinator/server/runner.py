@@ -35,15 +35,15 @@ MAX_FAULT_LETTERS: Final = 300  # letters of an error that are kept, for records
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The point that the server half has reached: its next ask, or the end of the round if it is None."""
+    """The result of a step of the server half: its next task, or the end of the round if `ask` is None."""
 
     round: int
     ask: Ask | None
     manifest: Manifest | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
-    phase: str | None = None  # the phase whose answers it got; None: it began the round
-    counted: Mapping[str, str] = field(default_factory=dict)  # device -> name of its answer that was used
-    aside: Mapping[str, str] = field(default_factory=dict)  # device -> why its answer was not used
+    phase: str | None = None  # the phase whose updates were used; None if the step began the round
+    counted: Mapping[str, str] = field(default_factory=dict)  # device -> hash of its update that was used
+    aside: Mapping[str, str] = field(default_factory=dict)  # device -> why its update was not used
     fault: str = ""  # why no device can go on from the result of the round
 
 
@@ -57,8 +57,8 @@ class ServerRunner:
             Stepper, plan, rounds, outlier, confusion, self.arrays, weight_cap, lambda: spool.fleet_size
         )
         self._stepper = self.new_stepper()
-        self.errors = 0  # errors of the server half while it used answers of devices
-        self._unwritten: Ask | None = None  # the ask for whose broadcast the disk had no room
+        self.errors = 0  # errors of the server half while it used updates of devices
+        self._unwritten: Ask | None = None  # the task whose broadcast did not fit on the disk
         if (saved := spool.server_state()) is not None:
             self.server.restore(to_torch(saved))
 
@@ -70,7 +70,7 @@ class ServerRunner:
         return to_numpy(tensors_of(self.server.state(), self.server.state))
 
     def restore(self) -> None:
-        """Go back to the last save."""
+        """Set the server half back to the last save."""
         self._stepper.forget()
         self._unwritten = None
         if (saved := self._spool.server_state()) is not None:
@@ -79,15 +79,16 @@ class ServerRunner:
     def step(
         self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int
     ) -> Step:
-        """Make a step on the thread of the worker.
+        """Run the server half to its next task, on the thread of the worker.
 
-        All that it needs from the spool's index is passed as arguments. If the disk was full, the step
-        itself has been made; a retry goes on with its broadcast. An error of the server half counts like a
-        state that is not finite: if it is no error of this program, the answers of devices caused it.
+        All data from the spool's index are passed as arguments, because this thread must not use the index.
+        If the disk is full, the step itself is already done, and a retry only writes its broadcast. An
+        error of the server half that is no error of this program was caused by updates of devices, so it
+        counts like a state that is not finite.
         """
         try:
             return self._step(advance, members, answers, block)
-        except (Rejected, RunMismatchError, AuthorError):  # damage on the disk, or not caused by answers
+        except (Rejected, RunMismatchError, AuthorError):  # damage on the disk, or not caused by updates
             raise
         except Exception as error:
             nobody_has_answered = advance.round == 1 and advance.phase is None

@@ -1,4 +1,4 @@
-"""A server half and its current round, stepped from ask to ask with the answers that are used."""
+"""A server half and its current round, run from task to task with the updates that are used."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class Stepper:
     ) -> None:
         """Set up a server half; `fleet` returns the number of devices of the run."""
         self.server: ServerHalf = plan.server_half()
-        self.aside: dict[str, str] = {}  # device -> why its answer to the current phase is not used
+        self.aside: dict[str, str] = {}  # device -> why its update for the current phase is not used
         self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
         self._fleet = fleet
         self._evaluation = partial(evaluation, wants=confusion_wants(plan.classes, confusion))
-        self._weight_cap = weight_cap  # most of a device, in medians of its cohort; 0: as it claims
-        self._wants: Mapping[str, TensorSpec] = NOTHING_BACK  # arrays that the current phase asks for
+        self._weight_cap = weight_cap  # largest weight, as a multiple of the cohort's median; 0: no cap
+        self._wants: Mapping[str, TensorSpec] = NOTHING_BACK  # arrays that the current task requests
         self._excluded: set[str] = set()  # devices that are excluded from the current round
         self._sample = torch.randn(2, *plan.input_shape.axes, generator=seeded("a fixed input"))
         self._round: Round | None = None
 
     def begin(self, number: int, members: Sequence[Member], evaluate: bool = False) -> Ask:
-        """Begin a round; with `evaluate`, ask the question of the last evaluation, whatever the number is."""
+        """Begin a round and return its first task; with `evaluate`, this is the task of the last evaluation."""
         self._excluded, self.aside = set(), {}
         self.server.fleet = max(self._fleet(), len(members))
         self.server.begin(number, capped_members(members, self._weight_cap))
@@ -56,7 +56,7 @@ class Stepper:
         return self._asked(first_ask(self.server, self._round))
 
     def send(self, answers: Mapping[str, Accepted]) -> Ask | None:
-        """Give the server half the answers to a phase; return its next ask, or None if the round is over."""
+        """Give the server half the updates of a phase; return its next task, or None if the round is over."""
         assert self._round is not None, "a round is stepped before it began"
         self._put_aside({device: answers[device] for device in sorted(answers.keys() - self._excluded)})
         used = self.used(answers)
@@ -102,5 +102,5 @@ class Stepper:
 
 
 def evaluation(server: ServerHalf, wants: Mapping[str, TensorSpec] = NOTHING_BACK) -> Round:
-    """Make the round after the last one, in which all devices measure the result."""
+    """Make the round after the last training round, in which all devices measure the result."""
     yield Ask("evaluate", server.payload(), wants)
