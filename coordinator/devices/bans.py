@@ -1,11 +1,12 @@
-"""Names whose messages are dropped: bans for flooding, and pauses after an error of this program.
+"""Bans and pauses of names: messages under these names are dropped.
 
-Both end by themselves. A message on a topic may come from a hostile broker and not from the device. So
-nothing here is permanent: each ban or pause of a name is twice as long as the one before, up to a day.
-After a day without one the count begins again.
+A ban follows flooding, and a pause follows an error of this program. Both end by themselves, because a
+message on a device's topic may come from a hostile broker and not from the device. Each ban or pause of a
+name is twice as long as the previous one, up to a day. After a day without a ban or pause, the count begins
+again.
 
-A ban is a file, <folder>/coordinator/banned/<name>, with the time when it began and its count. So it
-survives a restart, and a person who can write there ends it by removing the file. A pause is only in the
+A ban is a file, <folder>/coordinator/banned/<name>. The file holds the count and the time when the ban
+began. So a ban survives a restart, and a person ends a ban by removing the file. A pause is only in the
 memory of this process.
 """
 
@@ -24,20 +25,24 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.names import valid_name
 
 BANNED: Final = "banned"
-REFRESH_SECONDS: Final = 1.0  # between two looks at the folder, while it holds a name
+REFRESH_SECONDS: Final = 1.0  # between two checks of the folder, while it holds a ban
 LOG_SECONDS: Final = 3600.0  # between two log lines about bans that go on
-BAN_SECONDS: Final = 3600.0  # the first ban; each next one is twice as long, up to the longest
+# Length of the first ban; each further ban is twice as long, up to LONGEST_SECONDS.
+BAN_SECONDS: Final = 3600.0
 PAUSE_SECONDS: Final = 60.0
 LONGEST_SECONDS: Final = 86_400.0
-QUIET_SECONDS: Final = 86_400.0  # after the end of a ban; then the count begins again
-MOST_DOUBLED: Final = 20  # doublings; more could overflow, and the longest time is reached long before
+QUIET_SECONDS: Final = 86_400.0  # from the end of a ban until the count begins again
+MOST_DOUBLED: Final = 20  # most doublings; more could overflow, and LONGEST_SECONDS is reached much earlier
 
 log = logging.getLogger("protofleet.coordinator")
 
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """One ban or pause of a name, with its count `times` and the length of the first one in seconds."""
+    """A ban or pause of a name.
+
+    `times` is the number of bans or pauses so far, and `first` is the length of the first one in seconds.
+    """
 
     since: float
     first: float
@@ -50,8 +55,8 @@ class Suspension:
     def is_active(self, at: float) -> bool:
         """Return whether the ban or pause is active at this time.
 
-        It is not active before its beginning: then the clock was set back, and the ban might not end for
-        years.
+        A time before the beginning means that the clock was set back. The ban is not active then, because
+        it might not end for years.
         """
         return self.since <= at < self.until
 
@@ -64,9 +69,10 @@ class Suspension:
 
 
 class Bans:
-    """The bans and pauses of a coordinator. `clock` is a clock that a restart does not reset.
+    """The bans and pauses of a coordinator.
 
-    Only the thread of the service calls it, except for `drops`.
+    `clock` returns a time that a restart does not reset. Only the method `drops` may be called outside the
+    thread of the service.
     """
 
     def __init__(
@@ -78,14 +84,18 @@ class Bans:
         self._dropped = self._uncounted = 0
         self._refresh_at, self._logged_at = 0.0, float("-inf")
         self._bans = _records(folder)
-        self.banned = self.ignored = banned_in(folder, clock())  # replaced whole: another thread reads it
+        # Replaced as a whole, as another thread reads it.
+        self.banned = self.ignored = banned_in(folder, clock())
 
     @property
     def wake_at(self) -> float:
         return self._refresh_at if self.ignored or self._bans else float("inf")
 
     def drops(self, name: str) -> bool:
-        """Return whether messages of this name are dropped, and count one if so. Any thread may call it."""
+        """Return whether messages of this name are dropped, and count one dropped message if so.
+
+        Any thread may call this method.
+        """
         if name not in self.ignored:
             return False
         with self._lock:
@@ -161,7 +171,7 @@ def lift(folder: Path, name: str) -> None:
 
 
 def describe_ban(ban: Suspension) -> str:
-    """Describe until when a ban lasts and why; flooding is the only reason for a ban."""
+    """Describe the end and the reason of a ban; the reason is always flooding."""
     again = replace(ban, times=ban.times + 1)
     return (
         f"until {_as_time(ban.until)}, as it flooded at {_as_time(ban.since)} (ban {ban.times} of it; the next one "
@@ -170,7 +180,7 @@ def describe_ban(ban: Suspension) -> str:
 
 
 def bans_in(folder: Path, at: float | None = None) -> dict[str, Suspension]:
-    """Return the bans by name that are active in a coordinator's folder at this time, by default now."""
+    """Return the active bans in a coordinator's folder by name; `at` is a Unix time, by default now."""
     when = time.time() if at is None else at
     return {name: ban for name, ban in sorted(_records(folder).items()) if ban.is_active(when)}
 
@@ -192,7 +202,8 @@ def _records(folder: Path) -> dict[str, Suspension]:
 def _record(path: Path) -> Suspension:
     """Read a ban from its file.
 
-    A file without a time, from an earlier version or a full disk, counts from the time when it was written.
+    A file may hold no time, because an earlier version wrote it or the disk was full. Such a ban begins at
+    the time when the file was written.
     """
     written = path.stat().st_mtime
     try:

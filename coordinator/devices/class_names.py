@@ -3,18 +3,20 @@
 If a device's classes have other names, or the same names in another order, its labels mean something else,
 so the device takes no part.
 
-The settings decide the names. If they do not, most devices decide: two devices, and more than half of all
-devices that sent names, must agree. This is checked when a round begins, and from LISTEN_SECONDS after the
-first contradiction. So the first device, or a device that lies, cannot decide alone. While all devices
-agree, no device waits; this also holds for one device alone. If they disagree, the devices whose names
-could be fixed take part and the others wait. In a tie all devices wait, however long it takes. So no round
-mixes labels, no device trains alone because of what it says, and no device is refused because of what one
-device says.
+The settings decide the names. If the settings hold no names, the devices vote: at least two devices, and
+more than half of all devices that sent names, must agree. The votes are counted when a round begins, and
+from LISTEN_SECONDS after the first contradiction. So the first device, or a device that lies, cannot decide
+alone.
 
-Names that are fixed stay fixed, also over restarts; only the settings can change them. The votes of devices
-do not survive a restart. After a restart with nothing fixed, or with settings that say something else, the
-earlier devices take part only with each other until they have sent their names again. A device that is not
-enrolled any more has no vote.
+While all devices agree, no device waits, even if there is only one device. If they disagree, the devices
+whose names have enough votes take part, and the others wait. In a tie all devices wait, without a time
+limit. So no round mixes labels, no device trains alone because of its own names, and no device is refused
+because of the names of one other device.
+
+Fixed names stay fixed, also after restarts; only the settings can change them. The votes of devices are not
+stored. After a restart without fixed names, or with other names in the settings, the earlier devices take
+part only with each other until they have sent their names again. A device that is not enrolled any more has
+no vote.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from protofleet.protocol.wire.reasons import Problem, Reason
 
 log = logging.getLogger("protofleet.coordinator")
 
-LISTEN_SECONDS: Final = 30.0  # the time of two hellos of each device
-LOG_SECONDS: Final = 3600.0  # between two lines about devices that wait, after the first few
+LISTEN_SECONDS: Final = 30.0  # enough time for two hellos of each device
+LOG_SECONDS: Final = 3600.0  # between two log lines about waiting devices, after the first few
 LOG_BURST: Final = 5.0
 
 
@@ -45,9 +47,10 @@ class ClassNameVote:
         self._enrolled = enrolled
         self._classes, self._listen = classes, min(listen, LISTEN_SECONDS)
         self.fixed, self.saved, self._known = known, known is not None, known
-        self._digests: dict[str, bytes] = {}  # digest that each device has sent, while nothing is fixed
-        self._hellos: dict[str, Hello] = {}  # the hello with that digest, by device
-        self._votes: dict[bytes, int] = {}  # digest -> devices; the digest that was sent first comes first
+        self._digests: dict[str, bytes] = {}  # device -> digest of its names, while nothing is fixed
+        self._hellos: dict[str, Hello] = {}  # device -> its hello with that digest
+        # Digest -> number of devices, in the order in which the digests were sent.
+        self._votes: dict[bytes, int] = {}
         self._names_of: dict[bytes, Names] = {}
         self._waiting: dict[str, Hello] = {}
         self._warned: set[str] = set()
@@ -68,19 +71,25 @@ class ClassNameVote:
 
     @property
     def is_as_saved(self) -> bool:
-        """Return whether all devices that an earlier coordinator admitted sent the names that are fixed."""
+        """Return whether the fixed names are those of the earlier coordinator.
+
+        Then all devices that the earlier coordinator admitted had sent these names.
+        """
         return bool(self.fixed and self._known and self.fixed.digest == self._known.digest)
 
     @property
     def names(self) -> Names:
-        """Return the names that devices are told, which are only fixed names.
+        """Return the fixed names, which are sent to the devices; empty if no names are fixed.
 
-        A device leaves if its names differ from them.
+        A device leaves if its own names differ.
         """
         return self.fixed.names if self.fixed else ()
 
     def judge(self, hello: Hello, now: float) -> Problem | None:
-        """Return why a device can take no part; None if it is not refused, but it may have to wait."""
+        """Count the vote of a hello; return why its device is refused, or None if it is not refused.
+
+        A device that is not refused may still have to wait.
+        """
         self._waiting.pop(hello.device, None)
         if hello.names and len(hello.names) != self._classes:
             words = f"it has {len(hello.names)} class names, this run has {self._classes} classes"
@@ -100,14 +109,14 @@ class ClassNameVote:
         return device in self._waiting
 
     def left(self, device: str) -> None:
-        """Stop waiting for a device that has left.
+        """Remove a device that has left from the waiting devices.
 
-        What it has sent still counts as a vote, because it may be a device that was refused.
+        Its vote still counts, because the device may have left after a refusal.
         """
         self._waiting.pop(device, None)
 
     def outvoted(self) -> list[Hello]:
-        """Return the hellos of devices whose names counted until now and do not count any more.
+        """Return the hellos of devices that took part until now and whose names are now outvoted.
 
         Each of these hellos is returned once.
         """
@@ -121,13 +130,13 @@ class ClassNameVote:
         return found
 
     def released(self) -> list[Hello]:
-        """Return the hellos of devices that have waited and need not wait any more; each of them once."""
+        """Return the hellos of waiting devices that may take part now, and remove them from the waiting devices."""
         accepted = self._accepted_digest()
         free = [device for device in self._waiting if self._digests.get(device) == accepted]
         return [self._waiting.pop(device) for device in free]
 
     def refused(self) -> dict[str, Problem]:
-        """Return the waiting devices whose names differ from the fixed names, with their problems."""
+        """Return why waiting devices are refused, by device, if their names differ from the fixed names."""
         if not self.fixed:
             return {}
         fixed = self.fixed.digest
@@ -153,10 +162,10 @@ class ClassNameVote:
         )  # fmt: skip
 
     def wake(self, now: float) -> None:
-        """Withdraw the votes of devices that are no longer enrolled, and fix the names when the time is over.
+        """Withdraw the votes of devices that are no longer enrolled, and count votes when the listening time ends.
 
-        A contradiction starts that time, in which more devices can vote. At its end the names are fixed if
-        most devices agree.
+        A contradiction starts the listening time, in which more devices can vote. At its end the names are
+        fixed if enough devices agree.
         """
         if not self.fixed:
             for device in [device for device in self._digests if not self._enrolled(device)]:
@@ -174,9 +183,9 @@ class ClassNameVote:
         self.fixed = stated
 
     def hold(self, hello: Hello, now: float) -> None:
-        """Let a device wait until more devices or the settings decide, or until it is refused.
+        """Let a device wait until more devices vote or the settings decide.
 
-        It is refused once other names are fixed.
+        The device is refused once other names are fixed.
         """
         self._waiting[hello.device] = hello
         if self.fixed:
@@ -219,7 +228,8 @@ class ClassNameVote:
     def _accepted_digest(self) -> bytes:
         """Return the digest of the devices that take part; b"" in a tie.
 
-        It is the fixed digest, else the only one, else the one with enough votes to be fixed.
+        This is the fixed digest if names are fixed. Otherwise it is the only digest that was sent, or the
+        digest with enough votes to be fixed.
         """
         if self.fixed:
             return self.fixed.digest
@@ -227,7 +237,7 @@ class ClassNameVote:
         return leading if len(self._votes) == 1 or self._is_decisive(leading) else b""
 
     def _leading_digest(self) -> bytes:
-        """Return the digest with the most votes; of equals, the one that was sent first."""
+        """Return the digest with the most votes; in a tie, the digest that was sent first."""
         return max(self._votes, key=self._votes.__getitem__, default=b"")
 
     def _is_decisive(self, digest: bytes) -> bool:
@@ -237,7 +247,7 @@ class ClassNameVote:
         return Problem(Reason.UNFIT, f"its classes have other names: {self._explain(digest, said)}")
 
     def _explain(self, digest: bytes, said: Names) -> str:
-        """Describe the difference to the names of the run, or in a tie to one list of another device."""
+        """Describe how the names differ from the names of the run, or in a tie from the names of another device."""
         against = self._accepted_digest() or next((other for other in self._votes if other != digest), b"")
         who = "this run" if self._accepted_digest() else "another's"
         names = self.names or self._names_of.get(against, ())

@@ -1,7 +1,8 @@
-"""Byes of devices: the check whether a bye is stale, and the counts of reasons from a closed list.
+"""Byes of devices: detection of stale byes, and counts of the reasons.
 
-A broker may keep a bye, also from an earlier run, and deliver it after the device has come back. A device
-sends nothing while it believes that it takes part, so a stale bye would exclude it for ten minutes.
+A broker may keep a bye, even one from an earlier run, and deliver it after the device has come back. A
+device sends no hello while it believes that it takes part, so a stale bye would exclude the device for ten
+minutes.
 """
 
 from __future__ import annotations
@@ -27,21 +28,24 @@ class Departures:
     def hello_received(self, hello: Received, newest: int) -> None:
         """Note the sequence number of a hello; `newest` is the newest number of all messages of its device.
 
-        With new keys the numbers begin again, so a known number above `newest` is stale.
+        A device with new keys starts its numbers again, so a stored number above `newest` is outdated.
         """
         boot, number = self._hellos.get(hello.sender, (0, 0))
         counts = boot == hello.boot and number <= newest
         self._hellos[hello.sender] = hello.boot, max(hello.sequence, number if counts else 0)
 
     def is_stale(self, leave: Received, newest: int) -> bool:
-        """Return whether its device has sent a later hello. A last will has no sequence number of its own."""
+        """Return whether the device has sent a hello after this bye.
+
+        A last will is never stale, because it has no sequence number of its own.
+        """
         boot, number = self._hellos.get(leave.sender, (0, 0))
         return boot == leave.boot and 0 < leave.sequence < number <= newest
 
     def left(self, device: str, reason: str, may_log: bool, run_is_over: bool = True) -> None:
         known = disconnect_reason_of(reason)
         if known is DisconnectReason.FINISHED and not run_is_over:
-            known = DisconnectReason.OTHER  # no device was told that the run is over
+            known = DisconnectReason.OTHER  # `finished` is only sent at the end of the run
         self._counted[known] += 1
         if may_log and known is not DisconnectReason.FINISHED:
             log.warning("%s leaves: %.200s", device, reason or "it does not say why")

@@ -2,8 +2,8 @@
 
 A device claims a domain for its data, and no one can check the claim. So a domain that `limits.domains`
 names belongs to the devices listed there, and any other domain belongs to the device that claimed it first.
-If another device claims it, the results of that device are shown separately, as "street (board-7)". A
-device has one domain for a run, so there are at most as many domains as enrolled devices.
+If a device claims a domain that belongs to others, its results are shown separately, as "street (board-7)".
+A device has one domain for a run, so there are at most as many domains as enrolled devices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Shared = Mapping[str, Sequence[str]]  # domain -> names or patterns of the devic
 
 
 def assign_domain(device: str, claim: str, known: dict[str, str], shared: Shared) -> None:
-    """Put the domain of a device into `known`, the domains of all devices that have taken part."""
+    """Store the domain of a device in `known`, which holds the domains of all devices that have taken part."""
     claim, before = claim or device, known.get(device)
     known[device] = given = domain_of(device, claim, known, shared)
     if given not in (before, claim):
@@ -35,7 +35,7 @@ def domain_of(device: str, claim: str, known: Mapping[str, str], shared: Shared)
     if held is not None and (held not in shared or listed(device, held, shared)):
         return held
     taken = claim in shared or any(claim == other for name, other in known.items() if name != device)
-    if taken or claim.endswith(")"):  # else a device could take another's shown name in advance
+    if taken or claim.endswith(")"):  # otherwise a device could claim the shown name of another device
         return f"{claim} ({device})"
     return claim
 

@@ -1,8 +1,9 @@
-"""The boundary for errors with one device: such an error pauses the device, and the run goes on.
+"""The handling of errors that concern one device: the device is paused, and the run goes on.
 
-An error belongs to a device if it occurs in handling a message of the device, or a message to it. The
-traceback is logged, the error is counted, and the device's messages are dropped for a while, which doubles
-each time. So an honest device that has met an error of this program gets another chance.
+An error concerns a device if it occurs while a message from the device, or to the device, is handled. The
+traceback is logged, the error is counted, and messages of the device are dropped for a while. This time
+doubles with each error. It ends by itself, so that an honest device gets another chance after an error of
+this program.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ErrorBoundary:
 
     @contextlib.contextmanager
     def around(self, device: str) -> Iterator[None]:
-        """Guard work that is done only for this device, or because of it."""
+        """Catch an error in the work for one device, and pause that device."""
         try:
             yield
         except (Rejected, RunMismatchError, *OURS):
@@ -54,6 +55,6 @@ class ErrorBoundary:
         self._excluded.append(device)
 
     def take_excluded(self) -> list[str]:
-        """Return the devices that were cut off since the last call: nothing may wait for them."""
+        """Return the devices that were excluded since the last call; the run must not wait for them."""
         excluded, self._excluded = self._excluded, []
         return excluded

@@ -1,9 +1,9 @@
-"""The devices that each `here` asks for a hello.
+"""The devices from which each `here` requests a hello.
 
-They have sent messages, are not in the roster, and have not said bye. Such a device may believe that it
-takes part: its last hello was lost, its connection was taken for lost, or it was banned for a while. A
-device need not repeat its hello after it was answered: from then on the device is in the roster or is named
-in `here`.
+These devices have sent messages, are not in the roster, and have sent no bye. Such a device may believe
+that it takes part, although its last hello was lost, its connection seemed to be lost, or it was banned for
+a while. After a reply to its hello, a device need not repeat the hello. From then on the device is in the
+roster or is named in `here`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-REQUEST_SECONDS: Final = 600.0  # after that the device sends a hello by itself, or never comes back
+REQUEST_SECONDS: Final = 600.0  # after this time the device sends a hello by itself, or stays away
 
 
 class HelloRequests:
@@ -29,7 +29,7 @@ class HelloRequests:
         self._since.pop(device, None)
 
     def names(self, ignored: Collection[str], most: int, now: float) -> list[str]:
-        """Return the devices that are not ignored, the newest first, at most `most`."""
+        """Return up to `most` devices that are not ignored, the newest first."""
         self._since = {
             device: now if device in ignored else since
             for device, since in self._since.items()

@@ -1,11 +1,13 @@
-"""Last wills of devices: a will makes its device suspect for a while, and does not remove it.
+"""Last wills of devices: a will makes its device suspect for a while, but does not remove the device.
 
-A device signs its will in advance, so anyone who has it can publish it at any time. With it a hostile
-broker could keep the device out of every round. A suspect device is sent a welcome, which it answers, and
-it keeps its place. It has left if no new message of it comes within the time that a device may take to come
-back (`grace_seconds`). If a new message comes, there are two cases. Either the device was connected all the
-time, and its will was false. Or it has come back: then its boot is higher, or the birth message of a new
-connection follows, because other messages of the device may have overtaken it.
+A device signs its will in advance, so a hostile broker could publish the will at any time and keep the
+device out of every round. Therefore a suspect device keeps its place in the roster and receives a welcome,
+to which a connected device replies. If no new message of the device arrives within `grace_seconds`, the
+device has left.
+
+If a new message arrives, there are two cases. Either the device was connected all the time, and its will
+was false. Or the device has come back. Then its boot number is higher, or the birth message of its new
+connection arrives within BIRTH_SECONDS, because other messages may overtake a birth message.
 """
 
 from __future__ import annotations
@@ -26,19 +28,20 @@ OUTCOMES: Final = {
     REFUTED: "it was there all the time",
 }
 
-BIRTH_SECONDS: Final = 2.0  # in which a birth comes after other messages of the same connection
+BIRTH_SECONDS: Final = 2.0  # how long after other messages of a connection its birth message may arrive
 
 Mark = tuple[int, int]  # boot and newest sequence number of a device's messages
 
 
 @dataclass
 class LastWills:
-    seconds: float  # without a message, after which a suspect device has left
-    counted: Counter[tuple[str, str]] = field(default_factory=Counter)  # device, outcome
+    seconds: float  # time without a message after which a suspect device has left
+    counted: Counter[tuple[str, str]] = field(default_factory=Counter)  # (device, outcome) -> number of wills
     # Suspect devices -> since when they are suspect, and their newest message at that time.
     _suspects: dict[str, tuple[float, Mark]] = field(default_factory=dict)
-    _awaiting_birth: dict[str, float] = field(default_factory=dict)  # devices heard from again -> since when
-    _refuted: list[str] = field(default_factory=list)  # not reported yet
+    # Suspect device -> when it sent a message again.
+    _awaiting_birth: dict[str, float] = field(default_factory=dict)
+    _refuted: list[str] = field(default_factory=list)  # devices whose wills were false, not reported yet
 
     @property
     def wake_at(self) -> float:
@@ -51,16 +54,16 @@ class LastWills:
         return len(self._suspects)
 
     def received(self, device: str, heard: Mark, now: float) -> bool:
-        """Note a will and return whether its device becomes suspect; for a suspect device nothing changes."""
+        """Note a will and return whether its device becomes suspect; return False if it already was."""
         if device in self._suspects:
             return False
-        if device in self._awaiting_birth:  # its second will without a birth between the two
+        if device in self._awaiting_birth:  # its second will, without a birth message in between
             self._refute(device)
         self._suspects[device] = (now, heard)
         return True
 
     def heard_from(self, device: str, heard: Mark, now: float) -> None:
-        """Clear a suspect device of which a new message has come."""
+        """Stop suspecting a device that has sent a new message."""
         if device not in self._suspects or heard <= self._suspects[device][1]:
             return
         _, (boot, _) = self._suspects[device]
@@ -71,7 +74,7 @@ class LastWills:
             self._awaiting_birth[device] = now
 
     def take_refuted(self, now: float) -> list[str]:
-        """Return the devices that were connected all the time, because no birth message of them has come."""
+        """Return the devices whose wills were false: they sent messages again, but no birth message."""
         found = [device for device, since in self._awaiting_birth.items() if now >= since + BIRTH_SECONDS]
         for device in found:
             self._refute(device)
@@ -84,7 +87,7 @@ class LastWills:
         self._refuted.append(device)
 
     def resolve(self, device: str, outcome: str) -> float | None:
-        """Note what became of a suspect device; return since when it was suspect, or None if it is not."""
+        """Note the outcome of a will; return since when its device was suspect, or None if it was not suspect."""
         if self._awaiting_birth.pop(device, None) is not None:
             self.counted[device, outcome] += 1
         if (suspect := self._suspects.pop(device, None)) is None:

@@ -1,8 +1,8 @@
 """The limits of what a device may claim.
 
 Each number that a device sends has a bound here or in the wants of its method. No one can check how many
-samples a device has. So claims have bounds and must agree with each other: an answer counts no more
-examples than the hello of its device stated, and the same holds for the counts in the answer.
+samples a device has. So claims have bounds and must agree with each other: an update may state no more
+examples than the hello of its device, and the same is true for the counts in the update.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protofleet.protocol.wire.reasons import Problem, Reason
 
 MAX_DOMAIN: Final = 64  # letters; a domain appears in reports and labels
 METRIC: Final = re.compile(r"[a-z][A-Za-z0-9_.-]{0,63}")
-MAX_MEASURED: Final = 1e12  # a loss, seconds, or a number of samples
+MAX_MEASURED: Final = 1e12  # largest loss, duration or number of samples in a metric
 
 
 Examples = Annotated[int, Within(1, 1 << 40)]
@@ -105,7 +105,7 @@ def hello_problem(
 
 
 def update_problem(update: Update, member: Member) -> Problem | None:
-    """Return what is wrong with the scalars of an answer, or None."""
+    """Return what is wrong with the scalars of an update, or None."""
     if update.examples > member.examples:
         return Problem(
             Reason.BAD_CLAIM,
@@ -115,10 +115,10 @@ def update_problem(update: Update, member: Member) -> Problem | None:
 
 
 def _metrics_problem(metrics: Mapping[str, float]) -> Problem | None:
-    """Return what is wrong with the metrics of an answer, or None.
+    """Return what is wrong with the metrics of an update, or None.
 
-    A device whose model has diverged sends NaN or a huge loss. That is no lie, and it is left out of every
-    mean (`measured`).
+    A device whose model has diverged sends NaN or a huge loss. That is no lie, so it is no problem here.
+    Such values are left out of every mean (see `measured`).
     """
     for name, value in metrics.items():
         most = 1.0 if name.startswith("accuracy.") else MAX_MEASURED

@@ -1,8 +1,9 @@
 """Brokers whose packet limit is below the size of a manifest.
 
-The manifest is then sent as an object, which old devices cannot read. A refusal of those devices is final,
-so one CONNACK is no reason for it: the broker is tried again. If the limit stays, the run goes on without
-those devices if the others make a quorum. So one old device cannot keep a run from a broker.
+With such a broker the manifest is sent as an object, which devices of older versions cannot read. These
+devices are refused for good, so one CONNACK with a small limit is not enough: the coordinator connects
+again first. If the limit stays, and the other devices are enough for a quorum, the run goes on without the
+older devices. So one older device cannot prevent a run with this broker.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ class SmallPackets:
     def manifests_may_be_objects(
         self, present: Collection[str], can: Mapping[str, Collection[str]], now: float
     ) -> bool:
-        """Return whether a manifest may be an object from now on; devices that have left do not count.
+        """Return whether a manifest may be sent as an object from now on.
 
-        Devices that can read such a manifest count even if they are absent: without a connection it is
-        unknown which devices have come back, or have left in the meantime.
+        Absent devices that cannot read such a manifest do not count. Absent devices that can read it do
+        count, because without a connection it is unknown which devices have come back.
         """
         unable = {device for device in present if forms.MANIFEST not in can.get(device, (forms.MANIFEST,))}
         able = {device for device, said in can.items() if forms.MANIFEST in said}.union(present) - unable

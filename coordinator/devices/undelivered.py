@@ -1,4 +1,4 @@
-"""Devices that the open question could not be sent to: the log must not call them silent."""
+"""Devices to which the open task could not be sent; the log must not call them silent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Undelivered:
         self._devices: set[str] = set()
 
     def sent(self, device: str, connected: bool) -> None:
-        """Note whether the question to a device was sent; without a connection it is lost."""
+        """Note that a task was sent to a device; without a connection, the task is lost."""
         self._devices.discard(device) if connected else self._devices.add(device)
 
     def denied(self, devices: Collection[str]) -> None:
@@ -18,7 +18,7 @@ class Undelivered:
         self._devices.update(devices)
 
     def describe(self, missing: Collection[str], connected: bool) -> str:
-        """Describe why the answers of the missing devices are not there."""
+        """Describe why the updates of these devices are missing."""
         if missing and not connected:
             return "; there is no connection to the broker"
         undelivered = self._devices & set(missing)

@@ -1,4 +1,4 @@
-"""Decide whether an offered answer is fetched, and reserve its space on the disk.
+"""Decide whether an offered update is fetched, and reserve its space on the disk.
 
 May import: coordinator.devices, coordinator.round, coordinator.spool, methods.contract, protocol.*.
 """

@@ -1,6 +1,7 @@
-"""The gate that decides whether an offered answer is fetched, before any byte of it is fetched.
+"""The gate, which decides whether an offered update is fetched.
 
-It also reserves the space of the answer on the disk.
+The gate decides before any byte of the update is fetched. It also reserves space for the update on the
+disk.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from protofleet.protocol.wire.reasons import Problem, Reason, Rejected
 
 
 class Transfers(Protocol):
-    """The answers that the link is fetching."""
+    """The updates that the link is fetching."""
 
     def is_silent(self, device: str) -> bool: ...
 
@@ -32,7 +33,7 @@ class Transfers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswer:
-    """The decision to fetch an answer; its space is reserved."""
+    """The decision to fetch an update; its space is reserved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,14 @@ class RefuseAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """The decision to drop an answer because another answer to the same question is accepted already."""
+    """The decision to drop an update because another update for the same task is accepted already."""
 
     problem: Problem
 
 
 @dataclass(frozen=True, slots=True)
 class NotAsked:
-    """The decision about an answer to a question that is not open, or that its device has answered."""
+    """The decision about an update whose task is not open, or for whose task an update is accepted already."""
 
 
 Decision: TypeAlias = FetchAnswer | RefuseAnswer | Contradiction | NotAsked
@@ -62,16 +63,16 @@ class Gate:
     ) -> None:  # fmt: skip
         """Set up the gate; `unwritten` holds the commands that wait for the disk.
 
-        While it holds commands, nothing new is fetched.
+        While commands wait, no new update is fetched.
         """
         self.limits, self._machine, self._spool = limits, machine, spool
         self._members, self._transfers, self._unwritten = members, transfers, unwritten
-        self._max_size = 0  # bytes, the largest answer to the open question
+        self._max_size = 0  # bytes, the largest update for the open task
         self._cohort_size = 1
-        self._stored = 0  # bytes of answers on the disk when the question was opened
+        self._stored = 0  # bytes of updates on the disk when the task was opened
         self._reserved = Reservations()
-        self._turned_away: set[str] = set()  # devices whose answer found no space on the disk
-        self._refused: dict[str, Problem] = {}  # devices whose answer can never be used -> why
+        self._turned_away: set[str] = set()  # devices whose updates found no space on the disk
+        self._refused: dict[str, Problem] = {}  # device whose update can never be used -> why
 
     def open(self, ask: Ask, cohort: int) -> None:
         self._max_size = min(most_bytes(ask.wants), self.limits.answer_bytes)
@@ -80,15 +81,15 @@ class Gate:
         self._stored = self._spool.bytes_of_answers()
 
     def is_expected(self, update: Update) -> bool:
-        """Return whether this answers the open question, and no answer of its device to it is accepted."""
+        """Return whether the update is for the open task, and no update of its device for it is accepted yet."""
         m, device = self._machine, update.device
         open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
         return m.stage is Stage.COLLECTING and open_to_it and m.was_asked(device) and device not in m.answered
 
     def decide(self, update: Update, size: int, name: bytes) -> Decision:
-        """Decide whether to fetch an answer.
+        """Decide whether to fetch an update.
 
-        Raise NoRoom or Rejected if the device can offer the answer again later.
+        Raise NoRoom or Rejected if the device can offer the update again later.
         """
         if self.is_expected(update):
             self._spool.check_claim()
@@ -104,25 +105,25 @@ class Gate:
         return NotAsked()
 
     def completed(self, device: str) -> None:
-        """Note that an answer is fetched: from now on it keeps its space."""
+        """Note that an update is fetched: from now on it keeps its space."""
         self._reserved.completed(device)
 
     def refused(self, device: str, problem: Problem) -> None:
-        """Note that an answer can never be used, and free its space."""
+        """Note that an update can never be used, and free its space."""
         self._refused[device] = problem
         self._reserved.free(device)
 
     def _problem_with(self, update: Update, size: int) -> Problem | None:
         if refused := self._refused.get(update.device):
-            return refused  # a device can answer each question only once
+            return refused  # a device can send only one update for each task
         if size > self._max_size:
             return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {self._max_size} were asked for")
         return update_problem(update, self._members[update.device])
 
     def reserve(self, device: str, size: int) -> None:
-        """Reserve space for an answer, and drop offers of other devices for it if necessary.
+        """Reserve space for an update, and drop offers of other devices for it if necessary.
 
-        If there is no space, the frame is rejected and the device offers its answer again later.
+        If there is no space, the frame is rejected and the device offers its update again later.
         """
         if self._lacking(device, size) > 0:
             self._spool.free_space()
@@ -140,27 +141,27 @@ class Gate:
         self._turned_away.discard(device)
 
     def _unfinished(self, device: str) -> dict[str, int]:
-        """Return the bytes reserved for incomplete answers of other devices."""
+        """Return the bytes reserved for incomplete updates of other devices."""
         return {d: n for d, n in self._reserved.unfinished.items() if d != device}
 
     def _lacking(self, device: str, size: int) -> int:
-        """Return the bytes that an answer lacks, on the disk or within limits.spool_bytes.
+        """Return how many bytes of space are missing for an update, on the disk or within limits.spool_bytes.
 
-        0 or less means that nothing is missing.
+        Return 0 or less if the space is enough.
         """
         within_limit = self._within_limit(device)
         if min(within_limit, self._room - self._reserved.unfinished_beside(device)) >= size:
-            return 0  # this avoids a look at the received bytes of each answer
+            return 0  # this avoids reading the received bytes of each update
         return size - min(within_limit, self._free(device))
 
     def _within_limit(self, device: str) -> int:
-        """Return the bytes that limits.spool_bytes leaves for the answer."""
+        """Return the bytes that limits.spool_bytes leaves for the update."""
         return self.limits.spool_bytes - self._stored - self._reserved.beside(device)
 
     def _free(self, device: str) -> int:
-        """Return the bytes that the disk has for the answer.
+        """Return the bytes that the disk has for the update.
 
-        Bytes that are reserved for other answers do not count. Bytes of this answer that are already
+        Bytes that are reserved for other updates do not count. Bytes of this update that are already
         received do count.
         """
         others = self._unfinished(device)
@@ -175,7 +176,7 @@ class Gate:
 
     @property
     def _share(self) -> int:
-        """Return the bytes for each device of the cohort if all answers get the same space."""
+        """Return the bytes for each device of the cohort if all updates get the same space."""
         received = sum(self._spool.bytes_of_unfinished(d) for d in self._reserved.unfinished)
         on_disk = self._room + received + self._reserved.complete
         return min(self.limits.spool_bytes - self._stored, on_disk) // self._cohort_size
@@ -187,6 +188,6 @@ class Gate:
             return Rejected(Reason.NO_ROOM, message)
         message = f"{size} bytes of {device} are offered, {max(0, self._free(device))} are free"
         self._turned_away.add(device)
-        if len(self._turned_away) < min(2, self._cohort_size):  # one device alone does not make the disk full
+        if len(self._turned_away) < min(2, self._cohort_size):  # one offer alone is no sign of a full disk
             return Rejected(Reason.NO_ROOM, message)
         return NoRoom(message)

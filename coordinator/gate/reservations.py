@@ -1,6 +1,6 @@
-"""The bytes of the disk that are reserved for answers.
+"""The bytes of the disk that are reserved for updates.
 
-Each check of an answer needs the sums of the other answers, so the sums are kept.
+Each check of an update needs the sum of the other reservations, so the sums are stored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Reservations:
             self.completed(device)
 
     def completed(self, device: str) -> None:
-        """Note that the device's answer is on the disk."""
+        """Note that the device's update is on the disk."""
         if (size := self._unfinished.pop(device, None)) is not None:
             self._unfinished_bytes -= size
             self._complete[device], self._complete_bytes = size, self._complete_bytes + size
@@ -44,10 +44,10 @@ class Reservations:
         return self.total - self._unfinished.get(device, 0) - self._complete.get(device, 0)
 
     def unfinished_beside(self, device: str) -> int:
-        """Return the bytes reserved for incomplete answers of all other devices."""
+        """Return the bytes reserved for incomplete updates of all other devices."""
         return self._unfinished_bytes - self._unfinished.get(device, 0)
 
     @property
     def unfinished(self) -> Mapping[str, int]:
-        """Return the bytes of incomplete answers by device."""
+        """Return the bytes of incomplete updates by device."""
         return self._unfinished

@@ -1,9 +1,9 @@
-"""The choice of reserved offers to drop when space for answers is short.
+"""The choice of the offers to drop when space for updates is short.
 
-No offer may keep another device's answer out. Space is reserved when an answer is offered, so that fetched
-answers never fill the disk. If a device sends nothing after its offer, the offer can be dropped for any
-other offer. An offer above its device's share can be dropped for a smaller one. A complete answer is never
-dropped. So a device that offers no more than its share always gets its space.
+Space is reserved when an update is offered, so that fetched updates never fill the disk. But no offer may
+prevent the update of another device. If a device sends nothing after its offer, its offer can be dropped in
+favour of any other offer. An offer above the share of its device can be dropped in favour of a smaller
+offer. A complete update is never dropped. So a device that offers no more than its share always gets space.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An answer that is not complete yet."""
+    """An update that is not complete yet."""
 
     size: int
-    silent: bool  # nothing came, however often it was asked for; or its device has left
+    silent: bool  # no bytes arrive although they were requested, or the device has left
 
 
 def offers_to_drop(size: int, lacking: int, share: int, offers: Mapping[str, Offer]) -> list[str]:
-    """Return the devices whose offers make room for an offer of this size that lacks `lacking` bytes.
+    """Return the devices whose offers must be dropped to free `lacking` bytes for an offer of this size.
 
-    Return no device if all droppable offers together are too small.
+    Return an empty list if dropping all possible offers would not be enough.
     """
     droppable = [device for device, offer in offers.items() if offer.silent or offer.size > max(share, size)]
     droppable.sort(key=lambda device: (not offers[device].silent, -offers[device].size, device))
