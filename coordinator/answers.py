@@ -1,4 +1,4 @@
-"""Answers, from their offer to their receipt: which are fetched, how they are checked, and the receipts."""
+"""The handling of updates, from their offer to their receipt."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ from protofleet.protocol.wire.reasons import Problem, Rejected
 
 
 class AnswerReceiver:
-    """The admission controller of the link. The round machine decides what an answer means for the round."""
+    """The receiver of updates, which is also the admission controller of the link.
+
+    The round machine decides what an update means for the round.
+    """
 
     def __init__(
         self, spool: Spool, link: CoordinatorLink, gate: Gate, question: OpenQuestion, participants: Participants,
         norm: float, happen: Callable[[Event], None], tell_observers: Callable[[Update], None],
         perform: Callable[[Drop], None],
     ) -> None:  # fmt: skip
-        """Set up the receiver; `happen` receives an event for every answer that can be judged.
+        """Set up the receiver; `happen` receives an event for every update that can be judged.
 
-        `norm` is the limit of that name. `perform` carries out a decision that is made here, because no
-        message about an answer is sent before the turn ends.
+        `norm` is the setting `limits.norm`. `perform` puts a command into the queue, because no message
+        about an update may be sent before the turn ends.
         """
         self._spool, self._link, self._gate, self._question = spool, link, gate, question
         self._participants, self._norm = participants, norm
         self._happen, self._tell_observers, self._perform = happen, tell_observers, perform
-        self._fetched: dict[str, Accepted] = {}  # answers on the disk that are not accepted yet
+        self._fetched: dict[str, Accepted] = {}  # updates on the disk that are not accepted yet
 
-    # The questions of the link.
+    # Calls of the link.
 
     def is_expected(self, update: Update) -> bool:
         return self._gate.is_expected(update)
 
     def admit(self, update: Update, size: int, name: bytes) -> bool:
-        """Return whether to fetch the answer."""
+        """Return whether to fetch the update."""
         device = update.device
         match self._gate.decide(update, size, name):
             case FetchAnswer():
@@ -56,12 +59,12 @@ class AnswerReceiver:
         return False
 
     def unusable(self, update: Update, fault: Rejected) -> None:
-        """Refuse an answer whose bytes cannot be used."""
+        """Refuse an update whose bytes cannot be used."""
         self._spool.check_claim()
         self._refuse(update, Problem(fault.reason, str(fault)))
 
     def fetched(self, update: Update, name: bytes) -> None:
-        """Check an answer that is on the disk under this name, and hand it to the round machine."""
+        """Check an update that was stored under this name, and pass it to the round machine."""
         assert self._question.ask is not None, "an answer is fetched only while something is asked"
         device = update.device
         self._gate.completed(device)

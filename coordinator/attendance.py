@@ -1,6 +1,6 @@
 """The log line about devices that are missing before a round can begin.
 
-It is logged at once, and then every minute while devices are missing.
+The line is logged at once, and then every minute while devices are missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AttendanceLog:
         self._policy, self.wake_at = policy, NEVER
 
     def gathering(self, is_gathering: bool, now: float) -> None:
-        """Note whether the coordinator waits, from now on, for devices before a round."""
+        """Note whether the coordinator now waits for devices before a round."""
         if not is_gathering:
             self.wake_at = NEVER
         elif self.wake_at == NEVER:
@@ -40,8 +40,8 @@ class AttendanceLog:
     ) -> None:
         """Log the missing devices if a line is due.
 
-        `first` is whether this is the first attempt at the first round, the only one that waits for
-        policy.gather. `doubtful` are the devices that are here but are not counted on.
+        `first` is True in the first attempt at the first round. Only that attempt waits for policy.gather
+        devices. `doubtful` holds the devices that are present but are not counted on.
         """
         if now < self.wake_at:
             return

@@ -1,8 +1,8 @@
 """The queue of commands: each turn writes first, then commits once, then sends messages.
 
 Nothing that is visible outside the process depends on data that is not committed. If the process dies
-before the commit, it has not sent any message of that turn. A device without a receipt sends its answer
-again. While the disk is full or locked, all commands wait.
+before the commit, it has not sent any message of that turn. A device that receives no receipt sends its
+update again. While the disk is full or locked, all commands wait.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ RETRY_SECONDS: Final = 5.0  # between two tries while the disk is full or locked
 class Performer(Protocol):
     """The object that carries out commands.
 
-    If a half (`write` or `say`) of a command raises because the disk is full, that half is done again from
-    its beginning.
+    Each command has two halves, `write` and `say`. If a half raises an error because the disk is full, the
+    queue later calls that half again.
     """
 
     def write(self, command: Command) -> None:
@@ -37,7 +37,7 @@ class Performer(Protocol):
     def say(self, command: Command) -> None:
         """Send the messages of the command, and give work to the worker.
 
-        All that was written before is committed.
+        Everything that was written before is then already committed.
         """
 
     def commit(self) -> None:
@@ -49,15 +49,15 @@ class CommandQueue:
         self._spool, self._performer = spool, performer
         self._waiting: deque[Command] = deque()  # commands that are not written yet
         self._written: deque[Command] = deque()  # commands whose messages are sent after the next commit
-        # Whether the disk was found full or locked by a write, or by the commit.
+        # True after a write, or after the commit, has failed because the disk is full or locked.
         self._cannot_write = self._cannot_commit = False
         self.full_disk = FullDiskLog(log, spool.folder, "nothing new is begun", "the run goes on")
-        self._is_locked = False  # another program holds the lock, and the log says so
-        self.is_held = False  # no messages are sent
+        self._is_locked = False  # True once it is logged that another program holds the lock
+        self.is_held = False  # True while no messages may be sent
         self.wake_at = float("inf")
 
     def __len__(self) -> int:
-        """Return the number of commands that the disk has not taken."""
+        """Return the number of commands that wait for the disk."""
         return len(self._waiting) + (len(self._written) if self._cannot_commit else 0)
 
     def add(self, commands: Sequence[Command], now: float) -> None:
@@ -66,22 +66,22 @@ class CommandQueue:
             self._write(now)
 
     def hold(self) -> None:
-        """Send no messages until `release`; what is written is still committed."""
+        """Send no messages until `release` is called; commands are still written and committed."""
         self.is_held = True
 
     def release(self) -> None:
         self.is_held = False
 
     def retry(self, command: Command, why: BaseException, now: float) -> None:
-        """Carry out a command again later: its result did not fit on the full disk."""
+        """Carry out a command again later, because its result did not fit on the disk."""
         self._waiting.appendleft(command)
         self._cannot_write = True
         self._wait(why, now)
 
     def no_room(self, why: str) -> None:
-        """Note that the disk has no room for an offered answer, unless the commands wait for a lock.
+        """Report a full disk, because there is no room for an offered update.
 
-        A lock is no sign of a full disk.
+        Do nothing while the commands wait for a lock, because a lock is no sign of a full disk.
         """
         if not self._is_locked:
             self.full_disk.found_full(why)

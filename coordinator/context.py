@@ -1,6 +1,6 @@
-"""The objects that a coordinator process has once and gives to its run.
+"""The objects that each coordinator has once, and that its run uses.
 
-One process can hold several such sets.
+One process can hold several coordinators, each with its own objects.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class ProcessContext:
     bans: Bans
     wall: Callable[[], float] = time.time  # Unix time, for policy.hours
     now: float = 0.0  # time of the event that is being handled
-    connected: bool = False  # to the broker
+    connected: bool = False  # True while there is a session with the broker
     stopped: str = ""  # why the process ends before its run is over
     here_timer: HereTimer = field(default_factory=HereTimer)
     shutdown: Shutdown = field(default_factory=Shutdown)
     departures: Departures = field(default_factory=Departures)
-    # Limits the log lines about what peers send: a flood must not fill the disk. The counters count
-    # everything.
+    # Limits the log lines about messages of peers, because a flood must not fill the disk. The counters still
+    # count every message.
     peer_log: TokenBucket = field(default_factory=lambda: TokenBucket(rate=1.0, burst=20.0))
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class ProcessContext:
         self.link.publish(self.link.topics.coord_state, state, retain=True)
 
     def announce_the_end(self, told: set[str]) -> None:
-        """Announce that the run is over; `told` are the devices that confirm it."""
+        """Announce that the run is over; `told` holds the devices that can confirm this."""
         self.announce(State(False, "finished"))
         self.here_timer.stop()
         self.shutdown.begin(told, self.now)

@@ -1,22 +1,24 @@
-"""The times at which a coordinator announces `here`, with the devices that it waits for.
+"""The times at which a coordinator sends `here`, which names the devices that it waits for.
 
-It announces every minute. While it waits for answers, it also announces 15, 30 and 60 s after the question.
-Each of these announcements reaches a device that has lost the question or the announcement before.
+The coordinator sends `here` every minute. While it waits for updates, it also sends `here` 15, 30 and 60 s
+after the task. So a device that has not received the task, or an earlier `here`, learns that the
+coordinator waits for it.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-ASK_SECONDS: Final = 15.0  # from a question to the first `here` that names the devices that have not answered
-HERE_SECONDS: Final = 60.0  # a device that hears nothing new for longer knows that messages are held back
+ASK_SECONDS: Final = 15.0  # from a task to the first `here` that names the devices whose updates are missing
+# A device that receives no new `here` for a longer time concludes that messages are withheld.
+HERE_SECONDS: Final = 60.0
 NEVER: Final = float("inf")
 
 
 class HereTimer:
     def __init__(self) -> None:
         self._at = self._ask_at = NEVER
-        self._gap = ASK_SECONDS  # from this announcement about a question to the next one
+        self._gap = ASK_SECONDS  # seconds between the next `here` about a task and the one after it
 
     @property
     def wake_at(self) -> float:
@@ -37,7 +39,7 @@ class HereTimer:
         self._at = self._ask_at = NEVER
 
     def is_too_early_to_name(self, now: float) -> bool:
-        """Return whether a question was asked so recently that no device can have answered it."""
+        """Return whether a task was sent so recently that no update can be in yet."""
         return self._gap == ASK_SECONDS and now < self._ask_at < NEVER
 
     def announced(self, now: float) -> None:

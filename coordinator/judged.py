@@ -1,4 +1,4 @@
-"""The validation accuracy of a round by which policy.stop decides."""
+"""The validation accuracy of a round, which policy.stop uses to decide whether the run ends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ log = logging.getLogger("protofleet.coordinator")
 class ValidationOfAll:
     """The validation accuracy of all present devices, as one number.
 
-    It is the mean over domains. If the policy caps weights, it is the median over devices, so that one
-    device of four cannot end a run. It is computed from accepted answers on the disk, so that a coordinator
-    that died computes the same again.
+    The number is the mean over domains. If the policy caps weights, the number is the median over devices
+    instead, so that one device of four cannot end a run. The number is computed from accepted updates on
+    the disk, so a restarted coordinator computes the same number.
     """
 
     def __init__(self, plan: Plan, machine: RoundMachine, spool: Spool, participants: Participants) -> None:
@@ -29,7 +29,7 @@ class ValidationOfAll:
     def __call__(self) -> float | None:
         """Return the number for the round that ends now.
 
-        Return None if nothing needs it, or if not all present devices were asked.
+        Return None if no decision needs the number, or if some present devices were not asked to measure.
         """
         machine = self._machine
         if machine.policy.stop is None or machine.is_last_evaluation or not machine.measured_by_all:

@@ -75,7 +75,7 @@ def run_coordinator(
     )  # fmt: skip
     link.block_qos, link.most_block = BlockQos(settings.broker.block_qos), settings.broker.block_bytes
     machine = RoundMachine(settings.policy, settings.rounds, settings.seed)
-    # Two threads that judge the small arrays of an answer wait for each other longer than one thread takes.
+    # One thread judges the small arrays of an update faster than two threads, which wait for each other.
     worker = ThreadWorker(receive_queue, heartbeats, begin=one_thread_here(settings.threads))
     context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
     spool.index.db.keep_waiting = unless(stopped, heartbeats)
@@ -95,7 +95,7 @@ def run_coordinator(
                 serve(service, receive_queue, time.monotonic, heartbeats)
             finish()
             if not service.stopped:
-                transport.close()  # for the devices the run has ended
+                transport.close()  # the devices no longer need this connection
                 scrapes.wait_for_last(stopped)
         life.end(in_order=stopped() or not service.stopped)
         if run.diverged:
@@ -107,7 +107,7 @@ def run_coordinator(
 
 
 def unless(stopped: Callable[[], bool], heartbeats: Heartbeats) -> Callable[[], bool]:
-    """Make a function that tells whether to go on waiting in the middle of a turn of the loop.
+    """Return a function that returns whether a wait in the middle of a turn of the loop may go on.
 
     Each call counts as a sign of life, so the watchdog does not take the waiting for a hang. A stop signal
     ends the waiting.
@@ -121,7 +121,7 @@ def unless(stopped: Callable[[], bool], heartbeats: Heartbeats) -> Callable[[], 
 
 
 def health(context: ProcessContext, heartbeats: Heartbeats, folder: Path) -> dict[str, Check]:
-    """Return the checks that must pass if the coordinator can do its work."""
+    """Return the health checks of the coordinator by name; all of them pass if it can do its work."""
     return {
         "loop": loop_is_running(heartbeats),
         "broker": lambda: "" if context.connected else "there is no session with the broker; see the log",

@@ -19,7 +19,7 @@ IDENTITY: Final = ("name", "file")
 
 @dataclass(frozen=True)
 class Layer:
-    """One file, or the assignments of an option that are applied to it."""
+    """The settings of one file, or the assignments of an option that change them."""
 
     where: str
     table: Mapping[str, Any]
@@ -31,23 +31,23 @@ class Layer:
         return table if isinstance(table, Mapping) else {}
 
     def place(self, key: str) -> str:
-        """Return the file, and the line where it sets this key of its [method]."""
+        """Return the name of the file, with the line that sets this key of [method] if the line is known."""
         line = line_of(self.file.read_text("utf-8-sig"), ("method", key)) if self.file else 0
         return f"{self.where}:{line}" if line else self.where
 
 
 @dataclass
 class _Owners:
-    """The layer that set each key, and the method that was named there."""
+    """The layer that set each key, and the method that was named at that point."""
 
     setters: dict[str, tuple[Layer, str]] = field(default_factory=dict)
     named: str = ""
-    layer: Layer | None = None  # the layer that named it
+    layer: Layer | None = None  # the layer that named the method
     is_plugin: bool = False
 
     def add(self, layer: Layer) -> None:
         file, name = layer.method.get("file"), layer.method.get("name")
-        if name or (file and not self.is_plugin):  # a plug-in keeps its name if another file is tried
+        if name or (file and not self.is_plugin):  # another file does not change the name of a plug-in
             self.named, self.layer = str(name or Path(str(file)).stem), layer
         self.is_plugin = bool(file) or (self.is_plugin and not name)
         self.setters |= dict.fromkeys(layer.method, (layer, self.named))
@@ -56,7 +56,7 @@ class _Owners:
 def require_own_settings(
     layers: Sequence[Layer], path: Path, assignments: Sequence[str], option: str = "--set"
 ) -> None:
-    """Raise SettingsError as `demand_own_settings` does, for files and the assignments of an option."""
+    """Check files and the assignments of an option as `demand_own_settings` does."""
     whole: Table = {}
     for layer in layers:
         whole = merge(whole, layer.table)
@@ -64,13 +64,13 @@ def require_own_settings(
         return demand_own_settings(layers, whole)
     try:
         top, whole = override({}, assignments), override(whole, assignments)
-    except SettingsError:  # the code that decodes the table raises the error, with the name of the file
+    except SettingsError:  # the code that decodes the table raises this error again, with the file name
         return
     demand_own_settings([*layers, Layer(f"{path} with {option}", top)], whole)
 
 
 def demand_own_settings(layers: Sequence[Layer], whole: Table) -> None:
-    """Raise SettingsError if a layer sets what belongs to another method than that of the whole table."""
+    """Raise SettingsError if a layer has a setting that was meant for another method than the final one."""
     final = whole.get("method")
     if not isinstance(final, Mapping):
         return
@@ -87,7 +87,7 @@ def demand_own_settings(layers: Sequence[Layer], whole: Table) -> None:
 def _demand_one_identity(owners: _Owners, final: Mapping[str, Any]) -> None:
     """Raise SettingsError if one layer names a Python file and another layer names a built-in method.
 
-    It would be open which of the two is meant.
+    It would be unclear which of the two is meant.
     """
     if final.get("file") and final.get("name") in names():
         (file, _), (name, _) = owners.setters["file"], owners.setters["name"]
@@ -123,7 +123,7 @@ def _not_its_own(key: str, layer: Layer, owner: str, owners: _Owners) -> str:
 def _settings_of(method: str) -> list[str] | None:
     """Return the names of a method's settings; None for a plug-in.
 
-    The settings of a plug-in are known when it is loaded.
+    The settings of a plug-in are known only after it is loaded.
     """
     return sorted(one.name for one in fields(load(method).Hyper)) if method in names() else None
 

@@ -32,7 +32,7 @@ from protofleet.runtime.host.machine import parts_of
 
 log = logging.getLogger("protofleet.coordinator")
 
-MOST_SOFTWARE: Final = 300  # characters that are kept of what a device says of its software
+MOST_SOFTWARE: Final = 300  # most characters that are kept of a device's description of its software
 ENROLMENT_SECONDS: Final = 5.0  # between checks of the enrolment of devices that are waited for
 
 
@@ -53,8 +53,8 @@ class Participants:
         self.older_copies = OlderCopyDetector(spool, patience, lambda: context.enrolled)
         self.last_wills = LastWills(machine.policy.grace_seconds)
         self._hello_requests = HelloRequests()
-        # Devices of the roster of an earlier coordinator that have not sent their class names to this one
-        # yet.
+        # Devices from the roster of an earlier coordinator that have not yet sent their class names to this
+        # coordinator.
         self._names_unknown: set[str] = set()
         # The last hello of each device, with its boot and sequence number.
         self._hellos: dict[str, tuple[Hello, int, int]] = {}
@@ -80,7 +80,10 @@ class Participants:
     def resume(
         self, members: Mapping[str, Member], domains: Mapping[str, str], roster: Iterable[str]
     ) -> None:
-        """Take over the state of an earlier coordinator; it does not store the class names of each device."""
+        """Take over the state of an earlier coordinator.
+
+        That state does not contain the class names of each device.
+        """
         self.restore(members)
         self.domains.update(domains)
         if not self.name_vote.is_as_saved:
@@ -110,7 +113,7 @@ class Participants:
             self._handle_hello(hello)
 
     def _says_nothing_new(self, before: Hello, hello: Hello) -> bool:
-        """Return whether the hello changes nothing: its device takes part, and nothing is expected of it.
+        """Return whether the hello changes nothing, because its device takes part and nothing from it is missing.
 
         Most hellos of an idle fleet are of this kind.
         """
@@ -147,7 +150,7 @@ class Participants:
         """Welcome the device without counting the class names of its hello as a vote.
 
         A broker may have queued this hello in an earlier run. After the welcome the device sends another
-        one.
+        hello.
         """
         if problem := self._hello_problem(hello):
             self._refuse(hello.device, problem)
@@ -174,8 +177,8 @@ class Participants:
     def _note_software(self, device: str, said: str) -> None:
         """Note the software of a device.
 
-        Only the first hello of a connection holds the longer text, with the machine, so a shorter text does
-        not replace it.
+        Only the first hello of a connection describes the machine too. A later, shorter description does
+        not replace that text.
         """
         if parts_of(said)["machine"] or device not in self.software:
             self.software[device] = said[:MOST_SOFTWARE]
@@ -185,10 +188,10 @@ class Participants:
         self._hello_requests.discard(device)
 
     def unasked_answer_received(self, device: str, round: int) -> None:
-        """Note an answer that was not asked for: it may belong to a round that this folder does not know.
+        """Note an update without a task, because it may belong to a round that this folder does not know.
 
-        Before the hello of the device names the plan of this run, the answer may belong to an earlier run,
-        so it is not noted.
+        Nothing is noted until the hello of the device has named the plan of this run. Before that, the
+        update may belong to an earlier run.
         """
         hello = self._hellos.get(device)
         if hello is not None and hello[0].plan == self._digest:
@@ -206,16 +209,16 @@ class Participants:
         self._happen(Left(device, reason, since))
 
     def ignore(self, device: str) -> None:
-        """Drop a device whose messages are ignored for a while: no answer of it is expected."""
+        """Remove a device whose messages are ignored for a while, so that the run does not wait for it."""
         if device in {*self._machine.roster, *self._machine.cohort}:
             self.remove(device, "it is not listened to")
             self._hello_requests.add(device, self._context.now)
 
     def _drop_devices_without_names(self) -> None:
-        """Remove the devices whose class names are unknown; each of them sends a hello again.
+        """Remove the devices whose class names are unknown, and request a new hello from each of them.
 
-        This happens before the first device with class names joins, because their class names may differ
-        from its names.
+        This happens before the first device with known class names joins, because the unknown names may
+        differ from the known names.
         """
         for device in sorted(self._names_unknown & self._machine.roster):
             self.remove(device, "it has not said yet what its classes are called")
@@ -223,16 +226,16 @@ class Participants:
         self._names_unknown.clear()
 
     def stop_ignoring(self, devices: Iterable[str]) -> None:
-        """Welcome devices that are not ignored any more, if their hello is missing.
+        """Send a welcome to devices that are not ignored any more, if their hello is missing.
 
-        They answer the welcome with a hello. If the welcome or the hello is lost, a `here` names the
-        device.
+        A device replies to the welcome with a hello. If the welcome or the hello is lost, a later `here`
+        names the device.
         """
         for device in sorted(device for device in devices if device in self._hello_requests):
             self._welcome(device)
 
     def drop_unfit(self) -> None:
-        """Remove devices that do not fit any more, because the messages of the run grew after they joined."""
+        """Remove devices that can no longer take part, because the run's messages have grown since they joined."""
         for device in sorted(self._machine.roster & self._hellos.keys()):
             if problem := self._hello_problem(self._hellos[device][0]):
                 self._refuse(device, problem)
@@ -241,7 +244,7 @@ class Participants:
     def drop_unenrolled(self) -> None:
         """Remove devices whose enrolment has ended since they joined.
 
-        They are in no later cohort and get no later keys.
+        These devices are in no later cohort and receive no later keys.
         """
         self._drop_unenrolled(self._machine.roster)
 
@@ -259,9 +262,9 @@ class Participants:
     # Wills of devices, which the broker publishes.
 
     def will_received(self, device: str) -> None:
-        """Send a welcome to the device of a will, to find out whether it is still connected.
+        """Send a welcome to the device whose will was received, to find out whether it is still connected.
 
-        A device that is connected answers a welcome with a hello, whatever it is doing.
+        A connected device always replies to a welcome with a hello.
         """
         known = device in self._machine.roster
         if known and self.last_wills.received(device, self._link.last_heard(device), self._context.now):
@@ -293,9 +296,9 @@ class Participants:
     def round_status(self) -> RoundStatus:
         """Return the state of the round, with the devices that must act.
 
-        While devices are being gathered it names all devices, and in a pause it names none. Shortly after a
-        question it names none of the devices that were asked. It always names the devices whose hello is
-        missing.
+        While devices are gathered, the state names all devices. In a pause, and shortly after a task was
+        sent, it names only the devices whose hello is missing. At other times, it names these devices and
+        those whose updates are missing.
         """
         m, now, ignored = self._machine, self._context.now, self._context.bans.ignored
         too_early = self._context.here_timer.is_too_early_to_name(now)
@@ -314,7 +317,7 @@ class Participants:
             self.name_vote.saved = True
 
     def _apply_class_name_vote(self) -> None:
-        """Remove, refuse and admit devices after the vote on the class names may have changed."""
+        """Remove, refuse and admit devices according to the current vote on the class names."""
         for hello in self.name_vote.outvoted():
             if hello.device in self._machine.roster:
                 self.remove(hello.device, "its classes have other names")

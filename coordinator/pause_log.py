@@ -1,4 +1,4 @@
-"""The log line that says when the next round may begin, if the policy holds it back."""
+"""The log line with the time at which the next round may begin, if the policy delays it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protofleet.runtime.logs import fields
 
 log = logging.getLogger("protofleet.coordinator")
 
-SHORT_SECONDS: Final = 60.0  # a pause that is shorter, or a change that is smaller, gets no line
+SHORT_SECONDS: Final = 60.0  # a shorter pause, or a smaller change of the time, is not logged
 
 
 class PauseLog:
@@ -20,7 +20,7 @@ class PauseLog:
     def next_round_at(self, round: int, at: float, now: float) -> None:
         """Log the time at which the next round may begin, if it is new.
 
-        `at` and `now` are Unix times; `at` is 0 if nothing holds the round back.
+        `at` and `now` are Unix times; `at` is 0 if nothing delays the round.
         """
         if not at:
             self._logged = 0.0

@@ -1,4 +1,4 @@
-"""The open question: what the devices of the cohort are asked, and how the broker carries its broadcast."""
+"""The open task: what the devices of the cohort must do, and how its broadcast is sent to them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class OpenQuestion:
     ) -> None:
         self._machine, self._link, self._broadcasts, self._norm = machine, link, broadcasts, norm
         self.ask: Ask | None = None
-        self.uses: dict[str, str] = {}  # forms of messages that a device must know to take part, and why
+        self.uses: dict[str, str] = {}  # message forms that a device must know to take part -> why
         self.undelivered = Undelivered()
-        self._offer: Offer | None = None  # the offer of the broadcast of the question
-        self._wanted: tuple[ArraySpec, ...] = ()  # arrays that answers must hold, for devices that are told
+        self._offer: Offer | None = None  # the offer of the open task's broadcast
+        # Arrays that updates must hold, for devices that can read this part of a task.
+        self._wanted: tuple[ArraySpec, ...] = ()
         self._held: dict[str, tuple[bytes, ...]] = {}  # objects that each device has
         self._packets = SmallPackets(machine.policy.quorum)
         self._max_packet = 0  # bytes, the limit of this broker
-        self.carried = math.inf  # bytes of the largest object that the broker was asked to carry
+        self.carried = math.inf  # bytes of the largest object for which the link was adapted
 
     def close(self) -> None:
         self.ask = self._offer = None
@@ -40,7 +41,7 @@ class OpenQuestion:
         self._wanted = table_of(ask.wants, ask.payload, self._norm)
 
     def offer(self, manifest: Manifest) -> None:
-        """Serve this broadcast from now on, and no earlier one."""
+        """Serve this broadcast from now on, instead of any earlier one."""
         holders = {device for device, names in self._held.items() if manifest.object in names}
         cohort = list(self._machine.cohort)
         self._offer = self._link.tasks.offer(manifest, self._broadcasts, cohort, holders)
@@ -54,13 +55,13 @@ class OpenQuestion:
         self._link.tasks.send(device, Task(round, phase, self._offer, seconds, wanted), holds)
 
     def device_holds(self, device: str, objects: tuple[bytes, ...]) -> None:
-        """Note the objects that a device says it holds."""
+        """Note the objects that a device reports to hold."""
         self._held[device] = objects
 
     def device_answered(self, device: str, answer: bytes) -> None:
-        """Note that a device holds the broadcast and its own answer.
+        """Note that a device holds the broadcast and its own update.
 
-        The next broadcast may be that answer.
+        The next broadcast may be the same object as that update.
         """
         held = self._held.get(device, ())[: MAX_HOLDS - 2]
         self._held[device] = (*held, self._machine.base, answer)
@@ -71,7 +72,7 @@ class OpenQuestion:
         return self._offer.size if self._offer else 0
 
     def adapt(self, size: int, now: float, max_packet: int | None = None) -> bool:
-        """Return whether the broker carries objects of this size; if not, wait for another connection."""
+        """Adapt the link to objects of this size; if the broker cannot carry them, reject it and return False."""
         if max_packet is not None:
             self._max_packet = max_packet
         boxes = self._packets.manifests_may_be_objects(self._machine.roster, self._link.device_forms, now)

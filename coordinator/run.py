@@ -1,6 +1,6 @@
-"""One run: it hands events to the round machine and carries out the commands of the machine.
+"""One run, which passes events to the round machine and carries out the commands of the machine.
 
-It makes no decision itself.
+The run makes no decision itself.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Run:
         self.validation_of_all = ValidationOfAll(plan, machine, spool, self.participants)
         self.pause_log = PauseLog()
         self.diverged = ""  # why the run cannot go on; "" while it can
-        self._over: list[Command] = []  # the end of the run, if the run had ended before this process began
+        self._over: list[Command] = []  # commands of the end, if the run had ended before this process began
         self._advancing: Advance | None = None  # the step that the worker computes
-        self._too_large: Step | None = None  # no broker since has carried its broadcast
+        self._too_large: Step | None = None  # a step whose broadcast no broker could carry so far
         self.isolation = Isolation(context.clock)
         self.observers = list(observers)
         self.view = RunView(
@@ -103,11 +103,11 @@ class Run:
         self._resume()
 
     def tell_of_devices(self, heard_from: Callable[[str], None]) -> None:
-        """Call `heard_from` with the device each time a device itself sends a new message."""
+        """Call `heard_from` with the name of a device each time that the device itself sends a new message."""
         self._link.on_message = heard_from
 
     def tell_of_transfers(self, progress: Callable[[str, TransferProgress], None]) -> None:
-        """Call `progress` every few seconds while an answer takes long to arrive."""
+        """Call `progress` every few seconds while an update takes long to arrive."""
         self._link.answers.on_progress = progress
 
     @property
@@ -143,7 +143,7 @@ class Run:
     def older_copy(self) -> str:
         """Return why the run cannot go on from this folder; "" if there is no such reason.
 
-        It cannot if most devices know more of the run than the folder does.
+        The run cannot go on if most devices know later rounds than the folder.
         """
         present = {*self.machine.roster, *self.machine.cohort}
         return self.participants.older_copies.verdict(present, self._context.now)
@@ -153,7 +153,7 @@ class Run:
             self.spool.save_traffic()
 
     def not_delivered(self, devices: Collection[str] | None) -> None:
-        """Note that the broker refused a message to these devices; None means all that are waited for."""
+        """Note that the broker refused a message to these devices; None means all devices that the run waits for."""
         self.question.undelivered.denied(self.machine.waited_for if devices is None else devices)
 
     def go_on(self) -> None:
@@ -166,10 +166,10 @@ class Run:
             self._server_stepped(step)
 
     def _resume(self) -> None:
-        """Take up the round in which an earlier coordinator died, if there is one.
+        """Go on with the round in which an earlier coordinator died, if there is one.
 
-        This is done before any message is received. The messages that follow from it are held until the
-        first connection, because a replay cuts its broadcasts to fit the limits of the broker.
+        This is done before any message is received. The resulting messages wait for the first connection,
+        because a replay must cut its broadcasts to fit the limits of the broker.
         """
         self.queue.hold()
         if recovered := self.spool.recover():
@@ -178,13 +178,14 @@ class Run:
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
             damaged = [Forget()] if self.spool.damaged_answers else []
             commands = self.machine.resume(past)
-            self._over = [one for one in commands if isinstance(one, Finish)]  # died at the end of the run
+            # The earlier coordinator died at the end.
+            self._over = [one for one in commands if isinstance(one, Finish)]
             self.queue.add([*damaged, *commands], self._context.now)
-            for device in self._context.bans.ignored:  # they were in the roster when it was saved
+            for device in self._context.bans.ignored:  # the saved roster may hold them
                 self._context.error_boundary.exclude(device)
 
     def _begin(self) -> None:
-        """Send what was held until the first connection."""
+        """Send the messages that were held until the first connection."""
         self.participants.older_copies.start_listening(self._context.now)
         self.queue.release()
         if self._over:
@@ -200,8 +201,8 @@ class Run:
             self._set_here_timer(now)
             self.attendance.gathering(self._waits_for_devices, now)
         self.pause_log.next_round_at(self.machine.round, self.machine.next_round_at, wall)
-        # The result of a round is written before the Save that starts the next one; otherwise a crash would
-        # lose it.
+        # The observers write the result of a round before the Save that starts the next round is carried out.
+        # Otherwise a crash could lose the result.
         ended = isinstance(event, Advanced) and event.phase is None
         if not ended:
             self.queue.add(commands, now)
@@ -219,7 +220,7 @@ class Run:
 
     @property
     def _waits_for_devices(self) -> bool:
-        """Return whether devices are waited for before a round that may begin."""
+        """Return whether a round may begin as soon as enough devices are present."""
         return self.machine.stage is Stage.GATHERING and not self.machine.next_round_at
 
     def _set_here_timer(self, now: float) -> None:
@@ -242,7 +243,7 @@ class Run:
         except Exception as error:
             if not (is_full(error) and self._link.answers.has_unfinished):
                 raise
-            self._link.answers.abandon()  # unfinished answers are offered again; the round needs this write
+            self._link.answers.abandon()  # unfinished updates are offered again; the round needs this write
             write()
 
     def _write(self, command: Command) -> None:
@@ -388,10 +389,10 @@ class Run:
     # The largest packet of the broker.
 
     def fits_through(self, max_packet: int) -> bool:
-        """Return whether the run can go on with the packet size of this broker, before anything is asked.
+        """Return whether the run can go on with the largest packet of this broker.
 
-        Remove the devices that cannot take part at this packet size. The open broadcast may have been cut
-        for another broker with larger packets; in that case it is cut again.
+        If so, remove the devices that cannot take part with this packet size. Cut the open broadcast again
+        if it was cut for a broker with larger packets.
         """
         arrays = to_numpy(self.server_runner.server.payload())
         size = sum(n for _, n in parts(arrays)) if arrays else 0

@@ -1,6 +1,6 @@
 """The coordinator process: its connection, the devices that it listens to, and its announcements.
 
-Its run does the rest.
+The run does the rest.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CoordinatorService:
 
     @property
     def stopped(self) -> str:
-        """Return why the process ends before its run is over."""
+        """Return why the process ends before its run is over, or ""."""
         return self.context.stopped
 
     @property
@@ -77,7 +77,7 @@ class CoordinatorService:
         self.finished |= self.context.shutdown.is_over(now)
 
     def unwanted(self, topic: str) -> bool:
-        """Return whether messages on this topic are dropped unread. Any thread may call it."""
+        """Return whether messages on this topic are dropped unread. Any thread may call this method."""
         bans = self.context.bans
         if not bans.ignored or topic == self.link.topics.coord_state:
             return False
@@ -87,9 +87,9 @@ class CoordinatorService:
         return UNKNOWN_SENDER in bans.ignored and bans.drops(self.link.rate_limiter.counted_as(name))
 
     def _is_left(self, topic: str, retained: bool) -> bool:
-        """Return whether this is only a retained state of a device that is no longer enrolled.
+        """Return whether a message is only the retained state of a device that is no longer enrolled.
 
-        The broker keeps such a message; the device itself is not trying to connect.
+        The broker keeps such a message; the device itself does not try to connect.
         """
         if not retained:  # nearly all messages are not retained
             return False
@@ -146,7 +146,7 @@ class CoordinatorService:
             log.warning("the broker refused a message on %s: %s", topic, reason)
 
     def _stop(self, reason: str) -> None:
-        """End the process; if the devices are already being told that the run is over, this is no fault."""
+        """End the process; the reason does not count once the shutdown at the end of the run has begun."""
         self.context.stopped, self.finished = "" if self.context.shutdown.begun else reason, True
 
     def _announce_what_is_due(self, now: float) -> None:
@@ -158,7 +158,7 @@ class CoordinatorService:
         for device in self.context.shutdown.due(now):
             self.link.send(device, Finished(self.run.machine.rounds))
 
-    # The devices that it listens to.
+    # The devices whose messages are received.
 
     def _subscribe(self) -> None:
         """Subscribe to the topics of all devices that are not ignored.
@@ -180,9 +180,9 @@ class CoordinatorService:
         self.context.error_boundary.exclude(who)
 
     def _drop_excluded(self) -> None:
-        """Take no answer from the devices that were excluded in this turn, and do not wait for them.
+        """Fetch no update from the devices that were excluded in this turn, and do not wait for them.
 
-        This happens at the end of the turn, not while the event in which a device was excluded is handled.
+        This is done at the end of the turn, when the event that caused the exclusion is handled completely.
         """
         for device in self.context.error_boundary.take_excluded():
             self.link.answers.abandon(device, for_good=True)
@@ -238,9 +238,9 @@ class CoordinatorService:
         return self.context.departures.is_stale(leave, self.link.last_heard(leave.sender)[1])
 
     def _outranked(self, later: Received) -> None:
-        """End this process: of two coordinators the later one goes on.
+        """End this process, because another coordinator of the federation takes precedence.
 
-        This one sends nothing more, because no device listens to it.
+        This process sends nothing more, because the devices ignore its messages.
         """
         mine, theirs = self.link.epoch, f"epoch {later.epoch} and run {later.run or '?'}"
         known = epoch_file(self.run.spool.folder.parents[1], self.link.topics.federation)

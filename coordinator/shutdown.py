@@ -1,7 +1,8 @@
-"""The end of a run: devices that have not confirmed `finished` are told again for a while.
+"""The end of a run: `finished` is sent again to devices that have not confirmed it.
 
-A device that missed the message receives no `here` any more and then asks, so the coordinator stays for as
-long as that takes. Devices of minor version 0 confirm nothing, so the coordinator does not wait for them.
+A device that missed `finished` notices after a while that it receives no `here` any more, and sends a
+message. So the coordinator stays for that time. Devices of minor version 0 confirm nothing, so the
+coordinator does not wait for them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-STAY_SECONDS: Final = 150.0  # longer than a device takes to notice that no `here` comes any more
+STAY_SECONDS: Final = 150.0  # longer than a device needs to notice that `here` is missing
 AGAIN_SECONDS: Final = 15.0
 
 
@@ -38,7 +39,7 @@ class Shutdown:
         return self.begun and (not self._unconfirmed or now >= self._until)
 
     def due(self, now: float) -> list[str]:
-        """Return the devices that must be told again now."""
+        """Return the devices to which `finished` must be sent again now."""
         if now < self._again_at:
             return []
         self._again_at = now + AGAIN_SECONDS
