@@ -107,7 +107,7 @@ def run_coordinator(
 
 
 def unless(stopped: Callable[[], bool], heartbeats: Heartbeats) -> Callable[[], bool]:
-    """Return a function that returns whether a wait in the middle of a turn of the loop may go on.
+    """Make a function that returns False if a wait in the middle of a turn of the loop must end.
 
     Each call counts as a sign of life, so the watchdog does not take the waiting for a hang. A stop signal
     ends the waiting.
@@ -121,7 +121,7 @@ def unless(stopped: Callable[[], bool], heartbeats: Heartbeats) -> Callable[[], 
 
 
 def health(context: ProcessContext, heartbeats: Heartbeats, folder: Path) -> dict[str, Check]:
-    """Return the health checks of the coordinator by name; all of them pass if it can do its work."""
+    """Return the health checks of the coordinator by name; all must pass if the coordinator works."""
     return {
         "loop": loop_is_running(heartbeats),
         "broker": lambda: "" if context.connected else "there is no session with the broker; see the log",

@@ -51,9 +51,9 @@ def views(lines: Lines) -> list[str]:
 def measurements(lines: Lines, view: str) -> list[Measurement]:
     """Return the measurements of one view in a run, in the order in which they were made.
 
-    A global model is measured at the beginning of a round, so the line of round r holds the result after r
-    - 1 rounds. A personal model is measured after the training of its round. The last evaluation is no
-    round of training.
+    A global model is measured at the beginning of a round, so the line of a round holds the result of
+    the rounds before it. A personal model is measured after the training of its round. The last evaluation
+    is no round of training.
     """
     done, most = rounds_done(lines), most_asked(lines)
     found = []

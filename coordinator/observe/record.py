@@ -84,7 +84,7 @@ class RoundRecord:
     aside: dict[str, str] = field(default_factory=dict)  # device whose accepted update was not used -> why
     # In the last evaluation: domain -> class -> predicted class -> number of samples.
     confusion: dict[str, list[list[int]]] = field(default_factory=dict)
-    # In the last evaluation: machine, as devices describe it -> devices that run on it.
+    # In the last evaluation: machine -> devices that run on this machine, as they describe it.
     machines: dict[str, list[str]] = field(default_factory=dict)
     # Device -> "train" and "send" -> joules, for devices whose boards measure them.
     energy: ByDevice = field(default_factory=dict)
