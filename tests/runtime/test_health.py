@@ -35,7 +35,7 @@ from protofleet.methods.parts.hyperspheres import spread
 from protofleet.methods.maths.means import merge_class_means
 from tests.methods.tiny import shard, tiny
 from protofleet.runtime.event_loop import ThreadWorker, serve
-from protofleet.protocol.transport.base import Done, Stop
+from protofleet.protocol.transport.base import Done, StopRequest
 from protofleet.runtime.health import Heartbeats, watchdog
 
 how = sys.argv[1]
@@ -47,7 +47,7 @@ class App:
     def wake(self, now): pass
     def end_turn(self, now): pass
     def take(self, item, now):
-        if isinstance(item, Stop): self.finished = True
+        if isinstance(item, StopRequest): self.finished = True
         else: item.call()
 
 def hang(seconds=60):
@@ -79,7 +79,7 @@ for once in WORK.values(): once()  # much is imported at the first
 worker = ThreadWorker(inbox, heartbeats)
 if how == "loop": inbox.put(Done(hang))
 if how == "work": worker.submit(hang, lambda result: None)
-if how in WORK: worker.submit(lambda: slowly(WORK[how]), lambda result: inbox.put(Stop("done")))
+if how in WORK: worker.submit(lambda: slowly(WORK[how]), lambda result: inbox.put(StopRequest("done")))
 import protofleet.runtime.event_loop; protofleet.runtime.event_loop.IDLE_SECONDS = 0.2
 with watchdog(heartbeats, 1.0):
     print("begun", flush=True)

@@ -99,7 +99,7 @@ def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment
     if moment == "wake":
         Fetched.take = lambda fetch, *rest: ({}, False)  # so that it asks again
     plant(monkeypatch, Fetched, moment, times=1)
-    monkeypatch.setattr("protofleet.protocol.link.answer_fetcher.Fetch", Fetched)
+    monkeypatch.setattr("protofleet.protocol.link.answer_fetcher.ObjectFetch", Fetched)
     run.clock.run(lambda: run.service.context.error_boundary.cut_off > 0, run.clock.now + 60)
     assert run.service.context.error_boundary.cut_off == 1 and len(run.service.context.bans.ignored) == 1
     assert not run.service.stopped
