@@ -1,4 +1,4 @@
-"""The device: its agent, the work on a question, its settings, its process.
+"""The program of a device: its agent, its settings, and the training and evaluation for a task.
 
 May import: edge_client.*, methods.contract, methods.nets, methods.parts, methods.plugins, protocol.*, runtime.*.
 """

@@ -1,7 +1,8 @@
 """The agent of a device: it handles the coordinator's messages, the timers and the connection to the broker.
 
-It gives the same answer to the same question. It runs one training at a time, outside the network thread. It
-never decides when a round ends. It counts an answer as delivered only when it has the coordinator's receipt.
+The agent sends the same update for the same task. It runs one training at a time, outside the network thread.
+It never decides when a round ends. An update counts as delivered only when the coordinator's receipt for that
+update has arrived.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ log = logging.getLogger("protofleet.device")
 
 
 class Agent:
-    """The event handler of a device, which passes each message, timer and connection event to its part."""
+    """The event handler of a device, which passes each message, timer and connection event to the right part."""
 
     def __init__(
         self, context: DeviceContext, hellos: HelloExchange, tasks: TaskHandler, run_end: RunEnd,
@@ -115,11 +116,11 @@ class Agent:
             self._inbox.wake()
 
     def drain(self) -> None:
-        """End the device between two questions: as soon as the current answer has its receipt."""
+        """End the device when its current update has a receipt, before it takes the next task."""
         self.tasks.drain()
 
     def pause(self, why: str) -> None:
-        """Take no new work until `resume` is called; the current work is still finished and delivered."""
+        """Take no new work until `resume` is called; still finish the current work and deliver its update."""
         self._hellos.pause(why)
 
     def resume(self) -> None:
@@ -145,13 +146,13 @@ class Agent:
             self._context.end(why)
 
     def end_turn(self, now: float) -> None:
-        """Do nothing: the agent sends each message at once, because its answer is already on the disk."""
+        """Do nothing: the agent sends each message at once, because its updates are already on the disk."""
 
     def _handle_frame(self, topic: str, frame: bytes, now: float) -> None:
         try:
             for received in self.link.arrived(topic, frame, now):
                 self._handle_message(received, now)
-        except NoRoom as fault:  # the next hello brings the task again
+        except NoRoom as fault:  # the coordinator sends the task again after the next hello
             self.tasks.disk_space.ran_out(str(fault))
         except Rejected as fault:
             self._context.warn("rejected on %.100s: %s", topic, fault)
@@ -159,14 +160,14 @@ class Agent:
                 self.tasks.deliver_last_again()
         except (TakenOverError, *OURS):
             raise
-        except Exception:  # one message caused it: the next hello brings again what matters
+        except Exception:  # one message is lost; after the next hello the coordinator sends the task again
             self._context.notify("erred", round=self.state.last_round)
             if self._context.log_limit.take(now):
                 log.exception("an error in handling a message on %.100s", topic)
 
     def _handle_message(self, received: Received, now: float) -> None:
         if received.run != self.link.run:
-            return  # it waited for its broadcast, and the coordinator is at another run now
+            return  # the message waited for its broadcast, and the coordinator has another run now
         self._note_contact(received, now)
         match received.message:
             case Welcome() as welcome:
@@ -187,7 +188,7 @@ class Agent:
                 self.run_end.received(received.run, now)
 
     def _note_contact(self, received: Received, now: float) -> None:
-        """Record what a message of any kind shows about the coordinator and its run."""
+        """Record that the coordinator is reachable, and which run it has, from a message of any kind."""
         message = received.message
         forget_higher_epoch(self.state, self._context.heard_file, self.link.clock, received.epoch)
         self._hellos.received(message, received.epoch)
@@ -201,14 +202,14 @@ class Agent:
             self.run_end.contradicted()
 
     def _is_missed(self, status: RoundStatus) -> bool:
-        """Return whether the coordinator waits for a hello, or for an answer to a question not received."""
+        """Return whether the coordinator waits for this device, and the device does not know the task."""
         return status.names(self.link.me.name) and not self.tasks.knows((status.round, status.phase))
 
     def take_receipt(self, receipt: Receipt) -> None:
         if self.tasks.delivery.received(receipt, self._context.now):
             self._context.keep_last_heard(durable=False)
             if receipt.verdict == "accepted" and receipt.phase in (TRAIN, EVALUATE):
-                learned = receipt.round - (receipt.phase == EVALUATE)  # the last evaluation is a round later
+                learned = receipt.round - (receipt.phase == EVALUATE)  # its round follows the last training
                 self._context.notify("accepted", round=receipt.round, learned=learned)
         elif receipt.verdict == "refused":
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)

@@ -1,4 +1,4 @@
-"""The assembly of an agent: each part is built here, in the one order in which the parts need each other."""
+"""The assembly of an agent: each part is built here, after the parts that it needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True)
 class DeviceData:
-    """The data of a device, and what to do with them."""
+    """The data of a device, the start of its jobs, and the function to call when the data have grown."""
 
     splits: Splits
     start_job: StartJob
@@ -54,7 +54,7 @@ class DeviceData:
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """The choices of a device that have a default."""
+    """The options of a device, all with a default."""
 
     software: str = ""
     """Version of the software, which each hello names."""

@@ -18,14 +18,14 @@ from protofleet.methods.contract.torch_setup import compute_deterministically
 from protofleet.protocol.settings.reader import SettingsError
 
 CPU: Final = torch.device("cpu")
-# Below this work for each core, a training batch is as fast on the cores as on a GPU: docs/gpu.md.
+# If a training batch takes fewer operations for each core, the cores are as fast as a GPU: docs/gpu.md.
 FLOPS_PER_CORE: Final = 50_000_000
 FLOPS_PER_WEIGHT: Final = 2  # one multiplication and one addition
 BACK_AND_FORTH: Final = 3  # the backward pass is twice the work of the forward pass
 
 
 def set_torch(settings: DeviceSettings) -> torch.device:
-    """Set torch's number of threads and its deterministic mode, and return where the device computes."""
+    """Set torch's number of threads and its deterministic mode, and return the GPU or the CPU for the work."""
     place = compute_place(settings.compute)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -34,21 +34,21 @@ def set_torch(settings: DeviceSettings) -> torch.device:
 
 
 def gpu_pays(plan: Plan, network: Network | None = None, cores: int = 0) -> bool:
-    """Tell whether a batch is so much work that a GPU is faster than `cores` cores.
+    """Return whether a batch is so much work that a GPU is faster than `cores` cores.
 
-    With `cores` = 0, count the cores of this process.
+    If `cores` is 0, the cores that this process may use are counted.
 
-    A GPU takes some milliseconds for a batch, however small the network is, because it starts hundreds of
-    kernels. The rule counts operations and measures nothing. A measurement at the start depends on what else
-    the machine does. With it, a restarted device might choose the other place, and there the same question
-    gives other bits.
+    A GPU takes some milliseconds even for the batch of a small network, because it starts hundreds of kernels.
+    The function counts operations and measures no time. A measured time would depend on the other programs of
+    the machine, so a restarted device might choose the GPU in place of the CPU. Then the same task would give
+    an update with other bits.
     """
     enough, batch = FLOPS_PER_CORE * (cores or available_cores()), BACK_AND_FORTH * int(plan.settings().batch)
     with torch.device("meta"):  # the meta device takes no memory
         parameters = sum(weights.numel() for weights in plan.model(network).parameters())
     if (
         FLOPS_PER_WEIGHT * parameters * batch >= enough
-    ):  # each weight is used at least once, so nothing has to be computed
+    ):  # each weight is used at least once, so the operations need not be counted
         return True
     return flops_of(plan.model(network), plan.input_shape.axes) * batch >= enough
 
@@ -79,7 +79,7 @@ def available_cores() -> int:
 def compute_place(choice: str, plan: Plan | None = None, network: Network | None = None) -> torch.device:
     """Return the GPU or the CPU.
 
-    With "auto" and a plan, it returns the CPU if the plan's network is too little work for a GPU.
+    If the choice is "auto" and a plan is given, return the CPU for a network that is too little work for a GPU.
     """
     if choice == "cuda" and not torch.cuda.is_available():
         raise SettingsError('compute is "cuda", but torch sees no CUDA device here; use "auto" or "cpu"')

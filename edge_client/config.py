@@ -1,4 +1,4 @@
-"""A device's settings: its name, its broker and its data. The coordinator's plan says what to learn."""
+"""The settings of a device: its name, its broker and its data. The coordinator's plan has the method."""
 
 from __future__ import annotations
 

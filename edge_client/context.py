@@ -34,11 +34,11 @@ class DeviceContext:
     connected: bool = False  # whether the device is connected to the broker
     coordinator_answered: bool = False  # whether the coordinator has answered this process
     finished: bool = False
-    problem: str = ""  # reason why the device ended before the run did
-    # Whether the problem is the run's plan or its author's code, so that it would come again after a restart.
+    problem: str = ""  # reason why the device ended before the run ended
+    # Whether the problem is in the run's plan or in its author's code, so that a restart would not help.
     cannot_follow: bool = False
-    # Limits log lines that other machines cause: a flood of them must not fill the disk. The counters count
-    # all events.
+    # Limits the log lines that other machines can cause, so that they cannot fill the disk. The metrics still
+    # count all events.
     log_limit: TokenBucket = field(default_factory=lambda: TokenBucket(rate=1.0, burst=20.0))
 
     def warn(self, message: str, *details: object) -> None:

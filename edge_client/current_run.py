@@ -1,4 +1,4 @@
-"""The run that was announced last: its plan, once a coordinator has sent it, and the job of the plan."""
+"""The run that the coordinator announced last, with its plan and its job as soon as they are known."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from protofleet.protocol.wire.messages import Message, RoundStatus, State, Task
 
 @dataclass
 class CurrentRun:
-    """The run to which all work and all answers of a device belong."""
+    """The run to which all work and all updates of a device belong."""
 
     name: str
     plan: Plan | None = None
     job: Job | None = None
     over: bool = False  # whether the run is over and no other has begun yet
-    gathering: bool = False  # whether its coordinator's last status says that it waits for devices
+    gathering: bool = False  # whether the coordinator waits for devices, by its last status
     _welcomed_by: int = 0  # epoch of the coordinator that sent the last welcome
 
     def change(self, name: str) -> None:
@@ -46,8 +46,8 @@ class CurrentRun:
         self._welcomed_by = 0
 
     def was_welcomed_by(self, run: str, epoch: int) -> bool:
-        """Return whether this coordinator has sent its plan, and the plan belongs to this run.
+        """Return whether the coordinator with this epoch has sent the plan of this run.
 
-        Another coordinator may know other forms of messages, or have another plan under the same name.
+        Another coordinator may know other forms of messages, or have another plan for a run of the same name.
         """
         return (self.name, self._welcomed_by) == (run, epoch)

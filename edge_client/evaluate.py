@@ -1,4 +1,4 @@
-"""Accuracy and loss, computed in the same way for every method, through its rules."""
+"""Accuracy and loss, computed in the same way for every method, from the scores that its rules give."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from protofleet.methods.contract.base import ClientHalf, Samples
 from protofleet.methods.contract.own_metrics import Metric, measured
 
-BATCH: Final = 256  # samples whose losses are summed together
-# Samples that pass the network together. They are fewer than BATCH, because the outputs of the layers would
-# take most of a small device's memory: 25 MB for cnn23. A batch is cut evenly, so that no piece has only a
-# few samples: for few samples matrices are multiplied in another order, which changes the last bits.
+BATCH: Final = 256  # samples whose losses are added at once
+# Samples that go through the network at once. There are fewer of them than in BATCH, because the outputs of
+# the layers would take most of a small device's memory: 25 MB for cnn23. A batch is divided evenly, so that no
+# piece has only a few samples. For a few samples, matrices are multiplied in another order, which changes the
+# last bits of the result.
 PIECE: Final = 64
 
 
@@ -45,9 +46,9 @@ def evaluate(
 ) -> dict[str, float]:  # fmt: skip
     """Return `accuracy.<split>.<view>` and `loss.<split>.<view>` of the half's present predictions.
 
-    Each of the half's other rules is a view of its own: for example "personal-classifier" in addition to
-    "personal". If `confusion` is given, the function counts in it which class `view` predicts for the test
-    samples of each class. `metrics` are the run's own metrics: `<metric>.<split>.<view>`.
+    Each other rule of the half has its own view: for example "personal-classifier" in addition to "personal".
+    If the matrix `confusion` is given, the function adds to it how often `view` predicts each class for the
+    test samples of each class. `metrics` are the run's own metrics, returned as `<metric>.<split>.<view>`.
     """
     others = {f"{view}-{name}": rule for name, rule in half.other_rules().items()}
     rules = {view: half.rule(), **others}

@@ -1,6 +1,6 @@
 """The data for the report's pictures of the feature space: embeddings, and prototypes or anchors.
 
-They remain on the device, in <folder>/pictures/round-0003.npz; no part of them is sent over the network.
+The data stay on the device, for example in <folder>/pictures/round-0003.npz. They are never sent over the network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from protofleet.protocol.settings.bounds import Rounds, Within
 from protofleet.protocol.settings.reader import demand_within
 from protofleet.protocol.storage.disk import Disk
 
-# Largest array of the exchange that is kept, in bytes: prototypes, but not the features of all devices.
+# Largest array, in bytes, that a snapshot keeps of a broadcast or an update: prototypes fit, but not the
+# features of all devices.
 MAX_ARRAY_BYTES: Final = 1 << 20
 
 
@@ -41,9 +42,9 @@ class Snapshots:
 
 
 def delete_earlier_evaluations(folder: Path, number: int, kept: tuple[int, ...]) -> None:
-    """Delete the snapshots of all rounds but `number` and `kept`.
+    """Delete the snapshots of all rounds except `number` and `kept`.
 
-    So only the newest evaluation keeps its snapshot: an evaluation between rounds is not the last one.
+    So only the newest evaluation keeps its snapshot. An earlier evaluation, made between rounds, loses its own.
     """
     for path in folder.glob("round-*.npz"):
         found = path.stem.removeprefix("round-")
@@ -54,7 +55,7 @@ def delete_earlier_evaluations(folder: Path, number: int, kept: tuple[int, ...])
 def save_snapshot(
     folder: Path, most: int, number: int, half: ClientHalf, data: Splits, received: Payload, sent: Payload
 ) -> Path:
-    # Shares are in a random order: the first are a random sample.
+    # The samples of a share are in random order, so the first ones are a random choice.
     x, y = data.train.x[:most], data.train.y[:most]
     arrays = {
         "features": in_batches(half.model, half.embedding, x).cpu().numpy(),
@@ -71,7 +72,7 @@ def save_snapshot(
 
 
 def _small(way: str, payload: Payload) -> Mapping[str, np.ndarray]:
-    """Return the small arrays whose name has no dot; names of a module's weights have dots."""
+    """Return the small arrays without the weights of modules, whose names have dots."""
     chosen = {name: payload[name] for name in payload if "." not in name}
     return {
         f"{way}.{name}": value for name, value in to_numpy(chosen).items() if value.nbytes <= MAX_ARRAY_BYTES

@@ -1,4 +1,4 @@
-"""The work on the worker's thread: from a plan to a job, and from a question to a durable answer."""
+"""The work on the worker's thread: it makes a job from a plan, and a durable update from a task."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ class JobRunner:
     start_job: StartJob
     state: DeviceState
     data: Splits
-    block_bytes: Callable[[], int]  # bytes of a block of the data that are sent to the coordinator now
+    block_bytes: Callable[[], int]  # size in bytes of the blocks in which the link sends objects now
     clock: Callable[[], float]
-    # Whether the coordinator accepts counts of confused classes, and this device sends them.
+    # Returns whether the coordinator accepts counts of confused classes and this device sends them.
     tells_confusion: Callable[[], bool] = lambda: False
     energy: AnswerEnergy = field(default_factory=lambda: AnswerEnergy(None))
-    plugins: PlugIns = field(default_factory=PlugIns)  # plug-ins that a plan may name
+    plugins: PlugIns = field(default_factory=PlugIns)  # the plug-ins that a plan may name
     models_unwritten: int = 0  # versions of models that this process could not write
     _rounds: int = 0  # number of rounds in the job's plan
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
-        """Start the job of a plan, in its last durable state."""
+        """Start the job of a plan from the last state on the disk."""
         state = self.state
         state.begin(run, plan.digest.hex(), epoch)
         self.energy.join_run()
         job, self._rounds = self.start_job(plan), plan.rounds
         if (saved := state.half()) is not None:
             job.restore(saved)
-        lost = state.saved.lost  # its round may be over, and the question never asked again
+        lost = state.saved.lost  # if its round is over, the coordinator does not send the task again
         if lost and (not lost.base or state.store.has(bytes.fromhex(lost.base))):
             self._answer_again(job, lost)
         return job
@@ -73,7 +73,7 @@ class JobRunner:
         return answer
 
     def _training_goes_on(self, question: Question) -> bool:
-        """Return whether the question only measures and must not change what later rounds train on."""
+        """Return whether the task is an evaluation between rounds, which must not change the half's state."""
         return question.phase == EVALUATE and question.round <= self._rounds
 
     def _answer_again(self, job: Job, lost: Answer) -> None:

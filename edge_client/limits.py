@@ -1,7 +1,6 @@
-"""The device's own limits on what a run's plan may make it do, checked before any memory is taken.
+"""The device's own limits on the work and memory for a run's plan, checked before any memory is taken.
 
-A plan itself has no limits: a network may be as wide as a number can express, and there may be as many
-epochs.
+The plan itself has no limits: it may have a network of any width and any number of epochs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 FLOAT: Final = 4  # bytes of a number
-COPIES: Final = 4  # copies of the weights: weights, gradients, momentum, and received weights
+COPIES: Final = 4  # copies of the weights in memory: weights, gradients, momentum, and received weights
 MEMINFO: Final = Path("/proc/meminfo")
 
 
@@ -61,7 +60,7 @@ class DeviceLimits:
 class HalfBuilder:
     """The builder of this device's half of a plan.
 
-    It raises SettingsError with the value, the limit and the way out if the plan exceeds a limit.
+    If the plan exceeds a limit, `build` raises SettingsError with the value, the limit and a way out.
     """
 
     limits: DeviceLimits
@@ -95,10 +94,10 @@ class HalfBuilder:
         return half
 
     def _sizes(self, plan: Plan) -> tuple[int, int, int]:
-        """Return the bytes of the networks, of the half's state, and of the features of all samples.
+        """Return the bytes of the networks' weights, of the half's state, and of the features of all samples.
 
-        Most methods compute the features of all samples after training. The sizes are measured on a device
-        where tensors take no memory.
+        Most methods compute the features of all samples after training. The half is built on torch's meta
+        device, where tensors take no memory.
         """
         meta = torch.device("meta")
         try:
@@ -113,7 +112,7 @@ class HalfBuilder:
             raise SettingsError(f"the run's network cannot be made: {first_line(error)}") from None
 
     def _batch(self, plan: Plan) -> int:
-        """Return the largest number of samples in one step: own samples, or public ones if these are more."""
+        """Return the largest number of samples in one step, either own samples or public samples."""
         own = min(int(plan.settings().batch), len(self.train.y))
         return max(own, *public_set(plan).batches) if plan.load().public else own
 
@@ -124,9 +123,9 @@ class HalfBuilder:
 
 
 def device_epochs(hyper: Any) -> int:
-    """Count the epochs of a device in a round: the settings `epochs` and `..._epochs`, but `server_epochs`.
+    """Return the epochs of a device in a round: the sum of `epochs` and `..._epochs`, without the server's.
 
-    Settings whose epochs do not simply add up have a property `device_epochs`.
+    If this sum is wrong for a method, its settings have a property `device_epochs`.
     """
     if (said := getattr(hyper, "device_epochs", None)) is not None:
         return int(said)
@@ -139,7 +138,7 @@ def public_set(plan: Plan) -> PublicSet:
 
 
 def public_bytes(plan: Plan) -> int:
-    """Return the bytes of the samples that all devices of a run have, and of their cosines."""
+    """Return the bytes of the run's public samples and of the cosines of their pairs."""
     if not plan.load().public:
         return 0
     chosen = public_set(plan)
@@ -155,10 +154,10 @@ def demand(takes: str, holds: bool, limit: str, other: str) -> None:
 
 
 def demand_same_kind(wanted: InputShape, x: Tensor) -> None:
-    """Raise SettingsError if the device's samples are of another kind than the run's.
+    """Raise SettingsError if the device's samples are of another kind than the run's samples.
 
-    A network may accept or refuse images of another size. But samples of another kind, or with other
-    channels, would be learned as if they were the same.
+    Images of another size are allowed here: the network accepts or refuses them later. But a network could
+    train on samples of another kind, or with other channels, without any error.
     """
     if not len(x):
         return
@@ -173,9 +172,9 @@ def demand_same_kind(wanted: InputShape, x: Tensor) -> None:
 def activation_bytes(half: ClientHalf, x: Tensor) -> int:
     """Return the bytes that one sample's forward pass keeps for the backward pass.
 
-    Raise SettingsError if a network does not take these samples.
+    Raise SettingsError if a network does not accept these samples.
     """
-    # A network that takes no samples, for example FedKD's map of embeddings, keeps almost nothing.
+    # Other networks, for example FedKD's map of embeddings, take no samples and keep almost nothing.
     networks = [n for n in half.networks() if isinstance(n, Net)]
     trained = [n for n in networks if any(w.requires_grad for w in n.parameters())]
     return sum(kept_by(network, x) for network in trained) if len(x) else 0
@@ -192,7 +191,7 @@ def kept_by(network: Net, x: Tensor) -> int:
         return tensor
 
     training = network.training
-    network.eval()  # so that no part of the network changes
+    network.eval()  # in training mode the statistics of BatchNorm would change
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             held = network(x[:1].clone())  # a copy, so that all of its memory counts
@@ -205,10 +204,10 @@ def kept_by(network: Net, x: Tensor) -> int:
 
 
 def refusal(network: Net, x: Tensor, error: RuntimeError) -> str:
-    """Describe why a network does not take the device's samples.
+    """Return the reason why a network does not accept the device's samples.
 
-    For a user's own network the text has its file, the line that raises, and a size that its Net states
-    wrongly.
+    If the network is in a user's file, the text has the file, the line that raises, and a size that the
+    network's Net states wrongly.
     """
     which = "the run's network"
     if network.made_in:
@@ -229,7 +228,7 @@ def wrong_size(network: Net, x: Tensor) -> str:
             found, said = list(part(x[:1]).shape[1:]), getattr(network, name)
             if found != [said]:
                 return f"gives {found} numbers for a sample before its head, and its Net says {name} = {said}"
-    except RuntimeError:  # the cause is that the samples do not fit
+    except RuntimeError:  # the samples do not fit, so the stated sizes are not the cause
         return ""
     return ""
 

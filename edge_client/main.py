@@ -1,4 +1,4 @@
-"""A device process: it loads settings, key and data, connects the agent, and runs until its end."""
+"""The process of one device: it loads settings, key and data, connects the agent, and runs the agent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from protofleet.runtime.host.metrics import HostMetrics
 
 
 def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str:
-    """Serve until the device ends, for example at a signal, and return why it ended early, or "".
+    """Run the device until it ends or gets a signal, and return the reason if it ended early, or "".
 
     `version` is the version of the settings.
     """
@@ -67,7 +67,7 @@ def serve_metrics(device: Device, process: Process, software: str) -> AbstractCo
 
 
 def health(device: AgentView, heartbeats: Heartbeats, folder: Path, place: torch.device) -> dict[str, Check]:
-    """Return the checks that a device passes if it can do its work."""
+    """Return the health checks by name; all pass if the device can do its work."""
     return {
         "loop": loop_is_running(heartbeats),
         "broker": lambda: "" if device.connected else "there is no session with the broker; see the log",

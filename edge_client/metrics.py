@@ -1,4 +1,4 @@
-"""The metrics of a device for Prometheus; docs/metrics.md gets their names and meanings from here."""
+"""The metrics of a device for Prometheus; docs/metrics.md is generated from their names and descriptions."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class DeviceMetrics:
             self.series.answers.inc()
             self.series.work.inc(figures.get("seconds", 0.0))
             for name in (TRAIN, SEND):
-                if name in figures:  # without a power sensor there is no such series, and no zero
+                if name in figures:  # without a power sensor the series is missing, and no zero is reported
                     self.series.energy.labels(name.partition(".")[2]).inc(figures[name])
 
 

@@ -1,4 +1,4 @@
-"""The public samples of a run, which all its devices have, if they come from a data source."""
+"""The public samples of a run, which all devices of the run have, if a data source contains them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from protofleet.protocol.settings.reader import SettingsError
 
 
 def public_images(plan: Plan, own: DataSettings, shards: Shards) -> PublicImages | None:
-    """Return the function that `Plan.client_half` takes, or None if the public samples are drawn.
+    """Return the function that gives `Plan.client_half` the public samples; None if no source contains them.
 
-    `own` gives the folder of the device's own data.
+    `own` is used for the folder and the scale, if the device's own data are from the same source.
     """
     if plan.public is None or plan.public.source == DRAWN:
         return None
@@ -38,9 +38,9 @@ def public_images(plan: Plan, own: DataSettings, shards: Shards) -> PublicImages
 def images_of(
     public: PublicSet, root: str, shards: Shards, shape: InputShape, scale: Scale | None = None
 ) -> PublicSamples:
-    """Return [samples, *shape], taken from the training samples of the public source.
+    """Return [samples, *shape], a random choice of the training samples of the public source.
 
-    They are the same on every machine that has the files. Values that are not pixels are scaled.
+    The choice is the same on every machine that has the files. Values that are not pixels are scaled.
     """
     settings = DataSettings(public.source, root, public.domain, shape=shape.axes, scale=scale)
     domain = shards.domain(settings)

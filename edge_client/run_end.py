@@ -1,4 +1,4 @@
-"""The end of a run, as the coordinator announces it: the device finishes the run, then ends or waits for another."""
+"""The end of a run: the device finishes the run, and then ends or waits for another run."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ class RunEnd:
     def __init__(
         self, context: DeviceContext, tasks: TaskHandler, watchdog: CoordinatorWatchdog, stays: bool
     ) -> None:
-        """Create the handler; `stays` says whether the device waits for another run after this one."""
+        """Create the handler; if `stays` is true, the device waits for another run after this run."""
         self._context, self._tasks, self._watchdog = context, tasks, watchdog
         self._check, self.stays = RunEndCheck(), stays
 
     @property
     def wake_at(self) -> float:
-        """Return the time at which a message counts that may have been an old one."""
+        """Return the time from which the message that the run is over counts, although it may be old."""
         return self._check.at
 
     def received(self, run: str, now: float) -> None:
-        """Finish the run if the message that it is over counts.
+        """Handle the message that the run is over, and finish the run if the message counts.
 
-        The message may be an old one, retained by the broker or queued in a session.
+        The message may be old, because the broker retained it or queued it in a session.
         """
         own_run, ended_run = self._context.state.saved.run, self._context.heard_file.last.over
         if self._check.received(run, own_run, self._tasks.run.plan is not None, ended_run, now):
             self.finish()
 
     def contradicted(self) -> None:
-        """Forget the message, because the coordinator has sent something else."""
+        """Forget the message that the run is over, because the coordinator has sent another message."""
         self._check.contradicted()
 
     def finish(self) -> None:
@@ -52,7 +52,7 @@ class RunEnd:
 def says_run_is_over(message: Message) -> bool:
     """Return whether the message says that the run is over.
 
-    The coordinator says it to this device alone (Finished) and to all devices (State). Either is enough,
-    because the message to this device may have been lost.
+    The coordinator sends Finished to this device and State to all devices. One of the two is enough, because
+    the other one may be lost.
     """
     return isinstance(message, Finished) or message == State(False, "finished")

@@ -1,6 +1,6 @@
-"""The handling of a run's plan and its tasks: it gives them to the worker in turn, and delivers the results.
+"""The handler of a run's plan and tasks, which gives them to the worker one by one and delivers the updates.
 
-Equal questions get equal answers: a question that was answered before gets the answer that is on the disk.
+Equal tasks get equal updates: if a task comes again, its update is taken from the disk.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ class TaskHandler:
         self.hellos, self.delivery = hellos, delivery
 
     def drain(self) -> None:
-        """Take no more questions."""
+        """Take no more tasks."""
         self.draining, self.queue.next = True, None
 
     @property
     def drained(self) -> bool:
-        """Return whether the device takes no more questions, and its last answer has its receipt."""
+        """Return whether the device takes no more tasks, and its last update has a receipt."""
         return self.draining and not self.queue.busy and self.delivery.pending is None
 
     @property
     def idle(self) -> bool:
-        """Return whether the worker has no work, and no answer waits for its receipt."""
+        """Return whether the worker has no work, and no update waits for its receipt."""
         return not (self.queue.busy or self.delivery.pending)
 
     @property
     def free(self) -> bool:
-        """Return whether the device is connected, has no open question or answer and is not draining."""
+        """Return whether the device is connected, has no open task, and is not draining."""
         return self._context.connected and self.idle and not self.draining
 
     def change_run(self, run: str) -> None:
         """Change to another run.
 
-        Nothing of the old run is sent, counted or learned in the new one, not even the result of the work in
-        progress. Two runs may have the same plan, or the same name.
+        No result of the old run is used in the new run, not even the result of the work in progress. Two runs
+        may have the same plan or the same name.
         """
         self.run.change(run)
         self.queue.change_run()
@@ -97,7 +97,7 @@ class TaskHandler:
             self.hellos.send()
             return
         if self.run.plan is not None:
-            self.change_run(self.run.name)  # the new plan has the same run name
+            self.change_run(self.run.name)  # the run has the same name, but another plan
         if not self.queue.busy:
             self._begin_plan(plan)
 
@@ -108,11 +108,11 @@ class TaskHandler:
 
     def take(self, question: Question) -> None:
         if self.run.job is None:
-            return  # a task for an earlier process: the hello after the welcome brings it again
+            return  # the plan has no job yet; after the next hello the coordinator sends the task again
         if answer := self._state.answer_to(question.name):
             self.deliver(answer)
         elif question.round < self._state.last_round:
-            return  # it came while the worker answered a later round, which dropped the answer to this one
+            return  # the worker has done a later round since, and the update for this round was removed
         elif self.draining or self._context.now < self.hellos.backoff.until:
             return
         elif self.queue.busy_with_another(question):
@@ -128,22 +128,22 @@ class TaskHandler:
         self.resend()
 
     def deliver_last_again(self) -> None:
-        """Deliver the last answer to a coordinator that was started after it.
+        """Deliver the last update to a coordinator that was started after the update was made.
 
-        The disk of this coordinator may be an older copy, so it has to learn of the answer.
+        The coordinator's disk may be an older copy without this update.
         """
         saved = self._state.saved
         if self.run.job is None or self.run.name != self._link.run:
-            return  # the saved answers are of another run
+            return  # the saved updates belong to another run
         if self._link.epoch > saved.epoch and saved.answers and self.idle:
             self.deliver(saved.answers[-1])
 
     def knows(self, key: tuple[int, str]) -> bool:
-        """Return whether the question of this round and phase has come, and its answer has no receipt yet."""
+        """Return whether the device has the task of this round and phase, and its update has no receipt yet."""
         return key == self._link.asked or self.queue.knows(key) or self.delivery.is_pending(*key)
 
     def resend(self) -> None:
-        """Send the answer without a receipt again, if there is one."""
+        """Send the update that waits for a receipt again, if there is such an update."""
         self.delivery.send(self.run.was_welcomed_by(self._link.run, self._link.epoch), self._context.now)
 
     def _begin_plan(self, plan: Plan) -> None:
@@ -157,7 +157,7 @@ class TaskHandler:
         if run != self.run.name:
             self._drop_result(job)
         elif isinstance(job, ValueError) and not isinstance(job, DamagedError):
-            self._refuse_plan(job)  # the device's network does not fit the method or the images
+            self._refuse_plan(job)  # the device's network does not fit the method or the samples
         elif isinstance(job, Exception):
             self._work_failed(job)
         else:
@@ -194,7 +194,7 @@ class TaskHandler:
             self.take(next_question)
 
     def _drop_result(self, result: object) -> None:
-        """Drop a result, because another run or plan has come in the meantime; that one begins now."""
+        """Drop a result of an earlier run or plan, and begin the present one by a hello."""
         if isinstance(result, Exception):
             expected = isinstance(result, TrainerDiedError | AuthorError | ValueError) or is_full(result)
             if isinstance(result, DamagedError) or not expected:
@@ -205,23 +205,23 @@ class TaskHandler:
         self.hellos.send()
 
     def _work_failed(self, error: Exception) -> None:
-        """Handle work that stopped in the middle.
+        """Handle work that ended with an error.
 
-        As after a reboot, the job starts again from its durable state.
+        The job starts again from its last state on the disk, in the same way as after a reboot.
         """
         if isinstance(error, TrainerDiedError):
             self._back_off(error)
         elif is_full(error):
             self.disk_space.ran_out(str(error))
         elif isinstance(error, AuthorError | SettingsError):
-            self._refuse_plan(error)  # a file of the device has changed, or the same line would raise again
+            self._refuse_plan(error)  # a new start of the job would end in the same error
         else:
             raise error
         self.queue.done()
         self._drop_job()
 
     def _back_off(self, error: TrainerDiedError) -> None:
-        """Tell the coordinator at once, so that it does not wait, and ask for work again after a pause."""
+        """Send a bye at once, so that the coordinator does not wait, and send the next hello after a pause."""
         seconds = self.hellos.back_off()
         log.error("%s; asking for work again in %.0f s", error, seconds)
         self._link.send(Bye(str(error)))
@@ -236,6 +236,6 @@ class TaskHandler:
 
 
 def figures_of(answer: Answer) -> dict[str, float]:
-    """Return the figures for observers: seconds, and joules if they are measured."""
+    """Return the figures of an update for observers: seconds, and joules if they were measured."""
     found = {"seconds": answer.metrics.get("seconds.work", 0.0)}
     return found | {name: answer.metrics[name] for name in (TRAIN, SEND) if name in answer.metrics}

@@ -1,4 +1,4 @@
-"""A read-only view of an agent for the parts that watch it."""
+"""A read-only view of an agent, for metrics, health checks and the status file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AgentView:
 
     @property
     def coordinator_silent(self) -> bool:
-        """Return whether the device is connected, but has got nothing new from the coordinator for long."""
+        """Return whether the device is connected but has received no new message of the coordinator for long."""
         return self._watchdog.expired
 
     @property
@@ -55,7 +55,7 @@ class AgentView:
 
     @property
     def last_round(self) -> int:
-        """Return the last round that was answered in this run."""
+        """Return the last round of this run for which the device has made an update."""
         return self._context.state.last_round
 
     @property
@@ -64,7 +64,7 @@ class AgentView:
 
     @property
     def awaits_receipt(self) -> bool:
-        """Return whether an answer waits for its receipt."""
+        """Return whether an update waits for its receipt."""
         return self._tasks.delivery.pending is not None
 
     @property
@@ -74,17 +74,17 @@ class AgentView:
 
     @property
     def models_unwritten(self) -> int:
-        """Return the number of versions of models that could not be written, in this process."""
+        """Return the number of model versions that this process could not write."""
         return self._tasks.runner.models_unwritten
 
     @property
     def plan(self) -> str:
-        """Return the digest of the plan of the last answers."""
+        """Return the digest of the plan to which the last updates belong."""
         return self._context.state.saved.plan
 
     @property
     def method(self) -> str:
-        """Return the method of the current plan; empty before there is one."""
+        """Return the method of the current plan; empty before the device has a plan."""
         plan = self._tasks.run.plan
         return plan.method if plan else ""
 
@@ -95,7 +95,7 @@ class AgentView:
 
     @property
     def gathering(self) -> bool:
-        """Return whether the coordinator waits for more devices before it asks any."""
+        """Return whether the coordinator waits for more devices before it sends the first tasks."""
         return self._tasks.run.gathering
 
     @property
@@ -113,25 +113,25 @@ class AgentView:
 
     @property
     def problem(self) -> str:
-        """Return why the device ended before the run did."""
+        """Return the reason why the device ended before the run ended, or ""."""
         return self._context.problem
 
     @property
     def cannot_follow(self) -> bool:
-        """Return whether the device ended because of the run's plan, or its author's code.
+        """Return whether the device ended because of the run's plan or its author's code.
 
-        A later start of this device would end in the same way.
+        If so, a restart of the device would end in the same way.
         """
         return self._context.cannot_follow
 
     @property
     def fell_back(self) -> int:
-        """Return 1 if files were damaged at the start, and the device fell back to before its last answer."""
+        """Return 1 if files were damaged at the start and a copy or an older state was used, or 0."""
         return self._context.state.fallbacks
 
     @property
     def disk_full(self) -> bool:
-        """Return whether no work is taken on because the disk is full."""
+        """Return whether the device takes no work because the disk is full."""
         return bool(self._tasks.disk_space.problem)
 
     @property

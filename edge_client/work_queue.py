@@ -1,4 +1,4 @@
-"""The present work of the worker's thread, and its next work: one piece of work at a time."""
+"""The present work of the worker's thread, and the next task."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PLAN: Final = "plan"  # value of `busy_with` while a plan becomes a job
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A task, and its broadcast."""
+    """A task with the name of its broadcast."""
 
-    name: str  # equal names demand equal answers
+    name: str  # tasks of the same name get the same update
     round: int
     phase: str
-    broadcast: bytes  # name of its arrays in the store; empty if there are none
-    epoch: int  # epoch of the coordinator that asks
+    broadcast: bytes  # name of the task's arrays in the store; empty if the task has no arrays
+    epoch: int  # epoch of the coordinator that sent the task
 
     @property
     def key(self) -> tuple[int, str]:
@@ -36,9 +36,9 @@ def question_of(received: Received, task: Task) -> Question:
 
 @dataclass
 class WorkQueue:
-    busy_with: str = ""  # name of the question, or PLAN; empty: nothing
-    next: Question | None = None  # only the newest is kept
-    _key: tuple[int, str] = (0, "")  # round and phase of the question that was begun last
+    busy_with: str = ""  # name of the task, or PLAN; empty if the worker has no work
+    next: Question | None = None  # the next task; only the newest is kept
+    _key: tuple[int, str] = (0, "")  # round and phase of the task that was begun last
 
     @property
     def busy(self) -> bool:
@@ -61,9 +61,9 @@ class WorkQueue:
         return question
 
     def change_run(self) -> None:
-        """Forget the next question of the run before; the worker finishes its present work."""
+        """Forget the next task, which belongs to the earlier run; the worker still finishes its present work."""
         self.next, self._key = None, (0, "")
 
     def knows(self, key: tuple[int, str]) -> bool:
-        """Return whether the worker works on this round and phase, or the question waits."""
+        """Return whether the task of this round and phase is in work or waits."""
         return (self.busy and self._key == key) or (self.next is not None and self.next.key == key)

@@ -1,4 +1,4 @@
-"""The delivery of an answer: the device sends it again until the coordinator's receipt gives the verdict."""
+"""The delivery of an update: the device sends the update again until the coordinator's receipt arrives."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from protofleet.runtime.logs import fields
 
 log = logging.getLogger("protofleet.device")
 
-RESEND_SECONDS: Final = 5.0  # until an answer without receipt is sent again; doubles up to the longest
+RESEND_SECONDS: Final = 5.0  # first pause before an update is sent again; each later pause is doubled
 LONGEST_RESEND_SECONDS: Final = 60.0
-# The device waits at least this many times as long as the last receipt took, but no longer than the longest:
-# repeated answers must not make a slow coordinator slower.
+# The device waits at least this many times as long as the last receipt took, but at most
+# LONGEST_RESEND_SECONDS. Otherwise repeated updates would make a slow coordinator slower.
 RECEIPT_FACTOR: Final = 4.0
-ACCURACY: Final = "accuracy.test."  # prefix of metric names; the name of the model follows it
+ACCURACY: Final = "accuracy.test."  # start of the names of metrics that end with the name of a view
 
 
 @dataclass
 class PendingAnswer:
-    """An answer that waits for its receipt."""
+    """An update that waits for its receipt."""
 
     answer: Answer
     resend_at: float
@@ -54,7 +54,7 @@ class AnswerDelivery:
         self._link = link
         self.pending: PendingAnswer | None = None
         self.receipts: Counter[str] = Counter()  # receipts of this process, by verdict
-        self._receipt_seconds = 0.0  # seconds from the first sending of the last answer to its receipt
+        self._receipt_seconds = 0.0  # seconds from the first sending of the last update to its receipt
 
     @property
     def wake_at(self) -> float:
@@ -65,9 +65,9 @@ class AnswerDelivery:
 
     @property
     def largest_object(self) -> int:
-        """Return the bytes of the object that the coordinator may fetch for the pending answer.
+        """Return the bytes of the object that the coordinator may fetch for the pending update.
 
-        Return 0 if the answer has no arrays.
+        Return 0 if no update is pending, or if it has no arrays.
         """
         name = bytes.fromhex(self.pending.answer.object) if self.pending else b""
         return self._link.store.size(name) if name else 0
@@ -77,9 +77,9 @@ class AnswerDelivery:
         self.pending = PendingAnswer(answer, now, pause)
 
     def send(self, plan_is_known: bool, now: float) -> None:
-        """Send the pending answer, but only if the device has the coordinator's plan.
+        """Send the pending update, but only if the coordinator has sent its plan to this device.
 
-        Without it, the coordinator may have another run, or another plan under the same name.
+        Before that, the coordinator may have another run, or another plan for a run of the same name.
         """
         if self.pending is None:
             return
@@ -95,7 +95,7 @@ class AnswerDelivery:
         self.pending.sent(now)
 
     def received(self, receipt: Receipt, now: float) -> bool:
-        """Handle a receipt, and return whether it is the receipt of the pending answer."""
+        """Handle a receipt, and return whether it belongs to the pending update."""
         if self.pending is None or not self.is_pending(receipt.round, receipt.phase):
             return False
         if self.pending.first_sent_at is not None:
@@ -111,7 +111,7 @@ class AnswerDelivery:
 
 
 def log_receipt(answer: Answer, size: int, receipt: Receipt) -> None:
-    """Log one line for a question: its time, size and accuracy, or why the answer was not accepted."""
+    """Log one line for a task: the time, size and accuracy of its update, or why the update was not accepted."""
     accuracy = {name: value for name, value in answer.metrics.items() if name.startswith(ACCURACY)}
     seconds = answer.metrics.get("seconds.work", 0.0)
     figures = fields(

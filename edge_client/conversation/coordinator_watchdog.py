@@ -1,6 +1,7 @@
-"""A warning when a connected device gets nothing new from its coordinator: the broker may hold messages back.
+"""A warning when a connected device has received no new message of its coordinator for some minutes.
 
-Replayed messages do not count. A coordinator publishes every minute that it is online.
+The coordinator may be down, or the broker may suppress or repeat its messages; repeated messages do not count.
+A coordinator that runs publishes its state every minute.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ SILENT_SECONDS: Final = 180.0
 
 @dataclass
 class CoordinatorWatchdog:
-    since: float = float("inf")  # time of the last new message; infinity while none is expected
+    since: float = float("inf")  # time of the last new message; infinity while no message is expected
     expired: bool = False
 
     @property

@@ -15,7 +15,7 @@ from protofleet.protocol.wire.messages import NO_ANSWER, Hello
 
 
 class HelloSender:
-    """The sender of hellos, which avoids sending long texts again and again.
+    """The sender of hellos, which sends long texts only once.
 
     The first hello on each connection and to each coordinator has all class names in full and the text about
     the machine. Later hellos have only the hash of the names and the software.
@@ -25,9 +25,9 @@ class HelloSender:
         self, link: DeviceLink, data: Splits, state: DeviceState, software: str, about: str = ""
     ) -> None:
         self._link, self._data, self._state, self._software = link, data, state, software
-        self._about = about or software  # the software in full, and its machine
+        self._about = about or software  # text about the software and the machine
         self._epoch_with_names = -1  # epoch of the coordinator that has all class names, on this connection
-        self.by_hash = False  # whether the last hello had the hash of the names, though all names would fit
+        self.by_hash = False  # whether the last hello had a hash in place of names that would fit
 
     def send(self, plan: Plan | None) -> None:
         names, link = self._data.names, self._link
@@ -40,8 +40,8 @@ class HelloSender:
     def name_classes_in_full(self) -> None:
         """Put all class names in full into the next hello.
 
-        The device does this on a new connection, or if the names may be the reason of a refusal: the next
-        refusal then shows both lists.
+        This is for a new connection. It is also for a refusal whose reason may be the names: if the next hello
+        has all names, the next refusal shows both lists.
         """
         self._epoch_with_names = -1
 
@@ -51,8 +51,9 @@ def hello_of(
 ) -> Hello:
     """Return the hello of a device.
 
-    It has the counts of classes only if the plan's method needs them. It has the progress only if the device
-    has the plan. It has the names of its classes if `in_full` is true, and otherwise only their hash.
+    The hello has the counts of samples by class only if the plan's method needs them. It has the device's
+    progress only if the device has the plan. It has all class names if `in_full` is true, and otherwise only
+    their hash.
     """
     counts: tuple[int, ...] = ()
     if plan and plan.load().needs_counts:
@@ -77,7 +78,7 @@ def hello_of(
 
 
 def last_answer(saved: StateFile) -> tuple[int, str, bytes]:
-    """Return the round, the phase and the base of the last answer."""
+    """Return the round, the phase and the base of the last update."""
     if not saved.answers:
         return 0, NO_ANSWER, b""
     last = saved.answers[-1]
@@ -89,8 +90,8 @@ def plan_for(
 ) -> Plan:  # fmt: skip
     """Return the plan of the run, or raise SettingsError if this device cannot follow it.
 
-    That is so if the plan is invalid, does not fit these data, or names a plug-in that this device does not
-    allow. `names` are the names of the run's classes.
+    The device cannot follow a plan that is invalid, that does not fit its data, or that names a plug-in which
+    the device does not allow. `names` are the names of the run's classes.
     """
     plan = read_plan(text, plugins)
     plan.demand_fit()

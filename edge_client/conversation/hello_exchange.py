@@ -1,4 +1,4 @@
-"""The device's hellos, which it sends only while it is connected and not paused, and their refusals."""
+"""The device's hellos and their refusals; no hello is sent while the device is disconnected or paused."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class HelloExchange:
     def connected(self, waited_for: bool = True) -> None:
         """Handle a new connection to the broker.
 
-        `waited_for` is true if the coordinator may wait for the present work or the answer of this device.
+        `waited_for` is true if the coordinator may wait for an update of this device.
         """
         self._context.connected = True
         self._sender.name_classes_in_full()
         self._timer.forget_last_here()
         link = self._context.link
         link.publish(link.topics.device_state(link.me.name), State(True), retain=True)
-        if waited_for or not self._timer.was_welcomed:  # the earlier hello may be lost
+        if waited_for or not self._timer.was_welcomed:  # the last hello may be lost
             self._timer.cancel_spread()
             self.send()
-        else:  # the broker may have lost the connections of all devices
+        else:  # perhaps the broker has lost the connections of all devices at the same time
             self._send_in_turn()
 
     def disconnected(self) -> None:
         self._context.connected, self.next_at = False, NEVER
 
     def send(self) -> None:
-        """Send a hello now, or when the pause ends."""
+        """Send a hello now, or after the pause if the device is in one."""
         now, link = self._context.now, self._context.link
         if now < (earliest := max(self.backoff.until, self._timer.not_before)):
             self.next_at = earliest
@@ -57,21 +57,21 @@ class HelloExchange:
         self.next_at = self._timer.next_hello(now)
 
     def coordinator_came(self, waited_for: bool) -> None:
-        """Handle the coordinator's message that it is online, for the first time or over a new connection."""
+        """Handle the coordinator's message that it has started or has connected again."""
         if waited_for or not self._timer.was_welcomed:
             self.send()
         else:
             self._send_in_turn()
 
     def missed(self, by_name: bool) -> None:
-        """Send a hello because the coordinator misses this device (`by_name`) or any device."""
+        """Send a hello because the coordinator waits for this device (`by_name`), or for any devices."""
         if by_name:
             self.send()
         else:
             self._send_in_turn()
 
     def _send_in_turn(self) -> None:
-        """Send a hello in this device's turn, because all devices have the same reason at the same moment."""
+        """Send a hello after a random delay, because all devices have the same reason at the same moment."""
         self._timer.spread(self._context.now)
         self.send()
 
@@ -79,11 +79,11 @@ class HelloExchange:
         self._timer.heard(message, epoch)
         if isinstance(message, (Welcome, Task, Receipt)):
             self._refusals.contradicted()
-        if self._context.connected:  # without a connection: it sends one as soon as it is connected
+        if self._context.connected:  # a device without a connection sends a hello as soon as it is connected
             self.next_at = max(self._timer.next_hello(self._context.now), self.backoff.until)
 
     def refused(self, refusal: Refusal) -> None:
-        """Handle a refusal; a refusal with a boot names the process that it is meant for."""
+        """Handle a refusal; a refusal with a boot is meant only for the process with an earlier boot."""
         self._context.keep_last_heard(durable=True)
         now, boot, own_boot = self._context.now, refusal.boot, self._context.link.me.boot
         counts = (
@@ -110,7 +110,8 @@ class HelloExchange:
         if self.backoff.paused:
             self.backoff.resume(self._context.now)
             self.next_at = self._context.now
-            self._run.forget_welcome()  # so this hello asks for a welcome, which shows that it has arrived
+            # So the coordinator replies to the hello with a welcome, which shows that the hello has arrived.
+            self._run.forget_welcome()
 
     def back_off(self) -> float:
         """Begin a pause because the device could not do its work, and return its seconds."""

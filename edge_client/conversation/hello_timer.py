@@ -1,14 +1,15 @@
-"""The time of a device's next hello: pauses grow, but a device that is missed sends one at once.
+"""The time of a device's next hello: the pauses grow, but a device that the coordinator misses sends a hello at once.
 
-The device may be quiet only when this coordinator has sent its plan to it, because that shows that the
-coordinator has got its hello. From then on the coordinator names the device in its `here` whenever it waits
-for it. After a bye the coordinator must get a new hello from the device. A task or a receipt shows less than
-a welcome: a restarted coordinator knows from its disk which devices it asks, and it accepts no answer before
-it has sent its plan. So if the first message from a coordinator is not its birth message, the device sends a
-hello at once.
+A device may be quiet only after the welcome of this coordinator, because the welcome shows that the coordinator
+has received the hello. From then on, the coordinator names the device in its `here` messages whenever it waits
+for the device. After a bye, the coordinator needs a new hello of the device.
 
-Some events reach all devices at one moment, for example a restart of the broker. Each device answers them at
-a different time.
+A task or a receipt is not enough. A restarted coordinator reads from its disk which devices have a task, and it
+accepts no update of a device before it has sent its plan to the device. So if the first message of a coordinator
+is not its birth message, the device sends a hello at once.
+
+Some events reach all devices at the same moment, for example a restart of the broker. Each device sends its
+hello after such an event at a different time.
 """
 
 from __future__ import annotations
@@ -19,26 +20,27 @@ from typing import Final
 
 from protofleet.protocol.wire.messages import HERE, Message, Refusal, State, Task, Welcome
 
-HELLO_SECONDS: Final = 15.0  # seconds between hellos at first, while the device gets no message
-HEARD_SECONDS: Final = 120.0  # seconds without a `here`; then the coordinator is gone, or the run is over
-QUIET_SECONDS: Final = 600.0  # most seconds between hellos of a device that the coordinator does not wait for
-SPREAD_SECONDS: Final = 6.0  # seconds over which all devices spread their hellos that answer one event
-LEAST_OF_QUIET: Final = 0.75  # so that of a thousand quiet devices at most two send a hello in one second
+HELLO_SECONDS: Final = 15.0  # seconds between the first hellos, while the device receives no message
+HEARD_SECONDS: Final = 120.0  # seconds without a `here` after which the device sends a hello
+QUIET_SECONDS: Final = 600.0  # longest pause between two hellos of a device
+SPREAD_SECONDS: Final = 6.0  # seconds over which all devices spread their hellos after one event
+# Smallest part of QUIET_SECONDS in a random pause: 1,000 quiet devices send about two hellos a second.
+LEAST_OF_QUIET: Final = 0.75
 
 
 @dataclass
 class HelloTimer:
-    name: str  # the device's name: by it pauses differ between devices and repeat in a simulation
-    not_before: float = 0.0  # turn of this device among all that answer one event
+    name: str  # name of the device, which is the seed of its random pauses
+    not_before: float = 0.0  # earliest time of this device's hello after an event that reached all devices
     _epoch: int | None = None  # epoch of the coordinator that sent the last message
-    # Whether the last `here` had a round status, which names the devices that the coordinator misses. None:
-    # no `here` has come.
+    # Whether the last `here` had a round status, which names the devices that the coordinator misses. It is
+    # None if no `here` has arrived.
     _names_missing: bool | None = None
     _is_welcome: bool = False  # whether this coordinator has sent its plan
     _sent_at: float = 0.0
-    _hello_sent: bool = True  # whether this device has sent it a hello since its first message
-    _unanswered: int = 0  # number of hellos since the pauses were short
-    _pause: float = HELLO_SECONDS  # pause after the last of these hellos, in seconds
+    _hello_sent: bool = True  # whether this device has sent a hello since this coordinator's first message
+    _unanswered: int = 0  # number of hellos since the pauses were last reset
+    _pause: float = HELLO_SECONDS  # seconds of the pause after the last hello
     _quiet: float = QUIET_SECONDS
     _random: random.Random = field(init=False)
 
@@ -47,11 +49,11 @@ class HelloTimer:
 
     @property
     def was_welcomed(self) -> bool:
-        """Return whether this coordinator has sent its plan, which shows that it has got a hello."""
+        """Return whether this coordinator has sent its plan, and so has received a hello of this device."""
         return self._is_welcome
 
     def heard(self, message: Message, epoch: int) -> None:
-        """Note a message of the coordinator; any message may change when the next hello is due."""
+        """Note a message of the coordinator, which may change the time of the next hello."""
         self.coordinator_is(epoch)
         match message:
             case State(online=True, reason=reason, now=status) if reason == HERE:
@@ -83,7 +85,7 @@ class HelloTimer:
         self._pause = most * self._random.uniform(0.5, 1.0)
 
     def bye_sent(self) -> None:
-        """Note a bye: from now on the coordinator does not wait for the device."""
+        """Note that a bye was sent, after which the coordinator does not wait for the device."""
         self._reset()
 
     def _reset(self) -> None:
@@ -91,7 +93,7 @@ class HelloTimer:
         self.forget_last_here()
 
     def spread(self, now: float) -> None:
-        """Draw this device's turn, because all devices may be about to send a hello; most turns are soon."""
+        """Draw the time of the next hello, because all devices may send a hello now; most of the times are soon."""
         if now >= self.not_before:
             self.not_before = now + SPREAD_SECONDS * self._random.random() ** 2
 
@@ -114,12 +116,12 @@ class HelloTimer:
         match self._names_missing:
             case True:
                 return min(now + HEARD_SECONDS, self._sent_at + self._quiet)
-            case False:  # this coordinator notices a lost task only by a hello
+            case False:  # this coordinator never names the device; it notices a lost task only at a hello
                 return now + HELLO_SECONDS
             case None:
                 return now + self._pause
 
 
 def is_birth(message: Message) -> bool:
-    """Return whether a coordinator says that it is online, for the first time or over a new connection."""
+    """Return whether this is a birth message: the coordinator has started or has connected again."""
     return isinstance(message, State) and message.online and message.reason != HERE

@@ -1,4 +1,4 @@
-"""Checks that a refusal, or the end of a run, is no old message that the broker retained or queued."""
+"""Checks whether a refusal, or the message that a run is over, is an old one that the broker has kept."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Final
 
 from protofleet.protocol.wire.messages import Refusal
 
-CONFIRM_SECONDS: Final = 2.0  # retained and queued messages have arrived by then
-# Seconds without another message after which a run of an earlier process counts as over.
+CONFIRM_SECONDS: Final = 2.0  # within this time, all retained and queued messages have arrived
+# If no other message arrives for so many seconds, the run of an earlier process counts as over.
 OVER_SECONDS: Final = 30.0
 
 
 class RefusalCheck:
     """The check whether a refusal counts.
 
-    A refusal counts at once if it names the last hello. A refusal that names no hello counts when the next
-    hello is refused too, because the first may be an old one that was queued in a session.
+    A refusal counts at once if it names the last hello. A refusal that names no hello may be an old message from
+    the queue of a session, so it counts only if the next hello is refused too.
     """
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class RefusalCheck:
 
 
 class RunEndCheck:
-    """The check whether the message counts that a run is over.
+    """The check whether the message that a run is over counts.
 
-    It counts at once if this process has the run's plan. It does not count if the device already knows that
-    the run is over: a device that starts after the end waits for the next run. If an earlier process took
-    part in the run and never got the message about its end, the message may be an old one. Then it counts
-    only after some time without another message.
+    The message counts at once if this process has the run's plan. It does not count if the device already knows
+    that the run is over: a device that starts after the end waits for the next run. If only an earlier process
+    took part in the run, the message may be an old one. Then it counts only after some time without another
+    message.
     """
 
     def __init__(self) -> None:
@@ -63,5 +63,5 @@ class RunEndCheck:
         return has_plan
 
     def contradicted(self) -> None:
-        """Forget the message, because the coordinator has sent something else."""
+        """Forget the message that the run is over, because the coordinator has sent another message."""
         self._run, self.at = "", float("inf")

@@ -1,4 +1,4 @@
-"""The time that a device waits before it asks for work again when it could not do its work."""
+"""The pause before a device that could not do its work asks for work again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_SECONDS: Final = 900.0
 class RetryBackoff:
     """The growing pauses of a device that fails repeatedly."""
 
-    name: str  # the device's name: by it pauses differ between devices and repeat in a simulation
+    name: str  # name of the device, which is the seed of its random pauses
     until: float = 0.0
     failures: int = 0
     _random: random.Random = field(init=False)

@@ -1,4 +1,4 @@
-"""Files that survive a reboot: the half's state, the last answers, and the last messages of the coordinator.
+"""Files that survive a reboot: the half's state, the last updates, and notes about the coordinator's messages.
 
 May import: protocol.*.
 """

@@ -1,7 +1,7 @@
-"""data.json: the number of samples of each class that a device learns from.
+"""The file data.json, with the number of training samples of each class of a device.
 
-Any user who can read the device's folder can read the file. It is not sent to any other machine; the report
-of a run on this machine draws it.
+All users who can read the device's folder can read the file. The file is not sent to other machines. The report of
+a run on this machine draws a picture of the numbers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ log = logging.getLogger("protofleet.device")
 
 
 def write_data_file(folder: Path, domain: str, counts: Sequence[int], names: Sequence[str]) -> None:
-    """Write the file only if its contents change, because writing wears out flash.
+    """Write the file if its contents change; otherwise do not write, because writing wears out flash.
 
-    Nothing depends on the file, so a full disk is no error.
+    The device works without the file, so on a full disk only a warning is logged.
     """
     text = json.dumps({"domain": domain, "counts": list(counts), "names": list(names)}).encode()
     path = folder / NAME

@@ -1,8 +1,8 @@
-"""The device's data that survive a reboot: the half's state and the last answers, always consistent.
+"""The data of a device that survive a reboot: the half's state and the last updates, which always fit together.
 
-One JSON file names the objects. A training counts when that file has been replaced. The file and the state
-from before the last training are kept as well. If something is damaged, the device falls back to them, and
-the last question gets the same answer again.
+One JSON file names the objects. A training counts when this file has been replaced. The file and the state
+before the last training are kept as well. If a file is damaged, the device returns to the earlier state and
+computes the same update for the last task again.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ FileId: TypeAlias = tuple[int, int, int]
 
 
 def file_id(path: Path) -> FileId:
-    """Return numbers that change when another file takes the place of this one."""
+    """Return numbers that identify the file at this path; they change when the file is replaced."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class TakenOverError(RuntimeError):
-    """An error for a process whose folder a later process of this device uses: its results are dropped."""
+    """An error for a process whose folder is now used by a later process of the same device.
+
+    The results of the earlier process are dropped.
+    """
 
 
 class DeviceState:
@@ -50,27 +53,29 @@ class DeviceState:
         self.store = ObjectStore(folder / "objects", disk=self.disk)
         recovered = recover(self._files, self.store)
         self.saved, self.fallbacks = recovered.saved, int(recovered.fell_back)
-        self._previous_half = recovered.previous_half  # the half of the generation before this one
-        self.previous_inputs = recovered.previous_inputs  # the inputs of that generation
-        self._known: tuple[FileId, int] | None = None  # id of the newest file, and the boot in it
-        self._own_boot = self.saved.boot  # another boot on the disk belongs to a process that has taken over
+        self._previous_half = recovered.previous_half  # object with the half's state before the last update
+        self.previous_inputs = recovered.previous_inputs  # object with the list of samples of that state
+        self._known: tuple[FileId, int] | None = (
+            None  # id and boot of the newest file, as last read or written
+        )
+        self._own_boot = self.saved.boot  # if the disk has another boot, another process has taken over
         self.holders = read_holders(folder)
-        self.renewed = False  # whether its keys have a new record since the last start
-        self.previous_boot = 0  # the boot before this one: a time that this clock has shown
+        self.renewed = False  # whether the device's keys have a new record since the last start
+        self.previous_boot = 0  # boot of the last start, which is a time that the clock has shown
 
     def boot(self, clock: int, holder: str = "") -> int:
-        """Return the number of this start.
+        """Store and return the boot of this start.
 
-        It is above every earlier boot of the same holder, even if the clock was set back.
+        The boot is higher than every earlier boot of the same holder, even if the clock was set back.
         """
         with self._locked():
             known = self.holders = read_holders(self.folder)
             earlier = {self.saved.boot}
-            # If this error is raised here, the copies of the file have just shown that its format number is
-            # damaged.
+            # At this error, the format number in the file is damaged: `recover` has found that the copies have the
+            # usual format.
             with contextlib.suppress(NewerFormatError):
                 earlier.add(self._boot_on_disk())
-            if known.own:  # else the numbers come from a version without this check
+            if known.own:  # without `own`, a version without this check has written the numbers
                 earlier = {boot for boot in earlier if boot <= clock + MOST_AHEAD}
                 earlier.add(known.boot if same_record(known.own, holder) else 0)
                 self.renewed = not same_record(known.own, holder)
@@ -89,17 +94,17 @@ class DeviceState:
             self._save(replace(self.saved, epoch=0))
 
     def set_coordinator(self, coordinator: str) -> None:
-        """Store the holder of the epochs that are stored from now on."""
+        """Store the coordinator to which the epochs belong that are stored from now on."""
         with self._locked():
             self._save_holders(replace(self.holders, coordinator=coordinator))
 
     def is_superseded(self, boot: int, mine: int) -> bool:
-        """Return whether a later process has this name.
+        """Return whether a later process of the same name has the boot `boot`.
 
-        If so, the next boot will be above its boot, whatever the clock shows.
+        If so, the boot is stored, so the next boot of this device is higher, whatever the clock shows.
         """
         with self._locked():
-            # If a later process of this folder has written the boot itself, it is not raised.
+            # If the later process uses this folder, it has written its boot itself.
             if boot > max(mine, self.saved.boot, self._boot_on_disk()):
                 self._save_holders(replace(self.holders, boot=boot))
                 self._save(replace(self.saved, boot=boot))
@@ -108,11 +113,11 @@ class DeviceState:
 
     @property
     def last_round(self) -> int:
-        """Return the last round that was answered in this run; 0 if there is none."""
+        """Return the last round of this run for which there is an update; 0 if there is no update."""
         return max((answer.round for answer in self.saved.answers), default=0)
 
     def begin(self, run: str, plan: str, epoch: int = 0) -> None:
-        """Join a run, and remove the state of the run before."""
+        """Join a run, and remove the state of the earlier run."""
         if (self.saved.run, self.saved.plan) == (run, plan):
             return
         with self._locked():
@@ -127,9 +132,9 @@ class DeviceState:
         return self.store.open(bytes.fromhex(self.saved.half)) if self.saved.half else None
 
     def fix_inputs(self, number: int, listing: Arrays) -> None:
-        """Store the list that round `number` learns from, before it does.
+        """Store the list of samples for round `number`, before its training.
 
-        A process that is killed in this round continues with the same list.
+        If the process is killed in this round, the next process continues with the same list.
         """
         name = self.store.put(listing).object.hex()
         with self._locked():
@@ -140,7 +145,7 @@ class DeviceState:
         return next((a for a in self.saved.answers if a.question == question), None)
 
     def save_answer(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
-        """Save the state, the answer and the epoch of the question, which become durable together."""
+        """Save the state, the update and the epoch of the task, all in one step."""
         name = self.store.put(half).object.hex() if half else ""
         with self._locked():
             self._check_not_taken_over()
@@ -154,9 +159,9 @@ class DeviceState:
             self._previous_half, self.previous_inputs = before.half, before.inputs
 
     def cannot_answer(self, question: str) -> str:
-        """Return why a question cannot be answered, or "".
+        """Return why no update can be computed for a task, or "".
 
-        A question cannot be answered if an earlier answer is lost.
+        If an update is lost, only its own task can be done, because its result is needed first.
         """
         lost = self.saved.lost
         if lost is None or lost.question == question:
@@ -167,20 +172,20 @@ class DeviceState:
         return f"{lost_message}; {recovery_advice(self.folder)}"
 
     def needed_bytes(self, base: bytes) -> int:
-        """Estimate the bytes on the disk of the answer to this broadcast and of the state after it."""
+        """Estimate the bytes on the disk for the update to this broadcast and for the state after the update."""
         last = self.saved.answers[-1].object if self.saved.answers else ""
         known = [self.store.size(bytes.fromhex(name)) for name in (self.saved.half, last) if name]
         return 2 * max([self.store.size(base) if base else 0, *known])
 
     def keep_only(self, needed: set[bytes]) -> None:
-        """Remove all objects but those of the two generations and those that are still needed."""
+        """Remove all objects except those of the present and the previous state, and those in `needed`."""
         kept = {self._previous_half, self.previous_inputs, *self._objects()}
         self.store.keep({bytes.fromhex(name) for name in kept if name} | needed)
 
     def _locked(self) -> AbstractContextManager[None]:
-        """Lock the folder, so that its processes and this process's threads take turns.
+        """Lock the folder against other processes of the device and other threads of this process.
 
-        The loop may get a message about another process of this device while the worker saves an answer.
+        For example, the loop may handle a message about another process while the worker saves an update.
         """
         return held(self.folder)
 
@@ -194,8 +199,8 @@ class DeviceState:
     def _check_not_taken_over(self) -> None:
         """Raise TakenOverError if another process of this device has written its boot.
 
-        The boots are compared for equality only: with new keys they start again, so the other process may
-        have a lower one.
+        The boots are only compared for equality. With new keys they start again, so the boot of the later
+        process may be lower.
         """
         if (boot := self._boot_on_disk()) not in (0, self._own_boot):
             raise TakenOverError(
@@ -204,15 +209,12 @@ class DeviceState:
             )
 
     def _save(self, saved: StateFile, keep: bool = False) -> None:
-        """Write the contents to the disk, and only then use them.
-
-        Contents that could not be written do not count.
-        """
+        """Write the contents to the disk, and use them only if that succeeds."""
         self._write(saved, keep)
         self.saved = saved
 
     def _boot_on_disk(self) -> int:
-        """Return the boot in the file, which is mostly the file that this process has written itself."""
+        """Return the boot in the file; read the file only if another process has replaced it."""
         try:
             found = file_id(self._files.newest)
             if self._known is None or found != self._known[0]:
@@ -222,9 +224,9 @@ class DeviceState:
         return self._known[1]
 
     def _lower_boot_of_previous(self, boot: int) -> None:
-        """Lower the boot of the previous generation as well.
+        """Lower the boot in the file of the previous state, if it is higher than this boot.
 
-        With a higher boot it would look newer than the newest file.
+        With a higher boot, the previous file would look newer than the newest file.
         """
         path = self._files.previous
         try:
@@ -242,18 +244,18 @@ class DeviceState:
         }
 
     def _write(self, saved: StateFile, keep: bool = False) -> None:
-        """Replace the file and its copies; if `keep` is set, the old file becomes the previous generation."""
+        """Replace the file and its copies; if `keep` is true, keep the old file as the previous state."""
         files, text = self._files, encode_state_file(saved)
         with self.disk.new_file(files.newest, content=text) as fresh:
             self.disk.sync(fresh)
             if keep and files.newest.exists():
                 self.disk.link(files.newest, files.previous)
             for copy in files.copies:
-                copy.unlink(missing_ok=True)  # a missing copy is better than one of another generation
+                copy.unlink(missing_ok=True)  # a missing copy is better than a copy of another state
             self.disk.rename(fresh, files.newest)
             self._known = (file_id(files.newest), saved.boot)
             self.disk.sync(self.folder)
-        # Copies help only if the file gets damaged, so a full disk may go without them.
+        # The copies are only needed if the file gets damaged, so they may be missing on a full disk.
         with contextlib.suppress(OSError):
             for copy in files.copies:
                 write_whole(copy, text)

@@ -1,4 +1,4 @@
-"""The check whether the disk has room for one more answer: made before any work; a lack is logged once."""
+"""The check before any work whether the disk has room for one more update; a full disk is logged once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class DiskSpaceCheck:
 
     @property
     def problem(self) -> str:
-        """Return why no work is taken on, or ""."""
+        """Return why the device takes no work, or ""."""
         return self._full_disk.problem
 
     def has_room_for_answer(self, base: bytes) -> bool:
-        """Return whether there is room for an answer and the state after it.
+        """Return whether there is room for an update and the state after the update.
 
-        Their size is about that of the last ones, or of the broadcast.
+        Their sizes are estimated from the last update and state, or from the broadcast.
         """
         needs, free = self._state.needed_bytes(base), self._state.disk.free_bytes(self._state.folder)
         if free < needs:

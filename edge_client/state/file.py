@@ -1,4 +1,4 @@
-"""device.json: the names of the objects of a device's state, and its answers, with a checksum."""
+"""The file device.json, with the names of the objects of a device's state, its last updates, and a checksum."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 
 HASH_OR_NOTHING: Final = re.compile(r"(?:[0-9a-f]{64})?")
-KEPT_ANSWERS: Final = 4  # phases of one round; the coordinator does not ask for older ones
+KEPT_ANSWERS: Final = 4  # at most so many phases of one round; the coordinator does not need older updates
 FORMAT: Final = 1
-# The errors that reading raises if a JSON file has other contents than were written.
+# The errors when a JSON file is read and its contents are not the written ones.
 CONTENT_ERRORS: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
@@ -36,26 +36,26 @@ ANSWER_FIELDS: Final = tuple(field.name for field in fields(Answer))
 
 @dataclass
 class StateFile:
-    """The contents of the JSON file."""
+    """The contents of device.json."""
 
     boot: int = 0
     run: str = ""
-    epoch: int = 0  # highest epoch of a coordinator that was heard: messages of lower ones are rejected
+    epoch: int = 0  # highest epoch of a received message; messages with a lower epoch are rejected
     plan: str = ""
     half: str = ""  # object with the half's state
-    broadcast: str = ""  # last one that was received completely
+    broadcast: str = ""  # the last broadcast that was received completely
     answers: list[Answer] = field(default_factory=list)
-    inputs: str = ""  # object with the list that the current round learns from, if the data grow
+    inputs: str = ""  # object with the list of samples of the current round, if the data grow
     inputs_round: int = 0
-    # The answer after all these, if it is lost: it is computed again before anything else.
+    # The update after `answers`, if it is lost. It is computed again before any other update.
     lost: Answer | None = None
 
 
 def encode_state_file(saved: StateFile) -> bytes:
-    """Encode the contents of the file.
+    """Encode the contents of device.json.
 
-    The lost answer has a key of its own: earlier versions ignore the key and read the rest. If no data grow,
-    the file has no keys for inputs, which earlier versions do not know.
+    The lost update has its own key, because earlier versions ignore this key and read the rest. The keys for
+    inputs, which earlier versions do not know, are left out if the data do not grow.
     """
     table = {**vars(saved), "answers": [_row(answer) for answer in saved.answers]}
     del table["lost"]
@@ -67,24 +67,24 @@ def encode_state_file(saved: StateFile) -> bytes:
 
 
 def _row(answer: Answer) -> dict[str, object]:
-    """Return a dict as `asdict` does, but without its deep copy, which takes longer than all the rest."""
+    """Return the fields as a dict; `asdict` is not used, because its deep copy is slow."""
     return {name: getattr(answer, name) for name in ANSWER_FIELDS} | {"metrics": dict(answer.metrics)}
 
 
 def checksum(table: object) -> str:
-    """Return the SHA-256 of a table; JSON itself does not notice a flipped bit in a number."""
+    """Return the SHA-256 of a table, because JSON has no protection against a flipped bit in a number."""
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def read_checked(table: Mapping[str, Any], key: str) -> Any:
-    """Return the value of the key if its checksum is right; raise one of CONTENT_ERRORS if not."""
+    """Return the value of the key, or raise one of CONTENT_ERRORS if the checksum is wrong."""
     if table["seal"] != checksum(table[key]):
         raise ValueError("it is not what was written")
     return table[key]
 
 
 def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
-    """Return the contents of the JSON file, or raise DamagedError or NewerFormatError."""
+    """Decode device.json, or raise DamagedError or NewerFormatError."""
     try:
         table = json.loads(text)
         found = table.get("format", 0)
@@ -113,7 +113,7 @@ def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
 
 
 def _read_lost(table: Mapping[str, Any]) -> list[Answer]:
-    """Return the lost answer, if there is one; refuse unknown keys, because they may be damaged ones."""
+    """Return a list with the lost update, or an empty list; raise an error for an unknown key, which is damaged."""
     if unknown := table.keys() - {"format", "seal", "book", "lost"}:
         raise ValueError(f"it has the unknown key {sorted(unknown)[0][:40]!r}")
     if "lost" not in table:

@@ -1,8 +1,8 @@
 """Notes about the coordinator's messages, so that a later process does not take an old message as new.
 
-A broker may retain a refusal, or the message that a run is over, and send it to each later process. The file
-is not part of device.json, whose format older versions also read. If it is lost, old messages may count once
-more.
+A broker may retain a refusal, or the message that a run is over, and send this message to each later process. The
+notes are not in device.json, because older versions read that file and do not know them. If the notes are
+lost, old messages may count once more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protofleet.protocol.storage.disk import Disk, is_full
 from protofleet.protocol.wire.names import COORDINATOR
 
 NAME: Final = "heard.json"
-# Size of the file, which is filled with spaces so that the next note fits into the same place.
+# Size of the file, which is filled with spaces so that the next notes can overwrite it in place.
 BYTES: Final = 512
 
 log = logging.getLogger("protofleet.device")
@@ -31,36 +31,36 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True, slots=True)
 class LastHeard:
-    epoch: int = 0  # epoch of the newest coordinator that was heard
-    sequence: int = 0  # highest sequence number of its messages
-    over: str = ""  # the run whose end was heard
+    epoch: int = 0  # highest epoch of the received messages
+    sequence: int = 0  # highest sequence number of the messages with this epoch
+    over: str = ""  # the run that the coordinator has reported as over
 
 
 class HeardFile:
     """The file with the notes about the coordinator's messages.
 
-    `clock` has already shown the time in the file, so if it shows a much earlier time now, it is not trusted.
-    If the device was `renewed` since then, the clock is trusted: an operator renews the device after setting
-    back a clock that was ahead.
+    The file also has a time that the clock has shown. If `clock` shows a much earlier time now, the clock is not
+    trusted. But if the device was `renewed` since then, the clock is trusted, because an operator renews the
+    device after the correction of a clock that was ahead.
     """
 
     def __init__(self, folder: Path, disk: Disk, clock: Clock, renewed: bool = False) -> None:
         self._path, self._disk = folder / NAME, disk
-        self._last_time = 0  # the newest time that was stored, by a clock that was trusted
+        self._last_time = 0  # the newest time that a trusted clock has shown, as it is stored
         self.last = self._read()
         self.clock = clock if renewed else clock.after(self._last_time)
 
     def note_message(self, epoch: int, sequence: int, durable: bool) -> None:
-        """Store the number of a message.
+        """Store the epoch and the sequence number of a message.
 
-        If `durable` is set, the note is on the disk before the device acts upon the message. Otherwise a
-        power cut may undo the note.
+        If `durable` is true, the note is synced to the disk, before the device acts on the message. Otherwise
+        the note may be lost at a power cut.
         """
         if (epoch, sequence) > (self.last.epoch, self.last.sequence):
             self._save(replace(self.last, epoch=epoch, sequence=sequence), durable)
 
     def note_time(self) -> None:
-        """Store the present time, before something is stored that a clock behind this time must not judge."""
+        """Store the present time, so that a clock that is behind this time is not trusted later."""
         self._save(self.last, False)
 
     def forget(self) -> None:
@@ -81,18 +81,18 @@ class HeardFile:
         try:
             if durable or not self._has_taken_the_place(data):
                 self._disk.replace(self._path, data, durable=durable)
-        except OSError as error:  # it is only needed at the next start of the device
+        except OSError as error:  # the notes are only needed at the next start, so a full disk is no error
             if not is_full(error):
                 raise
 
     def _has_taken_the_place(self, data: bytes) -> bool:
         """Overwrite the file in place, and return whether that was possible.
 
-        This happens after each receipt, and a new file, with a name and a lock, would be most of its cost.
+        The notes are saved after each receipt. A new file each time would take much longer.
         """
         try:
             if self._path.stat().st_size != len(data):
-                return False  # an earlier version wrote it
+                return False  # an earlier version has written the file
             self._disk.overwrite(self._path, data)
         except FileNotFoundError:
             return False
@@ -129,7 +129,7 @@ def _read_time(seen: object) -> int:
 
 
 def open_heard_file(state: DeviceState, link: DeviceLink) -> HeardFile:
-    """Open the file, and give its notes and a clock that knows the last time seen to the link."""
+    """Open the file, and give the link its notes and a clock that is checked against the stored time."""
     wall = link.clock.after(state.previous_boot)
     heard = HeardFile(state.folder, state.disk, wall, state.renewed)
     link.clock = heard.clock
@@ -144,7 +144,8 @@ def open_heard_file(state: DeviceState, link: DeviceLink) -> HeardFile:
 def restore_epoch(state: DeviceState, heard: HeardFile, clock: Clock, coordinator: str) -> int:
     """Return the epoch below which messages are rejected.
 
-    It is the highest that was heard, or 0 if that no longer counts.
+    This is the highest received epoch. It is 0 if the coordinator has other keys now, or if the highest epoch is
+    too far ahead of the clock.
     """
     epoch, known = max(state.saved.epoch, heard.last.epoch), state.holders.coordinator
     why = ""
@@ -159,9 +160,9 @@ def restore_epoch(state: DeviceState, heard: HeardFile, clock: Clock, coordinato
 
 
 def forget_higher_epoch(state: DeviceState, heard: HeardFile, clock: Clock, epoch: int) -> None:
-    """Forget a stored epoch that is higher than a heard one.
+    """Forget the stored epoch if it is higher than the epoch of an accepted message.
 
-    The link has found that the stored one is far ahead of the clock.
+    The link has accepted the message because the stored epoch is far ahead of the clock.
     """
     stored = max(state.saved.epoch, heard.last.epoch)
     if epoch < stored:

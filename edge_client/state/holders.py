@@ -1,8 +1,8 @@
-"""The holders of the stored numbers: of the device's own boots, and of its coordinator's epochs.
+"""The holders to which the stored numbers belong: the device's boots and the coordinator's epochs.
 
-With other keys both numbers start again. With a new record of the same keys, numbers that are far ahead of
-the clock are dropped. The file is not part of device.json, which earlier versions also read and write. If it
-is missing, the numbers belong to the present holders of the names.
+With other keys, both numbers start again. With a new record of the same keys, numbers that are far ahead of
+the clock are dropped. The holders are not in device.json, because earlier versions also read and write that
+file. If the holders are missing, the numbers belong to the present holders of the names.
 """
 
 from __future__ import annotations

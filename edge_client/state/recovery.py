@@ -1,10 +1,10 @@
-"""The start of a device from its disk: the newest undamaged state, and the answer to be computed again.
+"""The start of a device from its disk: the newest undamaged state, and the update to be computed again.
 
-Neither one damaged file nor two change any bit of the results. device.json has two copies. If the state or
-the last answer is gone, the device falls back to the state before that answer and computes it again. It does
-so at once if the broadcast is stored, and otherwise when the same question is asked again. It answers no
-other question, because that would give other bits. The lost answer is noted in that file, so that a later
-process knows of it too.
+If one or two files are damaged, the results keep the same bits. device.json has two copies. If the state or the
+last update is gone, the device returns to the state before that update and computes the update again. It does so
+at once if the broadcast is stored, and otherwise when the same task comes again. It does no other task, because
+the results would have other bits. The lost update is noted in device.json, so that a later process also knows
+of it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from protofleet.protocol.storage.store import DamagedError, NewerFormatError, Ob
 
 log = logging.getLogger("protofleet.device")
 
-ReadResult: TypeAlias = "StateFile | DamagedError | NewerFormatError | None"  # None: there is no such file
+ReadResult: TypeAlias = "StateFile | DamagedError | NewerFormatError | None"  # None if the file is missing
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredState:
     saved: StateFile
-    previous_half: str = ""  # half of the previous generation
-    fell_back: bool = False  # whether something was damaged, and this is an older state
-    previous_inputs: str = ""  # inputs of the previous generation
+    previous_half: str = ""  # object with the half's state before the last update
+    fell_back: bool = False  # whether a file was damaged, and a copy or an older state was used
+    previous_inputs: str = ""  # object with the list of samples before the last update
 
 
 class StateFiles:
-    """device.json, its copies, and the file from before the last answer."""
+    """The paths of device.json, of its copies, and of the file with the state before the last update."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
     if not store.names() and all(found is None for found in (newest, previous, *copies)):
         return RecoveredState(StateFile())
     fault = _describe_fault(files.newest, newest)
-    # An earlier version has left a copy with a lower boot.
+    # A copy with a lower boot is out of date: an earlier version has not replaced it.
     lowest_boot = previous.boot if isinstance(previous, StateFile) else 0
     readable = (found for found in (newest, *copies) if isinstance(found, StateFile))
     saved = next((found for found in readable if found.boot >= lowest_boot), None)
@@ -78,10 +78,10 @@ def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
 
 
 def _newer_format_error(saved: StateFile | None, *files: ReadResult) -> NewerFormatError | None:
-    """Return an error if the files have a newer format.
+    """Return an error if a later version of the software has written the files, or None.
 
-    A later version writes device.json and its copies. So if only one file has its format, the format number
-    is damaged.
+    A later version writes device.json and its copies in its format. So if only one file has a newer format, its
+    format number is damaged.
     """
     found = [file for file in files if isinstance(file, NewerFormatError)]
     return found[0] if len(found) > 1 or (found and saved is None) else None
@@ -94,7 +94,7 @@ def _fall_back(
     fault: str,
     store: ObjectStore,
 ) -> RecoveredState:
-    """Return the state before the last answer, and that answer to be computed again."""
+    """Return the state before the last update, with that update as the one to be computed again."""
     if fallback is None or newest.lost or not newest.answers:
         raise _unrecoverable(
             files,
@@ -103,7 +103,8 @@ def _fall_back(
         )
     last = newest.answers[-1]
     here = not last.base or store.has(bytes.fromhex(last.base))
-    lost = last if here or newest.half != fallback.half else None  # a half without state has lost nothing
+    # If the half's state did not change, nothing is lost: the update can be computed whenever its task comes.
+    lost = last if here or newest.half != fallback.half else None
     again = ", and computing it again" if lost else ""
     when = "" if here or not lost else " when it is asked for: its broadcast is gone as well"
     log.error("%s; going back to what was before the last answer%s%s", fault, again, when)
@@ -140,15 +141,15 @@ def _describe_fault(path: Path, found: ReadResult) -> str:
 
 
 def _needed_answers(saved: StateFile) -> list[str]:
-    """Return the object of the last answer, which the state after it cannot give again.
+    """Return the object of the last update, which cannot be computed from the state after it.
 
-    If a later answer is lost, this one is not needed.
+    If a later update is lost, return no object, because this update is not needed.
     """
     return [] if saved.lost else [answer.object for answer in saved.answers[-1:]]
 
 
 def _missing(store: ObjectStore, *names: str) -> str:
-    """Return the first name that is not stored, or ""."""
+    """Return the first name of an object that is not in the store, or ""."""
     return next((name for name in names if name and not store.has(bytes.fromhex(name))), "")
 
 
