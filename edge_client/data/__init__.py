@@ -1,6 +1,6 @@
-"""A device's data: where they come from, which part is its own, how they become tensors.
+"""The data of a device: their sources, their division among devices, and their conversion to tensors.
 
-Nothing is downloaded; docs/data.md says what there is and how to get it.
+No module here downloads data; docs/data.md lists the sources and the ways to get their files.
 
 May import: edge_client.data.*, methods.plugins, protocol.settings, protocol.storage, protocol.wire.
 """

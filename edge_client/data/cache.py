@@ -22,10 +22,10 @@ ELSEWHERE = "give a folder that can be written, by data.root or by the environme
 
 
 def default_folder() -> Path:
-    """Return $PROTOFLEET_DATA, else ~/.cache/protofleet."""
+    """Return the folder $PROTOFLEET_DATA if it is set, or else ~/.cache/protofleet."""
     try:
         return Path(os.environ.get("PROTOFLEET_DATA") or Path.home() / ".cache" / "protofleet")
-    except RuntimeError:  # a user without an entry in the list of users, as in containers
+    except RuntimeError:  # in a container, the user may be missing in the list of users
         raise DataError(f"this user has no home folder to keep data in; {ELSEWHERE}") from None
 
 
@@ -36,8 +36,8 @@ def checksum(arrays: Arrays) -> str:
 def cached(path: Path, expected: str, build: Callable[[], Arrays]) -> Arrays:
     """Return the arrays in the file, and build them first if the file is missing or damaged.
 
-    If several processes need the file at the same time, one builds it and the others wait. `build` returns
-    the expected arrays or raises.
+    If several processes need the file at the same time, one of them builds it and the others wait. `build`
+    must return the arrays with the checksum `expected`, or raise an error.
     """
     if (arrays := _read(path, expected)) is not None:
         return arrays
@@ -59,9 +59,10 @@ def _read(path: Path, expected: str) -> Arrays | None:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Write the file so that other processes never see half of it.
+    """Write the file so that other processes never see an incomplete file.
 
-    The file is not synced: if a power cut damages it, it fails its check and is built again.
+    The file is not synced to the disk. If a power cut damages the file, its checksum is wrong, and the next
+    reader builds the file again.
     """
     with _write_errors(path), Disk().fresh(path, durable=False) as fresh, fresh.open("wb") as file:
         np.savez(file, **dict[str, Any](arrays))
@@ -69,9 +70,9 @@ def _write(path: Path, arrays: Arrays) -> None:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock for one process at a time.
+    """Hold a lock that only one process can have at a time.
 
-    The kernel releases the lock when a process dies, however it dies.
+    The kernel releases the lock when the process ends, even if it is killed.
     """
     with _write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

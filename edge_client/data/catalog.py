@@ -55,8 +55,8 @@ def find(name: str) -> DataSource:
 
 
 def domains(source: str) -> tuple[str, ...]:
-    """Return the domains of a source; an empty result means that the folder decides.
+    """Return the names of a source's domains; empty if the files in the folder determine the domains.
 
-    A source of one domain has that domain under its own name.
+    The only domain of a source has the name of the source.
     """
     return find(source).domains

@@ -1,4 +1,4 @@
-"""Labelled samples, on disk or in memory, and the domain that they form."""
+"""Labelled samples, on disk or in memory, and domains, which consist of such samples."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Indices = NDArray[np.int64]
 
 
 class Collection(Protocol):
-    """Labelled samples whose values are made only on request: of 600,000 files a device may need 300."""
+    """Labelled samples whose values are read only on request, because a device may need 300 of 600,000 files."""
 
     @property
     def labels(self) -> Labels: ...
 
     def samples(self, chosen: Indices, shape: InputShape) -> Values:
-        """Return [len(chosen), *shape]: uint8 of pixels, float32 of other values.
+        """Return the values of the chosen samples, [len(chosen), *shape]: uint8 for pixels, float32 for others.
 
         Raise DataError if the samples have another shape.
         """
@@ -60,7 +60,7 @@ class ValuesInMemory:
 
     values: NDArray[np.float32]
     labels: Labels
-    title: str  # title of its source
+    title: str  # title of the source, for messages
 
     def samples(self, chosen: Indices, shape: InputShape) -> Values:
         own = InputShape(self.values.shape[1:])
@@ -111,7 +111,7 @@ class Concatenated:
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain as it was published; labels are indices into `classes`."""
+    """A domain with its published split into training and test; labels are indices into `classes`."""
 
     name: str
     classes: tuple[str, ...]
@@ -129,9 +129,9 @@ class Domain:
 
 
 def restrict_classes(domain: Domain, classes: tuple[str, ...]) -> Domain:
-    """Return the domain with only these classes; without class names, return the whole domain.
+    """Return the domain with only these classes, or the whole domain if `classes` is empty.
 
-    The labels of the result are indices into the given classes.
+    The labels of the result are indices into `classes`.
     """
     if not classes:
         return domain

@@ -12,13 +12,13 @@ from pathlib import Path
 class DataError(Exception):
     """An error for data that cannot be used.
 
-    Its message is one line: what is wrong, in which file or folder, and what to do about it.
+    The message is one line. It names the problem, the file or folder, and a way out.
     """
 
 
 @contextmanager
 def reading(path: Path, way_out: str = "copy or download it again") -> Iterator[None]:
-    """Turn every error of reading a damaged or unreadable file into a DataError of one line that names it."""
+    """Replace every error at reading a damaged or unreadable file by a DataError that names the file."""
     try:
         yield
     except FileNotFoundError:

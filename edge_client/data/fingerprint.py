@@ -1,4 +1,4 @@
-"""A fingerprint that identifies arrays, independent of the file format that contained them."""
+"""A fingerprint of arrays, which does not depend on the format of the file that contained them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def fingerprint(*arrays: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> str:
-    """Return the SHA-256 of shapes and bytes."""
+    """Return the SHA-256 of the shapes and the bytes of the arrays."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(repr(array.shape).encode())

@@ -25,14 +25,14 @@ Pairs: TypeAlias = tuple[Array, Array]  # samples [N, ...] and their labels [N],
 
 @dataclass(frozen=True)
 class DataRequest:
-    """A request for the share `part` of `parts` of a domain; the same request must give the same data."""
+    """The request for a share of a domain, with index `part` of `parts`; equal requests must give equal data."""
 
     root: Path  # data.root
     domain: str
     part: int
     parts: int
     seed: int
-    split: str  # data.split and data.beta: how the shares are to be drawn
+    split: str  # data.split and data.beta: the way in which the shares are drawn
     beta: float
     shape: tuple[int, ...]  # shape of a sample
 
@@ -41,14 +41,14 @@ class DataRequest:
 class Data:
     """The data that the function returns.
 
-    uint8 values are pixels and are scaled to -1..1, as everywhere. Other numbers are used unchanged.
+    Values of type uint8 are pixels, and they are scaled to -1..1. Other numbers are used unchanged.
     """
 
     train: Pairs
     test: Pairs
     classes: int | Sequence[str]  # the number of classes, or their names in the order of their labels
-    validation: Pairs | None = None  # None: the part data.validation of the training samples
-    domain: str = ""  # used if the settings name none
+    validation: Pairs | None = None  # None: a part of the training samples, by data.validation
+    domain: str = ""  # domain if the settings name no domain
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,10 @@ class OwnSplits:
 
 
 def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
-    """Call the function and check its data.
+    """Call the user's function and check its data.
 
-    A PlugInError names the file, and its line if its code raises.
+    Raise PlugInError if the data are wrong or the function raises. The error names the file, and the line that
+    raised.
     """
     number = plugins.hash_of("data", settings.source, settings.file, settings.is_ours)
     load = loader(settings.source, number)
@@ -90,7 +91,7 @@ def own_splits(settings: DataSettings, plugins: PlugIns) -> OwnSplits:
 
 
 def loader(name: str, sha256: str) -> Callable[[DataRequest], object]:
-    """Return DATA of a plug-in that this process has loaded."""
+    """Return the function DATA of a plug-in that this process has loaded."""
     return find("data", name, sha256, Callable)  # type: ignore[no-any-return]
 
 
@@ -177,9 +178,9 @@ def scaled(x: Tensor) -> Tensor:
 def held_out(
     train: tuple[Tensor, Tensor], settings: DataSettings
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Split training samples into the rest and the part data.validation of each class.
+    """Split training samples into those that stay for training and those for validation.
 
-    The result is the same on every machine.
+    The part `data.validation` of each class is for validation. The split is the same on every machine.
     """
     x, y = train
     dice = StableRandom(

@@ -1,7 +1,7 @@
-"""Files that other packages contain, found by their path: nothing of those packages is imported.
+"""Data files of other Python packages, found by their path; no code of these packages is imported.
 
-`protofleet data --fetch digits` keeps them in a folder of the cache. That folder is searched first: its files
-were checked, and the installed releases of the packages may differ.
+`protofleet data --fetch digits` stores the files in a folder of the cache. This folder is searched first, because
+its files were checked, and the files of an installed package may be of another release.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def installed_in(package: str) -> list[Path]:
 
 
 def checked(content: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], expected: str, path: Path) -> None:
-    """Raise DataError unless the content is that of the known releases, whatever the file format."""
+    """Raise DataError if the values are not those of the known releases; the file format does not matter."""
     found = fingerprint(content)
     if found != expected:
         raise DataError(

@@ -1,4 +1,4 @@
-"""A reader of regular files: a pipe cannot block it, and a growing file cannot fill the memory."""
+"""A reader that accepts only regular files of limited size, so a pipe cannot block it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class UnusableError(ValueError):
 def content_of(path: Path, *, links: bool = True) -> bytes:
     """Read a regular file.
 
-    The checks are made on the opened file, so the file cannot be exchanged after them. Raise
-    FileNotFoundError if there is no file. Raise UnusableError if it is something else, too large, or not
+    The checks are made on the opened file, so another file cannot take its place after the checks. Raise
+    FileNotFoundError if there is no file. Raise UnusableError if the file is not regular, too large or not
     readable.
     """
     follow = 0 if links else os.O_NOFOLLOW

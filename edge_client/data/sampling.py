@@ -1,4 +1,4 @@
-"""The choice of some of many labelled samples: every choice is seeded, and no choice looks at a pixel."""
+"""Choices of some samples by their labels; every choice is seeded, and no choice depends on the values."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from protofleet.edge_client.data.stable_random import StableRandom
 
 
 def balanced(labels: Labels, k: int, rng: StableRandom) -> Indices:
-    """Choose k samples, with equally many of each class as far as the classes have enough."""
+    """Choose k samples, with the same number of each class if the classes have enough samples."""
     order, rank, _ = _ranked(labels, rng)
     return order[np.argsort(rank, kind="stable")[:k]]
 
 
 def stratified(labels: Labels, k: int, rng: StableRandom) -> Indices:
-    """Choose k samples in which each class has the same fraction as in all samples, rounded.
+    """Choose k samples so that each class has about the same fraction as in all samples.
 
-    This is Webster's method. With many classes of one or two samples, a large class may get more than one
-    sample above or below its part of k. But the first picks of a larger choice are the picks of a smaller
-    choice; the method of largest remainders does not have this property.
+    This is Webster's method. If there are many classes of one or two samples, the number for a large class may
+    differ by more than one sample from its exact part of k. But a larger choice contains every smaller choice,
+    which is not true for the method of largest remainders.
     """
     order, rank, count = _ranked(labels, rng)
     return order[np.argsort((2 * rank + 1) / count, kind="stable")[:k]]
@@ -33,7 +33,7 @@ def without(n: int, chosen: Indices) -> Indices:
 
 
 def _ranked(labels: Labels, rng: StableRandom) -> tuple[Indices, Indices, Indices]:
-    """Return a random order and, along it, the rank of each sample in its class and the size of the class."""
+    """Return a random order of the samples and, in this order, their ranks in their classes and the class sizes."""
     order = rng.permutation(len(labels))
     classes, counts = labels[order], np.bincount(labels)
     together = np.argsort(classes, kind="stable")

@@ -1,8 +1,8 @@
-"""The scaling of a source's numbers to those that a network learns from: (x - offset) / by, per channel.
+"""The scaling of a source's numbers for the input of a network: (x - offset) / by, for each channel.
 
-The constants belong to the source, or the settings of all devices state them alike. No constant is measured
-on a device's own data: each domain's own mean and deviation would remove the shift between domains, and
-federated methods are compared on that shift.
+The constants belong to the source, or they are the same in the settings of all devices. They are never computed
+from a device's own data. Scaling by the mean and deviation of each domain would remove the shift between domains,
+and the comparison of federated methods needs this shift.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from protofleet.protocol.settings.reader import demand_within
 Values = NDArray[Any]  # uint8: pixels; float32: other numbers
 
 LARGEST: Final = 1e9
-# Factor on the largest of a device's own numbers: a sample with a larger number is not of the same kind.
+# A sample is refused if its largest number exceeds the largest of the device's own numbers by this factor.
 FAR: Final = 100.0
 Offset = Annotated[float, Within(-LARGEST, LARGEST)]
 Divisor = Annotated[float, Within(1e-9, LARGEST)]
@@ -50,7 +50,7 @@ class Scale:
         return ""
 
     def applied(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the scaled values; they are [N, *shape]."""
+        """Return the scaled values of samples, [N, *shape]."""
         after = (1,) * (values.ndim - 2)
         offset, by = (np.array(n, np.float32).reshape(-1, *after) for n in (self.offset, self.by))
         found: NDArray[np.float32] = ((values - offset) / by).astype(np.float32)
@@ -60,20 +60,20 @@ class Scale:
 # One scale for all domains, from 0..255 to -1..1.
 PIXELS: Final = Scale(*PIXEL_SCALE)
 UNSCALED: Final = Scale(*AS_IT_IS)
-# The results of PIXELS, exact to the last bit.
+# The scaled value of each pixel value from 0 to 255, rounded in the same way on every machine.
 LEVELS: Final = (2 * np.arange(256) - 255).astype(np.float32) / np.float32(255)
 
 
 @dataclass(frozen=True)
 class SampleKind:
-    """The kind of a device's own samples, which all other samples that it learns from must have."""
+    """The kind of a device's own samples; the inbox's samples must be of the same kind."""
 
     pixels: bool
     scale: Scale = UNSCALED
-    largest: float = LARGEST  # the largest of their absolute values after scaling
+    largest: float = LARGEST  # largest absolute value of the samples after scaling
 
     def problem_with(self, values: Values) -> str:
-        """Return the problem with one sample, as it is stored, or ""."""
+        """Return why a stored sample, before scaling, is not of this kind, or ""."""
         if (values.dtype == np.uint8) != self.pixels:
             if self.pixels:
                 return "it has numbers that are no uint8, and this device learns from pixels; save 0 to 255 as uint8"

@@ -16,7 +16,7 @@ from protofleet.protocol.settings.reader import demand_within, encode
 from protofleet.protocol.settings.suggest import there_are
 
 DEFAULT_SOURCE: Final = "digits"
-# Settings that a function that gives the data does not use, because it has to do their work itself.
+# Settings that have no effect on data from a user's function, which makes these choices itself.
 THEIR_OWN_AFFAIR: Final = ("fraction", "samples", "own_test", "test_samples", "classes", "scale")
 MIN_TRAINING_SAMPLES = 2  # training samples: BatchNorm cannot learn from one
 ROUNDING = 1e-9  # 3 * (1 / 3) may be a little more than 1
@@ -102,7 +102,7 @@ class DataSettings:
 
     @property
     def scaling(self) -> Scale:
-        """Return the scale that turns the numbers of the source into those that a network learns from."""
+        """Return the scale that turns the numbers of the source into the input of a network."""
         if self.scale is not None:
             return self.scale
         if self.is_plugin:
@@ -113,8 +113,8 @@ class DataSettings:
     def check_shape(self) -> None:
         """Raise ValueError if the source cannot give what the settings ask for.
 
-        The constructor does not check this, because an experiment of several sources has settings that are
-        common to all of them and belong to no source.
+        The constructor does not check this, because an experiment with several sources has common settings,
+        which need not fit a single source.
         """
         shape = self.input_shape
         if self.is_plugin:

@@ -54,7 +54,7 @@ class Shard:
     train: TensorSamples
     validation: TensorSamples
     test: TensorSamples
-    names: Names = ()  # names of its classes; empty: unknown
+    names: Names = ()  # names of the classes; empty if they are unknown
     scale: Scale = UNSCALED  # scale that was used to make x from the stored numbers
     pixels: bool = False  # whether the stored numbers are pixels
 
@@ -66,7 +66,7 @@ class Shard:
         return SampleKind(False, self.scale, max(-float(low), float(high)))
 
     def counts(self) -> Tensor:
-        """Return int64 [classes]: the number of training samples of each class."""
+        """Return the number of training samples of each class, int64 [classes]."""
         return torch.bincount(self.train.y, minlength=self.classes)
 
 
@@ -79,10 +79,10 @@ def load_shard(settings: DataSettings, plugins: PlugIns = NO_PLUGINS) -> Shard:
 
 
 class Shards:
-    """The loader for all clients of a process, which reads, draws and decodes their common data only once."""
+    """The loader of data for all clients of a process, which reads and decodes their common data only once."""
 
     def __init__(self, loaded: Shards | None = None) -> None:
-        """Start with the common data that `loaded` already has, if it is given."""
+        """Create a loader, with the common data of the loader `loaded` if it is given."""
         self._domains: dict[Hashable, Domain] = dict(loaded._domains) if loaded else {}
         self._drawn: dict[Hashable, list[Share]] = dict(loaded._drawn) if loaded else {}
         self._tests: dict[Hashable, TensorSamples] = dict(loaded._tests) if loaded else {}
@@ -90,7 +90,7 @@ class Shards:
     def load(self, settings: DataSettings, plugins: PlugIns = NO_PLUGINS) -> Shard:
         """Load the data of one client.
 
-        `plugins` are the plug-ins that may run, for the case that a user's function gives the data.
+        `plugins` are the plug-ins that may run; they are needed if a user's function gives the data.
         """
         if settings.is_plugin:
             return _of_plugin(settings, plugins)
@@ -118,16 +118,16 @@ class Shards:
         )
 
     def share_lengths(self, settings: DataSettings) -> list[tuple[int, int]]:
-        """Count the training and test images of each client that divides the domain.
+        """Return the numbers of training and test samples in the share of each client of the domain.
 
-        The counts are those before any image is held out or left out. The function looks at no pixel.
+        No sample is held out or left out yet. The function reads only labels, not the values of samples.
         """
         domain = self.domain(settings)
         train, test = _divided(domain, settings)
         return [(len(a), len(b)) for a, b in self._draw(domain, settings, train.labels, test.labels)]
 
     def load_common(self, settings: DataSettings) -> None:
-        """Load only the data that a client has in common with all clients that divide its domain."""
+        """Load only the data that the clients of the domain have in common."""
         if settings.is_plugin:
             return
         _, test = self._training_and_test(self.domain(settings), settings)
@@ -141,20 +141,20 @@ class Shards:
         return self._domains[key]
 
     def _training_and_test(self, domain: Domain, settings: DataSettings) -> tuple[Collection, Collection]:
-        """Return this client's training and test samples; some of the training samples are held out later."""
+        """Return this client's test samples, and its samples for training and validation together."""
         own = _seeds_of_client(domain, settings)
         train, test = self._share(domain, settings, StableRandom(*own, "own test"))
         subsample = SPLITS[settings.split].subsample
         train = _fraction_of_domain(settings, train, StableRandom(*own, "fraction"))
         train = _at_most(settings.samples, subsample, train, StableRandom(*own, "samples"))
-        # Clients that share a domain and have no test of their own report on the same samples.
+        # The seed is the same for all clients of a domain, so that they are tested on the same samples.
         drawn = StableRandom(*_seeds_of_domain(domain, settings), "test samples")
         return train, _at_most(settings.test_samples, subsample, test, drawn)
 
     def _share(
         self, domain: Domain, settings: DataSettings, own: StableRandom
     ) -> tuple[Collection, Collection]:
-        """Return the samples that this client may learn from, and those that it is tested on."""
+        """Return the training samples and the test samples of this client's share."""
         s = settings
         train, test = _divided(domain, s)
         own_indices, test_indices = self._draw(domain, s, train.labels, test.labels)[s.part]
@@ -163,7 +163,7 @@ class Shards:
         return select(train, own_indices), select(test, test_indices)
 
     def _draw(self, domain: Domain, settings: DataSettings, train: Labels, test: Labels) -> list[Share]:
-        """Return the shares of all clients that divide this domain."""
+        """Return the shares of all clients of this domain."""
         s = settings
         key = (id(domain), s.seed, s.split, s.parts, s.beta, s.own_test is None)
         if key not in self._drawn:
@@ -187,7 +187,7 @@ def _of_plugin(settings: DataSettings, plugins: PlugIns) -> Shard:
 
 
 def _are_pixels(domain: Domain, settings: DataSettings) -> bool:
-    """Return whether the domain has pixels; the data tell it, because some sources allow other numbers."""
+    """Return whether the domain has pixels, by the type of its values, because some sources also allow numbers."""
     kinds = {part.samples(NO_INDICES, settings.input_shape).dtype for part in (domain.train, domain.test)}
     if len(kinds) > 1:
         raise DataError(
@@ -205,9 +205,9 @@ def _are_pixels(domain: Domain, settings: DataSettings) -> bool:
 
 
 def _divided(domain: Domain, settings: DataSettings) -> tuple[Collection, Collection]:
-    """Return the samples that clients divide for training, and those that they divide for the test.
+    """Return all training samples and all test samples of the domain, before they are divided among clients.
 
-    If each client holds out its own test, all samples are for training first.
+    If each client holds out its own test samples, all samples are returned as training samples.
     """
     s, train, test = settings, domain.train, domain.test
     if s.own_test is not None:
@@ -220,8 +220,8 @@ def _divided(domain: Domain, settings: DataSettings) -> tuple[Collection, Collec
     return train, test
 
 
-# The data of a process whose parent has filled it before the fork: all its children share the memory. In all
-# other processes it is empty.
+# A parent process fills this loader before it forks, so that its children share the memory of the data. In other
+# processes the loader is empty.
 LOADED_BEFORE_FORK: Final = Shards()
 
 
@@ -234,19 +234,16 @@ def _seeds_of_client(domain: Domain, settings: DataSettings) -> tuple[int | str,
 
 
 def _identity(samples: Collection) -> Hashable:
-    """Return a key that is equal for two selections of the same samples of one domain.
-
-    Only the indices and labels tell such selections apart.
-    """
+    """Return a key that is equal for two equal selections of samples from the same collection."""
     if isinstance(samples, Selection):
         return (_identity(samples.collection), samples.indices.tobytes(), samples.labels.tobytes())
     return id(samples)
 
 
 def class_names(settings: DataSettings) -> Names:
-    """Return the names of the classes without reading an image; empty if they are unknown."""
+    """Return the names of the classes, without reading samples; empty if the names are unknown."""
     if settings.is_plugin:
-        return ()  # only the function that gives the data knows them
+        return ()  # the names are known only after a call of the user's function
     domain = settings.domain or settings.source
     return _comparable(
         configured_class_names(settings) or find(settings.source).class_names(_folder(settings), domain)
@@ -254,7 +251,7 @@ def class_names(settings: DataSettings) -> Names:
 
 
 def missing_folder(settings: DataSettings) -> Path | None:
-    """Return the folder where the data should be, if it is missing; read nothing of the data."""
+    """Return the folder of the data if it is needed and missing, or None; do not read the data."""
     folder = _folder(settings)
     if settings.is_plugin:
         return None
@@ -262,12 +259,12 @@ def missing_folder(settings: DataSettings) -> Path | None:
 
 
 def configured_class_names(settings: DataSettings) -> Names:
-    """Return the class names that the settings give, without looking at the data."""
+    """Return the class names from the settings, or the source's usual classes; do not read the data."""
     return () if settings.is_plugin else settings.classes or find(settings.source).default_classes
 
 
 def _comparable(classes: tuple[str, ...]) -> Names:
-    """Return the names in the form in which devices compare them; empty if they have no such form."""
+    """Return the names in a form that can be compared between devices; empty if this is not possible."""
     names = normalized(classes)
     if problem := problem_with(names):
         log.warning("%s; so nobody is told what the classes are called, and nobody can compare", problem)
@@ -280,7 +277,7 @@ def _folder(settings: DataSettings) -> Path:
 
 
 def _domain(settings: DataSettings) -> Domain:
-    """Return the domain that the settings name, or the whole source as one domain."""
+    """Read the domain that the settings name, or all domains of the source as one domain."""
     source = find(settings.source)
     folder = _folder(settings)
     whole = settings.domain in ("", settings.source)
@@ -292,9 +289,9 @@ def _domain(settings: DataSettings) -> Domain:
 
 
 def _fraction_of_domain(settings: DataSettings, share: Collection, rng: StableRandom) -> Collection:
-    """Take the part `fraction` of the domain from the share, and keep the mix of classes.
+    """Choose as many samples of the share as the setting `fraction` of the domain, with the same mix of classes.
 
-    The share is on average one part of `parts` of the domain.
+    The size of the domain is estimated as `parts` times the size of the share.
     """
     if settings.fraction is None:
         return share
@@ -309,7 +306,7 @@ def _at_most(most: int | None, subsample: Subsampler, samples: Collection, rng: 
 
 
 def _split_off(fraction: float, samples: Collection, rng: StableRandom) -> tuple[Collection, Collection]:
-    """Return the rest, and the samples that are held out."""
+    """Split samples into the remaining ones and the held-out ones, and return both."""
     held_out = stratified(samples.labels, round(fraction * len(samples.labels)), rng)
     return select(samples, without(len(samples.labels), held_out)), select(samples, held_out)
 
@@ -333,13 +330,13 @@ def _to_tensors(samples: Collection, shape: InputShape, scale: Scale) -> TensorS
 
 
 def to_tensor(values: Values, shape: InputShape, scale: Scale) -> Tensor:
-    """Return float32 [N, *shape], as it enters a network."""
+    """Convert stored values to the input of a network, float32 [N, *shape]."""
     if values.dtype != np.uint8:
         return torch.from_numpy(scale.applied(values))
     if shape.rank == 3 and shape.channels == 3 and all(bool((one == one[:1]).all()) for one in values):
-        values = values[:, :1]  # these are mostly digits: a third of the memory
+        values = values[:, :1]  # grey images need only one channel in memory
     x = np.empty(values.shape, np.float32)
-    # One by one, because all at once would take eight times the memory for a moment.
+    # The samples are converted one by one, because all at once would need eight times the memory for a moment.
     for one, found in zip(x, values, strict=True):
         one[:] = LEVELS[found]
     return torch.from_numpy(x).expand(-1, *shape.axes)

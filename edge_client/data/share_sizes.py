@@ -1,4 +1,4 @@
-"""The number of images of each client, from labels alone, to find impossible divisions before a start."""
+"""The number of samples of each client, computed from labels, to find impossible divisions before a start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ShareSize:
 
 
 def share_sizes(settings: DataSettings, shards: Shards) -> list[ShareSize]:
-    """Return the sizes for all clients that divide this domain, as `Shards.load` makes them.
+    """Return the sizes of the shares that `Shards.load` makes for all clients of this domain.
 
     Raise DataError if the domain cannot be divided.
     """
@@ -47,9 +47,9 @@ def _size(s: DataSettings, train: int, test: int) -> ShareSize:
 
 
 def problem_of_division(settings: DataSettings, shards: Shards) -> str:
-    """Return the problem with this number of parts, or "".
+    """Return why the domain cannot be divided into this number of parts, or "".
 
-    Raise DataError if there is nothing to divide.
+    Raise DataError if the domain cannot be read.
     """
     shards.domain(settings)
     try:
@@ -63,7 +63,7 @@ def problem_of_division(settings: DataSettings, shards: Shards) -> str:
 
 
 def most_parts(settings: DataSettings, shards: Shards) -> int:
-    """Return the largest number of parts that the search finds to work, below the settings'; 0: none."""
+    """Search for the largest number of parts that works, below that of the settings; return 0 if none is found."""
     works, fails = 0, settings.parts
     while fails - works > 1:
         middle = (works + fails) // 2

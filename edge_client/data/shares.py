@@ -1,4 +1,4 @@
-"""The division of data among clients: each draws the same shares and takes its own, without any message."""
+"""The division of data among clients: each client draws all shares with the same seed and uses its own share."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.sampling import balanced, stratified
 from protofleet.edge_client.data.stable_random import StableRandom
 
-# Training samples that a Dirichlet draw must leave to each client; this is the usual number.
+# Smallest number of training samples that a Dirichlet draw must give each client; other projects use it too.
 MIN_SAMPLES_IF_SKEWED: Final = 10
 ATTEMPTS: Final = 100
 
 Share = tuple[Indices, Indices]  # indices of the training samples and of the test samples
-# Its arguments: labels for training, labels for the test, the number of shares, beta, and the random numbers.
+# Its arguments are training labels, test labels, the number of shares, beta, and the random numbers.
 Partitioner = Callable[[Labels, Labels, int, float, StableRandom], list[Share]]
 Subsampler = Callable[[Labels, int, StableRandom], Indices]
 
 
 @dataclass(frozen=True)
 class Split:
-    """A way to divide data; `subsample` chooses fewer samples of a share and keeps an intended skew."""
+    """A way to divide data among clients; `subsample` chooses some samples of a share and keeps its skew."""
 
     partition: Partitioner
     subsample: Subsampler
@@ -35,7 +35,7 @@ class Split:
 def same_mix(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
     """Return shares with the same mix of classes.
 
-    All clients have the whole test set, because it measures the domain.
+    Every client gets the whole test set, because the test is meant to measure the domain.
     """
     order = rng.permutation(len(train))
     order = order[np.argsort(train[order], kind="stable")]
@@ -44,7 +44,7 @@ def same_mix(train: Labels, test: Labels, parts: int, beta: float, rng: StableRa
 
 
 def shuffled(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
-    """Return shares that are drawn at random, independent of the class. All have the whole test set."""
+    """Return shares that are drawn at random, independent of the class; each has the whole test set."""
     order, tested = rng.permutation(len(train)), np.arange(len(test))
     return [(order[i::parts], tested) for i in range(parts)]
 
@@ -52,12 +52,12 @@ def shuffled(train: Labels, test: Labels, parts: int, beta: float, rng: StableRa
 def dirichlet(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
     """Divide each class among the clients in proportions drawn from Dirichlet(beta).
 
-    The test samples of the class are divided in the same proportions, so that each client is tested on what
-    it learns from. If a draw leaves too few samples to any client, it is drawn again. Without test samples no
-    client gets any.
+    The test samples of a class are divided in the same proportions, so that each client is tested on the mix of
+    classes that it learns from. If any client gets too few samples, the proportions are drawn again. If there
+    are no test samples, the test sets are empty.
     """
     classes = int(np.concatenate([train, test]).max()) + 1
-    tested = min(len(test), 1)  # the least number for each client
+    tested = min(len(test), 1)  # smallest number of test samples for each client
     sizes = [np.bincount(labels, minlength=classes) for labels in (train, test)]
     if len(train) >= MIN_SAMPLES_IF_SKEWED * parts and len(test) >= tested * parts:
         for _ in range(ATTEMPTS):
@@ -75,9 +75,10 @@ def dirichlet(train: Labels, test: Labels, parts: int, beta: float, rng: StableR
 
 
 def _cumulative_shares(classes: int, parts: int, beta: float, rng: StableRandom) -> NDArray[np.float64]:
-    """Return [classes, parts]: the share of clients 0 .. i together.
+    """Return the cumulative share of clients 0 .. i in each class, [classes, parts].
 
-    The last bit of a logarithm may differ between machines. It would move a sample once in some 10^12 cuts.
+    The last bit of a logarithm may differ between machines. This changes the division only about once in 10^12
+    cuts.
     """
     logs = np.array([[rng.log_gamma_draw(beta) for _ in range(parts)] for _ in range(classes)])
     weights = np.exp(logs - logs.max(1, keepdims=True))
@@ -86,7 +87,7 @@ def _cumulative_shares(classes: int, parts: int, beta: float, rng: StableRandom)
 
 
 def _partition_ends(cuts: NDArray[np.float64], counts: Labels) -> Indices:
-    """Return [classes, parts]: the end of each client's samples in the row of its class."""
+    """Return [classes, parts]: the index at which each client's samples of a class end."""
     return np.floor(cuts * counts[:, None] + 0.5).astype(np.int64)
 
 

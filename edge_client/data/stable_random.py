@@ -1,8 +1,8 @@
 """Random integers that are the same on every machine and in every release.
 
-NumPy keeps PCG64's raw 64 bits and its seeding stable. But it says that everything above them (`integers`,
-`permutation`, `dirichlet`, ...) may change from release to release. Devices of one fleet run different
-releases, and they must agree on which device has which sample. So this module makes all draws from the raw
+NumPy guarantees that the raw 64 bits of PCG64 and its seeding do not change. Its other functions (`integers`,
+`permutation`, `dirichlet`, ...) may change with each release. The devices of one fleet may run different
+releases, but they must agree on the sample indices of each device. So this module makes all draws from the raw
 bits.
 """
 
@@ -28,7 +28,7 @@ class StableRandom:
         self._bits = np.random.PCG64(int.from_bytes(hashlib.sha256(name).digest()[:16], "big"))
 
     def below(self, limit: int, *shape: int) -> Integers:
-        """Draw numbers 0 .. limit-1; some are more probable than others, by limit / 2^32."""
+        """Draw numbers 0 .. limit-1; their probabilities differ slightly, by a factor of up to 1 + limit / 2^32."""
         high = self.raw(math.prod(shape)) >> np.uint64(32)
         drawn: Integers = ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
         return drawn.reshape(shape)
@@ -42,9 +42,9 @@ class StableRandom:
         return np.argsort(self.raw(n), kind="stable").astype(np.int64)
 
     def noise(self, *shape: int) -> NDArray[np.int32]:
-        """Draw bell-shaped numbers around 0, sums of four bytes; NOISE_ONE is one standard deviation."""
+        """Draw bell-shaped numbers around 0, each from the sum of four bytes; NOISE_ONE is the standard deviation."""
         size = math.prod(shape)
-        # The order is little-endian on every machine, so that the bytes come in the same order.
+        # Little-endian order is forced, so that the bytes have the same order on every machine.
         raw = self.raw((size + 1) // 2).astype("<u8").view(np.uint8)
         sums: NDArray[np.int32] = raw.reshape(-1, 4).sum(1, dtype=np.int32)[:size]
         sums -= 510
@@ -53,7 +53,7 @@ class StableRandom:
     def log_gamma_draw(self, shape: float) -> float:
         """Draw the logarithm of a Gamma(shape) number (Marsaglia and Tsang, 2000).
 
-        For shape 0.01 the number itself would often be 0 in floating point.
+        The logarithm is used because for shape 0.01 the number itself is often too small for floating point.
         """
         if shape < 1:
             return self.log_gamma_draw(shape + 1) + math.log(self._unit()) / shape

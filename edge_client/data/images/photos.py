@@ -1,6 +1,6 @@
 """Background images: crops of the photographs and textures that scikit-image contains.
 
-Only PNG files are used: every decoder makes the same pixels of a PNG, but not of a JPEG.
+Only PNG files are used, because decoders give the same pixels for a PNG but not for a JPEG.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def read_photos() -> list[Pixels]:
 
 
 def draw_places(n: int, rng: StableRandom) -> Integers:
-    """Return [n, 4], the places of crops: photograph, across, down, mirrored."""
+    """Draw the places of crops, [n, 4]: photograph, across, down, mirrored."""
     return rng.below(1 << 20, n, 4)
 
 
 def crops(photos: list[Pixels], places: Integers, side: int, test: bool) -> Pixels:
-    """Return [n, side, side, 3], half of them mirrored.
+    """Return the crops at these places, [n, side, side, 3]; about half of them are mirrored.
 
     Test crops come from the right fifth of each photograph, and training crops from the rest, so that no
     texture is in both training and test.

@@ -29,17 +29,17 @@ MOST_PIXELS: Final = 100_000_000
 MOST_MEMORY: Final = (
     640_000_000  # bytes of a picture while it is decoded and converted, without the file itself
 )
-DECODERS: Final = {"JPEG": 8, "MPO": 8, "WEBP": 12}  # bytes per pixel that a decoder itself may take
+DECODERS: Final = {"JPEG": 8, "MPO": 8, "WEBP": 12}  # bytes per pixel that a decoder may take in addition
 DEEP: Final = ("I", "F")  # Pillow's modes of 32 bits, in which the value of white is unknown
 BAND: Final = 1 << 20  # pixels that are converted together from 16 bits to 8
 EXIF: Final = b"Exif\0\0"
-MOST_NOTES: Final = 8  # EXIF blocks in a JPEG; Pillow joins them, and makes objects of all their numbers
+MOST_NOTES: Final = 8  # EXIF blocks in a JPEG; Pillow makes a Python object of each of their numbers
 
 
 def read_picture(path: Path, size: tuple[int, int] | None = None) -> Pixels:
-    """Decode a picture file to [height, width, 3], resized to `size`, (height, width), if it is given.
+    """Decode a picture file to [height, width, 3], and resize it to `size` (height, width) if that is given.
 
-    Raise FileNotFoundError if there is no file, and UnusableError if it cannot be used.
+    Raise FileNotFoundError if there is no file, and UnusableError if the file cannot be used.
     """
     return decoded_picture(content_of(path), size)
 
@@ -84,7 +84,7 @@ def _demand_limits(image: Image.Image, size: tuple[int, int] | None, tile: int) 
 
 
 def bytes_per_pixel(mode: str, form: str) -> int:
-    """Count the bytes of the decoded picture, of its converted copy, and of the decoder."""
+    """Return the bytes per pixel of the decoded picture, of its converted copy, and of the decoder."""
     sixteen = mode.startswith("I;16")
     decoded = 1 if mode in ("1", "L", "P") else 2 if sixteen else 4
     converted = 0 if mode in ("L", "RGB") else 1 if sixteen else 4
@@ -104,9 +104,9 @@ def _rgb(image: Image.Image, size: tuple[int, int] | None) -> Pixels:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Convert a grey picture of 16 bits, as industrial cameras make it, to 8 bits.
+    """Convert a grey picture of 16 bits, for example from an industrial camera, to 8 bits.
 
-    Pillow would make every value above 255 white.
+    Pillow's own conversion would make every value above 255 white.
     """
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""The resizing of images in integers: the same bytes on every processor and with every library."""
+"""The resizing of images with integers, so that the bytes are the same on every processor."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CHUNK: Final = 256  # images at a time, to limit the memory
 def resize(images: Pixels, height: int, width: int) -> Pixels:
     """Resize [N, h, w, C] to [N, height, width, C].
 
-    The filter is a triangle that is as wide as the coarser of both grids. So it is bilinear for enlarging and
-    free of aliases for reducing.
+    The filter is a triangle whose width follows the coarser of the two grids. So enlarging is bilinear, and
+    reducing makes no aliases.
     """
     if images.shape[1:3] == (height, width):
         return images
@@ -34,7 +34,7 @@ def resize(images: Pixels, height: int, width: int) -> Pixels:
 def channels_first(images: Pixels, channels: int) -> Pixels:
     """Change [N, h, w, C] to [N, channels, h, w].
 
-    Colours become grey if `channels` is 1; grey becomes equal channels. The function makes no copy if nothing
+    Coloured images become grey if `channels` is 1. Grey images get equal channels. The result is a view if nothing
     has to be computed.
     """
     own = images.shape[3]
@@ -72,8 +72,8 @@ def _along(images: NDArray[np.int32], axis: int, size: int) -> NDArray[np.int32]
 
 
 def _taps(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return for each new pixel the old pixels that it is made of, and their weights, [new, taps] each."""
-    # All centres are whole numbers in units of 1/(2 new) old pixels.
+    """Return for each new pixel the indices and the weights of its old pixels, [new, taps] each."""
+    # In units of 1/(2 new) old pixels, the centres of all pixels are whole numbers.
     centres = (2 * np.arange(new) + 1)[:, None] * old
     distance = np.abs((2 * np.arange(old) + 1) * new - centres)
     weights = np.maximum(2 * max(old, new) - distance, 0)  # [new, old]

@@ -1,4 +1,4 @@
-"""The tables at the start of a TIFF file, read before Pillow makes an object of each of their numbers."""
+"""A check of the tables in a TIFF file, made before Pillow makes a Python object of each of their numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protofleet.edge_client.data.plain_file import UnusableError
 PREFIXES: Final = {b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+"}
 BYTES: Final = {1, 2, 7}  # types whose values remain bytes
 TILE_SIDES: Final = {322, 323}
-MORE_TABLES: Final = {34665, 34853, 40965}  # tags that name the place of another table
+MORE_TABLES: Final = {34665, 34853, 40965}  # tags whose value is the position of another table
 MOST_ROWS: Final = 65_535
 MOST_NUMBERS: Final = (
     1 << 18
@@ -18,9 +18,9 @@ MOST_NUMBERS: Final = (
 
 
 def tile_pixels(content: bytes) -> int:
-    """Return the number of pixels in a tile of a TIFF file; return 1 if it has no tiles or is no TIFF.
+    """Return the number of pixels in a tile of a TIFF file; return 1 for a file without tiles or of another format.
 
-    Raise UnusableError if its tables hold more numbers than a picture needs.
+    Raise UnusableError if the tables hold more numbers than a picture needs.
     """
     if content[:4] not in PREFIXES:
         return 1
@@ -52,5 +52,5 @@ def tile_pixels(content: bytes) -> int:
 
 
 def _at(content: bytes, form: str, at: int) -> tuple[int, ...]:
-    """Unpack the values at a place; return () if the file ends before it."""
+    """Unpack the values at a position; return () if the file is too short."""
     return struct.unpack_from(form, content, at) if at + struct.calcsize(form) <= len(content) else ()

@@ -1,7 +1,7 @@
 """Warps, blends, blurs and noise in integers, for many images at once: [N, h, w] or [N, h, w, C].
 
-Floating point would round differently on a processor that fuses multiply and add, or with a library that
-vectorises differently. Then devices of one fleet would hold different data.
+Floating-point results may differ between processors and libraries, for example if multiply and add are fused. Then
+the devices of one fleet would have different data.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ TURN: Final = 1024  # a half-angle tangent of 1.0
 
 @dataclass(frozen=True)
 class AffineLimits:
-    """Limits of the random parameters of a warp, symmetric except for the scale."""
+    """The limits of the random parameters of a warp; except for the scale, they hold in both directions."""
 
-    turn: int  # tangent of half the angle, in 1/TURN: 90 is 10 degrees
+    turn: int  # tangent of half of the largest angle, in 1/TURN: 90 is 10 degrees
     shear: int  # largest shear, in 1/1000
     scale: tuple[int, int]  # smallest and largest scale, in 1/1000
     shift: int  # largest shift, in pixels of the window
 
 
 def warp(images: Pixels, limits: AffineLimits, rng: StableRandom) -> Pixels:
-    """Turn, shear, scale and shift grey images [N, h, w] about their centre, and halve them to [N, h/2, h/2].
+    """Turn, shear, scale and shift grey images [N, h, w], and reduce them to [N, h/2, h/2].
 
-    Four samples for each pixel keep the edges smooth. The area outside the image is black.
+    Each pixel is the mean of four points, so the edges are smooth. The area outside the image is black.
     """
     matrix, shift = affine_maps(len(images), limits, rng)
     side = images.shape[1]
@@ -50,7 +50,7 @@ def blend(background: IntPixels, foreground: IntPixels, mask: NDArray[np.int32])
 
 
 def blur(images: IntPixels, strength: Integers) -> IntPixels:
-    """Blur [N, h, w, C] with a 3x3 binomial filter, mixed in by strength/16 for each image."""
+    """Blur [N, h, w, C] with a 3x3 binomial filter; the blurred image counts `strength` sixteenths."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
     rows = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]
     soft = (rows[:, :, :-2] + 2 * rows[:, :, 1:-1] + rows[:, :, 2:] + 8) >> 4
@@ -76,9 +76,9 @@ def to_pixels(images: IntPixels) -> Pixels:
 def affine_maps(n: int, limits: AffineLimits, rng: StableRandom) -> tuple[IntPixels, IntPixels]:
     """Return random maps from a point of the result to a point of the source.
 
-    They are [N, 4] (xx, xy, yx, yy) in 1/ONE and [N, 2] (x, y) in half pixels. Cosine and sine are computed
-    from the tangent t of half the angle, (1 - t^2, 2 t) / (1 + t^2). So they are exact, and the same on every
-    machine.
+    The maps are matrices [N, 4] (xx, xy, yx, yy) in 1/ONE and shifts [N, 2] (x, y) in half pixels. Cosine and sine
+    are (1 - t^2, 2 t) / (1 + t^2), where t is the tangent of half the angle. So they are computed with whole
+    numbers and are the same on every machine.
     """
     turn = rng.between(-limits.turn, limits.turn, n)
     shear = rng.between(-limits.shear, limits.shear, n)
@@ -93,13 +93,13 @@ def affine_maps(n: int, limits: AffineLimits, rng: StableRandom) -> tuple[IntPix
 
 
 def _sample(images: Pixels, matrix: IntPixels, shift: IntPixels, side: int) -> IntPixels:
-    """Return [N, side, side], interpolated bilinearly between the pixels of the images."""
+    """Return the images at the mapped points, interpolated bilinearly, [N, side, side]."""
     n, height, width = images.shape
     axis = (2 * np.arange(side) + 1 - side).astype(np.int32)  # half pixels from the centre
     x = axis[None, None, :] - shift[:, 0, None, None]
     y = axis[None, :, None] - shift[:, 1, None, None]
     xx, xy, yx, yy = (matrix[:, i, None, None] for i in range(4))
-    # The images get a black frame, and all pixels outside are read from it.
+    # The images get a black frame, which gives the pixels outside the image.
     columns = _framed_position(xx * x + xy * y, width)
     rows = _framed_position(yx * x + yy * y, height)
     framed = np.pad(images, ((0, 0), (1, 1), (1, 1))).astype(np.int32).ravel()
@@ -114,9 +114,9 @@ def _sample(images: Pixels, matrix: IntPixels, shift: IntPixels, side: int) -> I
 
 
 def _framed_position(offset: IntPixels, size: int) -> IntPixels:
-    """Convert half pixels x ONE from the centre to a position in the framed image.
+    """Convert an offset from the centre, in half pixels times ONE, to a position in the framed image.
 
-    The position is in 1/256 pixels from the first centre of the framed image.
+    The position is measured in 1/256 pixels from the centre of the first pixel of the framed image.
     """
     position = (offset >> 7) + (size + 1) * 128  # from 2 ONE per pixel to 256 per pixel
     return position.clip(0, (size + 1) * 256 - 1)

@@ -1,4 +1,4 @@
-"""A folder of samples that grows: what is in it, what can be used, and how a share is joined to it.
+"""A folder to which samples are added: its list of usable samples, their store, and their use for training.
 
 May import: edge_client.data, edge_client.data.images, protocol.*.
 """

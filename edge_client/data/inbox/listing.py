@@ -1,8 +1,8 @@
 """A folder that grows while a device runs, `<inbox>/<class>/<file>`, and the samples in it.
 
-The program that fills the folder may not have finished a file yet, and may put any file there. So a file
-counts when it has not changed for some seconds. The device logs a file that it cannot use once, with the
-reason, and reads it again only when it has changed.
+Another program fills the folder, and a file may be incomplete. So a file counts only when it has not changed for
+some seconds. If the device cannot use a file, it logs the reason once. It reads the file again only after a
+change of the file.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from protofleet.protocol.wire.printable import printable
 
 SETTLE_SECONDS: Final = 2.0  # seconds without a change after which a file counts as complete
 MOST_FILES: Final = 100_000
-MOST_AT_ONCE: Final = 500  # new files in one look, at most: work for the coordinator must not wait long
+MOST_AT_ONCE: Final = 500  # most new files at one look, because the device's work must not wait long
 ARRAYS: Final = ".npy"
-# Ends of the names that programs use while they write.
+# Ends of the names of files that a program is still writing.
 UNFINISHED: Final = (".part", ".tmp", ".crdownload", "~")
 
 log = logging.getLogger("protofleet.device")
@@ -43,16 +43,16 @@ Signature = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, order=True)
 class InboxEntry:
-    """A sample: the SHA-256 of its file's bytes, and its class."""
+    """A sample in the inbox, with the SHA-256 of its file's bytes and its class."""
 
     sha256: bytes
     label: int
 
     @property
     def draw(self) -> float:
-        """Return a number from 0 on and below 1, evenly distributed, that depends only on the file.
+        """Return a number from 0 to below 1, evenly distributed, that depends only on the file's bytes.
 
-        So a sample that is held out by this number stays held out, however many others come.
+        So a sample that is held out by this number stays held out when other samples are added.
         """
         return int.from_bytes(self.sha256[:6], "big") / (1 << 48)
 
@@ -69,10 +69,10 @@ class Inbox:
     kind: SampleKind  # kind that the samples must have
     clock: Callable[[], float] = time.time
     _seen: dict[Path, tuple[Signature, InboxEntry | None]] = field(default_factory=dict)
-    _told: set[Path] = field(default_factory=set)  # paths with a logged problem, until the problem has gone
+    _told: set[Path] = field(default_factory=set)  # paths whose problem was logged and still exists
 
     def look(self) -> Listing:
-        """Return the samples that are there now; a sample whose file has gone is no longer in the list."""
+        """Return the list of the samples that are in the folder now."""
         found: dict[bytes, InboxEntry] = {}
         fresh, seen = 0, dict[Path, tuple[Signature, InboxEntry | None]]()
         for path, label in self._files():
@@ -87,7 +87,7 @@ class Inbox:
             fresh += before is None
             try:
                 entry = before[1] if before else self._read(path, label)
-            except OSError as error:  # the fault of the device's own disk: the file is read again
+            except OSError as error:  # the device's own disk has the fault, so the file is read again later
                 self._tell(self.samples.folder, f"{_said(path)} waits: it cannot be kept ({error.strerror})")
                 fresh = MOST_AT_ONCE
                 continue
@@ -113,7 +113,7 @@ class Inbox:
                     yield path, number[name]
 
     def _say_without_class(self, entries: list[Path]) -> None:
-        """Warn of samples that are directly in the inbox; other files there are no mistake."""
+        """Warn of samples that are directly in the inbox and in no folder of a class."""
         kinds = {ARRAYS} | (SUFFIXES if self.shape.rank == 3 else set())
         named = (path for path in entries if path.suffix.lower() in kinds and not _is_left_alone(path))
         found = [path for path in named if self._is_whole_file(path)]
@@ -142,16 +142,16 @@ class Inbox:
             log.warning("inbox: %s", words)
 
     def _known(self, path: Path) -> tuple[Signature, tuple[Signature, InboxEntry | None] | None] | None:
-        """Return the file's signature, and what was made of it if it has not changed.
+        """Return the file's signature, with the earlier signature and entry if the file has not changed.
 
-        Return None if the file is not complete yet, or has gone.
+        Return None if the file is not complete yet, or does not exist any more.
         """
         try:
             found = path.lstat()
         except OSError:
             return None
-        # The signature includes the time of the last change of owner or mode, because an unreadable file may
-        # become readable.
+        # The signature includes the time of the last change of owner or mode, because such a change may make an
+        # unreadable file readable.
         signature = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
         before = self._seen.get(path)
         if before is not None and before[0] == signature:
@@ -161,7 +161,7 @@ class Inbox:
     def _is_whole_file(self, path: Path) -> bool:
         try:
             found = path.lstat()
-        except OSError:  # it has just gone, or may not be read
+        except OSError:  # the file was just removed, or may not be read
             return False
         return stat.S_ISREG(found.st_mode) and self._is_settled(found)
 
@@ -169,12 +169,12 @@ class Inbox:
         return not 0 <= self.clock() - found.st_mtime < SETTLE_SECONDS
 
     def _read(self, path: Path, label: int) -> InboxEntry | None:
-        """Read a file as a sample; raise OSError if the sample cannot be kept."""
+        """Read a file as a sample, and return None if it cannot be used; raise OSError if storing it fails."""
         try:
             content = content_of(path, links=False)
             sha256 = hashlib.sha256(content).digest()
             values = None if self.samples.has(sha256) else self._sample_in(content, path.suffix.lower())
-        except FileNotFoundError:  # it has just gone
+        except FileNotFoundError:  # the file was just removed
             return None
         except UnusableError as error:
             self._skip(path, str(error))
@@ -208,14 +208,14 @@ def _is_left_alone(path: Path) -> bool:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # it may not be read
+    except OSError:  # the folder may not be read
         return True
 
 
 def sample_in(content: bytes, suffix: str, shape: InputShape) -> Values:
-    """Return [*shape]: uint8 of a picture's pixels, float32 of other numbers.
+    """Decode a file to values [*shape]: uint8 for pixels, float32 for other numbers.
 
-    Raise UnusableError if the content is neither.
+    Raise UnusableError if the content is not a usable picture or array.
     """
     if suffix == ARRAYS:
         return _array(content, shape)
@@ -231,7 +231,7 @@ def _array(content: bytes, shape: InputShape) -> Values:
     except Exception as error:  # noqa: BLE001 - NumPy raises whatever its parser of headers does
         raise UnusableError(f"it is no NumPy array ({_first_line(error)})") from None
     if isinstance(values, np.ndarray) and shape.rank == 3 and values.dtype == np.uint8:
-        if values.shape == (*shape.spatial, shape.channels):  # the order of axes that cameras and NumPy use
+        if values.shape == (*shape.spatial, shape.channels):  # cameras and NumPy put the channels last
             values = values.transpose(2, 0, 1)
         if values.shape == shape.axes:
             return np.ascontiguousarray(values)
@@ -257,7 +257,7 @@ def _first_line(error: Exception) -> str:
 
 
 def held_out(entry: InboxEntry, own_test: float | None, validation: float) -> str:
-    """Return whether a sample is for the test, for validation or for training."""
+    """Return the use of a sample: "test", "validation" or "train"."""
     test = own_test or 0.0
     if entry.draw < test:
         return "test"

@@ -1,6 +1,6 @@
-"""The store of the inbox's samples: decoded, each under the hash of the file that it was read from.
+"""The store of the inbox's decoded samples, each under the hash of its file.
 
-So a round that was begun can be repeated after its files have gone, and no file is decoded twice.
+Because of the store, a round can be repeated after its files were removed, and no file is decoded twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protofleet.protocol.settings.input_shape import InputShape
 from protofleet.protocol.storage.disk import Disk
 
 PIXELS, NUMBERS = b"u", b"f"
-HEAD: Final = 33  # bytes before the values: their kind, and the SHA-256 of all the rest
+HEAD: Final = 33  # bytes before the values: the kind of the values, and their SHA-256
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class InboxSamples:
         self.disk.replace(self._path(sha256), kind + hashlib.sha256(body).digest() + body)
 
     def load(self, sha256: bytes) -> Values | None:
-        """Return [*shape], or None if the sample is missing, is damaged or has another shape than `shape`."""
+        """Return the values of a sample, [*shape]; None if the sample is missing, damaged or of another shape."""
         try:
             text = self._path(sha256).read_bytes()
         except OSError:

@@ -1,4 +1,4 @@
-"""The samples that a device learns from: its share, followed by the inbox's samples of one listing."""
+"""The data of a device with an inbox: its share, followed by the inbox's samples of one list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shard, TensorSamples, to_tensor
 from protofleet.protocol.storage.disk import Disk
 
-FILES, LABELS = "inbox.files", "inbox.labels"  # arrays of a listing as it is stored and handed on
+FILES, LABELS = "inbox.files", "inbox.labels"  # names of the arrays in a stored listing
 FOLDER: Final = "inbox"  # folder in the device's own folder
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -45,7 +45,7 @@ def as_listing(arrays: Arrays) -> Listing:
 
 
 def joined(base: Shard, listing: Listing, samples: InboxSamples, settings: DataSettings) -> Shard:
-    """Return the device's own share, followed by the inbox's samples of the listing."""
+    """Return the device's own share, with the inbox's samples of the listing appended."""
     parts: dict[str, list[tuple[Tensor, int]]] = {"train": [], "validation": [], "test": []}
     kind = base.kind
     for entry in listing:

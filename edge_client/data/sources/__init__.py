@@ -1,4 +1,4 @@
-"""Sources of data by the form in which they are published, one module each.
+"""The sources of data, one module for each form in which data are published.
 
 May import: edge_client.data, edge_client.data.images, edge_client.data.digits, protocol.settings.
 """

@@ -1,10 +1,10 @@
 """A user's own samples of any shape, in NumPy's format: `<root>/<domain>.npz` with the arrays x and y.
 
-x is [N, *shape]: numbers, which are used unchanged. If the shape is an image's, x may also be uint8, which
-are pixels, [N, H, W, channels] or [N, H, W] of grey.
+x has numbers, [N, *shape], which are used unchanged. For images, x may also have pixels of type uint8,
+[N, H, W, channels], or [N, H, W] for grey images.
 
-y has class names, or numbers from 0 on with the names in `classes`. The file may also have x_test and y_test.
-Otherwise a fifth of all samples is for the test.
+y has class names, or numbers from 0 on. The names for the numbers may be in an array `classes`. The file may also
+have x_test and y_test; otherwise a fifth of all samples is for the test.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.protocol.settings.input_shape import InputShape
 
 WAY_OUT: Final = "samples are looked for in <root>/<domain>.npz, and data.root names the root"
-TEST_PART: Final = 5  # one sample in this many is for the test, equally in every class
+TEST_PART: Final = 5  # one of so many samples is for the test, in every class
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class GreyOrSeries:
-    """uint8 values [N, H, W] or [N, C, T].
+    """Values of type uint8, [N, H, W] or [N, C, T], which are grey pictures or series.
 
-    They are grey pictures for a run of images. For any other run they are numbers of 0 to 255, for example of
-    a sensor of 8 bits.
+    In a run on images they are grey pictures. In any other run they are numbers from 0 to 255, for example of
+    a sensor with 8 bits.
     """
 
     values: Pixels
@@ -84,7 +84,7 @@ def _path(folder: Path, domain: str) -> Path:
 def _load(path: Path, *names: str) -> Arrays:
     try:
         with reading(path, WAY_OUT), path.open("rb") as opened:
-            if not zipfile.is_zipfile(opened):  # NumPy would take it for a pickle, and advise to load it
+            if not zipfile.is_zipfile(opened):  # NumPy would advise to load it as a pickle
                 raise ValueError("it is no .npz file, as numpy.savez writes it, or is not whole")
             with np.load(path, allow_pickle=False) as file:
                 return {name: _plain(file, name) for name in names if name in file.files}

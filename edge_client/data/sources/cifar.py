@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100, the Python version: 50,000 and 10,000 images of 32x32 in colour.
 
-The files are pickles, and a pickle may run any code. Here a pickle can give only arrays, lists, dicts,
-numbers and strings; anything else is refused before it is made.
+The files are pickles, and a pickle can run any code. This module accepts only arrays, lists, dicts, numbers and
+strings in a pickle; it refuses other objects before they are made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAY_OUT: Final = "unpack the Python version of the data set there, or name its f
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """Encode text as Python 3 writes bytes into old pickles."""
+    """Encode text to bytes, in the way in which Python 3 writes bytes into old pickles."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it encodes text as {encoding}")
     return text.encode("latin1")
@@ -70,7 +70,7 @@ def _names100(folder: Path, domain: str) -> tuple[str, ...]:
 
 
 def _data_folder(folder: Path, name: str) -> Path:
-    """Return the folder with the files: `folder` may be the archive's own folder, or the folder around it."""
+    """Return the folder of the files, which is `folder` itself or the archive's folder in `folder`."""
     return folder / name if (folder / name).is_dir() else folder
 
 
@@ -94,7 +94,7 @@ def _batch(path: Path, key: str) -> tuple[Pixels, Labels]:
             or images.shape != (len(labels), 3072)
         ):
             raise ValueError(f"its data are not {len(labels)} rows of 3072 bytes")
-    # A row contains one colour after the other.
+    # A row has all red values, then all green values, then all blue values.
     return np.ascontiguousarray(images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
 

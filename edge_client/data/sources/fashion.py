@@ -1,8 +1,8 @@
-"""Fashion-MNIST in four styles, each with its own garments: every fourth of the 70,000.
+"""Fashion-MNIST in four styles; each style has a quarter of the 70,000 garments.
 
 plain   unchanged: grey on black
 photo   the garment in one colour, light and dark exchanged, in front of a photograph
-sketch  its outlines, pencil on paper
+sketch  the garment's outlines, in pencil on paper
 print   two inks through a coarse screen
 """
 
@@ -32,8 +32,8 @@ CLASSES: Final = (
 SIDE: Final = 28
 SCREEN: Final = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])  # Bayer's order
 
-# Its arguments: grey garments [n, 28, 28, 1], their indices among the style's, the number of the style's, and
-# whether they are for the test. Its result is coloured.
+# Its arguments are grey garments [n, 28, 28, 1], their indices among the garments of the style, the number of all
+# garments of the style, and whether the garments are for the test. The result has colours.
 Style = Callable[[IntPixels, Indices, int, bool], Pixels]
 
 

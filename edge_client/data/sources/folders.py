@@ -1,7 +1,7 @@
 """Data sets that are folders of pictures, `<root>/<domain>/<class>/<picture>`.
 
-They are Office-Caltech-10, PACS and a user's own pictures. The user's own may already be split into training
-and test, `<root>/<domain>/train/<class>/...`.
+The data sets are Office-Caltech-10, PACS and a user's own pictures. A user's pictures may already be split into
+training and test, `<root>/<domain>/train/<class>/...`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SPLIT_FOLDERS = ({"train", "test"}, {"train", "val"})
 
 
 def _office_caltech(folder: Path, domain: str) -> Domain:
-    """Read a domain; of every ten pictures the last two are for the test.
+    """Read a domain; the last two of every ten pictures are for the test.
 
-    RethinkFL (FPL) and FedLSA split it in the same way.
+    RethinkFL (FPL) and FedLSA split the data set in the same way.
     """
     classes, pictures = class_folders(folder / domain, WAY_OUT)
     test = np.flatnonzero(np.arange(len(pictures.labels)) % 10 >= 8)
@@ -38,7 +38,7 @@ def _office_caltech(folder: Path, domain: str) -> Domain:
 def _pacs(folder: Path, domain: str) -> Domain:
     """Read a domain and split it 70/30, with the test set rounded up.
 
-    The test sets have 501, 615, 704 and 1,179 pictures, the sizes in FedLSA's tables.
+    The test sets have 501, 615, 704 and 1,179 pictures. FedLSA's tables have the same sizes.
     """
     classes, pictures = class_folders(folder / domain, WAY_OUT)
     n = len(pictures.labels)
@@ -50,7 +50,7 @@ def _pacs(folder: Path, domain: str) -> Domain:
 def _folders(folder: Path, domain: str) -> Domain:
     """Read a domain with its existing split, or split it 80/20.
 
-    The domain is a folder in the root. Without the name of a domain, it is the root itself.
+    The domain is a folder in the root. If no domain is named, the root itself is the domain.
     """
     root = _domain_folder(folder, domain)
     if set(found := subfolders(root, FOLDERS_WAY_OUT)) in SPLIT_FOLDERS:

@@ -1,4 +1,4 @@
-"""A source of data: each has a module, and a line in catalog.py."""
+"""The description of a source of data; each source has a module and a line in catalog.py."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def no_class_names(folder: Path, domain: str) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class DataSource:
     read: Callable[[Path, str], Domain]  # reads one domain from the data's folder
-    domains: tuple[str, ...]  # none: the folder decides
-    default_classes: tuple[str, ...] = ()  # classes that are kept unless the settings name others; none: all
+    domains: tuple[str, ...]  # names of the domains; empty: the folder decides
+    default_classes: tuple[str, ...] = ()  # classes to keep if the settings name no others; empty: all
     # Returns the names of all classes in the order of their labels, without reading a picture.
     class_names: Callable[[Path, str], tuple[str, ...]] = no_class_names
-    needs_folder: bool = True  # whether its data need a folder; False: packages contain them
-    ranks: tuple[int, ...] = (3,)  # ranks of its samples: 1 vectors, 2 series, 3 images
-    shape: InputShape | None = None  # its only shape; None: the settings give it
-    channels: tuple[int, ...] = (1, 3)  # channels that it can give; (): as many as its files have
+    needs_folder: bool = True  # whether the data need a folder; False: packages contain the files
+    ranks: tuple[int, ...] = (3,)  # ranks of the samples: 1 for vectors, 2 for series, 3 for images
+    shape: InputShape | None = None  # the only shape; None: the settings give the shape
+    channels: tuple[int, ...] = (1, 3)  # possible numbers of channels; (): the number in the files
     scale: Scale | None = (
         None  # scale of values that are not pixels; None: the settings give it, or the numbers stay unchanged
     )
 
     def problem_with(self, name: str, shape: InputShape) -> str:
-        """Return why it cannot give samples of this shape, or ""."""
+        """Return why the source cannot give samples of this shape, or ""."""
         if self.shape is not None and shape != self.shape:
             return f"{name} has {self.shape}, and the settings ask for {shape}; leave shape, size and channels out"
         if shape.rank not in self.ranks:

@@ -28,12 +28,12 @@ def _load(path: Path) -> ImagesInMemory:
             ) from None
         try:
             table = loadmat(file, variable_names=["X", "y"])
-        except (MatReadError, NotImplementedError, TypeError) as error:  # some of scipy's are no ValueErrors
+        except (MatReadError, NotImplementedError, TypeError) as error:  # these need not be ValueErrors
             raise ValueError(error) from error
         images, labels = np.asarray(table["X"]), np.asarray(table["y"]).astype(np.int64).ravel()
         if images.shape != (32, 32, 3, len(labels)) or images.dtype != np.uint8:
             raise ValueError(f"X is {images.dtype} {images.shape}, not bytes (32, 32, 3, {len(labels)})")
-    # In MATLAB's order the images are the last axis, and its digit 0 has the label 10.
+    # In a MATLAB file the images are along the last axis, and the digit 0 has the label 10.
     return ImagesInMemory(np.ascontiguousarray(images.transpose(3, 0, 1, 2)), labels % 10)
 
 

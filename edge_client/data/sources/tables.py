@@ -1,7 +1,7 @@
 """Vectors: three UCI tables that scikit-learn's package contains, and a user's own, `<root>/<domain>.csv`.
 
-The file of the package is read, and nothing of it is imported. A row of a table is a sample: its numbers, and
-its class last.
+Only the data files of scikit-learn are read; its code is not imported. A row of a table is a sample: first its
+numbers, then its class.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAY_OUT: Final = (
     "rows are looked for in <root>/<domain>.csv, numbers and the class last, and data.root names the root"
 )
 OTHER_SIGNS: Final = {";": "semicolons", "\t": "tabs", "|": "bars"}  # signs that programs put between values
-TEST_PART: Final = 5  # one row in this many is for the test, equally in every class
+TEST_PART: Final = 5  # one of so many rows is for the test, in every class
 
 CLASSES: Final = {
     "breast_cancer": ("malignant", "benign"),
@@ -70,7 +70,7 @@ class TableRow(NamedTuple):
 
 
 def _of_scikit_learn(name: str, folder: Path, domain: str) -> Domain:
-    """Read a table of scikit-learn: its labels are numbers, and its first row is no sample."""
+    """Read a table of scikit-learn, which has numbers as labels and a first row that is no sample."""
     path = package_file("sklearn", f"datasets/data/{FILES[name]}.csv")
     rows = _rows(path)[1:]
     with reading(path):
@@ -95,7 +95,7 @@ def _own_path(folder: Path, domain: str) -> Path:
 
 
 def _own_rows(path: Path) -> list[TableRow]:
-    """Return the rows of the file without a first row of titles."""
+    """Return the rows of the file, without a first row that has titles."""
     rows = _rows(path)
     return rows[1:] if rows and not _is_number(rows[0].cells[0]) else rows
 
@@ -137,7 +137,7 @@ def _numbers(path: Path, rows: list[TableRow]) -> ValuesInMemory:
 
 
 def _demand(row: TableRow, width: int) -> str:
-    """Describe what the row must be; `width` is the number of cells of the first sample."""
+    """Describe the form that the row must have; `width` is the number of cells of the first sample."""
     other = next((name for sign, name in OTHER_SIGNS.items() if sign in row.cells[0]), "")
     if len(row.cells) == 1 and other:
         return (

@@ -1,7 +1,7 @@
 """Tiny-ImageNet: train/<wnid>/images/*.JPEG, and val/ with val_annotations.txt.
 
-The val part is used as the test, because the labels of the real test set were never published. Classes are
-WordNet ids, sorted.
+The val part is used as the test, because the labels of the real test set were never published. The names of the
+classes are WordNet ids, in sorted order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """USPS from usps.bz2 and usps.t.bz2: 7,291 and 2,007 digits of 16x16 in LIBSVM's text form.
 
-A line is `label index:value ...` with labels 1..10 for 0..9 and values in [-1, 1].
+A line is `label index:value ...`. The labels 1..10 mean the digits 0..9, and the values are in [-1, 1].
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _load(path: Path) -> ImagesInMemory:
 
 
 def _row(line: str) -> list[float]:
-    """Return the label and all pixels; LIBSVM may leave out those that are 0."""
+    """Return the label and all pixels of a line; LIBSVM may leave out pixels that are 0."""
     label, *pairs = line.split()
     row = [float(label)] + [0.0] * PIXELS
     for pair in pairs:
