@@ -1,4 +1,4 @@
-"""Devices that share a GPU: what one of them takes is measured, and others are admitted by that.
+"""The admission of devices to a shared GPU, by the measured memory of their work.
 
 May import: methods.contract.
 """

@@ -1,4 +1,4 @@
-"""The questions that admission asks of a GPU, and torch.cuda's answers."""
+"""The interface of a GPU that admission needs, and its implementation with torch.cuda."""
 
 from __future__ import annotations
 
@@ -7,66 +7,67 @@ from typing import Final, Protocol
 
 import torch
 
-NO_MEMORY: Final = ("out of memory", "alloc_failed")  # words of CUDA, cuBLAS and cuDNN
+NO_MEMORY: Final = ("out of memory", "alloc_failed")  # parts of error messages of CUDA, cuBLAS and cuDNN
 
 
 class Accelerator(Protocol):
-    """A GPU and this process's allocator on it."""
+    """A GPU, with the allocator of this process."""
 
     @property
     def name(self) -> str:
         """Return a name that is equal in all processes that use this GPU, and different for other GPUs.
 
-        It can be used as a file name.
+        The name can be used as a file name.
         """
         ...
 
     def total_bytes(self) -> int: ...
 
     def free_bytes(self) -> int:
-        """Return the bytes that no process of any program has taken.
+        """Return the bytes of GPU memory that no process has taken.
 
-        The first call may take the memory of this process's context: some hundred megabytes, which the
-        process keeps.
+        The first call may create the context of this process, which takes some hundred megabytes until the
+        process ends.
         """
         ...
 
     def reserved_bytes(self) -> int:
-        """Return the bytes that this process has for tensors: those in use, and those kept for later."""
+        """Return the bytes that this process has reserved for tensors, used and unused."""
         ...
 
     def allocated_bytes(self) -> int:
-        """Return the bytes that this process's tensors use, out of the reserved bytes."""
+        """Return the part of the reserved bytes that tensors use."""
         ...
 
     def peak_reserved_bytes(self) -> int:
-        """Return the largest number of bytes that was reserved since `reset_peak`."""
+        """Return the largest value of `reserved_bytes` since `reset_peak`."""
         ...
 
     def peak_allocated_bytes(self) -> int:
-        """Return the largest number of bytes that tensors used since `reset_peak`."""
+        """Return the largest value of `allocated_bytes` since `reset_peak`."""
         ...
 
     def reset_peak(self) -> None: ...
 
     def release_cache(self) -> None:
-        """Give back to the GPU the segments that no tensor uses in any part."""
+        """Give the reserved segments that contain no tensor back to the GPU."""
         ...
 
 
 class Cuda:
-    """The counters of torch's caching allocator.
+    """A GPU of CUDA, with the counters of torch's caching allocator.
 
-    It reserves segments of 2 MiB, 20 MiB or more from the GPU and cuts them into blocks. It keeps a freed
-    block for later tensors. `empty_cache` gives back only segments that are completely free. The free parts
-    of the other segments are `inactive_split_bytes` in torch.cuda.memory_stats. cuBLAS's workspace is such a
-    block, and it exists as long as the process. So work may find its memory in segments that are already
-    reserved, and then nothing more is reserved for it.
+    The allocator reserves segments of 2 MiB, 20 MiB or more from the GPU and divides them into blocks. It keeps a
+    freed block for later tensors. `empty_cache` gives back only segments that are completely free. In
+    torch.cuda.memory_stats, the free parts of the other segments are `inactive_split_bytes`. A segment with
+    cuBLAS's workspace is never completely free, because the workspace exists as long as the process.
+
+    So a piece of work may find its memory in reserved segments, and then no more memory is reserved.
     """
 
     def __init__(self, place: torch.device) -> None:
         self._place = place
-        # Before this call the allocator has no figures.
+        # The allocator's counters can be read only after this call.
         self._properties = torch.cuda.get_device_properties(place)
 
     @property
@@ -83,7 +84,7 @@ class Cuda:
         except RuntimeError as error:
             if not ran_out_of_memory(error):
                 raise
-            return 0  # there is no memory even for this process's context
+            return 0  # the memory is too small even for this process's context
 
     def reserved_bytes(self) -> int:
         return int(torch.cuda.memory_reserved(self._place))
@@ -105,5 +106,5 @@ class Cuda:
 
 
 def ran_out_of_memory(error: Exception) -> bool:
-    """Return whether the GPU's memory ran out; errors of the machine's own memory have other words."""
+    """Return whether the error means that the GPU's memory ran out, and not the machine's own memory."""
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in NO_MEMORY)

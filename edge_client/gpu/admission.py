@@ -1,7 +1,7 @@
 """The admission of work to a shared GPU.
 
-The first piece of work of each kind is measured while no other process works. Later pieces are admitted by
-this measurement.
+The memory of the first piece of work of each kind is measured while no other process works. Later pieces of this
+kind may start when so much memory is free.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class GpuFullError(RuntimeError):
-    """An error for a piece of work that lacks memory although no other process of this user works."""
+    """An error for a piece of work for which the memory is too small even while no other process works."""
 
 
 @dataclass
@@ -31,12 +31,12 @@ class Usage:
 
     wait_seconds: float = 0.0  # seconds of waiting for a turn
     out_of_memory: int = 0  # turns that ended because the memory ran out
-    peak_bytes: int = 0  # most bytes that a turn has taken
+    peak_bytes: int = 0  # largest number of bytes that a turn has used
 
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work; pieces of one kind take the same memory, except that their data may differ in size."""
+    """A piece of work; pieces of the same kind differ in their memory only because of the size of their data."""
 
     name: str
     kind: Hashable
@@ -49,9 +49,9 @@ class Peak:
     data_bytes: int
 
     def needs(self, work: Work) -> int:
-        """Return the bytes that the work needs.
+        """Return an upper limit of the bytes that the work needs.
 
-        Memory that grows with the data grows no faster than the data.
+        For larger data the measured memory is scaled up in proportion to the data.
         """
         if work.data_bytes <= self.data_bytes:
             return self.size
@@ -64,7 +64,7 @@ class _OutOfMemory:
 
 
 class Admission:
-    """The admission of one process, in which one thread works."""
+    """The admission of the work of one process, which has one work thread."""
 
     def __init__(self, gpu: Accelerator, turns: Turns) -> None:
         self.usage = Usage()
@@ -72,10 +72,10 @@ class Admission:
         self._peaks: dict[Hashable, Peak] = {}
 
     def run(self, work: Work, do: Callable[[], T]) -> T:
-        """Call `do` when there is memory for it, and return its result.
+        """Call `do` when enough memory is free, and return the result of `do`.
 
-        `do` may be called twice: it must leave nothing behind when it raises. The turn is given back between
-        the two calls, and the second turn begins when all other processes have given back their turns.
+        If the memory runs out, `do` is called a second time, while no other process works. So `do` must have no
+        effect when it raises.
         """
         peak = self._peaks.get(work.kind)
         needs = None if peak is None else peak.needs(work)
@@ -109,12 +109,12 @@ class Admission:
                 raise
             message = str(error).strip().partition("\n")[0][:300]
         else:
-            # Work that found its memory in the allocator's pool has reserved nothing, but it needs the memory
-            # all the same: at its next turn the pool may be gone, or another device may have it.
+            # If the work found its memory in reserved segments, it has reserved no more memory. But it needs the
+            # memory: at its next turn, these segments may be given back or used by another device.
             taken = self._gpu.peak_allocated_bytes() - allocated
             self._note_peak(work, max(taken, self._gpu.peak_reserved_bytes() - reserved))
             return result
-        # Only here are the frames of the error gone, and with them the tensors in them.
+        # Only after the `except` block are the error's frames and their tensors freed.
         gc.collect()
         self.usage.out_of_memory += 1
         return _OutOfMemory(message)

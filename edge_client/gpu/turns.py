@@ -1,9 +1,11 @@
-"""Turns of processes on a shared GPU: each turn is promised a part of the memory, in the order of arrival.
+"""Turns of processes on a shared GPU; each turn gets a promised part of the memory, in the order of arrival.
 
-Each turn, taken or waited for, is a file in a folder that the processes share. Its process keeps the file
-locked, so the turn ends with the process, however the process ends. Another file, `free`, has the number of
-bytes that are free while no process works. This number less the promised bytes is what another turn may have.
-The driver alone cannot give it, because a process at work takes its peak little by little.
+Each turn, whether it works or waits, is a file in a folder that the processes share. Its process keeps the file
+locked, so the turn ends when the process ends, even if the process is killed.
+
+Another file, `free`, has the number of bytes that are free while no process works. A new turn may get this number
+minus the bytes that are promised to other turns. The driver's number of free bytes is not enough, because a
+process at work takes its memory only little by little.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from protofleet.edge_client.gpu.accelerator import Accelerator
 from protofleet.methods.contract.liveness import report_progress
 
 POLL_SECONDS: Final = 0.05
-# Bytes in addition to the promised ones: for kernels that are loaded late, for holes between blocks.
+# Bytes that must be free in addition: for kernels that are loaded later, and for gaps between blocks.
 SPARE: Final = 256 << 20
 SUFFIX: Final = ".turn"
 
@@ -32,13 +34,13 @@ SUFFIX: Final = ".turn"
 @dataclass(frozen=True)
 class Turn:
     number: int  # number in the order of arrival
-    needs: int | None  # bytes; None: still unknown, so no other turn runs at the same time
-    working: bool  # false: it waits
+    needs: int | None  # bytes; None if they are still unknown, so that no other turn may run
+    working: bool  # false if the turn waits
 
 
 class Turns:
     def __init__(self, folder: Path, gpu: Accelerator, wait: Callable[[], None] | None = None) -> None:
-        """Use the folder of turns of this GPU; `wait` is called between two looks at it."""
+        """Use the folder of the GPU's turns; `wait` is called between two looks into the folder."""
         self._folder, self._gpu, self._wait = folder, gpu, wait or wait_a_moment
 
     @contextlib.contextmanager
@@ -64,15 +66,15 @@ class Turns:
             return False
         promised = [other.needs for other in others if other.working]
         if not promised:
-            return True  # waiting for others would change nothing
+            return True  # no other turn runs, so waiting would not help
         free = self._free_while_idle()
         if needs is None or None in promised or free is None:
             return False
-        # The driver knows what processes of other users have taken since then.
+        # The driver's number includes memory that processes of other users have taken since then.
         return needs + SPARE <= min(free - sum(filter(None, promised)), self._gpu.free_bytes())
 
     def _note_free(self, number: int, kept: int) -> None:
-        """Note the free bytes at the end of a turn, which leaves `kept` bytes taken."""
+        """Note the free bytes at the end of a turn, after which its process keeps `kept` more bytes than before."""
         with self._lock():
             before = self._free_while_idle()
             if not any(other.working for other in self._others(number)):
@@ -81,7 +83,7 @@ class Turns:
                 self._write_free(before - kept)
 
     def _free_while_idle(self) -> int | None:
-        """Return the bytes that are free while no process works; None before the first turn has ended."""
+        """Return the bytes that are free while no process works; None before the end of the first turn."""
         try:
             return int((self._folder / "free").read_text())
         except (FileNotFoundError, ValueError):
@@ -92,7 +94,7 @@ class Turns:
 
     @contextlib.contextmanager
     def _file(self) -> Iterator[tuple[int, int]]:
-        """Make the file of a new turn, and yield its number and its handle."""
+        """Make the file of a new turn, and yield the turn's number and the file's handle."""
         own_folder(self._folder)
         with self._lock():
             number = 1 + max((other.number for other in self._others(0)), default=0)
@@ -110,7 +112,7 @@ class Turns:
     def _others(self, own: int) -> list[Turn]:
         """Return the other turns whose process is alive.
 
-        Call this only under the lock, under which files are made and locked.
+        Call this only while this process has the lock, because other processes make their files under the same lock.
         """
         found = []
         for path in self._folder.glob(f"*{SUFFIX}"):
@@ -133,20 +135,20 @@ class Turns:
 
 
 def wait_a_moment() -> None:
-    report_progress()  # a process that waits is not stuck
+    report_progress()  # waiting is progress for the watchdog
     time.sleep(POLL_SECONDS)
 
 
 def folder_of(gpu: Accelerator) -> Path:
-    """Return the folder that all processes of this user share.
+    """Return the folder of this GPU's turns, which all processes of this user share.
 
-    Processes of other users do not take part; the driver knows their memory.
+    Processes of other users have no turns here; their memory is included in the driver's number of free bytes.
     """
     return Path(tempfile.gettempdir()) / f"protofleet-gpu-{os.getuid()}" / gpu.name
 
 
 def own_folder(folder: Path) -> None:
-    """Make the folder if it is missing; refuse a folder that another user has put in its place."""
+    """Make the folder if it is missing; raise PermissionError if the folder belongs to another user."""
     for one in (folder.parent, folder):
         with contextlib.suppress(FileExistsError):
             one.mkdir(mode=0o700)

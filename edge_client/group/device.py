@@ -46,7 +46,7 @@ from protofleet.runtime.host.machine import party_words
 
 
 class Process:
-    """The objects that exist once in a process, however many devices it has.
+    """The objects that all devices of a process share.
 
     Only the start of a program makes an instance.
     """
@@ -61,7 +61,7 @@ class Process:
     def start_work(self, threads: int) -> None:
         """Start the work thread.
 
-        Call this after the assembly of all devices, which sets torch's number of threads.
+        Call this after the assembly of all devices, because the assembly sets torch's number of threads.
         """
         self.work.start(one_thread_here(threads))
 
@@ -72,7 +72,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Device:
-    """A device that is connecting; nothing has been taken out of its receive queue."""
+    """An assembled device, which has begun to connect; its receive queue is still untouched."""
 
     settings: DeviceSettings
     agent: Agent
@@ -85,13 +85,13 @@ class Device:
     pages: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # metrics pages, while it runs
 
     def check(self) -> None:
-        """Check every few seconds the things that no message reports."""
+        """Make the regular checks: overrides and heat, and the served model."""
         self.supervisor.check()
         if self.models is not None:
             self.models.check()
 
     def stop(self) -> None:
-        """Stop the parts that work outside the loop."""
+        """Stop the trainer and the command for new models, which run outside the loop."""
         self.trainer.stop()
         if self.models is not None:
             self.models.stop()
@@ -99,7 +99,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Assembly:
-    """The assembly of the devices of a process."""
+    """The assembler of the devices of a process."""
 
     process: Process
     software: str
@@ -157,9 +157,9 @@ class Assembly:
         return serving
 
     def _energy(self, board: BoardSettings) -> EnergyMeter | None:
-        """Return the energy meter of the board.
+        """Return the energy meter of the board, or None.
 
-        The devices of one process share its board, whatever their settings say.
+        All devices of this process are on the same board, so each counts at most its part of the energy.
         """
         return self.process.energy(board.root, max(board.shared_by, self.process.devices))
 
@@ -168,7 +168,7 @@ class Assembly:
         write_data_file(state.folder, data.domain, counts, data.names)
 
     def _trainer(self, settings: DeviceSettings, state: DeviceState) -> LocalTrainer | ChildTrainer:
-        """Return a trainer in a child process, which may die of its work, or in this process."""
+        """Return a trainer that works in a child process or in this process, as the settings say."""
         if settings.trainer == "child":
             return ChildTrainer(settings, state.half)
         return LocalTrainer(
@@ -191,6 +191,6 @@ class Assembly:
         )
 
     def _worker(self, settings: DeviceSettings, receive_queue: ReceiveQueue) -> ThreadWorker:
-        if settings.trainer == "child":  # the child has its own time limit, and its steps are not seen here
+        if settings.trainer == "child":  # the child has its own time limit and reports no progress here
             return ThreadWorker(receive_queue, begin=one_thread_here(settings.threads))
         return ThreadWorker(receive_queue, thread=self.process.work)

@@ -18,7 +18,7 @@ from protofleet.protocol.transport.timers import Timers
 from protofleet.runtime.logs import lines_about
 from protofleet.runtime.restart_backoff import RestartBackoff
 
-# Seconds between two checks of things that no message reports, such as heat and status files.
+# Seconds between two regular checks, for example of the heat and the status files.
 CHECK_SECONDS = 10.0
 
 log = logging.getLogger("protofleet.device")
@@ -27,7 +27,7 @@ log = logging.getLogger("protofleet.device")
 class MemberQueue(ReceiveQueue):
     """The receive queue of one device, with its own limits.
 
-    It tells the loop that waits for all devices that it contains an item.
+    For each item, the queue puts itself into `ready`, on which the loop of all devices waits.
     """
 
     def __init__(self, ready: queue.SimpleQueue[MemberQueue]) -> None:
@@ -43,12 +43,12 @@ Start: TypeAlias = Callable[[str], tuple[MemberQueue, Device]]  # assembles a de
 
 
 class DeviceGroup:
-    """The devices of a process, as an `EventLoopApp` whose item is a receive queue that has got an item.
+    """The devices of a process, as an `EventLoopApp` whose items are receive queues with a new item.
 
-    If an error ends a device, the group assembles it again, after a longer pause each time, in the same way
-    as a process of its own would be restarted. If restarts are limited, there is one run only: a device that
-    cannot follow its plan is not restarted. `ended` has the reason of each device that ended and does not
-    run, except devices that ended in good order.
+    If an error ends a device, the group assembles the device again, as systemd restarts the process of a single
+    device. The pauses before the restarts grow. If the number of restarts is limited, the process is for one run,
+    so a device that cannot follow its plan is not restarted. `ended` has the reasons of the devices that
+    ended with a problem, or could not start, and do not run now.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class DeviceGroup:
     ) -> None:  # fmt: skip
         """Start all devices.
 
-        `most_restarts` is the limit of restarts in a row. `report` is called every few seconds and when a
-        device has ended.
+        `most_restarts` is the largest number of restarts of a device in a row. `report` is called every few
+        seconds and when a device has ended.
         """
         self._start, self._most_restarts, self._report, self._clock = start, most_restarts, report, clock
         self.ended = dict[str, str]()
@@ -68,7 +68,7 @@ class DeviceGroup:
         self._started_at = dict[str, float]()
         self._restarts, self._backoffs = Timers[str](), {name: RestartBackoff() for name in names}
         self._waiting, self._stopping = set[str](), False
-        # A device has ended in good order because its run is over, so there is no run to come back to.
+        # Whether a device has ended without an error. Then the run is over, so no device needs a restart.
         self._run_is_over = False
         for name in names:
             self._start_device(name)
@@ -83,7 +83,7 @@ class DeviceGroup:
 
     @property
     def given_up(self) -> dict[str, str]:
-        """Return those of `ended` that are not started again."""
+        """Return the part of `ended` with the devices that are not restarted."""
         return {name: problem for name, problem in self.ended.items() if name not in self._waiting}
 
     @property
@@ -91,7 +91,7 @@ class DeviceGroup:
         return list(self._running.values())
 
     def put(self, item: Item) -> None:
-        """Put an item into the receive queues of all devices, and start no device again.
+        """Put an item into the receive queues of all devices, and restart no device from now on.
 
         A signal handler may call this.
         """
@@ -100,7 +100,7 @@ class DeviceGroup:
             member.put(item)
 
     def drain(self) -> None:
-        """Drain all devices, and start no device again."""
+        """Drain all devices, and restart no device from now on."""
         self._stopping = True
         for member, device in list(self._running.items()):
             member.put(Done(device.agent.drain))
@@ -108,7 +108,7 @@ class DeviceGroup:
     def take(self, member: MemberQueue, now: float) -> None:
         try:
             item = member.get_nowait()
-        except queue.Empty:  # the full receive queue has dropped the item
+        except queue.Empty:  # the queue was full and has dropped the item
             return
         self._let(member, lambda device: device.agent.take(item, now))
 
@@ -116,7 +116,7 @@ class DeviceGroup:
         for member in self._timers.take_due(now):
             self._let(member, partial(_wake_device, now))
         if due := self._restarts.take_due(now):
-            self.close()  # a device that ended in order may still have a connection of the same name
+            self.close()  # an ended device may still have a connection of the same name
         for name in due:
             self._waiting.discard(name)
             if not self._stopping:
@@ -125,10 +125,10 @@ class DeviceGroup:
             self._check(now)
 
     def end_turn(self, now: float) -> None:
-        """Do nothing: a device sends each message at once, because its answer is already on the disk."""
+        """Do nothing: a device sends each message at once, because its updates are already on the disk."""
 
     def close(self) -> None:
-        """Close the connections of all devices that have ended in order."""
+        """Close the connections of all devices that have ended without an exception."""
         close_all([device.transport for device in self._left])
         self._left.clear()
 
@@ -147,7 +147,7 @@ class DeviceGroup:
         self._set_timer(member)
 
     def _failed(self, name: str, problem: str, cannot_follow: bool = False) -> None:
-        """Start the device again, but not at once and not without limit."""
+        """Note why a device ended, and plan its restart after a pause, unless the limit is reached."""
         self.ended[name] = problem
         backoff = self._backoffs[name]
         pause = backoff.failed(self._clock() - self._started_at[name])
@@ -201,8 +201,8 @@ class DeviceGroup:
 def words_of(error: Exception) -> str:
     """Return the text of an error.
 
-    The project's own errors are whole sentences for the person who runs the device. For other errors the type
-    says more than the message.
+    The messages of the project's own errors are sentences for the person who runs the device. For other errors,
+    the type is needed too.
     """
     ours = type(error).__module__.startswith("protofleet.")
     return str(error) if ours else f"{type(error).__name__}: {error}"

@@ -27,8 +27,8 @@ from protofleet.runtime.event_loop import serve, stop_on_signals
 from protofleet.runtime.health import watchdog
 
 FILES_BESIDE: Final = 128  # files that a process has open in addition to those of its devices
-MOST_RESTARTS: Final = 2  # restarts in a row of a device of a run: the run ends when too few devices are left
-FILES_OF_A_DEVICE: Final = 2  # its connection, and a file that it writes
+MOST_RESTARTS: Final = 2  # restarts of a device in a row, if the process is for one run
+FILES_OF_A_DEVICE: Final = 2  # a connection, and a file that the device writes
 
 log = logging.getLogger("protofleet.device")
 
@@ -39,10 +39,10 @@ def run_devices(
     ended_file: Path | None = None,
     shards: Shards | None = None,
 ) -> dict[str, str]:
-    """Serve until all devices have ended or a signal comes; return the devices that ended early, and why.
+    """Run the devices until all have ended or a signal arrives; return why some ended early, by device.
 
-    `ended_file` gets the devices that are not started again, with the reasons, as JSON while the others
-    continue. With it, the number of restarts is limited.
+    If `ended_file` is given, the number of restarts is limited. The devices that are not restarted are written to
+    the file with the reasons, as JSON, while the other devices continue.
     """
     check_settings([one.settings for one in given])
     raise_open_files(len(given))
@@ -83,7 +83,7 @@ def check_settings(devices: Sequence[DeviceSettings]) -> None:
 
 
 def raise_open_files(devices: int) -> None:
-    """Raise the limit of open files: the default limit of shells is too low for many devices."""
+    """Raise this process's limit of open files, because the usual limit is too low for many devices."""
     wanted = FILES_BESIDE + FILES_OF_A_DEVICE * devices
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -97,7 +97,7 @@ def raise_open_files(devices: int) -> None:
 
 
 class Starts:
-    """The assembly of devices by name; at the start of a process they share the data that they load."""
+    """The starter of devices by name; the devices share their loaded data until `forget_data` is called."""
 
     def __init__(
         self, given: Sequence[LoadedSettings], process: Process, software: str,
@@ -119,14 +119,14 @@ class Starts:
     def forget_data(self) -> None:
         """Forget the loaded data, except those that the parent loaded before the fork.
 
-        A device that is started again reads the other data once more.
+        A device that is restarted later loads its data again.
         """
         self._shards = self._given_shards or Shards(LOADED_BEFORE_FORK)
 
     def _serve_metrics(self, device: Device) -> None:
         """Serve the device's metrics on its own port.
 
-        So its series are the same as with one process for each device.
+        So the series are the same as those of a device with its own process.
         """
         try:
             device.pages.enter_context(serve_metrics(device, self._process, self._software))

@@ -1,4 +1,4 @@
-"""The machine around a device: sensors, systemd, a status file, loaded settings and remote overrides.
+"""The machine of a device: sensors, systemd, the status file, loaded settings and remote overrides.
 
 May import: edge_client, methods.plugins, protocol.*.
 """

@@ -1,4 +1,4 @@
-"""The energy of a device for an answer: during its work, and in all other time since the last answer."""
+"""The energy of a device for an update: during its work, and in the other time since the last update."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Final
 from protofleet.edge_client.host.energy import Drawn, EnergyMeter
 
 TRAIN: Final = "joules.train"  # name of a metric: energy of the work
-SEND: Final = "joules.send"  # name of a metric: energy for sending, waiting, and work without a result
+SEND: Final = "joules.send"  # name of a metric: energy of all other time, such as sending and waiting
 
 
 class AnswerEnergy:
-    """The energy measurement of answers, used by the work thread.
+    """The measurement of the energy for updates, which only the work thread uses.
 
-    It measures nothing without a meter, or if the meter's readings have a gap.
+    There is no result without a meter, or if a reading of the sensor has failed.
     """
 
     def __init__(self, meter: EnergyMeter | None) -> None:
         self._meter = meter
-        self._answered: Drawn | None = None  # reading at the last answer, or when the device joined the run
+        self._answered: Drawn | None = None  # reading at the last update, or when the device joined the run
         self._begun: Drawn | None = None
 
     def join_run(self) -> None:
@@ -28,10 +28,9 @@ class AnswerEnergy:
         self._begun = self._read()
 
     def end_work(self, waited: float) -> dict[str, float]:
-        """Return the joules of the work and of the other time since the last answer.
+        """Return the joules of the work and of the other time since the last update.
 
-        `waited` is the part of the time since `begin_work` in which the device waited for its turn on the
-        machine.
+        `waited` is the fraction of the time since `begin_work` in which the device waited for its turn.
         """
         before, begun, now = self._answered, self._begun, self._read()
         self._answered = now

@@ -1,4 +1,4 @@
-"""The energy of a board in joules: the sum of readings at a fixed rate, whatever the device does."""
+"""The energy of a board in joules, from readings of its power sensor at a fixed rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True)
 class Drawn:
-    """The energy up to now; two readings with the same number of gaps give the energy between them."""
+    """The energy up to a reading; if two readings have the same number of gaps, their difference is known."""
 
     joules: float
     gaps: int  # number of failed readings of the sensor
@@ -29,7 +29,7 @@ class Drawn:
 
 
 class EnergyMeter:
-    """The energy meter of a board, or of one device's part of it, which any thread may read."""
+    """The energy meter of a board, or of one device's part of the board; any thread may read it."""
 
     def __init__(
         self, sensor: PowerSensor, shared_by: int = 1, clock: Callable[[], float] = time.monotonic
@@ -47,7 +47,7 @@ class EnergyMeter:
         with self._lock:
             try:
                 self._joules += self._sensor.drawn(self._clock()) / self._shared_by
-                self._gaps += self._lost  # the energy until the sensor came back is unknown too
+                self._gaps += self._lost  # the energy since the last good reading is unknown too
                 self._lost = False
             except UNREADABLE as error:
                 if not self._gaps:
@@ -63,7 +63,7 @@ class EnergyMeter:
 
 
 def meter_of_board(root: str, shared_by: int) -> EnergyMeter | None:
-    """Start and return a meter that runs as long as its process.
+    """Start a meter, which runs until the process ends, and return it.
 
     Return None if the board has no power sensor that can be read.
     """

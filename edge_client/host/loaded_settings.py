@@ -1,4 +1,4 @@
-"""The settings at the start of a device process: plain TOML, or TOML signed by the federation's root."""
+"""The loading of a device's settings: plain TOML, or TOML that the federation's root has signed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ VERSION_FILE: Final = "settings.version"  # file in the state folder
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
     settings: DeviceSettings
-    version: int = 0  # version of signed settings; 0: they are not signed
+    version: int = 0  # version of signed settings; 0 if the settings are not signed
 
 
 def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSettings:
-    """Load the settings as `verified_settings` does, and accept no earlier version from now on."""
+    """Load the settings as `verified_settings` does, and refuse every earlier version from now on."""
     loaded = verified_settings(path, enrolled, changes)
     if loaded.version:
         refuse_downgrade(Path(loaded.settings.folder), loaded.version, path)
@@ -33,9 +33,9 @@ def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSe
 
 
 def verified_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSettings:
-    """Load the settings; for signed settings, trust only the roots in the folder `enrolled`.
+    """Load the settings; if they are signed, check the signature with the roots in the folder `enrolled`.
 
-    Raise SettingsError or StatementError, with a way out, if that fails.
+    Raise SettingsError or StatementError, with a way out, if this fails.
     """
     signed = signed_settings(path, enrolled)
     if signed is None:
@@ -53,9 +53,9 @@ def verified_settings(path: Path, enrolled: str, changes: Sequence[str]) -> Load
 
 
 def signed_settings(path: Path, enrolled: str) -> SignedSettings | None:
-    """Return the settings that a root of the folder `enrolled` has signed.
+    """Return the signed settings in the file, after a check with the roots in the folder `enrolled`.
 
-    Return None for a plain file, if `enrolled` is empty.
+    Return None if the file is plain and `enrolled` is empty.
     """
     if not is_signed(path):
         if enrolled:
@@ -75,7 +75,7 @@ def signed_settings(path: Path, enrolled: str) -> SignedSettings | None:
 
 
 def refuse_downgrade(folder: Path, version: int, path: Path) -> None:
-    """Store the version, and refuse every earlier one from now on."""
+    """Store the version, or raise StatementError if a later version is stored."""
     file = VersionFile(folder / VERSION_FILE)
     highest = file.highest()
     if version < highest:

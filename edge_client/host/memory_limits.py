@@ -1,8 +1,8 @@
-"""The memory that is left within the limits of cgroups.
+"""The memory that a process can still take within the limits of its cgroups.
 
-/proc/meminfo has the machine's memory, even in a container. A process is in one group of version 2, or of
-version 1's memory controller, and each group above also limits it. Pages of files that have not been used for
-some time are given back when memory is needed, so they count as free.
+Even in a container, /proc/meminfo has the memory of the whole machine. A process is in one group, of cgroups
+version 2 or of the memory controller of version 1. The groups above this group limit the process too. Pages of
+files that were not used for some time count as free, because the kernel gives them back when memory is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CgroupVersion:
     folder: str
     limit: str
     used: str
-    reclaimable: str  # name of a line of memory.stat
+    reclaimable: str  # name of a line in the file memory.stat
 
 
 V1: Final = CgroupVersion(
@@ -31,9 +31,9 @@ V2: Final = CgroupVersion("sys/fs/cgroup", "memory.max", "memory.current", "inac
 
 
 def available_within_limits(root: Path) -> Iterator[int]:
-    """Yield the available bytes of each group that has a limit.
+    """Yield the available bytes in each group of this process that has a limit.
 
-    `root` is the file system whose `sys` and `proc` are read.
+    `sys` and `proc` are read from the file system at `root`.
     """
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -43,9 +43,9 @@ def available_within_limits(root: Path) -> Iterator[int]:
 
 
 def _of_group_and_above(root: Path, version: CgroupVersion, path: str) -> Iterator[int]:
-    """Yield the available bytes of a group and of each group above it.
+    """Yield the available bytes in a group and in each group above it.
 
-    A container that does not see the groups above it finds its own group at the top.
+    In a container that does not see the groups above, its own group is at the top.
     """
     top, group = root / version.folder, PurePosixPath("/", path)
     for each in (group, *group.parents):
@@ -54,7 +54,7 @@ def _of_group_and_above(root: Path, version: CgroupVersion, path: str) -> Iterat
 
 
 def _available(folder: Path, version: CgroupVersion) -> int:
-    limit = int((folder / version.limit).read_text())  # this raises ValueError if it is "max"
+    limit = int((folder / version.limit).read_text())  # "max" raises ValueError: there is no limit
     used = int((folder / version.used).read_text())
     stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     return max(0, limit - used + int(stat.get(version.reclaimable, 0)))

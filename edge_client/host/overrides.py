@@ -1,7 +1,7 @@
-"""Settings that the operator overrides remotely for some time: a short typed list, signed by the root.
+"""A few settings that the operator overrides remotely for some time, in a file that the root has signed.
 
-They come as a file, which is checked every few seconds. A restarted process reads it too, so a restart does
-not end an override. When the device has followed a version, it refuses earlier ones.
+The device checks the file every few seconds. A restarted process reads the file too, so a restart does not end
+an override. When the device has used one version of the file, it refuses earlier versions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Overrides:
 
 @dataclass
 class OverridesFile:
-    """The file with overrides: it is checked for new ones, and expired ones are ended."""
+    """The file with overrides: `check` applies new overrides and ends expired ones."""
 
     path: Path
     enrolled: Path
@@ -65,7 +65,7 @@ class OverridesFile:
     clock: Callable[[], float] = time.time
     current: Overrides = field(default_factory=Overrides)
     _until: float = 0.0
-    # Modification time and inode of the file, which tell versions apart.
+    # Modification time and inode of the file at the last reading, which show whether the file has changed.
     _last_read: tuple[int, int] | None = None
 
     def check(self) -> None:
@@ -100,9 +100,9 @@ class OverridesFile:
 def verified_overrides(
     path: Path, enrolled: Path, name: str, now: float, highest: int
 ) -> tuple[SignedTuning, Overrides]:
-    """Return the overrides that the federation's root has signed for this device and that have not expired.
+    """Return the overrides in the file, if they are signed for this device and have not expired.
 
-    Raise an error if there are none.
+    Otherwise raise StatementError or another error with the reason.
     """
     trust = load_trust(enrolled / CURRENT)
     signed = read_tuning(read_armoured(TUNING, path), trust.roots.keys)

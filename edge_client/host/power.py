@@ -1,14 +1,13 @@
-"""The power that a board takes from its supply, from the one sensor that measures all of it.
+"""The power that a board takes from its supply, by the sensor that measures the largest part of the board.
 
-The sensor is chosen in this order, so that nothing is counted twice:
+The first of these sensors that exists is used, so that no power is counted twice:
 
-1. the rail that feeds the whole board (a Jetson's VDD_IN, or POM_5V_IN);
-2. without one, all rails that the board's INA chips measure, together: these rails are parallel, as on an AGX;
-3. without these, the energy counters of the processor (RAPL of Intel and AMD): its packages, and the memory that is
-   not part of a package. The other parts of the machine take more power in addition.
+1. The rail that supplies the whole board (a Jetson's VDD_IN, or POM_5V_IN).
+2. The sum of all rails that the board's INA chips measure. These rails are parallel, as on an AGX.
+3. The energy counters of the processor (RAPL of Intel and AMD), for its packages and for memory that is not part of
+   a package. The power of the other parts of the machine is not measured.
 
-A counter that only root may read is not used. A board without any sensor has no power sensor: the log says
-so, and no zero is reported.
+A counter that only root may read is not used. If a board has no sensor, a line is logged, and no value is reported.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from typing import Final, Protocol
 from protofleet.edge_client.host.sensors import Sensors
 
 TOTAL_RAILS: Final = ("VDD_IN", "POM_5V_IN")
-INA: Final = "ina"  # start of the kernel's names of such chips
-# intel-rapl:0 is a package, and intel-rapl:0:1 a part of it. intel-rapl-mmio:0 is the same package once more,
-# and a laptop's psys contains packages.
+INA: Final = "ina"  # start of the kernel's names for INA chips
+# intel-rapl:0 is a package, and intel-rapl:0:1 is a part of this package. intel-rapl-mmio:0 is the same package
+# again, and a laptop's psys contains packages, so these two are not counted.
 PACKAGE: Final = re.compile(r"intel-rapl:\d+")
 MOST_WATTS: Final = (
     10_000.0  # a counter that grows faster was set back, for example by a suspend, and has not wrapped around
@@ -38,14 +37,14 @@ class PowerSensor(Protocol):
     def name(self) -> str: ...
 
     def drawn(self, now: float) -> float:
-        """Return the joules since the last call; 0 at the first call.
+        """Return the joules since the last call, or 0 at the first call.
 
-        Raise OSError or ValueError if they are unknown.
+        Raise OSError or ValueError if the sensor cannot be read.
         """
         ...
 
     def forget(self) -> None:
-        """Treat the next call as the first."""
+        """Treat the next call of `drawn` as the first one."""
         ...
 
 
@@ -53,7 +52,7 @@ class PowerSensor(Protocol):
 class Rails:
     """Rails whose power is read in watts.
 
-    Between two readings the mean of both is used, which is the trapezoid below them.
+    The energy between two readings is the mean of both powers times the seconds (the trapezoidal rule).
     """
 
     sensors: Sensors
@@ -68,7 +67,7 @@ class Rails:
         found = dict(self.sensors.rails())
         if missing := [rail for rail in self.rails if rail not in found]:
             raise ValueError(f"{missing[0]} cannot be read")
-        # A small negative offset of some milliwatts does not mean that the board generates power.
+        # A sensor may have a small negative offset of some milliwatts, which is replaced by 0.
         watts = max(0.0, sum(found[rail] for rail in self.rails))
         at, before = self._last or (now, watts)
         self._last = now, watts
@@ -80,7 +79,7 @@ class Rails:
 
 @dataclass
 class Counters:
-    """RAPL counters: microjoules since some time, which start again at 0 after the largest value."""
+    """The RAPL counters of a processor, in microjoules, which start again at 0 after their largest value."""
 
     zones: Sequence[Path]
     _last: dict[Path, int] = field(default_factory=dict)
@@ -107,7 +106,7 @@ class Counters:
 
 
 def power_sensor(root: Path) -> PowerSensor | None:
-    """Return the power sensor of this board that can be read, or None."""
+    """Return the best power sensor of this board that can be read, or None."""
     sensors = Sensors(root)
     if rails := board_rails(root, sensors):
         return Rails(sensors, rails)
@@ -122,9 +121,9 @@ def board_rails(root: Path, sensors: Sensors) -> list[str]:
 
 
 def is_ina(chip: Path) -> bool:
-    """Return whether the chip is an INA.
+    """Return whether the chip is an INA chip, which measures rails of the board.
 
-    Other chips, for example those of a graphics card or a power supply, measure only themselves.
+    Other chips, for example in a graphics card or a power supply, measure only their own part.
     """
     with contextlib.suppress(OSError):
         return (chip / "name").read_text().startswith(INA)

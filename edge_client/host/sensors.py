@@ -1,7 +1,7 @@
 """The board's sensors: heat, power, memory and disk, read from the kernel's files at each scrape.
 
-A sensor that the board does not have is not reported. A Jetson's INA3221 measures each rail; nvpmodel keeps
-its mode in a file.
+If the board lacks a sensor, its metric is missing. On a Jetson, the chip INA3221 measures each rail, and nvpmodel
+stores the power mode in a file.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from protofleet.edge_client.host.memory_limits import available_within_limits
 
 PREFIX: Final = "protofleet_device_"
-MAX_SERIES: Final = 64  # most zones, coolers or rails: names come from the board, and each is a series
-# Fans only turn faster; every other cooling device makes the board slower.
+# Largest number of zones, of coolers and of rails that are reported, because each of them has its own series.
+MAX_SERIES: Final = 64
+# A fan cools the board; every other cooling device makes the board slower.
 FANS: Final = re.compile("fan", re.IGNORECASE)
 GPU_LOAD: Final = (
     "sys/devices/platform/gpu.0/load",
@@ -28,14 +29,14 @@ GPU_LOAD: Final = (
 
 
 class Sensors:
-    """The sensors of a board; `root` is the file system whose `sys` and `proc` are read."""
+    """The sensors of a board, read from `sys` and `proc` in the file system at `root`."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
     @staticmethod
     def describe() -> list[GaugeMetricFamily | CounterMetricFamily]:
-        """Return all metrics that a board with every sensor would report, without a value."""
+        """Return the descriptions of all metrics, also of sensors that this board lacks."""
         return [
             _gauge("temperature_celsius", "Temperature of each thermal zone that can be read", "zone"),
             _gauge(
@@ -78,7 +79,7 @@ class Sensors:
                 yield family
 
     def _readings(self) -> Iterator[tuple[str, Iterable[tuple[str, float]]]]:
-        """Yield each metric's name with its values by label; the label is "" if there is only one value."""
+        """Yield the name of each metric and its values by label; a single value has the label ""."""
         coolers = dict(self.coolers())
         throttled = any(level > 0 for name, level in coolers.items() if not FANS.search(name))
         yield "temperature_celsius", self.temperatures()
@@ -90,11 +91,11 @@ class Sensors:
 
     def temperatures(self) -> Iterator[tuple[str, float]]:
         for zone in sorted(self._root.glob("sys/class/thermal/thermal_zone*"))[:MAX_SERIES]:
-            with contextlib.suppress(OSError, ValueError):  # some zones can be read only at some times
+            with contextlib.suppress(OSError, ValueError):  # some zones cannot always be read
                 yield f"{zone.name}:{_read(zone / 'type')}", int(_read(zone / "temp")) / 1000
 
     def hottest(self) -> float:
-        """Return the degrees Celsius of the hottest zone; minus infinity if there is none."""
+        """Return the temperature of the hottest zone in degrees Celsius; minus infinity if there is no zone."""
         return max((value for _, value in self.temperatures()), default=float("-inf"))
 
     def coolers(self) -> Iterator[tuple[str, float]]:
@@ -144,7 +145,7 @@ class Sensors:
 
 
 def _power_sensors(chip: Path) -> Iterator[tuple[str, float]]:
-    """Read chips that measure power, in microwatts."""
+    """Yield the name and the watts of each rail of a chip that measures power."""
     for path in sorted(chip.glob("power*_input")):
         with contextlib.suppress(OSError, ValueError):
             label = path.with_name(path.name.replace("_input", "_label"))
@@ -152,9 +153,9 @@ def _power_sensors(chip: Path) -> Iterator[tuple[str, float]]:
 
 
 def _current_sensors(chip: Path) -> Iterator[tuple[str, float]]:
-    """Read chips that measure voltage and current of each rail, for example a Jetson's INA3221.
+    """Yield the name and the watts of each rail of a chip that measures voltage and current.
 
-    Their values are millivolts and milliamperes.
+    Such a chip, for example a Jetson's INA3221, gives millivolts and milliamperes.
     """
     for path in sorted(chip.glob("curr*_input")):
         with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
-"""A device's status for its own machine: a small file for health checks and `protofleet deploy`.
+"""The status file of a device, which health checks and `protofleet deploy` read.
 
-It is meant for a file system in memory (/run), because it is written whenever something in it changes.
+The file should be in memory (/run), because it is written at each change of the status.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class Status:
     boot: int
     started: int  # Unix time
     software: str
-    settings: int  # version of signed settings; 0: they are not signed
-    connected: bool = False  # the broker has accepted the connection
-    # The coordinator has answered this process with a message that is signed and sealed to it.
+    settings: int  # version of signed settings; 0 if the settings are not signed
+    connected: bool = False  # whether the broker has accepted the connection
+    # Whether the coordinator has sent this process a message that is signed, and sealed to it.
     heard: bool = False
     run: str = ""
-    round: int = 0  # the last round that the device answered
+    round: int = 0  # the last round for which the device has made an update
     working: bool = False
-    waiting: bool = False  # an answer has no receipt yet
-    accepted: int = 0  # answers of this process, by their receipts
+    waiting: bool = False  # whether an update has no receipt yet
+    accepted: int = 0  # accepted updates of this process, by their receipts
     refused: int = 0
-    idle: bool = False  # the run is over, and no other has begun yet
+    idle: bool = False  # whether the run is over, and no other run has begun yet
     draining: bool = False
-    gathering: bool = False  # the coordinator waits for more devices before it asks any
-    over: str = ""  # reason why the process (with many devices: the device) has ended; empty while it runs
+    gathering: bool = False  # whether the coordinator waits for more devices before the first task
+    over: str = ""  # reason why the device has ended; empty while it runs
 
 
 def read_status(path: Path) -> Status | None:
@@ -71,15 +71,15 @@ class StatusFile:
         )  # fmt: skip
 
     def write(self, device: AgentView, error: str = "") -> None:
-        """Write the status if it has changed; `error` is the text of an error that has ended the device."""
+        """Write the status if it has changed; `error` is the reason if an error has ended the device."""
         text = json.dumps(asdict(self.status_of(device, error)), indent=1) + "\n"
         if text == self._written:
             return
         try:
-            # The file is readable by all users, because health checks run as other users. All other files of
-            # this process are private.
+            # All users may read this file, because health checks run as other users. All other files of this
+            # process are private.
             Disk().replace(self._path, text.encode(), PUBLIC, durable=False)
-        except OSError as error:  # only others read it, and the device works without it
+        except OSError as error:  # the device itself does not need the file
             if not self._failed:
                 log.warning(
                     "the status file %s cannot be written: %s; it is tried again", self._path, error.strerror

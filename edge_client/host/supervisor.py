@@ -1,4 +1,4 @@
-"""The regular decision whether a device takes new work, by its overrides and by the heat of the board."""
+"""The regular check whether a device may take new work, by its overrides and by the heat of the board."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Supervisor:
         limit_trainer: Callable[[int, float], None],
         sensors: Sensors | None = None,
     ) -> None:
-        """Watch an agent.
+        """Supervise an agent.
 
-        `limit_trainer` gets the memory in bytes and the seconds that a training process may take.
+        `limit_trainer` is called with the largest memory in bytes and the longest time in seconds of a training
+        process.
         """
         self._agent, self._limit_trainer, self._sensors = agent, limit_trainer, sensors or Sensors()
         self._settings, self._overrides, self._too_hot = settings, Overrides(), False

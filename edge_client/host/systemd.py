@@ -1,8 +1,7 @@
-"""Reports to the host that the agent runs: to systemd's watchdog, and in the status file.
+"""Regular signs of life of a device: notifications to systemd's watchdog, and the status file.
 
-systemd restarts a process that has not notified it for WatchdogSec. The notification comes from the one loop
-that does everything, so if anything blocks the loop, the process is restarted, and the current question is
-asked again.
+systemd restarts a process that has sent no notification for WatchdogSec. The agent's loop sends the notifications.
+So if the loop is blocked, the process is restarted, and the coordinator sends the current task again.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.host.status_file import StatusFile
 from protofleet.protocol.transport.base import Done, Item
 
-LONGEST_PAUSE_SECONDS: Final = 10.0  # seconds between two notifications, if systemd names no shorter time
+LONGEST_PAUSE_SECONDS: Final = 10.0  # seconds between two notifications, or less by WatchdogSec
 
 
 class NotifySocket:
-    """The service manager's socket; without one, `notify` does nothing."""
+    """The socket of the service manager; if there is no socket, `notify` does nothing."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
-        self.seconds = int(environment.get("WATCHDOG_USEC", "0")) / 1e6  # 0: no watchdog
+        self.seconds = int(environment.get("WATCHDOG_USEC", "0")) / 1e6  # WatchdogSec; 0 means no watchdog
 
     def notify(self, *lines: str) -> None:
         if not self._address:
@@ -37,7 +36,7 @@ class NotifySocket:
 
 
 class SystemdNotifier:
-    """An `EventLoopApp` around the agent, which notifies systemd after each step of the agent."""
+    """An `EventLoopApp` around the agent, which writes the status file and notifies systemd after its steps."""
 
     def __init__(
         self, agent: Agent, systemd: NotifySocket, status: StatusFile | None = None,
@@ -45,7 +44,7 @@ class SystemdNotifier:
     ) -> None:  # fmt: skip
         """Wrap an agent.
 
-        `periodic_checks` is called with every notification, to check things that no message reports.
+        `periodic_checks` is called before every notification.
         """
         self.agent, self._socket, self._status = agent, systemd, status
         self._periodic_checks = periodic_checks
@@ -94,7 +93,7 @@ class SystemdNotifier:
 
 
 def drain_on_signal(agent: Agent, put: Callable[[Item], None]) -> None:
-    """Drain the agent at SIGUSR1: it ends when no work and no answer is pending."""
+    """Drain the agent at SIGUSR1, so that it ends when its current update has a receipt."""
 
     def drain(number: int, frame: object) -> None:
         put(Done(agent.drain))

@@ -1,4 +1,4 @@
-"""The highest version of a signed file that a device has followed; the device refuses earlier ones."""
+"""The file with the highest version of a signed file that a device has used; earlier versions are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class VersionFile:
     path: Path
 
     def highest(self) -> int:
-        """Return the highest version that was followed; 0 if there is none yet."""
+        """Return the highest version that was used; 0 before the first one."""
         text = self.path.read_text().strip() if self.path.exists() else ""
         return int(text) if text.isdigit() else 0
 

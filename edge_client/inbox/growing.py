@@ -1,7 +1,7 @@
 """Training on data that grow: each round's samples are fixed and on the disk before its training begins.
 
-A process that is killed during training finds the list of samples of its round, and gives the same bits.
-Samples that have come since then count from the next round on.
+If a process is killed during training, the next process finds the list of the round's samples on the disk and
+computes the same bits. Samples that were added later are used from the next round on.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Arrays
 
-LEAD_SECONDS: Final = 1.0  # least seconds from a hello to the first round that uses what the hello stated
+LEAD_SECONDS: Final = 1.0  # shortest time in seconds from a hello to the first round that uses its list
 
 log = logging.getLogger("protofleet.device")
 
 
 class Own(Splits, Protocol):
-    """A device's own data, whose kind of samples is known."""
+    """The own data of a device, with the kind of the samples."""
 
     @property
     def kind(self) -> SampleKind: ...
@@ -61,9 +61,9 @@ class GrowingLabels:
 
 
 class GrowingData:
-    """The data of a device with an inbox, with the list of samples of its current round.
+    """The data of a device with an inbox, with the list of samples of the current round.
 
-    The device trains on these data and reports them in its answers.
+    The device trains on these data and reports them in its updates.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class GrowingData:
     ) -> None:  # fmt: skip
         self._trainer, self._inbox, self._settings, self._state = trainer, inbox, settings, state
         self._base = trainer.data
-        self.announced: Listing = inbox.look()  # the list that the last hello announced
-        self.fixed: Listing = self.announced  # the list that the current round learns from
+        self.announced: Listing = inbox.look()  # the list in the last hello
+        self.fixed: Listing = self.announced  # the list of the current round
         self._clock, self._told_at = clock, -math.inf
         log.info("inbox: %d samples at the start", len(self.announced))
 
@@ -84,7 +84,7 @@ class GrowingData:
 
     @property
     def for_hellos(self) -> Announced:
-        """Return the data that the next round learns from, always as they are at the moment of use."""
+        """Return a view of the data for the next round, which always has the present announced list."""
         return Announced(self)
 
     @property
@@ -101,9 +101,9 @@ class GrowingData:
 
     @property
     def train(self) -> TensorSamples:
-        """Return the training labels, at most as many as the last hello stated.
+        """Return the training labels of the current round, at most as many as the last hello announced.
 
-        So an answer counts no more samples than the hello, even if files have gone since.
+        So an update never counts more samples than the hello, even if files were removed.
         """
         fixed, told = self.with_labels(self.fixed).train, self.with_labels(self.announced).train
         return TensorSamples(fixed.x, fixed.y[: len(told.y)])
@@ -117,7 +117,7 @@ class GrowingData:
         return self.with_labels(self.fixed).test
 
     def with_labels(self, listing: Listing) -> GrowingLabels:
-        """Return the labels of this list, which a hello states and a report counts."""
+        """Return the labels of the device's own data and of this list, for hellos and for counts."""
         labels: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
         for entry in listing:
             part = held_out(entry, self._settings.own_test, self._settings.validation)
@@ -134,7 +134,7 @@ class GrowingData:
         )  # fmt: skip
 
     def look(self) -> Listing:
-        """Look into the inbox, and remove the stored samples that no list needs any more.
+        """Return the present list of the inbox, and remove stored samples that no list needs any more.
 
         This runs on the worker's thread.
         """
@@ -144,29 +144,29 @@ class GrowingData:
         return found
 
     def announce(self, listing: Listing) -> None:
-        """Make this the announced list; a hello with it follows."""
+        """Make this list the announced one; the caller sends a hello afterwards."""
         new, old = counts_of(listing, self.names), counts_of(self.announced, self.names)
         words = ", ".join(f"{name} {new[name] - old[name]:+d}" for name in new if new[name] != old[name])
         log.info("inbox: %s from the next round on; %d samples in all", words or "other files", len(listing))
         self.announced, self._told_at = listing, self._clock()
 
     def start(self, plan: Plan) -> Job:
-        """Start the job of a run, with the list that the device's state names."""
+        """Start the job of a run, with the stored list of the device's state, or else with the announced list."""
         saved = self._state.saved.inputs
         self.fixed = as_listing(self._state.store.load(bytes.fromhex(saved))) if saved else self.announced
         self._trainer.learn_from(as_arrays(self.fixed))
         return GrowingJob(self, lambda: self._trainer.start(plan))
 
     def begin_round(self, number: int) -> bool:
-        """Fix the list of a round, and return whether it is another list than that of the round before.
+        """Fix the list of a round, and return whether the list has changed since the round before.
 
-        All phases of one round have the same list.
+        All phases of one round use the same list.
         """
         if self._state.saved.inputs and self._state.saved.inputs_round == number:
             return False
         before = self.fixed
-        # A round that begins just after the hello may have been begun before the hello arrived. Then only the
-        # next round uses the new list.
+        # Just after a hello, the coordinator may have begun this round before it received the hello. Then the new
+        # list is used from the next round on.
         if self._clock() - self._told_at >= LEAD_SECONDS:
             self.fixed = self.announced
         self._state.fix_inputs(number, as_arrays(self.fixed))
@@ -176,14 +176,14 @@ class GrowingData:
         return True
 
     def _previous(self) -> Listing:
-        """Return the list of the round before, which may have to be computed again."""
+        """Return the list of the round before, whose update may have to be computed again."""
         name = self._state.previous_inputs
         known = name and self._state.store.has(bytes.fromhex(name))
         return as_listing(self._state.store.load(bytes.fromhex(name))) if known else ()
 
 
 class Announced:
-    """The labels of the list that was announced last, as a device's data."""
+    """The data of a device for its hellos, with the labels of the list that was announced last."""
 
     def __init__(self, data: GrowingData) -> None:
         self._data = data
@@ -203,7 +203,7 @@ class Announced:
 
 
 class GrowingJob:
-    """A job that is made again from its state, as after a reboot, when the data have grown."""
+    """A job that is started again from its state when the data have grown, in the same way as after a reboot."""
 
     def __init__(self, data: GrowingData, start: Callable[[], Job]) -> None:
         self._data, self._start, self._job = data, start, start()
@@ -224,9 +224,9 @@ class GrowingJob:
 
 
 def growing_data(trainer: Trainer, settings: DataSettings, state: DeviceState) -> GrowingData | None:
-    """Return the growing data of a device; None for a device without an inbox.
+    """Return the growing data of a device, or None for a device without an inbox.
 
-    Raise SettingsError if the inbox is no folder, or the names of the classes are unknown.
+    Raise SettingsError if the inbox is no folder, or if the names of the classes are unknown.
     """
     if not settings.inbox:
         return None

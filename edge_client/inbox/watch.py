@@ -1,6 +1,6 @@
-"""The time of a device's looks into its inbox, and of its reports: it reports only between two rounds.
+"""The regular looks of a device into its inbox, and its reports of new samples between two rounds.
 
-A coordinator weighs a device by the number of samples that its hello stated when the round began.
+The coordinator weighs a device by the number of samples in its last hello before the round began.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from protofleet.edge_client.trainer.job import EVALUATE
 
 
 class InboxWatch:
-    """An observer of the device's work, which learns from it which phase ends a round.
+    """The watcher of the inbox, which also observes the device's work to find the last phase of a round.
 
-    No question says that it is the last of its round. The watch looks into the inbox at any time. If rounds
-    follow each other without a pause, it reports when the receipt comes that ends a round.
+    A task does not state whether it is the last one of its round. The watcher looks into the inbox at any time, but
+    it reports new samples only between two rounds. If there is no pause between rounds, it reports when the last
+    receipt of a round arrives.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class InboxWatch:
         self._say_hello, self._note = say_hello, note
         self.wake_at = 0.0
         self._found, self._looking = data.announced, False
-        self._last_phase = ""  # the phase that ends a round, as soon as the watch has seen one end
+        self._last_phase = ""  # the last phase of a round; empty before the first round has ended
         context.observers.append(self)
 
     def happened(self, what: str, **figures: float) -> None:
@@ -45,7 +46,7 @@ class InboxWatch:
             self._context.worker.submit(self._data.look, self._looked)
 
     def receipt_came(self) -> None:
-        """Handle a receipt of an answer of this device, which may have been its last answer in a round."""
+        """Handle the receipt for an update, which may be the device's last update of the round."""
         self._announce()
 
     def _looked(self, found: Listing | Exception) -> None:

@@ -1,4 +1,4 @@
-"""The owner's command that runs for each new version: no shell, its own process group, at most 30 s."""
+"""The owner's command that runs for each new version, without a shell and for at most 30 s."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import IO, Final
 
 HOOK_SECONDS: Final = 30.0
-MODEL: Final = "PROTOFLEET_MODEL"  # name in its environment: the folder of the version
-SHOWN: Final = 200  # characters of its standard error that the log shows
+MODEL: Final = "PROTOFLEET_MODEL"  # name of the environment variable with the folder of the version
+SHOWN: Final = 200  # number of characters of the command's standard error that the log shows
 
 log = logging.getLogger("protofleet.device")
 
 
 class ModelHook:
-    """The runner of the owner's command: one run at a time, on its own thread.
+    """The runner of the owner's command, one run at a time, on its own thread.
 
-    If versions change during a run, there is one more run, with the last of them.
+    If new versions arrive during a run, the command runs once more, with the newest of them.
     """
 
     def __init__(self, command: Sequence[str], seconds: float = HOOK_SECONDS) -> None:
@@ -43,7 +43,7 @@ class ModelHook:
                 self._thread.start()
 
     def stop(self) -> None:
-        """End a run that is not finished, because the device ends."""
+        """Kill the command if it still runs, because the device ends."""
         with self._lock:
             self._stopped, self._next = True, None
             if self._child is not None:

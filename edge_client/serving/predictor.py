@@ -1,4 +1,4 @@
-"""Prediction of pictures' classes with the model of a device or of an export, which has a card.json."""
+"""The prediction of pictures' classes with a served or exported model, whose folder has a card.json."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Predictor:
     scores: Scores
 
     def predict(self, path: Path) -> Prediction:
-        """Predict the class of a picture; raise DataError if the file is no picture."""
+        """Predict the class of a picture, or raise DataError if the file is no picture."""
         scores = self.scores(self._picture(path))[0].astype(np.float64)
         shares = np.exp(scores - scores.max())
         shares /= shares.sum()
@@ -50,14 +50,14 @@ class Predictor:
         return Prediction(self.card.classes[best], float(shares[best]), dict(named))
 
     def _picture(self, path: Path) -> NDArray[np.float32]:
-        """Read a picture as a device reads its data: in the model's size and number of channels, 0 to 255."""
+        """Read a picture as a device does, with the model's size and number of channels; the values are 0 to 255."""
         pixels = named_pictures([path], InputShape(self.card.input.shape))
         found: NDArray[np.float32] = pixels.astype(np.float32)
         return found
 
 
 def open_model(folder: Path, onnx: bool = False) -> Predictor:
-    """Open the model in a folder; raise SettingsError if there is none that this program can use."""
+    """Open the model in a folder, or raise SettingsError if the folder has no model that this program can use."""
     card = card_in(folder)
     if card.input.kind != IMAGE:
         raise SettingsError(
@@ -105,10 +105,10 @@ def _of_onnx(folder: Path, card: Card) -> Scores:
         import onnxruntime
     except ImportError:
         raise SettingsError("--onnx takes the package onnxruntime: pip install onnxruntime") from None
-    content = matching(card, ONNX, path.read_bytes())  # the checked bytes are the bytes that run
+    content = matching(card, ONNX, path.read_bytes())  # the file is read once, so the checked bytes are used
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - its own kinds, which differ from version to version
+    except Exception as error:  # noqa: BLE001 - its errors differ from version to version
         raise SettingsError(f"{path} cannot be used: {' '.join(str(error).split())[:200]}") from None
     name = session.get_inputs()[0].name
 

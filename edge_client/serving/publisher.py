@@ -1,6 +1,7 @@
-"""The publisher of versions of a half's model; it runs on the worker's thread, which has the half.
+"""The publisher, which writes versions of a half's model, on the worker's thread.
 
-If it fails, only the copy is lost, never the training: there is one warning, and the failure is counted.
+If writing fails, only the version is lost, and the training continues. A warning is logged once, and the failure is
+counted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.storage.disk import Disk, NoRoom
 
 WEIGHTS: Final = "model.safetensors"
-# This many times a model's bytes must be free: for the version, and for the answer and the state that
+# So many times the model's bytes must be free: for the version, and for the update and the state that the
 # training writes next.
 ROOM: Final = 4
 EXPECTED: Final = (OSError, NoRoom, CardError)
@@ -40,28 +41,28 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True)
 class ModelOrigin:
-    """The origin of a model, as its card states it."""
+    """The origin of a model, for its card."""
 
     device: str
     network: Network | None  # the device's own network, if it has one
 
 
 class ModelPublisher:
-    """The publisher for all plans of a trainer, for `settings` that serve something."""
+    """The publisher for all plans of a trainer, if the settings serve models."""
 
     def __init__(self, settings: ModelSettings, state: Path, origin: ModelOrigin, disk: Disk) -> None:
         self._settings, self.origin = settings, origin
         self.versions = ModelVersions(settings.folder_in(state), settings.keep, disk)
         self._template = Template(Path(settings.template)) if settings.template else None
         self._unwritten, self._failed = 0, False
-        self._without_global = False  # whether the warning about a missing global model was logged
+        self._without_global = False  # whether a warning was logged that the method has no global model
 
     def of(self, plan: Plan, classes: Sequence[str], scale: Scale | None = None) -> PublishedModels:
-        """Return the models of a plan; `scale` is the scale of the data that its jobs learn from."""
+        """Return the destination for the models of a plan; `scale` is the scale of the device's data."""
         reports = plan.variant.reports
         if (kind := self._settings.kind(reports)) == GLOBAL and reports == PERSONAL:
             self._say_without_global(plan.method)
-        # The names may be unknown.
+        # If the names are unknown, the labels are used.
         names = tuple(classes) or tuple(str(label) for label in range(plan.classes))
         return PublishedModels(self, plan, names, kind, input_of(plan, scale))
 
@@ -79,7 +80,7 @@ class ModelPublisher:
         return unwritten
 
     def write(self, card: Card, model: Served, *, waits: bool) -> None:
-        """Write a version; `card` has everything but the hashes of the files."""
+        """Write a version; `card` is complete except for the hashes of the files."""
         self._need_room(2 * card.bytes if self._template else card.bytes)
         tensors = model.state_dict()
 
@@ -99,7 +100,7 @@ class ModelPublisher:
             raise NoRoom(f"a version takes {wanted} bytes and training some more, {free} are free")
 
     def _warn(self, error: Exception) -> None:
-        """Log a warning once, until a version has been written again."""
+        """Log a warning, but only once until a version is written again."""
         if not self._failed:
             why = str(error) if isinstance(error, EXPECTED) else f"{type(error).__name__}: {error}"
             log.warning(
@@ -118,7 +119,7 @@ class ModelPublisher:
 
 @dataclass(frozen=True)
 class PublishedModels:
-    """The models of one plan, for the jobs of this plan."""
+    """The destination for the models of one plan's jobs."""
 
     publisher: ModelPublisher
     plan: Plan
@@ -127,9 +128,9 @@ class PublishedModels:
     takes: Input
 
     def publish(self, kind: str, half: ClientHalf, number: int, measured: Mapping[str, float]) -> None:
-        """Write a version of the half's model, if it has the kind that is served.
+        """Write a version of the half's model, if the settings serve models of this kind.
 
-        The first weights of the run are left out, because no device has trained them in this run.
+        Round 0 is left out: its weights are the first weights of the run, before any training.
         """
         if kind == self.kind and number > 0:
             self.publisher.attempt(lambda: self._write(half, number, measured))
@@ -159,7 +160,7 @@ class PublishedModels:
 def software() -> str:
     try:
         return metadata.version("protofleet")
-    except metadata.PackageNotFoundError:  # the program runs from a checkout that is not installed
+    except metadata.PackageNotFoundError:  # the package is not installed: the program runs from a checkout
         return ""
 
 
@@ -168,6 +169,6 @@ def count(tensors: Mapping[str, Tensor]) -> int:
 
 
 def version_of(card: Card, folder: Path) -> Version:
-    """Return the version as it will be read from the card's file."""
+    """Return the version that will be read from the card's file, for comparison with other versions."""
     kind = PERSONAL if card.device else GLOBAL
     return Version(0, folder, card.plan_sha256, card.round, card.validation, card.tensors, kind, card.made)

@@ -1,7 +1,7 @@
-"""The device's side of serving models: it accepts versions, and reports a new version to the hook.
+"""The agent's part of serving models: it accepts versions, and runs the hook for a new version.
 
-Versions are written by the training, which may be in another process, and `protofleet model` moves links from
-outside. So this module looks at the version that `current` names, whatever program has moved the link.
+The training, which may be in another process, writes versions, and `protofleet model` also moves links. So this
+module looks regularly at the version that the link `current` names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger("protofleet.device")
 
 
 class ModelServing:
-    """An observer of the agent that accepts versions; `plan` returns the plan of the last answers."""
+    """An observer of the agent that accepts versions; `plan` returns the plan of the last updates."""
 
     def __init__(self, versions: ModelVersions, plan: Callable[[], str], hook: ModelHook | None) -> None:
         self.versions, self._plan, self.hook = versions, plan, hook
@@ -27,10 +27,10 @@ class ModelServing:
         self._seen: Version | None = None
 
     def begin(self) -> None:
-        """Finish the state that an earlier process has left, and report the current version."""
+        """Finish the unfinished work of an earlier process, and report the current version to the hook."""
         self._try(self.versions.settle)
         self._seen = self.versions.named(CURRENT)
-        if self._seen is not None:  # it may have changed while no device was running
+        if self._seen is not None:  # the version may have changed while the device was not running
             self._tell(self._seen)
 
     def happened(self, what: str, **figures: float) -> None:
@@ -40,7 +40,7 @@ class ModelServing:
             self.check()
 
     def check(self) -> None:
-        """Report the current version if it is another one than at the last look."""
+        """Report the current version to the hook if it has changed since the last look."""
         now = self.versions.named(CURRENT)
         if now is None or (self._seen is not None and now.number == self._seen.number):
             return
@@ -62,7 +62,7 @@ class ModelServing:
             self.hook.changed(Path(version.folder).resolve())
 
     def _try(self, act: Callable[[], None]) -> None:
-        """Call `act`; if it fails, log a warning, because a failure of serving must not end the training."""
+        """Call `act`, and log a warning if it fails, because such a failure must not end the training."""
         try:
             act()
         except (OSError, SettingsError) as error:

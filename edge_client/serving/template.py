@@ -1,4 +1,4 @@
-"""An exported ONNX file that gets each version's numbers, on a board that has no package for ONNX."""
+"""An exported ONNX file into which the tensors of each version are put; no package for ONNX is needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONNX: Final = "model.onnx"
 
 
 class Template:
-    """The folder that `protofleet export --template` has written."""
+    """The template in a folder that `protofleet export --template` has written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -26,8 +26,8 @@ class Template:
     def filled(self, tensors: Mapping[str, Tensor], takes: Input) -> bytes:
         """Return the ONNX file with these tensors.
 
-        `takes` is the input of the model of these tensors. It must equal the template's input, because the
-        scaling is no tensor and stays as the template has it.
+        `takes` is the input of the model that has these tensors. It must equal the template's input, because the
+        scaling is not in the tensors, so the file keeps the template's scaling.
         """
         card, model = self._content
         if card.input != takes:

@@ -1,8 +1,8 @@
-"""Versions of a model in a folder, and the links that name them.
+"""The versions of a model in a folder, and the links to versions.
 
-`v000017/` is a complete version: it was written under another name, synced and renamed, and nothing in it
-changes afterwards. `current`, `champion`, `previous` and `pinned` are links. Each link moves in one step, so
-weights and card change together. A reader resolves a link once, and then reads from the folder that it names.
+A version, for example `v000017/`, is always complete: it is written under another name, synced and renamed. It
+never changes afterwards. `current`, `champion`, `previous` and `pinned` are links. A link moves in one step, so
+weights and card change together. A reader should resolve a link once and read all files from that folder.
 
 A lock on the folder makes the device's processes and `protofleet model` work one after the other.
 """
@@ -23,20 +23,20 @@ from protofleet.protocol.storage.disk import NEW, Disk
 from protofleet.protocol.storage.folder_lock import held
 
 CURRENT: Final = "current"  # the version that is served
-# The highest accuracy on validation images, of the run that current is of.
+# The version with the highest accuracy on validation samples, of the same plan as the newest version.
 CHAMPION: Final = "champion"
-PREVIOUS: Final = "previous"  # the version that current named before
-PINNED: Final = "pinned"  # while this link exists, current stays
+PREVIOUS: Final = "previous"  # the version that `current` named before
+PINNED: Final = "pinned"  # while this link exists, `current` names the same version
 LINKS: Final = (CURRENT, CHAMPION, PREVIOUS, PINNED)
 VERSION: Final = re.compile(r"v(\d{6,9})")
-WAITING: Final = ".wait"  # end of the name of a version whose answer has no receipt yet
+WAITING: Final = ".wait"  # end of the name of a version whose update has no receipt yet
 LEAVING: Final = ".old"  # end of the name of a version that is being removed
 STARTED: Final = re.compile(rf"v(\d{{6,9}})({re.escape(WAITING)}|{re.escape(LEAVING)}|{re.escape(NEW)})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version, with the facts that its card states; `problem` says why the card cannot be read."""
+    """A version, with values from its card; `problem` is the reason if the card cannot be read."""
 
     number: int
     folder: Path
@@ -62,7 +62,7 @@ def name_of(number: int) -> str:
 
 
 def read_version(folder: Path) -> Version:
-    """Read the card of a version, whatever it contains."""
+    """Read a version from its card; if the card is wrong, return a version with a `problem`."""
     found = STARTED.fullmatch(folder.name)
     number = int(found[1]) if found else 0
     try:
@@ -83,20 +83,20 @@ def labelled(number: int, folder: Path, card: Mapping[str, Any]) -> Version:
 class ModelVersions:
     """The versions in a folder.
 
-    `keep` is the number of the newest versions that are kept, in addition to those that a link names.
+    The newest `keep` versions are kept, and so are the versions that a link names.
     """
 
     def __init__(self, folder: Path, keep: int = 3, disk: Disk | None = None) -> None:
         self.folder, self._keep, self.disk = folder, keep, disk or Disk()
 
     def whole(self) -> list[Version]:
-        """Return the complete versions, the oldest first."""
+        """Return the complete versions, the oldest one first."""
         names = [entry.name for entry in self.folder.iterdir()] if self.folder.is_dir() else []
         numbers = sorted(int(found[1]) for name in names if (found := VERSION.fullmatch(name)))
         return [read_version(self.folder / name_of(number)) for number in numbers]
 
     def named(self, link: str) -> Version | None:
-        """Return the version that a link names; None if it names no existing version."""
+        """Return the version that a link names; None if the link or the version is missing."""
         try:
             target = str((self.folder / link).readlink())
         except OSError:
@@ -106,10 +106,10 @@ class ModelVersions:
         return read_version(folder) if found and folder.is_dir() else None
 
     def write(self, fresh: Version, fill: Callable[[Path], None], *, waits: bool) -> bool:
-        """Write a new version from the files that `fill` puts into a folder.
+        """Write a new version from the files that `fill` puts into a folder, and return whether it was written.
 
-        Return False if the newest version is already this model. If `waits` is set, the version counts only
-        after it is accepted. Earlier versions that still wait are removed.
+        It is not written if the newest version has the same model. If `waits` is true, the version counts only
+        after `accept`. Earlier versions that still wait are removed.
         """
         self.disk.make(self.folder)
         with self._locked():
@@ -127,21 +127,21 @@ class ModelVersions:
         return True
 
     def accept(self, plan: str, round: int) -> None:
-        """Accept the waiting version of this plan and round: the coordinator has accepted its answer."""
+        """Accept the waiting version of this plan and round, because the coordinator has accepted its update."""
         if not self.folder.is_dir():
             return
         with self._locked():
             for version in self._waiting():
                 if (version.plan, version.round) != (plan, round):
                     continue
-                if (counts := self.folder / version.name).exists():  # a power cut has left both names
+                if (counts := self.folder / version.name).exists():  # both names exist after a power cut
                     self._remove(version)
                 else:
                     self._rename(version.folder, counts)
             self._settle()
 
     def settle(self) -> None:
-        """Finish the work that the death of a process has interrupted."""
+        """Finish the work that was interrupted when a process was killed."""
         if self.folder.is_dir():
             with self._locked():
                 self._sweep()
@@ -154,7 +154,7 @@ class ModelVersions:
         return version
 
     def unpin(self) -> Version:
-        """Remove the pin, and return the newest version, which becomes current."""
+        """Remove the pin, so that `current` names the newest version, and return that version."""
         with self._locked():
             if not (self.folder / PINNED).is_symlink():
                 raise SettingsError(f"no version is pinned in {self.folder}")
@@ -167,7 +167,7 @@ class ModelVersions:
         return current
 
     def rollback(self) -> Version:
-        """Pin the version that was served before the current one."""
+        """Pin the version that was served before the current version, and return it."""
         with self._locked():
             current, previous = self.named(CURRENT), self.named(PREVIOUS)
             if previous is None or current is None or previous.number == current.number:
@@ -191,9 +191,9 @@ class ModelVersions:
         raise SettingsError(f"there is no version {name_of(number)} in {self.folder}; there are: {there}")
 
     def _settle(self) -> None:
-        """Let current name the pinned version, or else the newest.
+        """Make `current` name the pinned version or, if no version is pinned, the newest one.
 
-        If a version is pinned, no other link moves.
+        The champion is chosen only if no version is pinned. Old versions are removed.
         """
         versions = [version for version in self.whole() if not version.problem]
         if not versions:
@@ -212,10 +212,10 @@ class ModelVersions:
         self._point(CURRENT, version)
 
     def _choose_champion(self, versions: list[Version]) -> None:
-        """Let champion name the version with the highest accuracy, the first of equals.
+        """Make `champion` name the version with the highest accuracy; of equal versions, the oldest one.
 
-        Only versions of the newest version's plan are compared, because accuracies of another plan say
-        nothing about this one.
+        Only versions with the newest version's plan are compared, because accuracies of different plans cannot
+        be compared.
         """
         plan = versions[-1].plan
         known = [(v.validation, -v.number) for v in versions if v.plan == plan and v.validation is not None]
@@ -259,13 +259,13 @@ class ModelVersions:
                 self._remove(version)
 
     def _remove(self, version: Version) -> None:
-        """Remove a version, after a durable rename: an incomplete version never has a version's name."""
+        """Remove a version; it is renamed first, so that an incomplete folder never has the name of a version."""
         leaving = self.folder / f"{version.name}{LEAVING}"
         self._rename(version.folder, leaving)
         self.disk.remove_folder(leaving)
 
     def _sweep(self) -> None:
-        """Remove what a dead process has begun; living processes wait for the lock."""
+        """Remove the unfinished folders of killed processes; running processes wait for the lock."""
         for entry in self.folder.iterdir():
             found = STARTED.fullmatch(entry.name)
             if found and found[2] in (NEW, LEAVING):

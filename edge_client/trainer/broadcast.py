@@ -1,4 +1,4 @@
-"""The only place where broadcast arrays reach a client half, and wrong ones become a refused question."""
+"""The only place where a client half gets broadcast arrays; if the arrays are wrong, the task is refused."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.allocator import return_free_blocks
 from protofleet.runtime.faults import as_authors, is_ours
 
-MOST_LETTERS: Final = 300  # letters of a reason, because the text of a Bye has a limit
+MOST_LETTERS: Final = 300  # largest number of letters of a reason, because the text of a Bye has a limit
 
 
 def take_over(half: ClientHalf, payload: Payload) -> None:
-    """Give a broadcast to a half, and raise WrongArraysError if the half cannot take it.
+    """Give a broadcast to a half, and raise WrongArraysError if the half cannot use the arrays.
 
-    The error has this type whichever line of the project's code has raised first.
+    Other errors that the arrays cause, for example in torch, are replaced by this error.
     """
     demand_declared_and_finite(half, payload)
-    return_free_blocks()  # the slices that were checked; else they lie in the heap beside the model
+    return_free_blocks()  # free the memory of the check, before the arrays are used
     broadcast = ReceivedArrays(payload)
     try:
         half.receive(broadcast)
@@ -42,7 +42,7 @@ def take_over(half: ClientHalf, payload: Payload) -> None:
 
 @contextlib.contextmanager
 def refusing_wrong_arrays(ask: Ask, number: int) -> Iterator[None]:
-    """Refuse the question if its arrays are wrong; for an author's half, raise AuthorError with the line."""
+    """Turn WrongArraysError into a refusal of the task or, in an author's half, into AuthorError with the line."""
     try:
         yield
     except WrongArraysError as error:

@@ -1,4 +1,4 @@
-"""The process that trains: it has the data and the job, and runs it as the agent asks through a socket."""
+"""The child process that trains: it has the data and the job, and gets requests from the agent over a socket."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 def main(number: int) -> int:
-    """Serve until the agent closes its end of the socket, or ends in any way."""
+    """Serve requests until the agent closes its end of the socket or ends."""
     die_with_the_agent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent by the terminal: the agent ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it; the agent ends this process
     log_uncaught_errors()
     set_up_logging(sys.stderr)
     with socket.socket(fileno=number) as connection, contextlib.suppress(ClosedError):
@@ -58,7 +58,7 @@ def main(number: int) -> int:
 
 
 class JobServer:
-    """The server that builds the job that the agent names, and runs it."""
+    """The server that builds the job of the agent's plan and runs it."""
 
     def __init__(self, connection: socket.socket, trainer: LocalTrainer, plugins: PlugIns) -> None:
         self._connection, self._trainer, self._plugins = connection, trainer, plugins
@@ -111,7 +111,7 @@ class JobServer:
 
 
 def limit_memory(most: int) -> None:
-    """Limit the memory of this process, and let the kernel end it and not the agent if memory is short."""
+    """Limit the memory of this process, and make the kernel kill it before the agent if memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     if most:

@@ -1,9 +1,9 @@
 """Training in a separate process: if it runs out of memory, that is reported, and the agent continues.
 
-The process is spawned, because CUDA does not survive a fork, and it lives as long as the agent. It has the
-data, the network and the optimizers; the agent has the federation. A new process that replaces it continues
-from the job's last durable state, like a device that was killed during training. So its answer is the same to
-the bit.
+The process is spawned, because CUDA does not work after a fork, and it runs as long as the agent. It has the data,
+the network and the optimizers; the agent communicates with the coordinator. If the process dies, a new process
+continues from the job's last state on the disk, like a device that was killed during training. So the update has
+the same bits.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from protofleet.runtime import children
 
 log = logging.getLogger("protofleet.device")
 
-KILLED: Final = -9  # the exit code of a process that the kernel has ended
-START_SECONDS: Final = 1800.0  # time to load the data, or to build them for the first time
+KILLED: Final = -9  # exit code of a process that was killed, for example by the kernel
+START_SECONDS: Final = 1800.0  # longest time to load the data, or to build them for the first time
 EVENTS: Final = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The data as the agent needs them: the number of samples of each class, and no image."""
+    """The part of the data that the agent needs: the labels, without the samples."""
 
     domain: str
     classes: int
@@ -53,13 +53,13 @@ class Labels:
 
 
 class ChildTrainer:
-    """The agent's end of the socket.
+    """The agent's side of the child process.
 
-    The agent's worker calls everything but `stop`, one call at a time. `saved` returns the durable state of
-    the job, from which a process continues that replaces a dead one.
+    Only the agent's worker calls the methods, one at a time; `stop` may be called from outside. `saved` returns the
+    job's state on the disk, from which a new process continues.
     """
 
-    place = torch.device("cpu")  # this process computes nothing
+    place = torch.device("cpu")  # the agent's process does not train
     admission = None
 
     def __init__(self, settings: DeviceSettings, saved: Callable[[], Arrays | None]) -> None:
@@ -68,7 +68,7 @@ class ChildTrainer:
         self._child: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._kills = 0
-        self._listing: Arrays | None = None  # the inbox's list, for every process that is started
+        self._listing: Arrays | None = None  # the inbox's list, which each new process gets
         try:
             self.data = self._start_process()
         except BaseException:
@@ -77,7 +77,7 @@ class ChildTrainer:
 
     @property
     def pid(self) -> int:
-        """Return the id of the process that trains; 0 while there is none."""
+        """Return the id of the child process; 0 while there is no child."""
         return self._child.pid if self._child is not None else 0
 
     def start(self, plan: Plan) -> ChildJob:
@@ -86,7 +86,7 @@ class ChildTrainer:
         return ChildJob(self, plan)
 
     def run(self, plan: Plan, task: dict[str, Any], received: Arrays) -> tuple[Arrays, Metrics, Arrays]:
-        """Run a job, and return its answer, its metrics and its state after that."""
+        """Run a task of a job, and return the update, the metrics and the state after the task."""
         if not self._ensure_process():
             self._build(plan)
             if (saved := self._saved()) is not None:
@@ -114,13 +114,13 @@ class ChildTrainer:
         return Labels(message["domain"], message["classes"], part, part, part, tuple(message["names"]), kind)
 
     def learn_from(self, listing: Arrays) -> None:
-        """Add the samples of this list of the inbox to the data of all jobs that start from now on."""
+        """Use the own data and the samples of this list of the inbox for jobs that start from now on."""
         self._listing = listing
         if self._ensure_process():
             self._request({"do": "learn_from"}, listing)
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
-        """Set the limits of a process that is started from now on; 0 means the value of the settings."""
+        """Set the limits of each child process that starts from now on; 0 means the limit of the settings."""
         s = self._own
         memory, longest = memory_bytes or s.trainer_memory_bytes, seconds or s.trainer_seconds
         self._settings = replace(s, trainer_memory_bytes=memory, trainer_seconds=longest)
@@ -158,7 +158,7 @@ class ChildTrainer:
             case {"no_memory": str(reason)}:
                 self.stop()
                 raise TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, reason)
-            case {"wrong_arrays": str(reason)}:  # the process lives: the next plan gets a new half
+            case {"wrong_arrays": str(reason)}:  # the process still runs, and the next plan gets a new half
                 raise TrainerDiedError(DisconnectReason.WRONG_ARRAYS, reason)
             case {"plug_in": str(reason)}:
                 raise AuthorError(reason)
@@ -167,7 +167,7 @@ class ChildTrainer:
         return message, arrays
 
     def _ensure_process(self) -> bool:
-        """Return whether the process that knows the job lives; if not, start a new one."""
+        """Return whether the child process still runs; if not, start a new one, which has no job yet."""
         if self._child is not None and self._child.poll() is None:
             return True
         self.stop()
@@ -179,7 +179,7 @@ class ChildTrainer:
         assert child is not None
         try:
             code = child.wait(1.0)
-        except subprocess.TimeoutExpired:  # it lives, and has not answered in time
+        except subprocess.TimeoutExpired:  # the child still runs, but did not reply in time
             seconds = self._settings.trainer_seconds
             self.stop()
             return TrainerDiedError(DisconnectReason.TRAINING_DIED, f"no end after {seconds:g} s")
@@ -194,7 +194,7 @@ class ChildTrainer:
 
 
 class ChildJob:
-    """A job whose half is in the other process; it has the state that the half had after its last work."""
+    """A job whose half is in the child process; it keeps a copy of the half's state after the last task."""
 
     def __init__(self, trainer: ChildTrainer, plan: Plan) -> None:
         self._trainer, self._plan = trainer, plan
@@ -214,7 +214,7 @@ class ChildJob:
 
 
 def kills(root: Path = EVENTS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Return how often the kernel killed for lack of memory in this control group; -1 if unknown."""
+    """Return how many processes of this control group the kernel killed for lack of memory; -1 if unknown."""
     try:
         group = own.read_text().strip().rpartition("::")[2].lstrip("/")
         lines = (root / group / "memory.events").read_text().splitlines()

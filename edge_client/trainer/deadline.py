@@ -1,4 +1,4 @@
-"""The time limit for a piece of work that is done inside the agent."""
+"""The time limit for a piece of work inside the agent's process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NEVER = float("inf")
 
 
 class Deadline:
-    """The time limit for the work of a process, which does one piece of work after the other.
+    """The time limit for the work of a process, which does one piece of work at a time.
 
-    The work itself checks the limit at each of its steps, because a thread cannot be ended from outside.
+    The work itself calls `check` at each step, because a thread cannot be ended from outside.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

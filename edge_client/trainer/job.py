@@ -1,7 +1,7 @@
-"""A job: the work of this device on a run's plan, one phase after the other, on the worker's thread.
+"""The job of a device: its work for a run's plan, one phase after the other, on the worker's thread.
 
-Devices measure every model that they have anyway, because that sends no bytes. They measure the global model
-when it arrives, if the method has one, and their own model when the phase "train" has made it.
+Devices evaluate all models that they have, because this needs no messages. They evaluate the global model, if the
+method has one, when it arrives in the phase "train", and their own model at the end of this phase.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ Metrics: TypeAlias = dict[str, float]
 NONE: Final[Mapping[str, Metric]] = {}
 TRAIN: Final = "train"  # the phase that changes a device's model
 EVALUATE: Final = "evaluate"  # the phase after the last round
-# Among the metrics: waiting is no work, and the figure is not sent to the coordinator.
+# Metric with the seconds of waiting, which are not counted as work; it is not sent to the coordinator.
 SECONDS_WAITED: Final = "seconds.waited"
-# Also among the metrics: the number of versions that were not written, for example on a full disk.
+# Metric with the number of versions that could not be written; it is not sent to the coordinator.
 MODELS_UNWRITTEN: Final = "models.unwritten"
 
 
 class Job(Protocol):
     """The interface of a job.
 
-    One thread makes all calls, and the caller does not use the arguments afterwards.
+    One thread makes all calls. After a call, the caller does not use the arguments any more.
     """
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
-        """Return the answer for the server half, and the metrics; `number` is the number of the round."""
+        """Do the phase of round `number`, and return the update's arrays and the metrics."""
         ...
 
     def state(self) -> Arrays:
-        """Return everything that must survive a reboot, as it is after the last `run`."""
+        """Return the state after the last `run`, with everything that must survive a reboot."""
         ...
 
     def restore(self, state: Arrays) -> None: ...
@@ -65,12 +65,13 @@ class Models(Protocol):
     def publish(self, kind: str, half: ClientHalf, number: int, metrics: Metrics) -> None:
         """Publish the half's present model.
 
-        It is the run's model after that round (global), or the device's own model (personal).
+        If `kind` is "global", this is the run's model after round `number`. If `kind` is "personal", this is the
+        device's own model.
         """
         ...
 
     def take_unwritten(self) -> int:
-        """Return how many models could not be written since the last call."""
+        """Return the number of models that could not be written since the last call."""
         ...
 
 
@@ -85,7 +86,7 @@ class NoModels:
 
 
 class ServedAndKept:
-    """A destination that passes models to programs of this machine and into the device's own folder."""
+    """A destination that serves models to other programs and keeps them in the device's own folder."""
 
     def __init__(self, served: Models, kept: Models) -> None:
         self._both = (served, kept)
@@ -111,7 +112,7 @@ class LocalJob:
         models: Models | None = None,
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:  # fmt: skip
-        """Make a job; `reports` is the model whose accuracy the paper reports: "global" or "personal"."""
+        """Make a job; `reports` is "global" or "personal", the model whose accuracy the paper reports."""
         self.half, self._data, self._reports = half, data, reports
         self._snapshots, self._folder = snapshots or Snapshots(), folder
         self._deadline, self._work_seconds = deadline or Deadline(), work_seconds
@@ -131,7 +132,7 @@ class LocalJob:
             most = self._snapshots.samples
             if phase == EVALUATE:
                 delete_earlier_evaluations(self._folder, number, self._snapshots.rounds)
-            # At the end the payload has counts, which are no points of a picture.
+            # The last evaluation's payload has counts, which are no points in the feature space.
             learned = {} if phase == EVALUATE else payload
             save_snapshot(self._folder, most, number, self.half, self._data, ask.payload, learned)
         answer = to_numpy(payload)
@@ -140,9 +141,9 @@ class LocalJob:
         return answer, metrics
 
     def _leave_out(self, metrics: Metrics, phase: str, number: int) -> None:
-        """Leave out values of the run's own metrics that are not finite, because no mean can include them.
+        """Remove values of the run's own metrics that are not finite, because they would spoil every mean.
 
-        The log names each such metric once.
+        A warning is logged once for each metric.
         """
         for key in [key for key, value in metrics.items() if not math.isfinite(value)]:
             name = key.partition(".")[0]
@@ -164,7 +165,7 @@ class LocalJob:
 def local_jobs(
     build: Callable[[Plan], ClientHalf], data: Splits, models: Callable[[Plan], Models] | None = None
 ) -> StartJob:
-    """Return a starter of jobs without limits."""
+    """Return a function that starts jobs without limits."""
 
     def start(plan: Plan) -> LocalJob:
         kept = models(plan) if models else None
@@ -203,9 +204,9 @@ def work(
 def evaluate_at_end(
     half: ClientHalf, data: Splits, reports: str, own: Mapping[str, Metric] = NONE
 ) -> tuple[Payload, Metrics]:
-    """Evaluate the half after the last round.
+    """Evaluate the half after the last round, and return the update's arrays and the metrics.
 
-    If the run has few enough classes for a readable table, count also which class it predicts for which.
+    If the number of classes is small enough for a readable table, the arrays have the confusion matrix.
     """
     if data.classes > MOST_CLASSES or not len(data.test.y):
         return {}, evaluate(half, data, reports, metrics=own)

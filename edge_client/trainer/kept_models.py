@@ -1,7 +1,7 @@
-"""The device's own models in its folder, for an export: the last one, and the best by validation.
+"""The device's own models that it keeps for an export: the last model and the best one by validation.
 
-They are written on the worker's thread, each to a new file that then replaces the old one. If this fails,
-only the copy is lost, never the training.
+The models are written on the worker's thread. Each is written to a new file, which then replaces the old file. If
+writing fails, only the copy is lost, and the training continues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("protofleet.device")
 
 FOLDER: Final = "kept"
 LAST, BEST = "last", "best"
-# This many times the model's bytes must be free: for the two files, and for the answer that is written next.
+# So many times the model's bytes must be free: for the two files, and for the update that is written next.
 ROOM: Final = 4
 
 
@@ -55,7 +55,7 @@ class KeptModels:
             self._failed = False
 
     def take_unwritten(self) -> int:
-        return 0  # only versions are counted
+        return 0  # only versions of served models are counted
 
     def _keep(self, half: ClientHalf, number: int, metrics: Mapping[str, float]) -> None:
         validation = metrics.get(f"accuracy.validation.{PERSONAL}")
@@ -77,22 +77,22 @@ class KeptModels:
                 file.write(piece)
 
     def _link_best(self) -> None:
-        """Give the last file a second name; the next `last` replaces only the first name."""
+        """Link the last model's file as the best model; the next last model does not change the linked file."""
         self._disk.link(kept_file(self._folder, LAST), kept_file(self._folder, BEST))
 
     def _is_best(self, number: int, validation: float) -> bool:
-        """Return whether this model is the best one; the first of equals stays.
+        """Return whether this model is the best one; of equal models, the first one stays the best.
 
-        If its round is before the round of the best one, the run has begun again or gone back since, so the
-        old best does not count.
+        If the old best model is of a later round, the run was started again or went back. Then the old model does
+        not count.
         """
         return self._best is None or number < self._best[0] or validation > self._best[1]
 
     def _best_of_before(self) -> tuple[int, float] | None:
-        """Return the round and the accuracy of an earlier process's best model of this plan."""
+        """Return the round and the accuracy of the best model of this plan in the folder, or None."""
         try:
             kept: Kept = read_kept(kept_file(self._folder, BEST))
-        except CardError:  # there is none, or another version has written it
+        except CardError:  # the file is missing, or another version has written it
             return None
         card = kept.card
         if card.plan_sha256 != self._origin.plan.digest.hex() or card.validation is None:
@@ -100,7 +100,7 @@ class KeptModels:
         return card.round, card.validation
 
     def _require_room(self, half: ClientHalf) -> None:
-        """Raise OSError if there is little room: training writes its answer next and needs it more."""
+        """Raise OSError if the disk has little room, because the room is needed more for the next update."""
         size = sum(value.nbytes for value in half.model.state_dict().values())
         free = self._disk.free_bytes(self._folder)
         if free < ROOM * size:

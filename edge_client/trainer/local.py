@@ -1,4 +1,4 @@
-"""Training in the process that has the data: the agent's own process, or its child process."""
+"""The trainer in the process that has the data, which is the agent's own process or its child process."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from protofleet.protocol.wire.messages import Arrays
 
 log = logging.getLogger("protofleet.device")
 
-AdmissionTo: TypeAlias = Callable[[torch.device], Admission | None]  # None if no admission is needed
+AdmissionTo: TypeAlias = Callable[[torch.device], Admission | None]  # returns None if no admission is needed
 
 
 def admission_to(place: torch.device) -> Admission | None:
-    """Return the admission to the GPU for the whole process, which calls this once."""
+    """Make the admission to the GPU for the whole process; call this once in a process."""
     if place.type != "cuda":
         return None
     gpu = Cuda(place)
@@ -51,7 +51,8 @@ class LocalTrainer:
     ) -> None:  # fmt: skip
         """Load the data of a device.
 
-        If the device is `alone` in its process, its data and its half stay on the GPU between its turns.
+        If the device is `alone` in its process, its half stays on the GPU between its turns. Its data stay there too,
+        unless the setting `compute` is "auto".
         """
         self.place = set_torch(settings)
         self._settings, self._deadline, self._alone = settings, deadline, alone
@@ -79,7 +80,7 @@ class LocalTrainer:
         return GpuJob(work, lambda: self._started_on_gpu(plan), stays=self._alone)
 
     def _pays(self, plan: Plan) -> bool:
-        """Return whether the GPU trains this plan; only `auto` leaves some plans to the CPU."""
+        """Return whether the GPU trains this plan; with `auto`, the CPU trains plans with little work."""
         pays = self._settings.compute != "auto" or compute_place("auto", plan, self._network) != CPU
         if not pays:
             log.info(
@@ -89,14 +90,14 @@ class LocalTrainer:
 
     @property
     def _stays_on_gpu(self) -> bool:
-        """Return whether the data are on the GPU for every plan."""
+        """Return whether the data stay on the GPU, for every plan."""
         return self._alone and self._settings.compute != "auto"
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
-        """Do nothing: the agent's own memory has no limit, and its work has the limit of [limits]."""
+        """Do nothing, because these limits are for child processes; [limits] has those for the agent's work."""
 
     def stop(self) -> None:
-        """Do nothing: the trainer ends with this process."""
+        """Do nothing, because the trainer ends with its process."""
 
     def _moved_for_good(self, admission: Admission) -> Shard:
         work = Work("the device's data", ("data", self._settings.name), bytes_of(self.data))
@@ -147,7 +148,8 @@ class LocalTrainer:
         settings = self._settings
         if not settings.keep_models:
             return NoModels()
-        classes = data.names or tuple(str(label) for label in range(plan.classes))  # the names may be unknown
+        # If the names are unknown, the labels are used.
+        classes = data.names or tuple(str(label) for label in range(plan.classes))
         origin = kept.KeptOrigin(plan, settings.name, self._network or plan.network, classes, scale_of(data))
         return KeptModels(Path(settings.folder), origin, Disk(settings.durable))
 

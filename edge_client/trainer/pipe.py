@@ -1,4 +1,4 @@
-"""Messages between a device and its training process: a line of JSON, then arrays in the form of the wire."""
+"""Messages between a device and its child process: JSON, then arrays in the format of the network protocol."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ HEAD: Final = struct.Struct("<IQ")  # lengths of the JSON and of the arrays
 
 
 class ClosedError(ConnectionError):
-    """An error for a connection whose other side has gone."""
+    """An error for a connection whose other side has closed it."""
 
 
 def send(connection: socket.socket, message: Mapping[str, Any], arrays: Arrays = NOTHING) -> None:
-    """Send a message and arrays; the arrays may be on the disk, and are read one at a time."""
+    """Send a message and arrays; arrays that are on the disk are read one at a time."""
     text = json.dumps(message).encode()
     size = sum(length for _, length in parts(arrays)) if arrays else 0
     _give(connection, HEAD.pack(len(text), size) + text)
@@ -28,12 +28,12 @@ def send(connection: socket.socket, message: Mapping[str, Any], arrays: Arrays =
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], Arrays]:
-    """Receive a message and arrays; each array has its own memory, which the receiver may keep."""
+    """Receive a message and arrays; each array gets its own memory."""
     text, size = HEAD.unpack(_take(connection, HEAD.size))
     message: dict[str, Any] = json.loads(bytes(_take(connection, text)))
     if not size:
         return message, NOTHING
-    body = Body(lambda start, stop: _take(connection, stop - start), size)  # it reads from front to back
+    body = Body(lambda start, stop: _take(connection, stop - start), size)  # it is read from front to back
     return message, {name: body[name] for name in body}
 
 

@@ -1,8 +1,8 @@
 """Turns of the devices of one machine: as many work at the same time as there are slots.
 
-If more devices work than there are cores, they are not finished sooner, and each holds the memory of a batch.
-A slot is a file that its process keeps locked, so it is free when that process has ended in any way. A
-process that is stuck is ended by its watchdog. No device waits for a slot of a stopped process (SIGSTOP).
+More working devices than cores would not finish sooner, and each would need memory for a batch. A slot is a file
+that the working process keeps locked, so the slot is free when the process has ended, even if it was killed. If a
+process is stuck, its watchdog ends it. If a process is stopped (SIGSTOP), no device waits for its slot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protofleet.protocol.settings.reader import demand_within
 
 SHORTEST: Final = 0.001  # seconds between two looks for a free slot
 LONGEST: Final = 0.02
-SHARE: Final = 0.125  # part of the time waited so far: devices that wait for long work look rarely
+SHARE: Final = 0.125  # part of the time waited so far that passes until the next look
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Slots:
         with contextlib.ExitStack() as files:
             slots = [_opened(Path(self.folder) / f"{i}.slot", files) for i in range(self.number)]
             while not (any(map(_is_ours, slots)) or any(map(_is_of_a_stopped_process, slots))):
-                report_progress()  # a process that waits is not stuck
+                report_progress()  # waiting is progress for the watchdog
                 time.sleep(min(LONGEST, max(SHORTEST, SHARE * waited)))
                 waited = time.monotonic() - begun
             yield waited
@@ -68,9 +68,9 @@ def _is_ours(slot: int) -> bool:
 
 
 def _is_of_a_stopped_process(slot: int) -> bool:
-    """Return whether the slot's process is stopped, as Linux states it; elsewhere return False."""
+    """Return whether the slot's process is stopped; on systems other than Linux, return False."""
     try:
         line = Path(f"/proc/{int(os.pread(slot, 20, 0))}/stat").read_text()
-    except (OSError, ValueError):  # it has just ended, or no process has had this slot yet
+    except (OSError, ValueError):  # the process has just ended, or no process has used this slot yet
         return False
     return line.rpartition(")")[2].split()[0] == "T"
