@@ -51,21 +51,21 @@ class DeviceSettings:
     killed process loses none.
     """
     enrolled: str = ""
-    """Folder that `protofleet enrol` has filled, in place of `key` and `coordinator_key`; empty means without
-    enrolment.
+    """Folder that `protofleet enrol` has filled, in place of `key` and `coordinator_key`; empty means that the
+    device is not enrolled.
     """
     key: str = "keys/device.key"
     """Path of the device's private key, if `enrolled` is empty."""
     coordinator_key: str = "keys/coordinator.pub"
     """Path of the coordinator's public key, if `enrolled` is empty."""
     security: str = "sealed"
-    """Protection of messages, `sealed` or `off`, the same as the coordinator's."""
+    """Protection of messages, `sealed` or `off`, which must be the same at the coordinator."""
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     """Address of the broker."""
     data: DataSettings = field(default_factory=DataSettings)
     """Data of the device."""
     network: Network | None = None
-    """Network of the device's own, if the run's method allows one; left out, it is the run's."""
+    """Network of this device, if the method allows different networks; left out, the network of the run is used."""
     plugins: PlugIns = field(default_factory=PlugIns)
     """Python files that the device may run, by their hashes."""
     keep_models: bool = True
@@ -73,7 +73,7 @@ class DeviceSettings:
     pictures: Snapshots = field(default_factory=Snapshots)
     """Snapshots of embeddings for the pictures of a report."""
     models: ModelSettings | None = None
-    """Models that the device serves to programs of its machine; left out, it serves none."""
+    """Models that the device serves to programs of its machine; left out, no model is served."""
     limits: DeviceLimits = field(default_factory=DeviceLimits)
     """Limits on the work and memory that a run's plan can ask of this device."""
     compute: str = "auto"
@@ -87,7 +87,7 @@ class DeviceSettings:
     memory the device reports.
     """
     trainer_memory_bytes: Bytes = 0
-    """Largest memory of its own, in bytes, that the child may take; 0 means no limit."""
+    """Largest private memory, in bytes, that the child may take; 0 means no limit."""
     trainer_seconds: PositiveSeconds = 10_800.0
     """Longest time, in seconds, of one piece of work of a child, after which the child is ended and started again."""
     board: BoardSettings = field(default_factory=BoardSettings)
@@ -107,7 +107,7 @@ class DeviceSettings:
     tuning: str = ""
     """Path of a file with temporary settings that the root has signed; empty means that the device looks for none."""
     stays: bool = True
-    """If true, the device waits for the next run when one is over; if false, it ends."""
+    """If true, the device waits for the next run when a run is over; if false, it ends."""
     patience_seconds: Patience = 60.0
     """Seconds to wait for the broker's first answer; `inf` lets the device work offline."""
     session_seconds: SessionSeconds = 600

@@ -21,7 +21,7 @@ PIECE: Final = 64
 
 
 class Splits(Protocol):
-    """The data of one device: for training, for choosing by validation and for the test."""
+    """The data of one device: for training, for validation and for the test."""
 
     @property
     def domain(self) -> str: ...

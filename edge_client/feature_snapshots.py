@@ -32,7 +32,7 @@ class Snapshots:
     samples: Annotated[int, Within(0, 1_000_000_000)] = 0
     """Number of training samples of each device whose embedding is kept; 0 means no pictures."""
     rounds: tuple[Rounds, ...] = ()
-    """Rounds after whose training a snapshot is saved; the last evaluation always has one."""
+    """Rounds after whose training a snapshot is saved; a snapshot is always saved at the last evaluation."""
 
     def __post_init__(self) -> None:
         demand_within(self)

@@ -35,19 +35,19 @@ WorkSeconds = Annotated[float, Within(1, LONG_SECONDS)]
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """The [limits] table: how much work and memory a run's plan can ask of this device."""
+    """The [limits] table: the largest work and memory that this device accepts for a run's plan."""
 
     memory_bytes: Bytes = 0
     """Largest memory, in bytes, of a network during training; 0 means the memory of the machine or its GPU."""
     disk_bytes: PositiveBytes = 8 << 30
-    """Largest disk space, in bytes, of the device's state and one more answer."""
+    """Largest disk space, in bytes, of the device's state and one more update."""
     epochs: Epochs = 1000
     """Largest number of epochs of a round, which is the sum of `epochs` and all `..._epochs` of the method
     except the server's.
     """
     confusion: ConfusionClasses = MOST_CLASSES
-    """Largest number of classes of a run for which the device reports at the end which classes it confuses; 0
-    means for none.
+    """Largest number of classes with which the device reports at the end which classes it confuses; 0 means
+    that it never reports this.
     """
     work_seconds: WorkSeconds = 86_400.0
     """Longest time, in seconds, of one piece of work inside the agent, after which it is ended and started again."""

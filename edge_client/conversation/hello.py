@@ -26,7 +26,7 @@ class HelloSender:
     ) -> None:
         self._link, self._data, self._state, self._software = link, data, state, software
         self._about = about or software  # text about the software and the machine
-        self._epoch_with_names = -1  # epoch of the coordinator that has all class names, on this connection
+        self._epoch_with_names = -1  # epoch of the coordinator that has all names from this connection
         self.by_hash = False  # whether the last hello had a hash in place of names that would fit
 
     def send(self, plan: Plan | None) -> None:

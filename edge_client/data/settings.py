@@ -18,9 +18,9 @@ from protofleet.protocol.settings.suggest import there_are
 DEFAULT_SOURCE: Final = "digits"
 # Settings that have no effect on data from a user's function, which makes these choices itself.
 THEIR_OWN_AFFAIR: Final = ("fraction", "samples", "own_test", "test_samples", "classes", "scale")
-MIN_TRAINING_SAMPLES = 2  # training samples: BatchNorm cannot learn from one
+MIN_TRAINING_SAMPLES = 2  # smallest number for training, because BatchNorm cannot learn from one sample
 ROUNDING = 1e-9  # 3 * (1 / 3) may be a little more than 1
-MAX_SAMPLES = 1_000_000_000  # samples
+MAX_SAMPLES = 1_000_000_000
 
 Parts = Annotated[int, Within(1, LARGEST_COUNT)]
 OwnTest = Annotated[float, Within(0, 0.9, above=True)]
@@ -39,7 +39,7 @@ class DataSettings:
     `~/.cache/protofleet`.
     """
     domain: str = ""
-    """Domain of the source; empty or the source's own name means its only domain, or all of them pooled."""
+    """Domain of the source; empty or the source's name means its only domain, or all domains together."""
     split: str = "domain"
     """Division of a domain between its clients, `domain` (the same mix of classes), `iid` (drawn at random)
     or `dirichlet` (a skewed mix).
@@ -51,7 +51,7 @@ class DataSettings:
     but `part`.
     """
     beta: Annotated[float, Within(0.001, LARGEST_FACTOR)] = 0.3
-    """Parameter of the Dirichlet draw, of which a smaller value gives a larger skew."""
+    """Parameter of the Dirichlet draw; a smaller value gives a larger skew."""
     fraction: Fraction | None = None
     """Part of the domain's training samples for each client, such as 0.1 for a tenth; left out, a client has
     its whole share.
@@ -59,7 +59,7 @@ class DataSettings:
     samples: Samples | None = None
     """Largest number of samples for training and validation together; left out, there is no limit."""
     own_test: OwnTest | None = None
-    """Part of the client's own samples that becomes its test; left out, the test set is the published one."""
+    """Part of the client's own samples that is used as its test set; left out, the published test set is used."""
     test_samples: Annotated[int, Within(1, MAX_SAMPLES)] | None = None
     """Largest number of test samples; left out, there is no limit."""
     validation: Annotated[float, Within(0, 0.9)] = 0.1
@@ -73,7 +73,7 @@ class DataSettings:
     [C, H, W] for images; empty means `size` and `channels`.
     """
     scale: Scale | None = None
-    """Scale of samples that are not pixels, the same on all devices, if their source states none."""
+    """Scale of samples that are not pixels, if their source has no scale; it must be the same on all devices."""
     inbox: str = ""
     """Folder with files `<class>/<file>` that grows while the device runs; empty means none."""
     inbox_seconds: Annotated[float, Within(0.1, 86_400)] = 10.0

@@ -46,7 +46,7 @@ class Overrides:
     trainer_memory_bytes: Bytes = 0
     """Largest memory, in bytes, of a training process that is started from now on; 0 means no change."""
     trainer_seconds: Seconds = 0.0
-    """Longest time, in seconds, of one piece of work of such a process; 0 means no change."""
+    """Longest time, in seconds, of one piece of work of a process that is started from now on; 0 means no change."""
 
     def __str__(self) -> str:
         changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]

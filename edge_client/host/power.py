@@ -26,9 +26,7 @@ INA: Final = "ina"  # start of the kernel's names for INA chips
 # intel-rapl:0 is a package, and intel-rapl:0:1 is a part of this package. intel-rapl-mmio:0 is the same package
 # again, and a laptop's psys contains packages, so these two are not counted.
 PACKAGE: Final = re.compile(r"intel-rapl:\d+")
-MOST_WATTS: Final = (
-    10_000.0  # a counter that grows faster was set back, for example by a suspend, and has not wrapped around
-)
+MOST_WATTS: Final = 10_000.0  # if a counter seems to grow faster, it was set back, for example by a suspend
 UNREADABLE: Final = (OSError, ValueError)
 
 

@@ -43,8 +43,8 @@ class StateFiles:
 def recover(files: StateFiles, store: ObjectStore) -> RecoveredState:
     """Return the state of the device from its files.
 
-    Raise DamagedError if the files that are left do not show the device's progress, and NewerFormatError if a
-    later version has written them.
+    Raise DamagedError if the remaining files do not show the device's progress. Raise NewerFormatError if a later
+    version has written the files.
     """
     newest, previous = _read(files.newest), _read(files.previous)
     copies = [_read(path) for path in files.copies]

@@ -27,7 +27,7 @@ SHARE: Final = 0.125  # part of the time waited so far that passes until the nex
 
 @dataclass(frozen=True)
 class Slots:
-    """The [slots] table: how many devices of this machine may work at once."""
+    """The [slots] table: the limit of devices of this machine that may work at once."""
 
     folder: str = ""
     """Folder that the devices have in common; empty means that no device waits for others."""

@@ -14,7 +14,7 @@ MORE_TABLES: Final = {34665, 34853, 40965}  # tags whose value is the position o
 MOST_ROWS: Final = 65_535
 MOST_NUMBERS: Final = (
     1 << 18
-)  # two for each strip or tile; Pillow takes 300 bytes and 12 microseconds for one
+)  # two for each strip or tile; Pillow takes 300 bytes and 12 microseconds for each number
 
 
 def tile_pixels(content: bytes) -> int:

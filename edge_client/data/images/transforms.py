@@ -19,7 +19,7 @@ from protofleet.edge_client.data.stable_random import NOISE_ONE, Integers, Stabl
 IntPixels = NDArray[np.int32]
 
 ONE: Final = 1 << 14  # 1.0 in the fixed point of a warp
-TURN: Final = 1024  # a half-angle tangent of 1.0
+TURN: Final = 1024  # the tangent 1.0 of half an angle
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, the Python version: 50,000 and 10,000 images of 32x32 in colour.
+"""CIFAR-10 and CIFAR-100, the Python version: each has 50,000 images for training and 10,000 for the test.
 
 The files are pickles, and a pickle can run any code. This module accepts only arrays, lists, dicts, numbers and
 strings in a pickle; it refuses other objects before they are made.

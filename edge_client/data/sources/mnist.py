@@ -1,4 +1,4 @@
-"""MNIST from its four idx files: 60,000 and 10,000 digits of 28x28."""
+"""MNIST from its four idx files: 60,000 digits for training and 10,000 for the test, of 28x28 pixels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protofleet.edge_client.data.sources.source import DIGITS, DataSource, digit
 
 
 def read(folder: Path, domain: str) -> Domain:
-    places = [folder, folder / "MNIST" / "raw", folder / "raw"]  # the last two are torchvision's
+    places = [folder, folder / "MNIST" / "raw", folder / "raw"]  # torchvision uses the last two
     return Domain(domain, DIGITS, read_pair(places, "train"), read_pair(places, "test"))
 
 

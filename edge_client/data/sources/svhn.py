@@ -1,4 +1,4 @@
-"""SVHN's cropped digits from train_32x32.mat and test_32x32.mat: 73,257 and 26,032 of 32x32 in colour."""
+"""SVHN's cropped digits, of 32x32 pixels in colour, from train_32x32.mat (73,257) and test_32x32.mat (26,032)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""USPS from usps.bz2 and usps.t.bz2: 7,291 and 2,007 digits of 16x16 in LIBSVM's text form.
+"""USPS, digits of 16x16 pixels in LIBSVM's text format, from usps.bz2 (7,291) and usps.t.bz2 (2,007 for the test).
 
 A line is `label index:value ...`. The labels 1..10 mean the digits 0..9, and the values are in [-1, 1].
 """
