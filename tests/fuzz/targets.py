@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,10 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.spool.spool import members_in, names_in
 from protofleet.deploy.fleet.checks import Workload, failures, run_checks
 from protofleet.deploy.fleet.device.facts import read_facts
+from protofleet.deploy.fleet.execute import NonsenseError, read_state
 from protofleet.deploy.fleet.plan import InstalledSettings
 from protofleet.deploy.fleet.plan import plan as make_plan
+from protofleet.deploy.fleet.ssh import Result
 from protofleet.deploy.fleet.status import status_cells
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.status_file import Status
@@ -90,6 +92,15 @@ def host_facts(data: bytes) -> str:
     assert all(words.isprintable() for words in said)
     steps = make_plan(facts, WANTED, checks, InstalledSettings())
     return f"{len(failures(checks))} {type(steps[0]).__name__}"
+
+
+def host_state(data: bytes) -> str:
+    """Read the output of the step `state` as `deploy apply` does; its words are escaped for a terminal."""
+    state = read_state("a", Result(0, data.decode("utf-8", "replace"), ""))
+    service = state.service
+    assert all(words.isprintable() for words in (service.active, service.sub, state.answers, state.over))
+    assert state.status is None or state.status.pid == service.pid
+    return f"{bool(service.pid)} {state.healthy} {bool(state.over)}"
 
 
 def topic(data: bytes) -> str:
@@ -164,6 +175,16 @@ def hosts() -> list[bytes]:
     return ["".join(f"{key}={value}\0" for key, value in one.items()).encode() for one in (fit, bare)]
 
 
+def service_states() -> list[bytes]:
+    """Return outputs of `remote.sh state`: of a process in a run, of one that ends, and of no process."""
+    running = Status(7, 1, NOW, "0.1.0", 5, connected=True, heard=True)
+    ends = replace(running, over="its classes are others")
+    common = {"ActiveState": "active", "SubState": "running", "NRestarts": 2, "agent": 7, "answers": ""}
+    told = [common | {"status": json.dumps(asdict(status))} for status in (running, ends)]
+    stopped = {"ActiveState": "inactive", "agent": 0, "NRestarts": 0, "answers": "yes"}
+    return ["".join(f"{key}={value}\0" for key, value in one.items()).encode() for one in (*told, stopped)]
+
+
 def settings(cls: type, **more: Any) -> list[bytes]:
     table = encode(decode(cls, {"name": "spring", **more}))
     return [write_toml(table).encode(), write_toml({"name": "spring", **more}).encode()]
@@ -183,7 +204,8 @@ TARGETS = {
     "body": Target(body, Rejected, bodies, 0.22),
     "block": Target(block, Rejected, golden, 0.08),
     "host_facts": Target(host_facts, SettingsError, hosts, 0.05),
-    "topic": Target(topic, Rejected, topics, 0.08),
+    "host_state": Target(host_state, NonsenseError, service_states, 0.02),
+    "topic": Target(topic, Rejected, topics, 0.06),
     "plan": Target(run_plan, SettingsError, lambda: [plan("fedavg").encode(), plan("fedpall").encode()], 0.02),
     "device_state": Target(device_state, (DamagedError, NewerFormatError), states, 0.01),
     "coordinator_state": Target(

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from protofleet.deploy.fleet import commands
+from protofleet.deploy.fleet import commands, execute
 from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.deploy.fleet.execute import gather_facts, read_state
 from protofleet.deploy.fleet.settings import Fleet, Host
@@ -76,7 +76,8 @@ class Two(Desk):
     def __init__(self, folder):
         super().__init__(folder)
         path = folder / "fleet.toml"
-        path.write_text(path.read_text() + '\n[hosts.board-2]\naddress = "board-2.example"\n')
+        text = path.read_text().replace("[care]\n", "[care]\nhealth_seconds = 1.0\n")
+        path.write_text(text + '\n[hosts.board-2]\naddress = "board-2.example"\n')
         self.boards = {"board-1": self.board, "board-2": RecordedBoard(folder / "board-2")}
 
     def deploy(self, step, *hosts, **options):
@@ -150,8 +151,13 @@ def test_a_state_that_is_nonsense_is_refused_with_its_value():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_arbitrary_status_and_facts_end_no_command_of_another_board(both, capsys, seed):
-    """Every field has arbitrary bytes at once, and each effect is a line about this board."""
+def test_arbitrary_status_and_facts_end_no_command_of_another_board(both, capsys, monkeypatch, seed):
+    """Every field has arbitrary bytes at once, and each effect is a line about this board.
+
+    `apply` also reads such a status after it has started the board, in the output of the step `state`.
+    """
+    for name in ("POLL_SECONDS", "STEADY_SECONDS", "GATHERING_SECONDS"):
+        monkeypatch.setattr(execute, name, 0.01)
     dice = random.Random(seed)
     kept = dict(both.board.facts)
     pieces = [
@@ -178,10 +184,11 @@ def test_arbitrary_status_and_facts_end_no_command_of_another_board(both, capsys
     changed = dice.sample(sorted(kept), dice.randrange(1, 4))
     both.board.facts |= {key: noise() for key in changed if key not in ("release", "good")}
     both.board.facts["status"] = dice.choice([json.dumps(status), noise(), json.dumps(status)[:-9]])
+    both.board.doing = dice.choice([{}, {key: dice.choice([noise(), status[key]]) for key in HONEST}])
     try:
-        for step in ("status", "plan", "doctor"):
+        for step in ("status", "plan", "doctor", "apply"):
             both.deploy(step)
             said = capsys.readouterr()
             assert "board-2" in said.out and all(c.isprintable() or c == "\n" for c in said.out + said.err)
     finally:
-        both.board.facts = kept
+        both.board.facts, both.board.doing = kept, {}
