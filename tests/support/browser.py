@@ -62,17 +62,18 @@ def framed(folder: Path, names: list[str], more: str = "") -> Path:
     return folder / "all.html"
 
 
-def judged(page: Path, dark: bool) -> list[dict]:
-    """Return what the script has told about each page and width."""
-    (found,) = re.findall(r"<pre>(.*?)</pre>", dumped(page.as_uri(), page.parent, dark), re.DOTALL)
+def judged(page: Path, dark: bool, seconds: int = 60) -> list[dict]:
+    """Return what the script has told about each page and width, within so many seconds."""
+    document = dumped(page.as_uri(), page.parent, dark, seconds)
+    (found,) = re.findall(r"<pre>(.*?)</pre>", document, re.DOTALL)
     return [json.loads(html.unescape(line)) for line in found.splitlines()]
 
 
-def dumped(url: str, folder: Path, dark: bool = False) -> str:
+def dumped(url: str, folder: Path, dark: bool = False, seconds: int = 60) -> str:
     """Return the document as Chromium has it after all scripts; its profile is in the folder."""
     command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1600,1000", "--timeout=60000",
-        "--virtual-time-budget=60000", f"--user-data-dir={folder / f'profile-{dark}'}",
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1600,1000",
+        f"--timeout={seconds * 1000}", "--virtual-time-budget=60000", f"--user-data-dir={folder / f'profile-{dark}'}",
         f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", url,
     ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=True).stdout

