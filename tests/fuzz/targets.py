@@ -20,7 +20,7 @@ from protofleet.deploy.fleet.device.facts import read_facts
 from protofleet.deploy.fleet.execute import NonsenseError, read_state
 from protofleet.deploy.fleet.plan import InstalledSettings
 from protofleet.deploy.fleet.plan import plan as make_plan
-from protofleet.deploy.fleet.ssh import Result
+from protofleet.deploy.fleet.ssh import CommandResult
 from protofleet.deploy.fleet.status import status_cells
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.status_file import Status
@@ -96,7 +96,7 @@ def host_facts(data: bytes) -> str:
 
 def host_state(data: bytes) -> str:
     """Read the output of the step `state` as `deploy apply` does; its words are escaped for a terminal."""
-    state = read_state("a", Result(0, data.decode("utf-8", "replace"), ""))
+    state = read_state("a", CommandResult(0, data.decode("utf-8", "replace"), ""))
     service = state.service
     assert all(words.isprintable() for words in (service.active, service.sub, state.answers, state.over))
     assert state.status is None or state.status.pid == service.pid
