@@ -7,7 +7,7 @@ import pytest
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from tests.support.run_policy import RunPolicy
-from tests.support.small_federation import shard, simulation
+from tests.support.small_federation import replace_coordinator, shard, simulation
 
 log = logging.getLogger(__name__)
 SILENT = "device-3"
@@ -37,6 +37,18 @@ def test_a_silent_device_costs_six_rounds_one_patience(tmp_path):
     assert PATIENCE < run.clock.now < 2 * PATIENCE
     assert not any(SILENT in line["participants"] for line in file.records[1:])
     assert any(SILENT in phase["asked"] for line in file.records for phase in line["phases"])
+
+
+def test_a_coordinator_that_starts_again_forgets_who_was_silent_and_pays_one_patience_at_most(tmp_path):
+    run, file = federation(tmp_path, 1e9)
+    run.run(until=lambda: bool(run.service.run.machine.silent.devices))
+    before = run.clock.now
+    replace_coordinator(run, file)
+    assert not run.service.run.machine.silent.devices
+    run.run()
+    assert run.service.finished and [line["round"] for line in file.records] == list(range(1, 8))
+    log.warning("%.0f s of virtual time after the restart", run.clock.now - before)
+    assert run.clock.now - before < 1.5 * PATIENCE
 
 
 @pytest.mark.slow
