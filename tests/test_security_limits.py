@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.devices.limits import CoordinatorLimits
+from protofleet.methods.nets import weights_file
+from protofleet.protocol.transport import packets
 from protofleet.protocol.wire.reasons import Reason
 from tools.pages import security_limits
 
@@ -32,6 +34,16 @@ def test_a_limit_is_there_and_its_number_is_the_one_of_the_code(value, path):
 
 def test_the_tables_of_limits_are_those_that_the_code_writes():
     assert security_limits.generate(TEXT) == TEXT, "run python -m tools.pages.security_limits"
+
+
+@pytest.mark.parametrize("module", [weights_file, packets])
+def test_each_limit_of_a_weights_file_and_of_a_packet_is_on_the_page(module):
+    names = [name for name in vars(module) if re.match("LARGEST|MOST|DEEPEST", name)]
+    listed = {path for _, path in NAMED}
+    missing = [
+        name for name in names if f"{module.__name__.removeprefix('protofleet.')}.{name}" not in listed
+    ]
+    assert names and not missing
 
 
 def test_every_reason_that_the_page_names_is_one():
