@@ -29,8 +29,8 @@ def require_docker(*plugins: str) -> None:
     if (done := _asked("version", "--format", "{{.Server.Version}}")).returncode:
         said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1][:200]
         raise RunError(
-            f"the Docker engine does not answer ({said}): start it (`systemctl start docker`), or say in DOCKER_HOST "
-            f"where it is; {WITHOUT}"
+            f"the Docker engine does not answer ({said}): start it (`systemctl start docker`), or set DOCKER_HOST "
+            f"to its address; {WITHOUT}"
         )
 
 

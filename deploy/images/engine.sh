@@ -1,5 +1,5 @@
 #!/bin/sh
-# End with one line where there is no container engine: before anything is installed or built for it.
+# End with one line if there is no container engine, before anything is installed or built for it.
 without='`make demo` runs the same federation without containers'
 command -v docker >/dev/null || {
     echo "there is no docker on this machine: install Docker with its compose and buildx plugins; $without" >&2
@@ -7,6 +7,6 @@ command -v docker >/dev/null || {
 }
 limit=$(command -v timeout) && limit="$limit 30"
 $limit docker version >/dev/null 2>&1 || {
-    echo "the Docker engine does not answer: start it (systemctl start docker), or say in DOCKER_HOST where it is; $without" >&2
+    echo "the Docker engine does not answer: start it (systemctl start docker), or set DOCKER_HOST to its address; $without" >&2
     exit 1
 }

@@ -1,5 +1,5 @@
-# Sourced before pip: it would ask an index that cannot be reached for minutes, package by package. Where there are wheels
-# in /wheels it looks nowhere else then; else the build ends, with one line.
+# Sourced before pip, which would try an unreachable index for minutes, package by package. If an index cannot be reached,
+# only the wheels in /wheels are used; without wheels, the build ends with one line.
 : "${WHEELS:=/wheels}"
 asked() {  # INDEX_OPTIONS: in one line why none of them can be reached; nothing where one can, or pip is older than 21.2
     python3 -m pip index --help >/dev/null 2>&1 || return 0
@@ -12,11 +12,11 @@ for index in "" ${TORCH_INDEX:-}; do
     if [ -z "$unreached" ]; then
         continue
     elif ls "$WHEELS"/*.whl >/dev/null 2>&1; then
-        echo "protofleet: $unreached cannot be reached: what it has is taken from the given folder of wheels" >&2
+        echo "protofleet: $unreached cannot be reached: its packages are taken from the given folder of wheels" >&2
         if [ -n "$index" ]; then TORCH_INDEX=; else export PIP_NO_INDEX=1; fi
     else
-        echo "protofleet: $unreached cannot be reached from a build, and there pip looks for packages: connect this" \
-            "machine, give docker its proxy (HTTPS_PROXY), or bring all packages along (make ... WHEELS=folder)" >&2
+        echo "protofleet: $unreached cannot be reached from a build, which needs its packages: connect this machine," \
+            "set the proxy of docker (HTTPS_PROXY), or give a folder with all packages (make ... WHEELS=folder)" >&2
         exit 1
     fi
 done

@@ -49,44 +49,47 @@ class Reason(str, Enum):
 
 # docs/protocol.md shows these texts; `python -m tools.pages.reasons` writes them.
 MEANINGS: Final[Mapping[Reason, str]] = {
-    Reason.MALFORMED: "not a frame, header or payload as specified",
-    Reason.VERSION: "another major version, or a suite that is not read",
-    Reason.UNKNOWN_SENDER: "no key for that name",
-    Reason.BAD_SIGNATURE: "it was not signed so by its sender",
-    Reason.WRONG_TOPIC: "header and topic do not belong together",
-    Reason.WRONG_RECIPIENT: "for somebody else",
-    Reason.NOT_SEALED: "readable by any broker, at a party that seals",
-    Reason.NOT_FOR_US: "sealed to another key, or changed by one who may sign",
-    Reason.WRONG_FEDERATION: "of another federation",
-    Reason.STALE_BOOT: "an older process of the same sender",
+    Reason.MALFORMED: "no valid frame, header or payload",
+    Reason.VERSION: "another major version, or a suite that the receiver does not know",
+    Reason.UNKNOWN_SENDER: "the receiver has no key for the sender's name",
+    Reason.BAD_SIGNATURE: "the signature does not match the message and its sender",
+    Reason.WRONG_TOPIC: "the header does not match the topic",
+    Reason.WRONG_RECIPIENT: "the message is for another recipient",
+    Reason.NOT_SEALED: "a message that is not sealed, to a party that requires sealed ones",
+    Reason.NOT_FOR_US: "sealed to another key, or changed by a party that may sign",
+    Reason.WRONG_FEDERATION: "a message of another federation",
+    Reason.STALE_BOOT: "a message of an older process of the same sender",
     Reason.BOOT_AHEAD: (
-        "a boot more than a day ahead of the coordinator's clock, above the highest one heard; a "
-        "`hello` gets a `refusal`. Where the device's clock was wrong, `protofleet enrol renew` lets "
-        "it count anew"
+        "a boot more than a day ahead of the coordinator's clock and higher than any boot before; a "
+        "`hello` gets a `refusal`. If the device's clock was wrong, `protofleet enrol renew` lets "
+        "the device start its count again"
     ),
-    Reason.STALE_EPOCH: "an older coordinator",
-    Reason.EPOCH_AHEAD: "an epoch more than a day ahead of the clock, above the highest one heard: a clock is wrong",
-    Reason.STALE_ROUND: "a task of a round before the last one answered in this run",
-    Reason.BAD_BODY: "tensors that do not decode, or blocks that do not make the object",
+    Reason.STALE_EPOCH: "a message of an older coordinator",
+    Reason.EPOCH_AHEAD: "an epoch more than a day ahead of the clock and higher than any epoch before: a clock "
+    "is wrong",
+    Reason.STALE_ROUND: "a task of a round before the last round that the device has answered in this run",
+    Reason.BAD_BODY: "tensors that cannot be decoded, or blocks that do not form the object",
     Reason.TOO_LARGE: "a payload or an object over its limit",
-    Reason.BAD_BLOCK: "a block of a wrong length or index, or that does not match its hash",
-    Reason.UNKNOWN_OBJECT: "a block of something that is not being fetched",
-    Reason.NO_ROOM: "the receiver's disk, or its budget for answers, is full; it will be asked for or said again",
-    Reason.FLOOD: "more than its sender may say at a time",
+    Reason.BAD_BLOCK: "a block with a wrong length, index or hash",
+    Reason.UNKNOWN_OBJECT: "a block of an object that the receiver is not fetching",
+    Reason.NO_ROOM: "the receiver's disk, or its budget for answers, is full; the receiver asks again, or the "
+    "sender repeats the message",
+    Reason.FLOOD: "the sender has sent more than it may send at a time",
     Reason.BANNED: (
-        "of a name that flooded, or that an error of the receiver's own met, a while ago: for a day "
-        "at most, then it is heard again; nothing of it is looked at, and no answer given"
+        "the sender is banned because it sent too much, or paused after an internal error of the receiver, for a "
+        "day at most; until then its messages are neither read nor answered"
     ),
     Reason.UNFIT: "a `hello` of a device that cannot take part; it gets a `refusal`",
     Reason.NOT_INVITED: "an `update` or a `want` of a device that was not asked",
-    Reason.LATE: "an answer to a question that is not open; it gets a `receipt`",
-    Reason.EQUIVOCATION: "another answer to a question that is answered already",
-    Reason.BAD_CLAIM: "`examples`, counts or `metrics` that cannot be",
+    Reason.LATE: "an answer to a task that is no longer open; it gets a `receipt`",
+    Reason.EQUIVOCATION: "a second, different answer to a task",
+    Reason.BAD_CLAIM: "impossible values of `examples`, counts or `metrics`",
     Reason.WRONG_ARRAYS: "an array that was not asked for, or one that is missing",
-    Reason.WRONG_DTYPE: "an array of another dtype than was asked for",
-    Reason.WRONG_SHAPE: "an array of another shape",
+    Reason.WRONG_DTYPE: "an array with another dtype than the one that was asked for",
+    Reason.WRONG_SHAPE: "an array with another shape than the one that was asked for",
     Reason.NOT_FINITE: "NaN or an infinity in an array",
-    Reason.OUT_OF_BOUNDS: "a number in an array outside of what was asked for: a class, a count, a feature",
+    Reason.OUT_OF_BOUNDS: "a number in an array outside the bounds that were asked for: a class, a count, a "
+    "feature",
 }
 
 

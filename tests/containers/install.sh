@@ -9,9 +9,9 @@ install() { as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --
 PATH="$PATH:/usr/sbin:/usr/local/sbin"
 done_with_it() { # what there is, and how it is reached
     reached="an engine answers docker info"
-    docker info >/dev/null 2>&1 || reached="no engine runs now: make test-containers starts one of its own, as root, which\
- DOCKER_HOST=unix://${PROTOFLEET_ENGINE:-$HOME/.cache/protofleet/engine}/docker.sock reaches until its tests end; dockerd & starts\
- one for docker info and make up"
+    docker info >/dev/null 2>&1 || reached="no engine runs now: make test-containers starts its own engine as root, which can be reached until its tests end\
+ with DOCKER_HOST=unix://${PROTOFLEET_ENGINE:-$HOME/.cache/protofleet/engine}/docker.sock; dockerd & starts an engine\
+ for make up"
     echo "there are docker with compose and buildx, debootstrap, prometheus, promtool, ssh and rsync; $reached"
     exit 0
 }

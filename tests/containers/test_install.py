@@ -26,4 +26,4 @@ def test_it_says_in_one_line_what_there_is_and_how_to_reach_it(tmp_path, runs):
     (line,) = done.stdout.splitlines()
     assert line.startswith("there are docker with compose and buildx, debootstrap, prometheus")
     assert ("an engine answers docker info" in line) == runs
-    assert ("DOCKER_HOST=unix:///srv/engine/docker.sock reaches" in line) != runs
+    assert ("with DOCKER_HOST=unix:///srv/engine/docker.sock" in line) != runs

@@ -12,8 +12,7 @@ from typing import Final, TypeAlias
 from tools.pages.generated_table import DOCS, replace_table
 
 PAGE: Final = DOCS / "security-limits.md"
-# What is limited; its bound, if it is not a number in the code; the place where it is set; what happens
-# beyond it.
+# What is limited; its bound, if it is not a number in the code; where it is set; what happens above it.
 Row: TypeAlias = tuple[str, ...]
 TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
     "sent": (
@@ -26,14 +25,14 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
                 "`too_large`, before its signature is checked",
             ),
             (
-                "envelopes of no use, at once",
+                "useless envelopes, at once",
                 "",
                 "`protofleet.protocol.link.rate_limit.FRAME_BURST`",
-                "`flood`, before anything is read",
+                "`flood`, before the envelope is read",
             ),
             ("and each second", "", "`protofleet.protocol.link.rate_limit.FRAME_RATE`", "`flood`"),
             (
-                "frames beyond all that, at once",
+                "frames above these limits, at once",
                 "",
                 "`protofleet.protocol.link.rate_limit.EXCESS_BURST`",
                 "it floods: `banned`",
@@ -44,57 +43,57 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
                 "`protofleet.protocol.link.rate_limit.EXCESS_RATE`",
                 "it floods: `banned`",
             ),
-            ("blocks of no use, at once", "", "`protofleet.protocol.link.rate_limit.BLOCK_BURST`", "`flood`"),
+            ("useless blocks, at once", "", "`protofleet.protocol.link.rate_limit.BLOCK_BURST`", "`flood`"),
             ("and each second", "", "`protofleet.protocol.link.rate_limit.BLOCK_RATE`", "`flood`"),
-            ("a broadcast", "to its cohort alone; each block once for nothing", "", "`not_invited`"),
+            ("a broadcast", "only to its cohort; each block once, without counting", "", "`not_invited`"),
             (
-                "blocks sent to it again, at once",
+                "blocks that are repeated for it, at once",
                 "",
                 "`protofleet.protocol.link.rate_limit.REPEAT_BURST`",
-                "passed over; it may ask again",
+                "skipped; the device may ask again",
             ),
-            ("and each second", "", "`protofleet.protocol.link.rate_limit.REPEAT_RATE`", "passed over"),
+            ("and each second", "", "`protofleet.protocol.link.rate_limit.REPEAT_RATE`", "skipped"),
             (
                 "blocks that wait for a cohort",
                 "",
                 "`protofleet.protocol.link.broadcast.MAX_PENDING`",
-                "passed over",
+                "skipped",
             ),
             (
-                "blocks in flight from all devices",
+                "blocks that were asked for and have not arrived, of all devices",
                 "",
                 "`protofleet.protocol.link.block_budget.BUDGET`",
                 "asked for later",
             ),
             (
-                "seconds that a block asked for counts in that",
+                "seconds for which such a block counts",
                 "",
                 "`protofleet.protocol.link.fetch.SILENT_SECONDS`",
-                "who lets one fall now and then holds up nobody",
+                "it no longer counts, so that a device that loses blocks does not delay others",
             ),
             (
                 "unfinished answers of one device",
                 "one file, until the phase ends",
                 "`protofleet.protocol.storage.store.ObjectStore.begin`",
-                "the older one goes",
+                "the older one is deleted",
             ),
             (
-                "answers on the disk, and room for those that are coming",
+                "answers on the disk, and space for expected ones",
                 "",
                 "`protofleet.coordinator.devices.limits.CoordinatorLimits.spool_bytes`, `[limits]`",
-                "`no_room`; it will be said again",
+                "`no_room`; the device repeats it",
             ),
             (
-                "an offer where that, or the disk, is short",
-                "its device's share: what there is for the phase, by the devices asked",
+                "an offer when that space, or the disk, is short",
+                "the device's share: the space for the phase, divided by the number of asked devices",
                 "`protofleet.coordinator.gate.shares`",
-                "it yields to who asks for less",
+                "a device that asks for less comes first",
             ),
             (
-                "an offer of which nothing comes",
-                "its room, until somebody needs it",
+                "an offer whose blocks do not arrive",
+                "keeps its space until another device needs it",
                 "`protofleet.protocol.link.fetch.SILENT_SECONDS`",
-                "it yields to anybody",
+                "any other device comes first",
             ),
             (
                 "names without a key",
@@ -109,16 +108,16 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
                 "the label `other`",
             ),
             (
-                "letters of a message in the log",
+                "characters of a message in the log",
                 "",
                 "`protofleet.runtime.logs.LONGEST`",
-                "cut; what is no sign or letter is written out as `\\x1b`, `\\n`",
+                "cut; characters that cannot be printed are written as `\\x1b`, `\\n`",
             ),
             (
                 "lines of the log about rejections",
                 "one a second, 20 at once",
                 "`protofleet.coordinator.context.ProcessContext`",
-                "the counters have all of them",
+                "not logged; the counters count all of them",
             ),
         ),
     ),
@@ -126,18 +125,18 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
         "| what | seconds | set in |",
         (
             (
-                "the first ban of a name; each doubles",
+                "the first ban of a name; each further one is twice as long",
                 "",
                 "`protofleet.coordinator.devices.bans.BAN_SECONDS`",
             ),
             (
-                "the first pause of strangers, or after an error of ours; each doubles",
+                "the first pause of unknown names, or after an internal error; each further one is twice as long",
                 "",
                 "`protofleet.coordinator.devices.bans.PAUSE_SECONDS`",
             ),
-            ("the longest of either", "", "`protofleet.coordinator.devices.bans.LONGEST_SECONDS`"),
+            ("the longest ban or pause", "", "`protofleet.coordinator.devices.bans.LONGEST_SECONDS`"),
             (
-                "quiet after the end, until the next is a first one",
+                "time without a ban after which the next one counts as the first",
                 "",
                 "`protofleet.coordinator.devices.bans.QUIET_SECONDS`",
             ),
@@ -147,13 +146,13 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
         "| what | bytes | set in | beyond |",
         (
             (
-                "frames that nobody has read yet",
+                "received frames that have not been read yet",
                 "",
                 "`protofleet.protocol.transport.receive_queue.MAX_BYTES`",
                 "dropped, `flood`",
             ),
             (
-                "of one topic",
+                "such frames of one topic",
                 "",
                 "`protofleet.protocol.transport.receive_queue.MAX_TOPIC_BYTES`",
                 "dropped, `flood`",
@@ -165,20 +164,20 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
                 "dropped, `flood`",
             ),
             (
-                "frames that wait for the broker",
+                "frames that wait to be sent to the broker",
                 "",
                 "`protofleet.protocol.transport.outbox.MAX_BYTES`",
-                "not sent; what matters is said again",
+                "not sent; important messages are repeated",
             ),
             (
-                "of it, for small frames alone",
+                "part of it, reserved for small frames",
                 "",
                 "`protofleet.protocol.transport.outbox.RESERVED`",
-                "so a receipt gets through when blocks fill the rest",
+                "so that a receipt is sent even if blocks fill the rest",
             ),
             (
                 "an answer that is checked",
-                "{} numbers of it at a time",
+                "{} of its numbers at a time",
                 "`protofleet.methods.contract.wants.SLICE`",
                 "",
             ),
@@ -192,7 +191,7 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
                 "connections to its metrics and health",
                 "64, of 10 s and 8 KiB each",
                 "`protofleet.runtime.metrics_server.CONNECTIONS`, `.SECONDS`, `.MOST_HEAD`",
-                "the oldest goes; none has a thread",
+                "the oldest is closed; connections have no threads",
             ),
         ),
     ),

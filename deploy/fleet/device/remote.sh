@@ -19,7 +19,7 @@ try() { # problem, command ...: where it fails, the problem and its error line, 
 unreachable() { # what it said
     why=$(printf '%s\n' "$1" | sed -n "s/.*Retry(total=0,.* after connection broken by '\(.*\)': .*/\1/p" | tail -n 1 |
         sed "s/.*object at 0x[0-9a-f]*>: //; s/^[A-Za-z(0-9, ]*[\"']//; s/[\"'])*\$//")
-    [ -z "$why" ] || printf '; an index cannot be reached: %s; a mirror, a proxy, a certificate are named in /etc/pip.conf there' "$why"
+    [ -z "$why" ] || printf '; an index cannot be reached: %s; set a mirror, a proxy or a certificate in /etc/pip.conf on that host' "$why"
 }
 as_user() { # user command ...: inherits nothing from root, neither the lock nor the rest of this script
     name_of_user=$1
@@ -122,7 +122,7 @@ build() { # release python dependencies
         system) own=--system-site-packages install=from_wheels ;;
         shipped) install=from_wheels ;;
         index) install=from_index what="the locks name" ;;
-        *) fail "no such way to get dependencies: $3" ;;
+        *) fail "unknown way to get dependencies: $3" ;;
     esac
     verify_release "$1" "$2" "$3"
     rm -rf "$release"
@@ -146,7 +146,7 @@ load() { # release image options; without an image it has been shipped
         try "docker cannot pull it" docker pull -q "$2"
         image=$2
     else
-        output=$(docker load -q -i "$shipped") || fail "docker cannot load what was shipped"
+        output=$(docker load -q -i "$shipped") || fail "docker cannot load the shipped image"
         image=${output#Loaded image: } image=${image#Loaded image ID: }
     fi
     install -d -m 0755 "$release" "$release/bin"
