@@ -95,6 +95,7 @@ def _machine(f: Facts, use: Workload) -> Iterator[Check]:
 
 def _system(f: Facts, use: Workload) -> Iterator[Check]:
     yield _tool(f, "rsync", "apt-get install rsync")
+    yield _ssh_keygen(f)
     up = f.systemd_state in ("running", "degraded", "starting")
     state = (
         f"systemd {f.systemd} is {f.systemd_state or 'in an unknown state'}"
@@ -113,6 +114,13 @@ def _system(f: Facts, use: Workload) -> Iterator[Check]:
         yield _tool(
             f, "python3", "apt-get install python3, of any version: it checks the signature of a release"
         )
+
+
+def _ssh_keygen(f: Facts) -> Check:
+    fix = "apt-get install openssh-client, 8.2 or later: it verifies the signature of a release"
+    if "ssh-keygen" in f.tools and not f.verifies:
+        return Check("ssh-keygen", "FAIL", "ssh-keygen is older than OpenSSH 8.2", fix)
+    return _tool(f, "ssh-keygen", fix)
 
 
 def _mosquitto(f: Facts) -> Iterator[Check]:

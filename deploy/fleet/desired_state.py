@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +12,12 @@ from typing import Any
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.fleet.certificates import Certificates, digest_if_present
 from protofleet.deploy.fleet.device import shipped_template
-from protofleet.deploy.fleet.device.facts import Facts
+from protofleet.deploy.fleet.device.facts import Facts, Installed
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE, ROLES, Role
 from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.deploy.fleet.device.shipped_plugins import at_the_host
 from protofleet.deploy.fleet.device.unit import mark_of, service_unit, sha256_of, unit_of
+from protofleet.deploy.fleet.device.verify import ENDING, HELD_SIGNERS, ROOTS, SIGNERS
 from protofleet.deploy.fleet.plan import Desired
 from protofleet.deploy.fleet.settings import (
     Fleet,
@@ -35,6 +37,9 @@ from protofleet.federation.enrol.approval import unverified_approval
 from protofleet.federation.enrol.authority import REVOKED_FILE, ROOTS_FILE, Authority
 from protofleet.federation.enrol.key_folder import read_approval_file
 from protofleet.federation.enrol.lifecycle import enrolled_devices
+from protofleet.federation.enrol.ssh_signatures import allowed_signers
+from protofleet.protocol.security.statements import StatementError
+from protofleet.protocol.security.trust import first_roots
 from protofleet.protocol.settings.reader import decode, encode, write_toml
 from protofleet.protocol.wire.names import COORDINATOR
 
@@ -118,6 +123,7 @@ class DesiredState:
             digest_if_present(root / "records" / f"{COORDINATOR}.record"), self._fleet.care, role,
             self._lists(role, name), digest_if_present(root / REVOKED_FILE),
             sha256_of(self.targets()) if role.name == COORDINATOR else "",
+            sha256_of(self._authority.allowed_signers()[0]),
         )  # fmt: skip
         return Target(desired, text, unit, self.files(name, text))
 
@@ -145,5 +151,15 @@ class DesiredState:
         """Return the record files of all enrolled names, as a coordinator reads them."""
         return sorted((Path(self._fleet.root) / "records").glob("*.record"))
 
-    def roots(self) -> str:
-        return (Path(self._fleet.root) / ROOTS_FILE).read_text()
+    def roots_files(self, installed: Installed) -> dict[str, str]:
+        """Return the files with which a host begins to accept our roots, or follows them.
+
+        A host that an earlier release of ours has deployed holds the statement of its roots alone, which
+        ssh-keygen cannot read. So the same roots are sent once more in the form that ssh-keygen reads.
+        """
+        text, signatures = self._authority.allowed_signers()
+        statement = (Path(self._fleet.root) / ROOTS_FILE).read_text()
+        files = {ROOTS: statement, SIGNERS: text, SIGNERS + ENDING: signatures}
+        with contextlib.suppress(StatementError):  # The host holds none, and says so if it needs them.
+            files[HELD_SIGNERS] = allowed_signers(first_roots(installed.held_roots), installed.pinned)
+        return files

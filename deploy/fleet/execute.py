@@ -28,7 +28,6 @@ from protofleet.deploy.fleet.device.fields import Fields, read_object
 from protofleet.deploy.fleet.device.roles import BROKER, DEVICE
 from protofleet.deploy.fleet.device.scripts import HostRole
 from protofleet.deploy.fleet.device.unit import sha256_of
-from protofleet.deploy.fleet.manifest import MANIFEST
 from protofleet.deploy.fleet.plan import (
     Admit,
     BuildRelease,
@@ -125,7 +124,7 @@ class Executor:
                 raise StepError(f"{desired.name} cannot be deployed: {'; '.join(reasons)}")
             case Prepare():
                 self.run_step("prepare")
-                upload(self.ssh, self.place, {"roots": self.control.desired.roots()})
+                upload(self.ssh, self.place, self.control.desired.roots_files(facts.installed))
                 self.run_step("pin")
             case Ship(release):
                 to_ship = self.control.desired.release(desired.name)
@@ -215,7 +214,7 @@ class Executor:
 
     def _upload_signed(self, files: dict[str, str], listed: dict[str, str]) -> None:
         subject = f"{self.place.role.name} {self.target.desired.name}"
-        upload(self.ssh, self.place, {**files, MANIFEST: self.control.signer.manifest(subject, listed)})
+        upload(self.ssh, self.place, {**files, **self.control.signer.manifest(subject, listed)})
 
     def admit(self) -> None:
         """Send all records to the folder from which the coordinator reads them.
@@ -239,8 +238,8 @@ class Executor:
         name = self.target.desired.name
         files = self.control.broker_keys.newest(name)
         listed = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
-        manifest = self.control.signer.manifest(f"keys {name}", listed).encode()
-        upload(self.ssh, self.place, {**files, MANIFEST: manifest}, private=True)
+        manifest = self.control.signer.manifest(f"keys {name}", listed)
+        upload(self.ssh, self.place, {**files, **manifest}, private=True)
         self.run_step("install_keys", name)
 
     def _enrol(self) -> None:

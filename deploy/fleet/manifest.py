@@ -1,8 +1,10 @@
 """Sign the hashes of the files that are copied to a host.
 
-The manifest is a statement by the federation's root, and `verify.py` verifies it on the host.
+The manifest is a text that the federation's root signs, and `verify.py` verifies it on the host:
 
-    body := federation | subject | u64 issued | each file: "SHA-256 name"
+    # SUBJECT in FEDERATION
+    # signed: SECONDS since 1970
+    SHA-256, two spaces and the name, in a line for each file
 
 The subject `release NAME` is for wheels or an image, and `ROLE NAME`, such as `device NAME`, for the settings and
 the unit. `keys NAME` is for the keys of a broker.
@@ -17,21 +19,27 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from protofleet.deploy.fleet.device.verify import ENDING, MANIFEST
 from protofleet.deploy.fleet.software import file_digest
-from protofleet.protocol.security.statements import Writer, armoured, sign_statement
+from protofleet.federation.enrol.ssh_signatures import MANIFEST_NAMESPACE, sign
+from protofleet.protocol.settings.reader import SettingsError
 
-# the kind of the statement, and the name of its file in the folder that it describes
-MANIFEST: Final = "manifest"
+MANIFEST_FILES: Final = (MANIFEST, MANIFEST + ENDING)  # the files that a manifest adds to its folder
 
 
 def issue_manifest(
     federation: str, subject: str, files: Mapping[str, str], keys: Sequence[Ed25519PrivateKey]
-) -> str:
-    """Sign a manifest. `files` maps the names of files to their SHA-256."""
-    lines = [f"{digest} {name}".encode() for name, digest in sorted(files.items())]
-    body = Writer().text(federation).text(subject).number(int(time.time())).blobs(lines).done()
-    return armoured(MANIFEST, sign_statement(MANIFEST, body, keys))
+) -> dict[str, str]:
+    """Return the files of a signed manifest, by their names. `files` maps the names of files to their SHA-256."""
+    if broken := [name for name in files if not name.isprintable()]:
+        raise SettingsError(f"{broken[0]!r} cannot be shipped: its name must be printable; rename the file")
+    lines = [f"{digest}  {name}" for name, digest in sorted(files.items())]
+    text = "\n".join([f"# {subject} in {federation}", f"# signed: {time.time():.0f}", *lines, ""])
+    return {MANIFEST: text, MANIFEST + ENDING: sign(MANIFEST_NAMESPACE, text.encode(), keys)}
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    return {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+    """Return the SHA-256 of each file in the folder, but for those of a manifest."""
+    return {
+        path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name not in MANIFEST_FILES
+    }

@@ -40,6 +40,7 @@ class Desired:
     lists: str = ""
     revoked: str = ""
     targets: str = ""  # digest of the targets for a Prometheus on the coordinator's host
+    signers: str = ""  # SHA-256 of the file of allowed signers
 
     @property
     def blocked_key(self) -> str:
@@ -186,7 +187,7 @@ def _blocked_reason(desired: Desired, rolled_back: frozenset[str]) -> str:
 
 def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterator[Step]:
     installed, service, care = facts.installed, facts.installed.service, desired.care
-    if not installed.user or installed.pinned != desired.roots:
+    if not installed.user or (installed.pinned, installed.signers) != (desired.roots, desired.signers):
         yield Prepare()
     if desired.role.runs_our_release and desired.release not in installed.complete:
         yield Ship(desired.release, desired.release_description)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.fleet.device.unit import sha256_of
-from protofleet.deploy.fleet.manifest import MANIFEST, files_of, issue_manifest
+from protofleet.deploy.fleet.device.verify import MANIFEST
+from protofleet.deploy.fleet.manifest import files_of, issue_manifest
 from protofleet.deploy.fleet.plan import InstalledSettings
 from protofleet.deploy.fleet.software import INSTALL_FILE, Release
 from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides
@@ -58,11 +59,11 @@ class Signer:
         with self._lock:
             if not (folder / MANIFEST).exists():
                 (folder / INSTALL_FILE).write_text("\n".join([*release.install_arguments, ""]))
-                text = self.manifest(f"release {release.name}", files_of(folder))
-                (folder / MANIFEST).write_text(text)
+                for file, text in self.manifest(f"release {release.name}", files_of(folder)).items():
+                    (folder / file).write_text(text)
         return folder
 
-    def manifest(self, subject: str, files: Mapping[str, str]) -> str:
+    def manifest(self, subject: str, files: Mapping[str, str]) -> dict[str, str]:
         return issue_manifest(self._authority.federation, subject, files, self._authority.keys)
 
     def signed_tuning(self, name: str, changes: Sequence[str], hours: float) -> str:

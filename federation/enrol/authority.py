@@ -4,6 +4,7 @@ roots/1/root.key    Ed25519: signs records, lists and approvals    } for offline
 roots/1/tls-ca.key  P-256: signs TLS certificates and their list   } readable by the owner alone
 roots/1/tls-ca.crt
 roots.statement  revoked.statement  register.json
+allowed_signers  allowed_signers.sig       the roots once more, for ssh-keygen on the hosts
 requests/ records/ certs/ approvals/       all public
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import hashlib
 import itertools
 import logging
 import shutil
@@ -36,6 +38,7 @@ from protofleet.federation.enrol.register import (
     save_register,
 )
 from protofleet.federation.enrol.request import REQUEST, Request
+from protofleet.federation.enrol.ssh_signatures import ROOTS_NAMESPACE, allowed_signers, sign
 from protofleet.protocol.security.keyfiles import read_identity, read_tls, write_file, write_private
 from protofleet.protocol.security.records import (
     RECORD,
@@ -53,6 +56,8 @@ from protofleet.protocol.wire.names import valid_name
 
 ROOTS_FILE: Final = "roots.statement"
 REVOKED_FILE: Final = "revoked.statement"
+SIGNERS_FILE: Final = "allowed_signers"
+SIGNATURES_FILE: Final = "allowed_signers.sig"
 PRIVATE_KEYS: Final = ("tls-ca.key", "root.key")
 DAY: Final = 86_400
 SKEW: Final = 3600  # the number of seconds that a device's clock may be behind
@@ -191,7 +196,13 @@ class Authority:
             return
         with self._lock.held():
             save_register(self.folder, self.register, self.durable)
-            self.write(ROOTS_FILE, armoured(ROOTS, self.roots_statement(signed_by)))
+            roots = self.roots_statement(signed_by)
+            # The statement comes last: once it is there, the keys of a retired root are destroyed, which have
+            # to sign the other files too.
+            text, signatures = self.allowed_signers(roots, signed_by)
+            self.write(SIGNATURES_FILE, signatures)
+            self.write(SIGNERS_FILE, text)
+            self.write(ROOTS_FILE, armoured(ROOTS, roots))
             self.write(REVOKED_FILE, armoured(REVOCATIONS, self.revoked_statement()))
 
     @contextlib.contextmanager
@@ -242,6 +253,19 @@ class Authority:
             tuple(root.tls_ca.cert.public_bytes(DER) for root in self.roots),
         )
         return issue_roots(roots, [root.key for root in signed_by or self.roots])
+
+    def allowed_signers(self, roots: bytes = b"", signed_by: Iterable[Root] = ()) -> tuple[str, str]:
+        """Return the file of allowed signers for the statement of the roots, and the signatures of the file.
+
+        The stored signatures are kept while they fit, because a retired root can sign no more.
+        """
+        statement = roots or self.roots_statement()
+        digest = hashlib.sha256(armoured(ROOTS, statement).encode()).hexdigest()
+        text = allowed_signers(first_roots(statement), digest)
+        signers, signatures = self.folder / SIGNERS_FILE, self.folder / SIGNATURES_FILE
+        if signers.exists() and signatures.exists() and signers.read_text() == text:
+            return text, signatures.read_text()
+        return text, sign(ROOTS_NAMESPACE, text.encode(), [root.key for root in signed_by or self.roots])
 
     def revoked_statement(self) -> bytes:
         listed = frozenset(self.register.listed or ())

@@ -76,6 +76,9 @@ class Installed:
     held_roots: bytes = b""
     held_crl: bytes = b""
     targets: str = ""  # SHA-256 of the targets for the Prometheus on the host
+    signers: str = (
+        ""  # SHA-256 of the roots in the form that ssh-keygen reads; "": an earlier release was here
+    )
     good: KnownGood | None = None
     previous: KnownGood | None = None  # the known good state before `good`
     service: Service = field(default_factory=Service)
@@ -114,6 +117,8 @@ class Facts:
     l4t: str = ""  # the version of L4T, such as 36.4.3; "": the host is no Jetson
     nvidia: bool = False  # there are device files of an NVIDIA GPU
     tools: frozenset[str] = frozenset()
+    # whether ssh-keygen verifies the signature of a file, which it does from OpenSSH 8.2 on
+    verifies: bool = False
     python: str = ""
     venv: bool = False
     mosquitto: str = ""  # the version of Mosquitto
@@ -151,7 +156,8 @@ def read_facts(text: str) -> Facts:
     return Facts(
         said.text("arch"), said.required_number("uid"), said.required_number("now", LATEST),
         os=said.text("os"), model=said.text("model"), l4t=said.text("l4t"), nvidia="nvidia" in said,
-        tools=frozenset(said.texts("tool")), python=said.text("python"), venv="venv" in said,
+        tools=frozenset(said.texts("tool")), verifies="verifies" in said,
+        python=said.text("python"), venv="venv" in said,
         mosquitto=said.text("mosquitto"), prometheus="prometheus" in said,
         systemd=said.number("systemd"), systemd_state=said.text("systemd_state"),
         clock_synced=said.yes_or_no("clock_synced"), groups=tuple(said.text("groups").split()),
@@ -176,7 +182,8 @@ def _installed(said: Fields) -> Installed:
         coordinator=said.text("coordinator"), lists=said.text("lists"), revoked=said.text("revoked"),
         held_revoked=_statement(said.raw("held_revoked"), REVOCATIONS),
         held_roots=_statement(said.raw("held_roots"), ROOTS), held_crl=_bytes(said.raw("held_crl")),
-        targets=said.text("targets"), answers=said.text("answers"), good=read_object(KnownGood, said.raw("good")),
+        targets=said.text("targets"), signers=said.text("signers"),
+        answers=said.text("answers"), good=read_object(KnownGood, said.raw("good")),
         previous=read_object(KnownGood, said.raw("previous")), service=service,
         status=read_object(Status, said.raw("status")),
         models=dict(filter(None, map(_served, said.texts("served")))),

@@ -26,7 +26,8 @@ say now "$(date +%s)"
 [ -r /proc/device-tree/model ] && say model "$(tr -d '\0' </proc/device-tree/model)"
 [ -r /etc/nv_tegra_release ] && say l4t "$(sed -n 's/^# R\([0-9]*\) (release), REVISION: \([0-9.]*\),.*/\1.\2/p' /etc/nv_tegra_release)"
 [ -n "$(first_existing /dev/nvidia0 /dev/nvhost-gpu /dev/nvmap)" ] && say nvidia yes
-for tool in rsync python3 docker sha256sum runuser mosquitto; do has $tool && say tool $tool; done
+for tool in rsync python3 docker sha256sum runuser mosquitto ssh-keygen; do has $tool && say tool $tool; done
+has ssh-keygen && ssh-keygen -Y find-principals 2>&1 </dev/null | grep -q find-principals && say verifies yes # from OpenSSH 8.2 on
 has "$python" && say python "$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
 has "$python" && "$python" -c 'import venv, ensurepip' 2>/dev/null && say venv yes
 has systemctl && {
@@ -67,6 +68,7 @@ for kept in good previous; do
 done
 [ -r "$settings" ] && say settings "$(cat "$settings")"
 say pinned "$(sha256 $etc/roots)"
+say signers "$(sha256 $etc/allowed_signers)"
 [ -r $etc/roots ] && say held_roots "$(head -c 65536 $etc/roots)"
 say unit "$(sha256 "$unit")"
 id "$user" >/dev/null 2>&1 && say user "$user"

@@ -60,12 +60,12 @@ prepare() {
 # Nothing that was copied here is used before the signature of the federation's root over it was verified.
 verified() { output=$(verifier | "$python" -I -S - "$@" 2>&1) || fail "$output"; }
 pin() {
-    verified roots $top/incoming/roots $etc/roots
-    replace $top/incoming/roots $etc/roots 0644
-    rm -f $top/incoming/roots
+    verified roots $top/incoming $etc
+    for file in allowed_signers roots; do replace $top/incoming/$file $etc/$file 0644; done
+    rm -f $top/incoming/roots $top/incoming/*signers $top/incoming/*signers.sig
 }
 verify_release() { # release, and how it is to be installed
-    verified release "$top/wheels/$1" $etc/roots "release $1"
+    verified release "$top/wheels/$1" $etc "release $1"
     [ "$(cat "$top/wheels/$1/how")" = "$2
 $3" ] || fail "the signed manifest of release $1 asks for another way to install it; deploy again"
 }
@@ -185,7 +185,7 @@ enrol() { # release root's-fingerprint
 
 # The broker's keys were made where the root is. They are put beside those in use, then the link moves.
 install_keys() { # name
-    verified folder $top/incoming $etc/roots "keys $1"
+    verified folder $top/incoming $etc "keys $1"
     set=set-$(date +%s)-$$
     restart=$(cmp -s $top/incoming/tls.crt $keys/current/tls.crt && cmp -s $top/incoming/roots $keys/current/roots || echo yes)
     install -d -m 0755 "$keys/$set"
@@ -227,7 +227,7 @@ discard() { rm -rf $top/copy; }
 forget() { # of which federation this host is; who deploys next may be of another
     [ $role = broker ] || erase_keys
     systemctl disable -q --now $name 2>/dev/null || :
-    rm -rf $etc/roots $top/kept $top/blocked
+    rm -rf $etc/roots $etc/allowed_signers $top/kept $top/blocked
     [ $role != broker ] || rm -rf $keys
 }
 targets() { # for a Prometheus on this host
@@ -237,7 +237,7 @@ targets() { # for a Prometheus on this host
 }
 
 check() { # release name
-    verified folder $top/incoming $etc/roots "$role $2"
+    verified folder $top/incoming $etc "$role $2"
     [ $role != broker ] || return 0
     as_device "$1" python -c "$probe" settings $top/incoming/settings ${other_role} >&2
 }
@@ -245,13 +245,13 @@ check() { # release name
 switch() { # release device
     [ -e "$top/releases/$1/.complete" ] || fail "release $1 is not there"
     verify_unchanged "$1"
-    [ ! -e $top/incoming/settings ] && [ ! -e $top/incoming/unit ] || verified folder $top/incoming $etc/roots "$role $2"
+    [ ! -e $top/incoming/settings ] && [ ! -e $top/incoming/unit ] || verified folder $top/incoming $etc "$role $2"
     [ ! -e $top/incoming/settings ] || replace $top/incoming/settings $settings 0644
     [ ! -e $top/incoming/unit ] || replace $top/incoming/unit $unit 0644
     [ ! -e $top/incoming/mosquitto.conf ] || replace $top/incoming/mosquitto.conf $etc/mosquitto.conf 0644
     ln -sfn "releases/$1" $top/.current
     mv -T $top/.current $top/current
-    rm -f $top/incoming/settings $top/incoming/unit $top/incoming/approval $top/incoming/mosquitto.conf $top/incoming/manifest
+    rm -f $top/incoming/settings $top/incoming/unit $top/incoming/approval $top/incoming/mosquitto.conf $top/incoming/manifest*
     sync $top $etc
     systemctl daemon-reload
     systemctl enable -q $name

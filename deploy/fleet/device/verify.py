@@ -1,158 +1,174 @@
 """Verify that the federation's root has signed a file or a folder.
 
-    verify.py roots NEW HELD               may NEW replace the roots in HELD, or be the first roots?
-    verify.py folder FOLDER ROOTS SUBJECT  does FOLDER hold what its manifest lists, and nothing else?
-    verify.py release FOLDER ROOTS SUBJECT the same, but files that the manifest does not list are removed
+    verify.py roots FOLDER ETC           may the roots in FOLDER replace those in ETC, or be the first ones?
+    verify.py folder FOLDER ETC SUBJECT  does FOLDER hold what its manifest lists, and nothing else?
+    verify.py release FOLDER ETC SUBJECT the same, but files that the manifest does not list are removed
 
-Root runs this program on a host, with the system's Python alone. Before the first release nothing of ours is
-installed there, so this program verifies signatures itself, as in RFC 8032 (5.1.7). The form of a statement is
-that of `protocol/security/statements.py`. No value here is secret, so no operation has to take constant time.
+Root runs this program on a host, with the system's Python alone. `ssh-keygen -Y verify` verifies the signatures.
+A file of signatures has one signature for each root that has signed.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
+import re
 import shutil
-import struct
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-P: Final = 2**255 - 19
-ORDER: Final = 2**252 + 27742317777372353535851937790883648493
-D: Final = -121665 * pow(121666, P - 2, P) % P
-ROOT_OF_MINUS_ONE: Final = pow(2, (P - 1) // 4, P)
-DOMAIN: Final = b"protofleet/1 statement\x00"
+ROOTS: Final = "roots"  # the statement that the programs of a release read
+SIGNERS: Final = "allowed_signers"  # the same roots, as ssh-keygen reads them
+HELD_SIGNERS: Final = "held_signers"
 MANIFEST: Final = "manifest"
+ENDING: Final = ".sig"
+SIGNATURE: Final = re.compile(
+    rb"-----BEGIN SSH SIGNATURE-----\n.*?\n-----END SSH SIGNATURE-----\n", re.DOTALL
+)
+HEAD: Final = re.compile(r"# roots of (\S+), version (\d+), SHA-256 of their statement: ([0-9a-f]{64})")
 MAX_BYTES: Final = 1 << 20
 PARTIAL: Final = ".rsync-partial"
-
-Point = tuple[int, int, int, int]  # extended coordinates
+INSTALL: Final = "`apt-get install openssh-client`"
 
 
 class ReleaseRefusedError(Exception):
     """The error that a file or a folder is refused. The message gives the reason."""
 
 
-def body_of(kind: str, path: str, roots: Sequence[bytes] | None) -> bytes:
-    """Return the body of a statement that one of these keys has signed; raise RefusedError if none has.
+@dataclass
+class Signers:
+    """The roots of a federation, from a file of allowed signers."""
 
-    If `roots` is None, the signature is not checked.
-    """
-    data = armoured(kind, path)
-    start = b"PFS\x01" + bytes([len(kind)]) + kind.encode()
-    try:
-        count = data[len(start)]
-        at = len(start) + 1 + 8 * count
-        (length,) = struct.unpack_from("<I", data, at)
-        end = at + 4 + length
-    except (IndexError, struct.error):
-        raise ReleaseRefusedError(f"{path} is no {kind}") from None
-    if not data.startswith(start) or not 1 <= count <= 2 or len(data) != end + 64 * count:
-        raise ReleaseRefusedError(f"{path} is no {kind}")
-    names = [data[len(start) + 1 + 8 * i :][:8] for i in range(count)]
-    signatures = [data[end + 64 * i :][:64] for i in range(count)]
-    known = {hashlib.sha256(key).digest()[:8]: key for key in roots or ()}
-    good = [(known[names[i]], signatures[i]) for i in range(count) if names[i] in known]
-    if roots is not None and not good:
-        raise ReleaseRefusedError(f"{path} is signed by {names[0].hex()}, which is no root of this device")
-    if not all(signed(key, signature, DOMAIN + data[:end]) for key, signature in good):
-        raise ReleaseRefusedError(f"{path} was changed after it was signed")
-    return data[at + 4 : end]
+    federation: str
+    version: int
+    statement: str  # SHA-256 of the statement with the same roots
+    lines: list[str]
 
 
-def armoured(kind: str, path: str) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            lines = file.read(2 * MAX_BYTES).split(b"\n")
-    except OSError as error:
-        raise ReleaseRefusedError(f"{path} cannot be read: {error.strerror}") from None
-    label = f"PROTOFLEET {kind.upper()}-----".encode()
-    if lines[0] != b"-----BEGIN " + label or lines[-2:] != [b"-----END " + label, b""]:
-        raise ReleaseRefusedError(f"{path} is no {kind}")
-    try:
-        return base64.b64decode(b"".join(lines[1:-2]), validate=True)
-    except ValueError:
-        raise ReleaseRefusedError(f"{path} is not valid base64: it was damaged in transfer") from None
-
-
-class StatementFields:
-    def __init__(self, body: bytes) -> None:
-        self.body, self.at = body, 0
-
-    def number(self, form: str = "<Q") -> int:
-        (value,) = struct.unpack_from(form, self.body, self.at)
-        self.at += struct.calcsize(form)
-        return int(value)
-
-    def blob(self) -> bytes:
-        length = self.number("<I")
-        self.at += length
-        if self.at > len(self.body):
-            raise struct.error
-        return self.body[self.at - length : self.at]
-
-    def blobs(self) -> list[bytes]:
-        return [self.blob() for _ in range(self.number("<I"))]
-
-
-def roots_of(body: bytes) -> tuple[str, int, list[bytes]]:
-    """Return the federation, the version and the keys of roots."""
-    fields = StatementFields(body)
-    return fields.blob().decode(), fields.number(), fields.blobs()
-
-
-def check_roots(new: str, held: str) -> None:
+def check_roots(folder: str, etc: str) -> None:
     """Raise RefusedError if the new roots may not replace those that are held.
 
     The first roots need only their own signatures, because the person who deploys has root's rights on the
     host anyway.
     """
-    if not Path(held).exists():
-        for key in roots_of(body_of("roots", new, None))[2]:
-            body_of("roots", new, [key])
+    path = f"{folder}/{SIGNERS}"
+    new = read_signers(path)
+    if digest_of(f"{folder}/{ROOTS}") != new.statement:
+        raise ReleaseRefusedError(f"{folder}/{ROOTS} is not the statement that {path} names; deploy again")
+    if not Path(etc, ROOTS).exists():
+        for line in new.lines:
+            check_signature(path, "protofleet-roots", new.federation, [line])
         return
-    federation, version, keys = roots_of(body_of("roots", held, None))
-    way_out = f"; if this device is to join another federation, remove {held} there first"
+    held = held_signers(etc, f"{folder}/{HELD_SIGNERS}")
+    way_out = f"; if this host is to join another federation, remove {etc}/{ROOTS} there first"
     try:
-        follower = roots_of(body_of("roots", new, keys))
+        check_signature(path, "protofleet-roots", held.federation, held.lines)
     except ReleaseRefusedError as error:
         raise ReleaseRefusedError(f"{error}{way_out}") from None
-    if follower[0] != federation or follower[1] < version:
+    if new.federation != held.federation or new.version < held.version:
         raise ReleaseRefusedError(
-            f"roots {follower[1]} of {follower[0]} cannot follow roots {version} of {federation}{way_out}"
+            f"roots {new.version} of {new.federation} cannot follow roots {held.version} of {held.federation}"
+            f"{way_out}"
         )
 
 
-def check_folder(folder: str, roots: str, subject: str, prune: bool = False) -> None:
+def held_signers(etc: str, *sent: str) -> Signers:
+    """Return the roots that this host holds.
+
+    Earlier releases of ours store the statement alone. For such a host, the machine that sends this program
+    also sends a file with the roots of that very statement.
+    """
+    statement = digest_of(f"{etc}/{ROOTS}")
+    for path in (f"{etc}/{SIGNERS}", *sent):
+        if Path(path).exists() and (found := read_signers(path)).statement == statement:
+            return found
+    raise ReleaseRefusedError(
+        f"there is no {etc}/{SIGNERS} with the roots that {etc}/{ROOTS} has; deploy again, and if that does not "
+        f"help, remove {etc}/{ROOTS} there first"
+    )
+
+
+def read_signers(path: str) -> Signers:
+    lines = read(path).decode().splitlines() or [""]
+    found = HEAD.fullmatch(lines[0])
+    if found is None or not lines[1:]:
+        raise ReleaseRefusedError(f"{path} is no file of allowed signers; deploy again")
+    return Signers(found[1], int(found[2]), found[3], lines[1:])
+
+
+def check_folder(folder: str, etc: str, subject: str, prune: bool = False) -> None:
     """Raise RefusedError if the folder differs from its signed manifest.
 
     If `prune` is true, files that the manifest does not list are removed; their content has not been read
     before.
     """
-    federation, _, keys = roots_of(body_of("roots", roots, None))
-    fields = StatementFields(body_of(MANIFEST, f"{folder}/{MANIFEST}", keys))
-    found = (fields.blob().decode(), fields.blob().decode())
-    if found != (federation, subject):
-        raise ReleaseRefusedError(
-            f"{folder}/{MANIFEST} is of {found[1]} in {found[0]}, not of {subject} in {federation}"
-        )
-    fields.number()
-    listed = dict(line.decode().split(" ", 1)[::-1] for line in fields.blobs())
-    present = {path.name for path in Path(folder).iterdir()} - {MANIFEST, PARTIAL}
+    signers, path = held_signers(etc), f"{folder}/{MANIFEST}"
+    lines = check_signature(path, "protofleet-manifest", signers.federation, signers.lines).splitlines()
+    wanted, found = f"# {subject} in {signers.federation}", lines.pop(0)
+    if found != wanted:
+        raise ReleaseRefusedError(f"{path} is of {found[2:]}, not of {wanted[2:]}")
+    listed = dict(line.split("  ", 1)[::-1] for line in lines if not line.startswith("#"))
+    present = {one.name for one in Path(folder).iterdir()} - {MANIFEST, MANIFEST + ENDING, PARTIAL}
     for name in sorted(present - set(listed)):
-        if prune:
-            remove(Path(folder) / name)
-            continue
-        raise ReleaseRefusedError(f"{folder}/{name} is not in the signed manifest; deploy again")
+        if not prune:
+            raise ReleaseRefusedError(f"{folder}/{name} is not in the signed manifest; deploy again")
+        remove(Path(folder) / name)
     for name, digest in sorted(listed.items()):
         path = f"{folder}/{name}"
         if name not in present:
             raise ReleaseRefusedError(f"{path} is missing, which the signed manifest lists; deploy again")
         if Path(path).is_symlink() or not Path(path).is_file() or digest_of(path) != digest:
             raise ReleaseRefusedError(f"{path} is not what the signed manifest lists; deploy again")
+
+
+def check_signature(path: str, namespace: str, federation: str, lines: list[str]) -> str:
+    """Return the text of a file that a root in one of these lines has signed; raise RefusedError otherwise."""
+    data, answer = read(path), "there is no signature"
+    with tempfile.TemporaryDirectory() as folder:
+        allowed, one = Path(folder, SIGNERS), Path(folder, "signature")
+        allowed.write_text("\n".join([*lines, ""]))
+        words = [
+            "ssh-keygen",
+            "-Y",
+            "verify",
+            "-f",
+            str(allowed),
+            "-I",
+            federation,
+            "-n",
+            namespace,
+            "-s",
+            str(one),
+        ]
+        for signature in SIGNATURE.findall(read(path + ENDING)):
+            one.write_bytes(signature)
+            try:
+                done = subprocess.run(words, input=data, capture_output=True, check=False)
+            except FileNotFoundError:
+                raise ReleaseRefusedError(
+                    f"there is no ssh-keygen, which verifies signatures; {INSTALL}"
+                ) from None
+            if done.returncode == 0:
+                return data.decode()
+            answer = (done.stderr + done.stdout).decode(errors="replace").strip()
+            if "usage:" in answer:
+                raise ReleaseRefusedError(
+                    f"ssh-keygen is older than OpenSSH 8.2 and verifies no signatures; {INSTALL}"
+                )
+    raise ReleaseRefusedError(
+        f"no root of this host has signed {path} as it is: {answer.partition(chr(10))[0]}"
+    )
+
+
+def read(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_BYTES)
+    except OSError as error:
+        raise ReleaseRefusedError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def remove(path: Path) -> None:
@@ -170,55 +186,6 @@ def digest_of(path: str) -> str:
     return total.hexdigest()
 
 
-def signed(key: bytes, signature: bytes, message: bytes) -> bool:
-    """Return whether an Ed25519 signature is valid. The equation has no cofactor: S B = R + h A."""
-    point, commitment = decompress(key), decompress(signature[:32])
-    scalar = int.from_bytes(signature[32:], "little")
-    if point is None or commitment is None or scalar >= ORDER:
-        return False
-    h = int.from_bytes(hashlib.sha512(signature[:32] + key + message).digest(), "little") % ORDER
-    left, right = times(scalar, base()), add(commitment, times(h, point))
-    return all((left[i] * right[2] - right[i] * left[2]) % P == 0 for i in (0, 1))
-
-
-def add(p: Point, q: Point) -> Point:
-    a, b = (p[1] - p[0]) * (q[1] - q[0]) % P, (p[1] + p[0]) * (q[1] + q[0]) % P
-    c, d = 2 * p[3] * q[3] * D % P, 2 * p[2] * q[2] % P
-    e, f, g, h = b - a, d - c, d + c, b + a
-    return e * f % P, g * h % P, f * g % P, e * h % P
-
-
-def times(scalar: int, point: Point) -> Point:
-    total = (0, 1, 1, 0)
-    while scalar:
-        if scalar & 1:
-            total = add(total, point)
-        point, scalar = add(point, point), scalar >> 1
-    return total
-
-
-def decompress(data: bytes) -> Point | None:
-    y = int.from_bytes(data, "little")
-    sign, y = y >> 255, y & (2**255 - 1)
-    if y >= P:
-        return None
-    square = (y * y - 1) * pow(D * y * y + 1, P - 2, P) % P
-    x = pow(square, (P + 3) // 8, P)
-    if (x * x - square) % P:
-        x = x * ROOT_OF_MINUS_ONE % P
-    if (x * x - square) % P or (x == 0 and sign):
-        return None
-    if x & 1 != sign:
-        x = P - x
-    return x, y, 1, x * y % P
-
-
-def base() -> Point:
-    found = decompress((4 * pow(5, P - 2, P) % P).to_bytes(32, "little"))
-    assert found is not None
-    return found
-
-
 def main(arguments: list[str]) -> None:
     try:
         if arguments[0] == "roots":
@@ -227,8 +194,8 @@ def main(arguments: list[str]) -> None:
             check_folder(arguments[1], arguments[2], arguments[3], arguments[0] == "release")
     except ReleaseRefusedError as error:
         sys.exit(str(error))
-    except (struct.error, ValueError, IndexError):
-        sys.exit(f"what {' '.join(arguments)} names is no statement of ours")
+    except (OSError, ValueError) as error:
+        sys.exit(f"{' '.join(arguments)}: {error}; deploy again")
 
 
 if __name__ == "__main__":

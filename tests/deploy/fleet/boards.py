@@ -31,7 +31,8 @@ GOOD = KnownGood(RELEASE, SETTINGS, UNIT, "eve@desk", NOW)
 def jetson(**changes: Any) -> Facts:
     whole = Facts(
         "aarch64", 0, NOW, os="ubuntu 22.04", model="NVIDIA Jetson Orin Nano", l4t="36.4.3", nvidia=True,
-        tools=frozenset({"rsync", "python3", "docker", "sha256sum", "runuser"}), python="3.10.12", venv=True,
+        tools=frozenset({"rsync", "python3", "docker", "sha256sum", "runuser", "ssh-keygen"}),
+        verifies=True, python="3.10.12", venv=True,
         systemd=249, systemd_state="running", clock_synced=True, groups=("render", "video"),
         disk_free=80_000_000_000, state_free=80_000_000_000, storage="/dev/nvme0n1p1", ram=8_000_000_000,
         ram_free=6_000_000_000, swap=8_000_000_000, temperatures=(("cpu-thermal", 48.0), ("gpu-thermal", 47.5)),

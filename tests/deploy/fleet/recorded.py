@@ -36,7 +36,8 @@ LISTS: Final = (
     "rolled_back",
 )  # a value for each line
 FIT: Final = {
-    "arch": "aarch64", "uid": "0", "tool": "rsync\npython3\nsha256sum", "python": "3.10.12", "venv": "yes",
+    "arch": "aarch64", "uid": "0", "tool": "rsync\npython3\nsha256sum\nssh-keygen", "verifies": "yes",
+    "python": "3.10.12", "venv": "yes",
     "systemd": "249", "systemd_state": "running", "clock_synced": "yes", "disk_free": "80000000000",
     "state_free": "80000000000", "storage": "/dev/nvme0n1p1", "ram": "6000000000", "ram_free": "5000000000",
     "swap": "0",
@@ -89,6 +90,7 @@ class RecordedBoard:
                 self.facts |= {
                     "pinned": digest(self.incoming["roots"]),
                     "held_roots": one_line(self.incoming["roots"]),
+                    "signers": digest(self.incoming["allowed_signers"]),
                 }
             case "build":
                 self.facts["complete"] = arguments[0]

@@ -45,6 +45,8 @@ BROKEN = [
     ("L4T", "WARN", {"l4t": "32.7.4"}),
     ("root", "FAIL", {"uid": 1000}),
     ("rsync", "FAIL", {"tools": frozenset({"python3"})}),
+    ("ssh-keygen", "FAIL", {"tools": frozenset({"python3", "rsync"}), "verifies": False}),
+    ("ssh-keygen", "FAIL", {"verifies": False}),
     ("systemd", "FAIL", {"systemd": 0, "systemd_state": ""}),
     ("systemd", "FAIL", {"systemd_state": "offline"}),
     ("python", "FAIL", {"python": "3.6.9"}),
@@ -193,6 +195,15 @@ def test_facts_survive_tools_that_say_nothing_or_nonsense(facts_of):
     )
     assert facts.docker == Docker("") and facts.clock_synced is None
     assert (facts.nvpmodel, facts.arch) == ("MAXN", "riscv64")
+
+
+def test_an_ssh_keygen_that_cannot_verify_files_is_seen(facts_of):
+    assert facts_of().verifies
+    old = facts_of(**{"ssh-keygen": "echo 'unknown option -- Y' >&2; exit 1"})
+    assert "ssh-keygen" in old.tools and not old.verifies
+    (check,) = (c for c in run_checks(old, Workload(), time.time()) if c.name == "ssh-keygen")
+    assert (check.verdict, check.reason) == ("FAIL", "ssh-keygen is older than OpenSSH 8.2")
+    assert check.fix.startswith("apt-get install openssh-client, 8.2 or later")
 
 
 def test_the_python_that_is_checked_is_the_one_that_the_fleet_file_names(facts_of, tmp_path):

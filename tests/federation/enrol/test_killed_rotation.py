@@ -125,3 +125,5 @@ def test_an_end_of_a_rotation_that_was_killed_anywhere_is_completed_by_the_next_
     for folder in folders:
         assert {len(trusted(folder, name)) for name in ("coordinator", "d1")} == {1}
         assert private_keys(folder) == {"roots/2/root.key", "roots/2/tls-ca.key"}
+        signatures = (folder / "root" / "allowed_signers.sig").read_text()
+        assert signatures.count("BEGIN SSH SIGNATURE") == 2, "the retired root has signed before its key went"

@@ -362,16 +362,17 @@ def test_who_takes_part_now_is_told_without_a_restart():
 
 def test_a_broker_s_host_needs_mosquitto_and_no_torch():
     fit = jetson(
-        tools=frozenset({"rsync", "python3", "mosquitto"}), mosquitto="2.0.11", venv=False, probe=None
+        tools=frozenset({"rsync", "python3", "mosquitto", "ssh-keygen"}),
+        mosquitto="2.0.11",
+        venv=False,
+        probe=None,
     )
     assert not [
         check
         for check in run_checks(fit, Workload("broker"), NOW)
         if check.verdict != "PASS" and check.name != "L4T"
     ]
-    bare = run_checks(
-        replace(fit, tools=frozenset({"rsync", "python3"}), mosquitto=""), Workload("broker"), NOW
-    )
+    bare = run_checks(replace(fit, tools=fit.tools - {"mosquitto"}, mosquitto=""), Workload("broker"), NOW)
     assert [c.fix for c in bare if c.verdict == "FAIL"] == ["apt-get install mosquitto"]
     old = run_checks(replace(fit, mosquitto="1.6.12"), Workload("broker"), NOW)
     assert [c.reason for c in old if c.verdict == "FAIL"] == ["1.6.12 is too old"]
@@ -383,7 +384,12 @@ class Desk:
     def __init__(self, folder):
         self.folder, self.boards = folder, {}
         for name in ("mqtt", "coordinator", "board-1"):
-            facts = {**FIT, "tool": "rsync\npython3\nmosquitto", "mosquitto": "2.0.11", "answers": "ok"}
+            facts = {
+                **FIT,
+                "tool": "rsync\npython3\nmosquitto\nssh-keygen",
+                "mosquitto": "2.0.11",
+                "answers": "ok",
+            }
             facts["answers"] = "" if name == "board-1" else "ok"
             self.boards[name] = RecordedBoard(folder / name, facts)
         (folder / "sockets").mkdir()
@@ -419,10 +425,8 @@ def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
     order = list(dict.fromkeys(row["host"] for row in history))
     assert order == ["mqtt", "coordinator", "board-1"]
     keys = next(line for line in said["mqtt"] if "tls.key" in line)
-    assert (
-        keys
-        == "rsync acl,ca.crt,crl.pem,manifest,roots,tls.crt,tls.key 127.0.0.10:/opt/protofleet-broker/incoming/"
-    )
+    sent = "acl,ca.crt,crl.pem,manifest,manifest.sig,roots,tls.crt,tls.key"
+    assert keys == f"rsync {sent} 127.0.0.10:/opt/protofleet-broker/incoming/"
     command = next(
         c for c in desk.boards["mqtt"].commands if c[0] == "rsync" and c[-1].endswith("broker/incoming/")
     )

@@ -4,7 +4,8 @@ import pytest
 import tomllib
 
 from protofleet.deploy.fleet.control_plane import ControlPlane
-from protofleet.deploy.fleet.manifest import MANIFEST, files_of
+from protofleet.deploy.fleet.device.verify import MANIFEST
+from protofleet.deploy.fleet.manifest import files_of
 from protofleet.deploy.fleet.settings import read_fleet
 from protofleet.deploy.fleet.software import Releases
 from protofleet.edge_client.config import DeviceSettings
