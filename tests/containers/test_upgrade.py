@@ -1,4 +1,4 @@
-"""A fleet of an earlier release is upgraded, rolled back, and deployed by that release again: real SSH and systemd."""
+"""A fleet of an earlier release is upgraded, rolled back, and deployed by that release again, over real SSH."""
 
 import os
 import subprocess
@@ -13,6 +13,19 @@ from tests.containers.rig import ROOT, Rig
 # The last commit whose program on a host verified signatures itself, in a form of ours.
 EARLIER = "affa518a"
 ETC = "/etc/protofleet"
+# Python runs it at its start, so that our packages come from that tree and not from this checkout.
+SITE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        top, _, package = name.partition(".")
+        return PathFinder.find_spec(name, [{tree!r}]) if top == "protofleet" and "." not in package else None
+
+sys.meta_path.insert(0, Finder)
+"""
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
 
@@ -22,7 +35,8 @@ class TwoDesks(Rig):
     tree = ROOT
 
     def environment(self):
-        return {**os.environ, "PYTHONPATH": str(self.tree), "PYTHONUNBUFFERED": "1"}
+        path = ROOT if self.tree == ROOT else self.tree / "site"
+        return {**os.environ, "PYTHONPATH": str(path), "PYTHONUNBUFFERED": "1"}
 
     def deploy_from(self, tree, step, *words, check=True):
         self.tree, began = tree, time.monotonic()
@@ -42,6 +56,8 @@ def earlier(tmp_path_factory):
     if done.returncode:
         pytest.skip(f"commit {EARLIER} is not in this checkout: {done.stderr.decode().strip()}")
     subprocess.run(["tar", "-C", str(tree), "-xf", str(archive)], check=True)
+    (tree / "site").mkdir()
+    (tree / "site/sitecustomize.py").write_text(SITE.format(tree=str(tree)))
     return tree
 
 

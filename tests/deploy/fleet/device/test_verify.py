@@ -270,7 +270,8 @@ def test_roots_that_an_earlier_release_replaced_beside_ours_count(host, root):
 def test_a_root_folder_of_an_earlier_release_signs_at_once(tmp_path, root):
     for name in ("allowed_signers", "allowed_signers.sig"):
         (root.folder / name).unlink()
-    Place(tmp_path / "new").pin(Authority(root.folder, durable=False))
+    bare = Place(tmp_path / "bare").pin(Authority(root.folder, durable=False))
+    assert (bare.etc / "allowed_signers").read_text() == root.allowed_signers()[0]
 
 
 OLD_USAGE = "echo 'unknown option -- Y\nusage: ssh-keygen [-q] [-b bits]' >&2; exit 1"
