@@ -130,23 +130,11 @@ def check_signature(path: str, namespace: str, federation: str, lines: list[str]
     with tempfile.TemporaryDirectory() as folder:
         allowed, one = Path(folder, SIGNERS), Path(folder, "signature")
         allowed.write_text("\n".join([*lines, ""]))
-        words = [
-            "ssh-keygen",
-            "-Y",
-            "verify",
-            "-f",
-            str(allowed),
-            "-I",
-            federation,
-            "-n",
-            namespace,
-            "-s",
-            str(one),
-        ]
+        words = ["ssh-keygen", "-Y", "verify", "-f", str(allowed), "-I", federation, "-n", namespace]
         for signature in SIGNATURE.findall(read(path + ENDING)):
             one.write_bytes(signature)
             try:
-                done = subprocess.run(words, input=data, capture_output=True, check=False)
+                done = subprocess.run([*words, "-s", str(one)], input=data, capture_output=True, check=False)
             except FileNotFoundError:
                 raise ReleaseRefusedError(
                     f"there is no ssh-keygen, which verifies signatures; {INSTALL}"
