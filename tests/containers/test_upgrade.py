@@ -1,4 +1,4 @@
-"""A fleet of an earlier release is upgraded, rolled back, and deployed by that release again, over real SSH."""
+"""A fleet of an earlier release is upgraded, rolled back and deployed by it again, over real SSH and systemd."""
 
 import os
 import subprocess
