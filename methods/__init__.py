@@ -1,4 +1,4 @@
-"""One file a paper, with both halves of the method; nothing else lies here.
+"""The methods, one file for each paper, with both halves of the method; there are no other files here.
 
 May import: methods.*, protocol.settings.
 """

@@ -1,14 +1,15 @@
-"""ADCOL (Li et al., ICML 2023): models stay apart, and a server's discriminator has their features look alike.
+"""ADCOL (Li et al., ICML 2023): models stay apart, and a server's discriminator makes their features look alike.
 
-Device i: l = CE + mu KL(uniform || softmax(D(z))), D fixed: features are to tell nobody whose they are
+Device i: l = CE + mu KL(uniform || softmax(D(z))), D fixed: features must not show from which device they are
 Server  : D <- SGD on CE(D(z), i) over the features of all samples of the round's devices
 
-A device's model is its own from the run's first network on. After training it sends the features of all its samples,
-in evaluation mode. D goes on from round to round with its optimizer. Where we differ, or codes do:
-  clients  the paper's D has an output for each of the run's clients from the start. Here devices may come at any
-           time: D has one for each that ever took part, whose number never changes, and grows with them. Set to how
-           many will come, `clients` makes it the paper's.
-  mu       also 0.3 in FedPall's copy, and 0.5 in FL-bench, which averages the models as well: average_models.
+From the first network of the run on, each device has its own model. After training, a device sends the features
+of all its samples, computed in evaluation mode. D and its optimizer continue from round to round. Differences from
+the paper, or between the public codes:
+  clients  the paper's D has an output for each client of the run from the start. Here devices may join at any
+           time: D has one output for each device that ever took part, and grows with them. The number of a
+           device never changes. `clients` set to the number of devices gives the paper's D.
+  mu       FedPall's copy has 0.3. FL-bench has 0.5, and averages the models as well: average_models.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class Client(singleset.Client):
 
 
 def cost(sizes: Sizes, outputs: int = 0) -> Cost:
-    """Return the cost; `outputs` is the number of outputs that exist before their devices come."""
+    """Return the cost; `outputs` is the number of outputs at the start."""
     with torch.device("meta"):
         D = amplifier(sizes.D, max(outputs, sizes.clients))
     return Cost({"features": sizes.examples * sizes.D}, {Discriminator.kind: parameters(D)})

@@ -2,21 +2,24 @@
 
 "train", from the mean of all models:
   l = CE + T^2 sum_{j != y} p_j log(p_j / q_j)     p, q: softmax of teacher's and own scores / T, over all classes
-"public", from the model that "train" has left, a step for each batch of the public images:
+"public", from the model after "train", one step for each batch of the public images:
   c = N(s)^T N(S) / n    s [n, C] own scores, S the mean of all devices', N: columns of mean 0 and deviation 1
   l = sum_i (c_ii - 1)^2 + off_weight sum_{i != j} (c_ij + 1)^2 + similarity KL(softmax(M / tau) || softmax(m / tau))
       m [n, n - 1] cosines of own embeddings with each other, M the mean of all devices'; softmax by rows
 
-The teacher is the model after the device's last "train", at first the run's first. Scores and cosines are of
-evaluation mode, S and M count each device once. Both learning rates fall linearly, to lr_last of themselves.
-From the mean of all models "public" would do nothing, as all scores are the same. The first sum is not made to sum to
-1, so it also draws the label's own score down, in all by T (1 - p_y) q_y: T must stay below the number of classes, or
-nothing is learned. Where MarsFL or the code differ:
-  teacher     "global": the model that has just come, MarsFL's.
-  fresh_adam  a new Adam for each public batch, theirs; the devices also meet anew for each of them, which costs an
-              exchange a batch and is not here.
-  train_mode  their norms take the public batch's statistics, in scores and steps.
-  average     false: models are not averaged, so they may be of any kind; what is measured is each device's own.
+The teacher is the model after the device's last "train"; at first it is the first model of the run. Scores and
+cosines are computed in evaluation mode. S and M count each device once. Both learning rates fall linearly, to
+lr_last times their first value. "public" cannot begin from the mean of all models: all devices would have the same
+scores, and nothing would change.
+The first sum leaves out class y, so its probabilities do not sum to 1. For this reason the sum also lowers the score
+of the label, by T (1 - p_y) q_y in all. T must stay below the number of classes, or the model learns nothing.
+Differences from MarsFL or the authors' code:
+  teacher     "global": the model that the device has just received, as in MarsFL.
+  fresh_adam  a new Adam for each public batch, as in the authors' code. There the devices also exchange results again
+              for each batch; this costs one exchange for each batch, and is not implemented here.
+  train_mode  the batch norms use the statistics of the public batch, in scores and steps, as in the authors' code.
+  average     false: models are not averaged, so devices may have different networks, and each device's own model
+              is measured.
 """
 
 from __future__ import annotations
@@ -205,7 +208,7 @@ class Client(fedavg.Client):
 
 
 def cosines(z: Tensor) -> Tensor:
-    """Return the cosines of each row with all other rows, [n, D] -> [n, n - 1]."""
+    """Return the cosines [n, n - 1] of each of the rows [n, D] with all other rows."""
     directions, n = unit(z), len(z)
     return (directions @ directions.T)[~diagonal(z)].view(n, n - 1)
 
@@ -217,7 +220,7 @@ def correlation_loss(own: Tensor, mean: Tensor, off_weight: float) -> Tensor:
 
 
 def standardised(scores: Tensor) -> Tensor:
-    """Return columns of mean 0 and deviation 1; a column with equal scores becomes zero."""
+    """Return the scores with mean 0 and deviation 1 in each column; a column of equal scores becomes zero."""
     deviation = scores.std(dim=0)
     return (scores - scores.mean(dim=0)) / torch.where(deviation > SMALLEST_DEVIATION, deviation, 1.0)
 
@@ -225,7 +228,7 @@ def standardised(scores: Tensor) -> Tensor:
 def cost(sizes: Sizes) -> Cost:
     """Return the cost with averaged models.
 
-    The exchanges for each batch in the authors' code have as many numbers.
+    The authors' code has an exchange for each batch, with the same number of numbers in all.
     """
     weights, told = {"weights": sizes.weights}, cost_of_images(sizes)
     return Cost({**weights, **told.up}, {**weights, **told.down})
@@ -245,7 +248,8 @@ def variant(hyper: Hyper) -> Method:
 def misfit(hyper: Hyper, classes: int) -> str:
     """Return why the temperature T does not fit the number of classes, or "".
 
-    From T = classes on, the sum over the other classes lowers the score of a label more than CE raises it.
+    If T is the number of classes or more, the sum over the other classes lowers the score of a label more
+    than CE raises it.
     """
     if hyper.temperature < classes:
         return ""

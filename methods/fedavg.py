@@ -2,10 +2,10 @@
 
 w <- sum_i (N_i / N) w_i                                                        (alg. 1)
 
-Buffers: running statistics are averaged as the parameters are, num_batches_tracked is one device's.
+Buffers: running statistics are averaged in the same way as parameters. num_batches_tracked is taken from one device.
 
-final_fit: after the last broadcast every device fits the model once more to its own data and is measured with
-what comes of it, as FedHP's table has it ("standard practice" in personalized learning).
+final_fit: after the last broadcast every device fits the model once more to its own data, and the result is
+measured, as in FedHP's table ("standard practice" in personalized learning).
 """
 
 from __future__ import annotations

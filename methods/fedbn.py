@@ -1,10 +1,10 @@
-"""FedBN (Li et al., ICLR 2021): FedAvg in which nobody's batch norms are averaged.
+"""FedBN (Li et al., ICLR 2021): FedAvg in which batch norms are not averaged.
 
 w_l <- sum_i (N_i / N) w_i,l   for every layer l that is no batch norm          (alg. 1)
 
-A batch norm's weight, bias and statistics stay on their device. They are found by type: the "downsample.1" of a
-ResNet is one, and does not say so in its name. Group and layer norms keep no statistics, and are averaged. The
-authors' code averages with 1/K.
+The weight, bias and statistics of a batch norm stay on their device. Batch norms are found by their type, because
+their names do not always show it: the "downsample.1" of a ResNet is a batch norm. Group and layer norms keep no
+statistics, and are averaged. The authors' code averages with 1/K.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def shared_keys_of(model: Net) -> frozenset[str]:
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost: all parameters that travel in FedAvg, except the batch norms' weights and biases.
+    """Return the cost: all parameters that FedAvg sends, except the batch norms' weights and biases.
 
-    There are a weight and a bias for each normed channel.
+    A batch norm has a weight and a bias for each of its channels.
     """
     shared = parameters(sizes.model, shared_keys_of(sizes.model))
     return Cost(up={"weights": shared}, down={"weights": shared})

@@ -3,11 +3,11 @@
 l = CE(f(x), y) + lam CE(f(x), softmax(t_y))                                    (alg. 1, their regulariser)
 t_c <- mean over the devices that hold c of their mean logits of class c
 
-A device's means are of all that it sees in its local epochs, each batch before its step; proto_source = "eval" takes
-them in a pass of their own after training. A sample whose class has no row is no part of the second mean. Nothing
-else is shared, so networks may differ altogether. Counts go up beside the means: t_c needs none, but by them no
-device can state more rows than it has samples. HtFLlib takes t_y itself for the target (raw_targets): unbounded
-below.
+The means of a device are taken over all batches of its local epochs, each batch before its step. With
+proto_source = "eval", they are taken in a separate pass after training. A sample whose class has no row does not
+count in the mean of the second term. Nothing else is shared, so the devices may have any networks. Counts are sent up
+with the means. t_c does not need them, but they limit the rows of a device to its number of samples. HtFLlib
+uses t_y itself as the target (raw_targets); that loss has no lower bound.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""FedGA (Zhang et al., CVPR 2023, there FedDG-GA): FedAvg whose weights move towards devices that averaging harms.
+"""FedGA (Zhang et al., CVPR 2023, there FedDG-GA): FedAvg with larger weights for devices that averaging harms.
 
-gap_i = after_i - before_i       of device i's own validation samples: with the average, and with what it trained
-a_i  <- a_i - (gap_i / max_j |gap_j|) step_t / K       of accuracies; of losses, + for -                   ("gap")
-step_t = step (1 - (t - 1) / T)                        t from 1 is the round of the gap, T the run's rounds
+gap_i = after_i - before_i       on validation samples of device i: the averaged model, and the model it trained
+a_i  <- a_i - (gap_i / max_j |gap_j|) step_t / K       for accuracies; for losses, + instead of -          ("gap")
+step_t = step (1 - (t - 1) / T)                        t, from 1: the round of the gap; T: the run's rounds
 w    <- sum_i a_i w_i / sum_i a_i                      over the participants; a_i in place of N_i / N
 
-Weights stay between 0 and 1, and the K that move keep their sum. A device's first is 1 / (devices known), and the
-others make room for it. Where no gap is other than 0, nothing moves; a device without validation samples keeps its
-weight.
+Weights stay between 0 and 1, and the sum of the K weights that change stays the same. The first weight of a device is
+1 / (devices known), and the weights of the others become smaller so that the sum stays the same. If all gaps are 0,
+no weight changes. A device without validation samples keeps its weight.
 
-when = "next" measures the average when it comes in the next round, which takes nothing but two numbers: who took part
-in both rounds moves, and then this round is averaged. when = "phase" measures it at once in a phase of its own, with
-the model down again. With everybody present both give the same models.
+when = "next" measures the averaged model when it arrives in the next round, so only two numbers more are sent. First
+the weights of the devices that took part in both rounds change, then this round is averaged. when = "phase"
+measures the averaged model at once, in an additional phase in which the model is sent down again. If all devices take
+part in every round, both give the same models.
 
-Where text and code differ: their code's first step is a round earlier; MarsFL's copy has the sign the other way.
+Differences between text and code: the first step in the authors' code is one round earlier. MarsFL's copy has the
+opposite sign.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from protofleet.protocol.settings.bounds import LARGEST_FACTOR, Share
 Gap = Literal["accuracy", "loss"]
 When = Literal["next", "phase"]
 
-# The device that lost most by averaging gains most.
+# The weight of the device that averaging harms most grows most.
 SIGN: Final[Mapping[str, float]] = {"accuracy": -1.0, "loss": 1.0}
 HIGHEST: Final[Mapping[str, float]] = {"accuracy": 1.0, "loss": LARGEST_FACTOR}
 
@@ -92,7 +94,7 @@ class Server(fedavg.Server):
         return {"validation": TensorSpec((2,), dtype, low=0.0, high=high, optional=True)}
 
     def move(self, replies: Sequence[Reply], number: int) -> None:
-        """Change the weights by the gaps of this round."""
+        """Change the weights by the gaps of round `number`."""
         came = {r.device: r.payload["validation"].tolist() for r in replies if "validation" in r.payload}
         gaps = {device: after - before for device, (before, after) in sorted(came.items())}
         step = self.hyper.step * (1 - (number - 1) / max(self.rounds, number, 1))
@@ -129,7 +131,7 @@ class Client(fedavg.Client):
         return {**sent, **found}
 
     def pair(self, number: int) -> Payload:
-        """Return two results: of the model that this device trained in a round, and of its model now."""
+        """Return the results of the model that this device trained in round `number` and of its present model."""
         before, after = self.before.get(number), self.measured()
         if before is None or after is None:
             return {}

@@ -2,16 +2,19 @@
 
 Server: G <- Adam on CE(sum_i (N_i / N) h_i(G(eps, y)), y)    h_i the heads of this round's devices, fixed
 Client: l = CE(h(f(x)), y) + CE(h(G(eps, y')), y')            G fixed, from round 2 on
-        eps ~ U(0, 1), y and y' as often as devices have samples of a class
+        eps ~ U(0, 1), y and y' drawn in proportion to the devices' samples of each class
 
-The generator is the server's: it goes on from round to round, its Adam does not. It is sent once it has learned, with
-the counts [C] that labels are drawn by: those of all devices that were ever in a cohort, stated as they join.
-Representations below the head stay on their devices, as in LG-FedAvg. Where codes differ:
-  generator    HtFLlib, and FedSA's fork of it, train theirs and never save it: devices get the untrained one, in
-               round 1 already, and use it with the batch's statistics. That is "untrained"; ours is "trained".
-  server_lr    3e-4, the authors' for MNIST. HtFLlib has 0.1, of a generator that no device gets: what it makes is
-               hundreds of units long, and grows. On the six digits it costs ten points; heads can end as no numbers.
-  bias         theirs has one in front of BatchNorm, which takes it out again.
+The generator belongs to the server. It continues from round to round, but its Adam starts anew in each round. It is
+sent after its first training, with the counts [C] by which labels are drawn. These are the counts of all devices that
+were ever in a cohort, which the devices state when they join. Representations below the head stay on their devices,
+as in LG-FedAvg. Differences between the public codes:
+  generator    HtFLlib, and FedSA's fork of it, train a generator but never save it. Devices get the untrained
+               generator, already in round 1, and use it with the statistics of the batch. This is "untrained"; our
+               default is "trained".
+  server_lr    3e-4, which the authors use for MNIST. HtFLlib has 0.1, for a generator that no device gets: its
+               outputs have lengths of hundreds and grow. On the six digit data sets, 0.1 costs ten points of
+               accuracy, and heads can become NaN.
+  bias         their layer in front of BatchNorm has a bias, which BatchNorm removes again. Ours has none.
   terms        the authors' weights for each class and teacher, their term for diversity and their divergence on the
                device are not in HtFLlib, and not here.
 """
@@ -86,7 +89,7 @@ class Server(SharedHead, SharingServer):
     def wants(self) -> Mapping[str, TensorSpec]:
         """Return the specifications of the arrays.
 
-        They are bounded, because the generator learns from every head.
+        The numbers of the heads are bounded, because the generator learns from every head.
         """
         wants = weight_wants(self.model, keys=self.shared_keys())
         return {name: bounded(spec) if spec.is_float else spec for name, spec in wants.items()}
@@ -94,7 +97,7 @@ class Server(SharedHead, SharingServer):
     def lesson(self) -> Payload:
         """Return the arrays that devices need in training in addition to the head.
 
-        Devices need none of them to predict.
+        A device predicts without these arrays.
         """
         if not (self.learned or self.hyper.generator == "untrained") or not self.labels().any():
             return {}
@@ -106,9 +109,9 @@ class Server(SharedHead, SharingServer):
         return torch.stack([none, *self.counts.values()]).sum(dim=0)
 
     def teachers(self, replies: Sequence[Reply]) -> list[tuple[float, nn.Module]]:
-        """Return heads with their weights.
+        """Return the devices' heads with their shares in the mean.
 
-        For linear heads this is one head, because a mean of linear maps is the map of the mean.
+        For linear heads, return only the mean head, because the mean of their outputs is its output.
         """
         head = frozen(self.model.head)
         if isinstance(head, nn.Linear):
@@ -166,7 +169,7 @@ class Client(SharedHead, SharingClient):
         self.labels = self.labels_in(payload)
 
     def labels_in(self, payload: Payload) -> Tensor | None:
-        """Return the counts [C] that come with the generator, or None if neither comes."""
+        """Return the counts [C] that come with the generator, or None if the payload has neither."""
         if not any(name.partition(".")[0] in ("generator", "counts") for name in payload):
             return None
         demand_arrays(payload, {"counts": TensorSpec((self.model.classes,), "int64", low=0)})
@@ -214,7 +217,7 @@ def bounded(spec: TensorSpec) -> TensorSpec:
 def cost_under(hyper: Hyper, sizes: Sizes) -> Cost:
     """Return the cost under these settings.
 
-    The counts that come down are C numbers. The counts of each device go up in its hello.
+    The server sends C counts. A device sends its own counts in its hello message, which is not counted here.
     """
     head = {"weights": parameters(sizes.model.head)}
     if sizes.first_round and hyper.generator == "trained":

@@ -4,21 +4,22 @@ Server, once : anchors <- argmin L_U(P), |P_j| = 1;  pi_g <- anchors            
 Client i     : minimise L_D(theta, pi_i) + lam * L_H(pi_i), from pi_i = pi_g      (eqs. 1, 2, 4)
 Server       : pi_g^j <- sum_i w_ij pi_i^j / sum_i w_ij,  w_ij = N_i^j / N_i      (eq. 5, scaled)
 
-theta is everything but the head and never leaves the device; the prediction is the nearest prototype. After
-the last broadcast every device fits once more (`settle`; final_fit=false leaves it out).
+theta is everything except the head, and never leaves the device. The prediction is the class of the nearest
+prototype. After the last broadcast every device fits once more (`settle`); final_fit=false leaves this out.
 
-Where the text cannot be followed, or says nothing:
-  eq. 5        its weights do not sum to 1: with C equal classes, lengths shrink by C each round. We scale them
-               so that they do, and keep pi_g^j if nobody holds j. "counts" has w_ij = N_i^j; "paper" is eq. 5
-               to the letter, zero for a class that nobody holds. pi_g is not made unit again.
-  eq. 4        is a sum over classes; lh_reduction="mean" is that of the authors' library, C times weaker.
+Choices where the paper states nothing, or cannot be followed:
+  eq. 5        its weights do not sum to 1: with C equal classes, each round divides the lengths by C. We scale the
+               weights to a sum of 1, and keep pi_g^j if no device holds j. "counts" has w_ij = N_i^j. "paper" is
+               eq. 5 exactly, which gives zero for a class that no device holds. pi_g is not scaled to length 1.
+  eq. 4        is a sum over classes. lh_reduction="mean" is the mean of the authors' library, C times smaller.
   eq. 3        the start (uniform in [0, 1)), 1000 steps of SGD at 0.1, momentum and decay are the library's.
-  optimizers   both keep their state over rounds without the device, as in the library. reset_adam forgets Adam's
-               moments when pi_g replaces the prototypes they belong to. `clip` is about theta alone.
-  N_i^j        are stated once, on joining; N_i is their sum.
-  anchors      one broadcast goes to a whole cohort, so they are in it while any of the cohort has not answered
-               one with anchors, and always in the last evaluation. A device whose state was lost says
-               "lacks", does without L_H in that round, and is sent them when it is next selected.
+  optimizers   both keep their state over rounds in which the device takes no part, as in the library. reset_adam
+               resets the moments of Adam when pi_g replaces the device's prototypes. `clip` limits the gradient of
+               theta only.
+  N_i^j        are stated once, when the device joins. N_i is their sum.
+  anchors      all devices of a cohort get the same broadcast. It contains the anchors if a device of the cohort
+               does not have them yet, and always in the last evaluation. A device that has lost its state sends
+               "lacks" and trains without L_H in that round. It gets the anchors when it is next selected.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Server(ServerHalf):
         return {"prototypes": self.prototypes, "anchors": self.anchors}
 
     def payload_for_cohort(self) -> Payload:
-        """Return the prototypes, without the anchors if the whole cohort has them."""
+        """Return the prototypes, and also the anchors if a device of the cohort lacks them."""
         known = bool(self.cohort) and self.holders.issuperset(m.device for m in self.cohort)
         return {"prototypes": self.prototypes} if known else self.payload()
 
@@ -165,7 +166,7 @@ class Server(ServerHalf):
 def demand_affordable(steps: int, classes: int, size: int) -> None:
     """Raise SettingsError if the first anchors would take too much work.
 
-    The work of each step is quadratic in the number of classes. The error comes where the run is set up,
+    The work of each step is quadratic in the number of classes. The check is made when the run is set up,
     before the work starts.
     """
     each = classes * classes * size

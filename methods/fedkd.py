@@ -1,24 +1,25 @@
-"""FedKD (Wu et al., Nature Communications 2022): a teacher on each device, and a student of all, sent in factors.
+"""FedKD (Wu et al., Nature Communications 2022): a teacher on each device, and a shared student, sent in factors.
 
 L_own = CE(f(x), y) + [KL(g(x) || f(x)) + MSE(z, W_h z_g)] / (CE(f(x), y) + CE(g(x), y))
 L_g   = CE(g(x), y) + [KL(f(x) || g(x)) + MSE(z, W_h z_g)] / (CE(f(x), y) + CE(g(x), y))
 e_t   = energy_first + (energy_last - energy_first) t / T      t = 1 .. T rounds
 
-f is the device's own network, which is never sent, g the student (`mutual` of the plan), z and z_g are their
-embeddings; W_h, the device's own too, maps one to the other. Targets and the denominator are constants, and the MSE
-moves z, z_g and W_h once each. The mean of the devices' messages counts each once. What is measured is f.
+f is the device's own network, which is never sent. g is the student (`mutual` of the plan). z and z_g are their
+embeddings. W_h maps z_g to z; it also belongs to the device. Targets and the denominator are constants, so the MSE
+changes z once, and z_g and W_h once. The mean of the devices' messages counts each device once. f is measured.
 
-Of a matrix, or of a kernel as outputs x rest, U, s and V of the smallest rank that keeps e_t of the squared singular
-values are sent, or the matrix whole where that is no more numbers; vectors and buffers are sent whole. Where codes
-differ:
-  travel   "update", the authors': what training has changed in g comes up in factors, and g goes down whole, as who
-           sat a round out has nothing to add a change to. "parameters", HtFLlib's: g itself, in factors both ways.
-  rank     both codes try no rank as high as the full one, and send zeros where none is enough.
-  energy   HtFLlib's e_t is that of the round before.
-  kl, targets  as FML has them; with "moving" targets the MSE counts twice.
-  clip     10, HtFLlib's: the fewer errors both networks make, the larger the quotient, and the steps that it makes.
-           The authors' code has none, with Adam at 3e-6. With SGD at 0.02 and momentum, on three easy classes, all of
-           six seeds had lost one or two of them in round 6 without it, and two seeds with it.
+A matrix, or a kernel written as a matrix of outputs x rest, is sent as U, s and V. Their rank is the smallest that
+keeps e_t of the sum of the squared singular values. The matrix is sent whole if it has no more numbers than the
+factors. Vectors and buffers are sent whole. Differences between the public codes:
+  travel   "update", as in the authors' code: the change of g in training is sent up in factors. g is sent down whole,
+           because a device that did not take part in a round has no g to which it could add a change.
+           "parameters", as in HtFLlib: g itself is sent in factors, both up and down.
+  rank     both codes never try the full rank, and send zeros if no lower rank is enough.
+  energy   HtFLlib uses the e_t of the round before.
+  kl, targets  as in FML; with "moving" targets the MSE counts twice.
+  clip     10, as in HtFLlib: the fewer errors both networks make, the larger the quotient and the steps. The authors'
+           code has no limit, with Adam at 3e-6. We tried SGD at 0.02 with momentum on three easy classes, with six
+           seeds. Without clip, all six had lost one or two classes by round 6; with clip, two had.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Server(MutualServer):
     def wants(self) -> Mapping[str, TensorSpec]:
         """Return the specifications of the arrays.
 
-        They are bounded, because factors within the norm limit of an array could make a matrix far above it.
+        The numbers are bounded: the norm of an array is limited, but factors within this limit could make a
+        matrix far above it.
         """
         wants = dict(weight_wants(self.model))
         for number, (name, (m, n)) in enumerate(matrices(self.model).items()):

@@ -5,16 +5,17 @@ Client: h = nor(varphi(psi(x))), logits phi(h)                                  
 Server: w <- FedAvg, then E_s steps on R and Theta with phi_glo frozen:
         L_LSA = L_ACE(phi_glo, A) + alpha * L_SEP(A),   A = nor(Theta(R))       (eqs. 3-5)
 
-Where the text cannot be followed:
-  eq. 4     prints tau outside exp, where it has no gradient; we put it inside. separation="paper" does not.
-  anchors   are unit vectors of R^L, the space of h: eq. 6 takes them for mean directions, and L_SEP has no
-            lower bound otherwise. R is [C, I], Theta I -> I -> L with ReLU.
-  round 1   alg. 1 draws devices before the server. We train anchors on the first classifier beforehand
-            ("pretrain"), or leave L_COM out of round 1 ("skip").
+Choices where the paper cannot be followed:
+  eq. 4     prints tau outside exp, where tau has no influence on the gradient. We put tau inside exp.
+            separation="paper" leaves it outside.
+  anchors   are unit vectors of R^L, the space of h: eq. 6 uses them as mean directions, and L_SEP has no lower
+            bound otherwise. R is [C, I], Theta I -> I -> L with ReLU.
+  round 1   in alg. 1 the devices work before the server has made anchors. We train anchors on the first classifier
+            before round 1 ("pretrain"), or leave L_COM out of round 1 ("skip").
   ablation  com="l2" is the "L2-norm" of Tables 4 and 5: mean |h - a_y|^2. com="none" with use_sep=false is
             FedAvg on h.
-Not printed: both learning rates. The server's is for plain SGD, lines 23-24: 500 steps at 0.1 bring the
-anchors to where 0.5 and 1.0 lead too (10 classes: mean cosine -1/9, L_ACE as low as phi's row norms allow).
+The paper does not print the two learning rates. The server uses plain SGD, as in lines 23-24: 500 steps at 0.1 give
+the same anchors as 0.5 and 1.0 (10 classes: mean cosine -1/9, L_ACE as low as phi's row norms allow).
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """FedNH (Dai et al., AAAI 2023): the head is unit prototypes, which devices do not train but the server moves.
 
-f(x) = s W unit(z),   |W_c| = 1; W fixed on the device, the scale s learned with what is below it
+f(x) = s W unit(z),   |W_c| = 1; W is fixed on the device; the scale s and the layers below the head are trained
 mu_c^i = unit(mean of unit(z) over the device's samples of c), after training, in evaluation mode
 W_c <- unit(rho W_c + (1 - rho) unit(sum_i N_i^c mu_c^i / sum_i N_i^c));  all else <- the plain mean over devices
 
-Each row of W begins orthogonal to the others where there are no more classes than numbers in z. A class that nobody
-of a round holds keeps its row. The learning rate falls by `lr_decay` a round. Where text and code differ, or the text
-says nothing:
-  scale    1 at first, learned; their ResNets begin with 20. fixed_scale leaves it as it is (their option has 30), and
-           it does not travel.
-  clip     10, their code's.
-  rows     their code sends N_i^c mu_c^i and counts of all C classes, and W back; here a device sends mu_c^i and N_i^c
+At the start, the rows of W are orthogonal to each other if there are no more classes than numbers in z. If no device
+of a round holds a class, the row of the class stays. Each round multiplies the learning rate by `lr_decay`. Choices
+where the text states nothing, or differs from the code:
+  scale    1 at first, and trained; the authors' ResNets begin with 20. With fixed_scale, the scale is not trained
+           and not sent (their option has 30).
+  clip     10, as in their code.
+  rows     their code sends N_i^c mu_c^i and counts of all C classes, and W back. Here a device sends mu_c^i and N_i^c
            of the classes that it holds.
-final_fit: after the last broadcast every device fits the model once more to its own data, at the rate that a next
-round would have, and is measured with what comes of it, as FedHP's table has it; off by default.
-Nothing is private: a device's rounds start from what the server sends.
+final_fit: after the last broadcast every device fits the model once more to its own data, at the learning rate of a
+next round, and the result is measured, as in FedHP's table. It is off by default.
+Nothing is private: in each round a device starts from the arrays that the server sends.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Head(nn.Module):
 
 
 class Shared(SharedPart):
-    """The part that all devices share: everything except the prototypes is averaged without change.
+    """The part of the model that all devices share and that is averaged: everything except the prototypes.
 
-    The prototypes travel under their own name.
+    The prototypes are sent under their own name. A fixed scale is not sent.
     """
 
     head: Head
@@ -166,7 +166,7 @@ def head_of(model: Net, hyper: Hyper, seed: int) -> Head:
 def moved(W: Tensor, merged: ClassMeans, rho: float) -> Tensor:
     """Return the rows [C, D], each moved towards the mean direction of its class.
 
-    Rows of classes that no device holds keep every bit.
+    If no device holds a class, its row does not change.
     """
     means, counts = merged
     return torch.where(counts.unsqueeze(1) > 0, unit(rho * W + (1 - rho) * unit(means)), W)

@@ -6,25 +6,26 @@ Server  : G^k <- mean of the c_n^k, weighted by N_n^k                           
           A <- SGD on CE(A(r~), n), C_g <- SGD on CE(C_g(r~), y)                       (eqs. 12, 13)
 
 No weights are averaged: G, H and the batch norms of both stay on the device. A round has two exchanges:
-  train  A and C_g go down, C_g replaces H but for its batch norms, local training, c_n^k come up
-  mix    the new G^k go down, mixed features and labels come up; the server trains
-"train" brings the G^k of the round before, but only if someone of the cohort was not in it. In round 1 there
-are none, and L_InfoNCE is 0. Settings that name both "paper" and another reading:
-  order    fig. 2 draws prototypes before local training; the authors' code, and we, after it.
-  mu       0.7 on L_KL and delta 0.3 on L_InfoNCE are the paper's (Digits); the code has them the other way.
-  kl       eq. 6 is KL(A || uniform), the code KL(uniform || A): "reverse".
-  infonce  eq. 7 leaves the own class out of the sum: "paper". "code" does not normalise prototypes in it.
-           We take the usual "standard". Where eq. 7 prints sim(x, ..), it means G(x).
-  tau, alpha, beta  3, U(0.8, 1) to two decimals and 0.9 are the code's alone: one alpha and one mask for a
-           device and round. Its mask leaves exactly int(beta d) numbers: "exact".
-  normalise_local_protos  the code makes the c_n^k unit vectors before it averages them.
-  features, amplifier  the code takes both with the statistics of the batch, "train"; the running ones stay.
+  train  the server sends A and C_g. C_g replaces H, except its batch norms. The device trains and sends c_n^k.
+  mix    the server sends the new G^k. The device sends mixed features and labels. The server trains.
+In "train", the server sends the G^k of the round before only if a device of the cohort did not take part in that
+round. In round 1 there are no G^k, and L_InfoNCE is 0. Some settings have "paper" and another reading:
+  order    in fig. 2 prototypes are made before local training. The authors' code makes them after it, and so do we.
+  mu       the paper has 0.7 for L_KL and 0.3 (delta) for L_InfoNCE (Digits). The code has them the other way round.
+  kl       eq. 6 is KL(A || uniform). The code has KL(uniform || A): "reverse".
+  infonce  eq. 7 leaves the own class out of the sum: "paper". "code" does not normalise prototypes in the sum.
+           Our default is the usual form, "standard". Where eq. 7 prints sim(x, ..), we read sim(G(x), ..).
+  tau, alpha, beta  only the code states them: 3, U(0.8, 1) to two decimals, and 0.9. A device draws one alpha and
+           one mask for each round. The code's mask keeps exactly int(beta d) numbers: "exact".
+  normalise_local_protos  the code scales the c_n^k to length 1 before it averages them.
+  features, amplifier  the code computes both with the statistics of the batch: "train". The running statistics
+           do not change.
 Losses are means over the batch, not sums. Figs. 3 and 4: use_kl, use_infonce. Fig. 6: use_global_classifier.
-Privacy (5.3): noise 1; alpha_low 1 without mixing; beta 1 without mask. These change what a device does with
-what it gets, not what is sent. Mixing and mask hide nothing from a coordinator that keeps to the protocol: c_n^k
-and the mean of a class's rows give alpha, and with it every number that the mask leaves.
-Output i of A is the i-th device that was ever in a cohort, and N in L_KL is the number of outputs. The server's
-optimiser is the code's.
+Privacy (5.3): noise 1; alpha_low 1 for no mixing; beta 1 for no mask. These settings change how a device computes
+the arrays, not which arrays are sent. Mixing and mask hide nothing, even from a coordinator that only follows the
+protocol: from c_n^k and the mean of a class's rows it can compute alpha, and then every number that the mask keeps.
+Output i of A is for the i-th device that was ever in a cohort, and N in L_KL is the number of outputs. The optimizer
+of the server is the code's.
 """
 
 from __future__ import annotations
@@ -258,7 +259,9 @@ class Client(singleset.Client):
 
     def learn(self) -> Payload:
         if self.C_g and self.hyper.use_global_classifier:
-            own_norms = weights_of(self.H, "classifier", keys_of_norms(self.H))  # They never leave a device.
+            own_norms = weights_of(
+                self.H, "classifier", keys_of_norms(self.H)
+            )  # Batch norms never leave a device.
             load_weights(self.H, {**self.C_g, **own_norms}, "classifier")
         train(self.model, self.data, self.objective, self.hyper, self.generator("train"))
         means, counts = class_means(self.features(), self.data.y, self.model.classes)
@@ -279,7 +282,7 @@ class Client(singleset.Client):
     def mix(self) -> Payload:
         """Return the mixed features of eqs. 9-11.
 
-        Their means are the ones that went up, because no training came between.
+        Their class means are those that the device sent in "train", because the model has not changed since.
         """
         h, z, y = self.hyper, self.features(), self.data.y
         alpha = mixing_share(h.alpha_low, h.alpha_high, h.alpha_round, self.generator("alpha"))
@@ -312,7 +315,7 @@ class Client(singleset.Client):
 
 
 def classifier_of(model: Net, hyper: Hyper, seed: int) -> nn.Module:
-    """Make H, or C_g, with first weights that are the same everywhere, and make it the head of the model."""
+    """Make H or C_g the head of the model, and return it; its first weights are the same everywhere."""
     if hyper.classifier == "paper":
         first = seeded(seed, "classifier").initial_seed()
         model.head = fedpall_classifier(model.embedding_size, model.classes, seed=first).to(
@@ -334,7 +337,7 @@ def embed_as_trained(model: Net, x: Tensor, size: int) -> Tensor:
 def cost(sizes: Sizes) -> Cost:
     """Return the cost with the paper's classifier, for a device that was in the last round or is in round 1.
 
-    For other devices, the K d numbers of the prototypes come down twice.
+    The other devices receive the K d numbers of the prototypes twice.
     """
     with torch.device("meta"):
         C_g, A = fedpall_classifier(sizes.D, sizes.C), amplifier(sizes.D, sizes.clients)

@@ -6,18 +6,21 @@ Server, per class       : FINCH* over all devices' prototypes -> G, weights summ
                           model <- FedAvg
 Client, next round      : L = L_CE + lambda1 L_contra(G, W) + lambda2 L_corr(G, W)               (eqs. 4 to 8)
 
-Where the text cannot be followed, or says nothing:
-  sums        eqs. 5, 6 and 8 run over the data: we take means over the batch. L_CE has the softmax eq. 5 omits.
-  eq. 7       cos^alpha has no value below 0. Features behind a ReLU never get there; for others the cosine is
-              held at 1e-6 ("clamp"; at 0 its root is infinitely steep), or keeps its sign ("signed").
-  eqs. 6, 11  W sums to 1 in each class: eq. 6's numerator is a mean, its denominator weighs M. As printed.
-  eq. 8       the k = ceil(phi |G^y|) largest are those of s W.
-  eqs. 9, 10  clusters of weighted members are averaged plainly; weighted_centroid gives the samples' true mean.
-  tau         is 0.07; IV-B2 calls 0.55 "optimal" and lower than that.
-  E           counts epochs, alg. 1 line 16.
-  lambda2     left out is 10 lambda1, IV-B4. At lambda1 = 100 that is 1000 times a loss between -1 and 0, and
-              next to no gradient is left of CE; float16 gradients would overflow.
-Before any prototype is known, CE alone. Classes that nobody held keep their G and W.
+Choices where the paper states nothing, or cannot be followed:
+  sums        eqs. 5, 6 and 8 are sums over the data; we use means over the batch. L_CE has a softmax, which eq. 5
+              does not print.
+  eq. 7       cos^alpha has no value for a cosine below 0. Features behind a ReLU have no such cosines. For other
+              features, such a cosine is set to 1e-6 ("clamp"), because the root is infinitely steep at 0; or the
+              power keeps the sign of the cosine ("signed").
+  eqs. 6, 11  W sums to 1 in each class, so the numerator of eq. 6 is a mean, and each class has the same weight in
+              its denominator. We follow the paper here.
+  eq. 8       the k = ceil(phi |G^y|) largest values are those of s W.
+  eqs. 9, 10  clusters of weighted members are averaged plainly; weighted_centroid gives the true mean of the samples.
+  tau         is 0.07; IV-B2 calls 0.55 "optimal", and also a lower value.
+  E           counts epochs, as in line 16 of alg. 1.
+  lambda2     if left out, it is 10 lambda1, as in IV-B4. At lambda1 = 100, this multiplies a loss between -1 and 0 by
+              1000. Then CE has almost no influence on the gradient, and float16 gradients would overflow.
+Before any prototype is known, the loss is L_CE alone. If no device of a round holds a class, its G and W stay.
 Table V: use_weights=false is "w=1", phi=1, use_contra=false, use_corr=false.
 """
 
@@ -104,7 +107,7 @@ class Server(ClusteringServer):
     def wants(self) -> Mapping[str, TensorSpec]:
         """Return the specifications of the arrays.
 
-        If a class has several rows, each row stands for two samples or more.
+        If a device sends several rows of a class, each row stands for two samples or more.
         """
         wants = cluster_wants(self.model, self.cohort, row_per_example=False)
         high, most = most_examples(self.cohort), wants["labels"].most
@@ -161,7 +164,7 @@ class Client(fedavg.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost; the paper counts D + 1 numbers for each prototype, and the label is one more."""
+    """Return the cost; to the D + 1 numbers for each prototype in the paper, we add its label."""
     J, G = sizes.local_prototypes, sizes.global_prototypes
     up = {"weights": sizes.weights, "prototypes": J * sizes.D}
     up |= {"labels": eight_bytes(J), "counts": eight_bytes(J)}

@@ -6,14 +6,16 @@ Client, next round      : L = L_CE + lam (L_alpha + L_corr)
 L_alpha = -log( sum_{g in G^y} e^(s(g) / tau) / sum_{all g} e^(s(g) / tau) ),  s = cos(f, g)^alpha
 L_corr  = 2 (cos(f, mean G^y) - 1)^2
 
-Where text and code differ, or say nothing:
-  alpha       a negative cosine has no such power: the code gives NaN. Features behind a ReLU never get there; for
-              others the cosine is held at 1e-6 ("clamp"), or keeps its sign ("signed").
-  start       the prototypes count from the first round that has any; their code waits until every device has sent.
-  means       of the batch, over the samples whose class has prototypes.
-  models      are weighted by N_i / N; their code takes 1 / K where labels are spread evenly.
-  samples     the prototypes are of all of them, in evaluation mode; their code drops the last incomplete batch.
-Before any prototype is known, L_CE alone. Classes that nobody held keep their prototypes.
+Choices where the text states nothing, or differs from the code:
+  alpha       a negative cosine has no such power, and the code gives NaN. Features behind a ReLU have no negative
+              cosines. For other features, such a cosine is set to 1e-6 ("clamp"), or the power keeps its sign
+              ("signed").
+  start       the prototypes are used from the first round in which any exist. The code waits until every device has
+              sent some.
+  means       are taken over the samples of the batch whose class has prototypes.
+  models      are weighted by N_i / N. The code uses 1 / K if labels are spread evenly.
+  samples     the prototypes are made from all samples, in evaluation mode. The code drops the last incomplete batch.
+Before any prototype is known, the loss is L_CE alone. If no device of a round holds a class, its prototypes stay.
 """
 
 from __future__ import annotations

@@ -3,18 +3,18 @@
 Client i: minimise CE(f_i(x), y) + lam * MSE(z_i(x), C_y)                       (eq. 7)
 Server  : C_j <- mean over the devices that hold class j of C_ij                (eq. 6, without its weights)
 
-z is what the last layer sees. Where the authors' code leaves the paper, the code is the default:
-  aggregation   every device counts once; "weighted" is eq. 6, by examples.
-  proto_source  C_ij is the mean of the features seen while training in the last local epoch; "eval" takes
-                them after training, in evaluation mode.
-  inference     the nearest global prototype, by squared distance; "classifier" is the device's own last
-                layer, which also serves until prototypes come. A class without one is never predicted.
-The server keeps its row of a class that nobody in the cohort holds.
+z is the input of the last layer. Where the authors' code differs from the paper, the default follows the code:
+  aggregation   every device counts once. "weighted" is eq. 6, where a device counts by its examples.
+  proto_source  C_ij is the mean of the features that the device computed in training, in the last local epoch. With
+                "eval", they are computed after training, in evaluation mode.
+  inference     the nearest global prototype, by squared distance. "classifier" is the device's own last layer, which
+                also predicts until the first prototypes arrive. A class without a prototype is never predicted.
+If no device of the cohort holds a class, the server keeps the row of the class.
 
-Two settings are others' comparisons and off by default:
-  average_models  as FPL's code runs FedProto: the models are averaged too, as in FedAvg, and the global one is
-                  reported (there by its classifier), as FedLSA's and FedPLCC's tables have it. Networks cannot
-                  be mixed then.
+Two settings are for comparisons in other papers, and are off by default:
+  average_models  as in FPL's code for FedProto: the models are also averaged, as in FedAvg, and the global model is
+                  reported, as in the tables of FedLSA and FedPLCC. (FPL predicts with the classifier.) All devices
+                  must then have the same network.
   final_fit       as in FedHP's table: after the last broadcast every device fits once more to its own data.
 """
 
@@ -155,8 +155,8 @@ class Client(singleset.Client):
 def cost(sizes: Sizes) -> Cost:
     """Return the cost.
 
-    The paper counts no labels and no counts, and it counts all classes. Here only the classes that any device
-    has ever held come down.
+    The paper counts neither labels nor counts, and it counts all classes. Here the server sends only the
+    classes that a device has held.
     """
     held = eight_bytes(sizes.held)
     up = {"prototypes": sizes.held * sizes.D, "labels": held, "counts": held}

@@ -1,11 +1,11 @@
-"""FedRep (Collins et al., ICML 2021): a representation that all learn together, and a head of each device's own.
+"""FedRep (Collins et al., ICML 2021): a representation that all devices learn together, and each device's own head.
 
 h_i <- head_epochs of SGD on the head, phi fixed                                (alg. 1, lines 7-9)
 phi_i <- base_epochs of SGD on the representation, h_i fixed                    (line 10)
-phi <- sum_i (N_i / N) phi_i                                                    (line 13, where it is 1/(r n))
+phi <- sum_i (N_i / N) phi_i                                                    (line 13, which has 1/(r n))
 
-What is fixed gets no step; batch norms take in what passes through them in both parts. Each part begins with an
-optimizer of its own.
+The fixed part gets no step, but its batch norms update their statistics in both parts of the training. Each part of
+the training begins with a new optimizer.
 """
 
 from __future__ import annotations

@@ -5,28 +5,29 @@ Client i: minimise CE + lambda1 L_R + lambda2 L_MCL + lambda3 L_CC              
 Server  : P^c <- mean of P_i^c over the devices that hold c                     (eq. 3)
           A^c <- alpha A^c + (1 - alpha) P^c                                    (eq. 10)
 
-d_i is between the device's own prototypes of its last participation, in which its model last moved. In its first
-one, and with one class, d* = d_global. Anchors of classes that nobody sent stay; so do rows of P.
+d_i is the margin between the device's own prototypes of the last round in which it took part, when its model last
+changed. In the first such round, and if the device has only one class, d* = d_global. If no device sends a class, its
+anchor and its row of P stay.
 
-Where the text cannot be followed, or the authors' code does otherwise (settings that follow it are named):
-  A, round 1    no loss trains the "trainable embedding layer", and in the code it never moves: its output for
-                random class anchors is where the anchors start. "random" is Table 4 without ER.
-  eq. 5         has no gradient where P_i^c is a mean over all data. Default as in the code: each sample's mean
-                squared gap, lambda1 = 10. "batch_prototypes": eq. 5 on means of the batch, lambda1 = 0.1.
-                The gap is a mean over D, and 10 is for D = 512: short embeddings with momentum want less.
-  eq. 7         likewise on samples (code), or mcl_on = "batch_prototypes", their mean.
-  eq. 6         prints N (N - 1) terms over (N - 1)^2 (margin = "paper"); we take their mean. Code: "nearest".
-  eq. 8         has no bias; the code's head has, and it is the head that predicts. cc_bias = false is eq. 8.
-  eq. 3         divides by |N_c| though its weights sum to 1 already (aggregation = "paper"); we do not.
+Choices where the paper cannot be followed, or the authors' code differs (with the settings that follow the code):
+  A, round 1    no loss trains the "trainable embedding layer", and in the code it never changes. The anchors start
+                as its output for random class anchors. "random" is Table 4 without ER.
+  eq. 5         has no gradient if P_i^c is a mean over all data. The default follows the code: the mean squared gap
+                of each sample, lambda1 = 10. "batch_prototypes" is eq. 5 on means of the batch, lambda1 = 0.1.
+                The gap is a mean over D, and 10 is for D = 512. Shorter embeddings with momentum need less.
+  eq. 7         also on samples (code). mcl_on = "batch_prototypes" uses the means of the batch.
+  eq. 6         prints N (N - 1) terms divided by (N - 1)^2 (margin = "paper"). We use their mean. Code: "nearest".
+  eq. 8         has no bias. The head in the code has a bias, and this head predicts. cc_bias = false is eq. 8.
+  eq. 3         divides by |N_c| although its weights already sum to 1 (aggregation = "paper"). We do not divide.
                 Code: "unweighted".
-  eq. 2         after training, in evaluation mode. Code: proto_source = "training", the features seen in all of
-                the round's epochs.
-  lambda2       0.01 for heterogeneous data, 1 for heterogeneous networks; 1 in all of the code's scripts.
-  prediction    not stated. Code: the nearest P^c, squared distance, and only of the last round
-                (keep_prototypes = false). "classifier" is the device's own, and serves until there is a P.
-  P for tests   doubles the download; send_prototypes = false saves it and leaves the classifier.
-The code neither shuffles nor keeps the last small batch; we do. Rows of Table 4: anchors = "random" or not,
-lambda2 = 0 or not, lambda3 = 0 or not. A head with batch norms would learn statistics of the anchors too.
+  eq. 2         after training, in evaluation mode. Code: proto_source = "training", the features that were computed
+                in training, in all epochs of the round.
+  lambda2       0.01 for heterogeneous data, 1 for heterogeneous networks. All scripts of the code have 1.
+  prediction    the paper does not state it. Code: the nearest P^c by squared distance, and only P^c of the last round
+                (keep_prototypes = false). "classifier" is the device's own, which also predicts until there is a P.
+  P for tests   doubles the download. send_prototypes = false saves this, and the classifier predicts.
+The code neither shuffles nor keeps the last small batch; we do both. Rows of Table 4: anchors = "random" or not,
+lambda2 = 0 or not, lambda3 = 0 or not. A head with batch norms would also learn statistics of the anchors.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class Server(ServerHalf):
 
     @torch.no_grad()
     def first_anchors(self) -> Tensor:
-        """Return the anchors at the start; the batch norms take the C class anchors as one batch."""
+        """Return the anchors at the start; for the batch norms, the C class anchors are one batch."""
         C, D = self.model.classes, self.model.embedding_size
         with initialised_from(seeded(self.seed, "server", "anchors").initial_seed()):
             class_anchors = torch.randn(C, D)
@@ -210,7 +211,7 @@ class Server(ServerHalf):
 
 class Client(singleset.Client):
     hyper: Hyper
-    anchors: Tensor  # A [C, D], which comes with every broadcast
+    anchors: Tensor  # A [C, D], received with every broadcast
     margin: Tensor  # d* of this round
 
     def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
@@ -283,7 +284,7 @@ class Client(singleset.Client):
 
 
 def cost(sizes: Sizes) -> Cost:
-    """Return the cost; the paper counts only the anchors down and the prototypes up."""
+    """Return the cost; the paper counts only the anchors that are received and the prototypes that are sent."""
     table = sizes.C * sizes.D
     held = eight_bytes(sizes.held)
     up = {"prototypes": sizes.held * sizes.D, "labels": held, "counts": held}

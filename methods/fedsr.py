@@ -5,13 +5,14 @@ L   = L_CE(head(z)) + c_l2r L2R + c_cmi CMI
 L2R = mean_b |z|                                     l2r = "squared": mean_b |z|^2, as the paper writes it
 CMI = mean_b KL( N(C mu, (C sigma)^2) || N(r_mu[y], softplus(r_sigma[y])^2) ), summed over z's numbers
 
-r_mu = 0, r_sigma = 1 and C = 1 at first; they learn with the model, by the same optimizer, and stay on the device.
-log(C sigma) has no value once C is below 0: it is taken of the square.
+At first r_mu = 0, r_sigma = 1 and C = 1. They are trained with the model, by the same optimizer, and stay on the
+device. log(C sigma) has no value if C is below 0, so the logarithm is computed from the square.
 
-Prediction is the mean softmax of 20 draws of eps. They are the run's, the same for every image, so that the same
-model predicts the same everywhere.
+The prediction is the mean softmax over 20 draws of eps. The draws belong to the run and are the same for every image,
+so a model gives the same prediction on every machine.
 
-Their code weighs devices by 1 / K and counts a round as 5 steps; here they are weighed by N_i / N, and train epochs.
+The authors' code weighs devices by 1 / K, and its round has 5 steps. Here devices are weighed by N_i / N, and train
+for a number of epochs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from protofleet.protocol.settings.bounds import Weight
 L2R = Literal["norm", "squared"]
 
 DRAWS: Final = 20
-# The least square. Below it, the gradients of its logarithm and of its quotient with another square are useless.
+# The smallest square. For smaller squares, the gradients of the logarithm and of a quotient of squares are useless.
 LEAST: Final = 1e-12
 
 SIZE: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {

@@ -1,16 +1,16 @@
 """FedTGP (Zhang et al., AAAI 2024): FedProto, whose server trains the prototypes that it sends.
 
-t_c = F(e_c)                        e_c a row of its own, F two linear layers            (eq. 5)
-m = min(M, margin_limit)            M: how far the devices' mean prototypes Q_c lie apart  (eq. 8)
+t_c = F(e_c)                        e_c is trained for each class, F has two linear layers (eq. 5)
+m = min(M, margin_limit)            M: a distance between the devices' mean prototypes Q_c (eq. 8)
 l = -log softmax_c(-(|p - t_c| + m [c = y]))        over the pairs (p, y) that devices sent (eq. 7)
-Client: CE + lam MSE(z, t_y), as FedProto's
+Client: CE + lam MSE(z, t_y), as in FedProto
 
-Where text and code differ:
-  M           margin = "nearest" is both authors' codes: the largest distance of a Q_c to its nearest other;
-              "farthest" is the text: the largest distance of all. With one class present m is the limit.
-  what comes  classes that nobody has ever held stay on the server; their code sends all, and devices can predict
-              a class that nobody holds.
-Rows and layers, with all that was learned, are the server's state; its optimizer is new in each round.
+Differences between text and code:
+  M           margin = "nearest" is in both codes of the authors: the largest distance of a Q_c to its nearest other.
+              "farthest" is the text: the largest distance of all. With one class present, m is the limit.
+  what comes  classes that no device has ever held are not sent. The authors' code sends all classes, so devices can
+              predict a class that no device holds.
+The rows e_c and the layers of F are the state of the server. The optimizer is new in each round.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Client(fedproto.Client):
         return held_rows(*self.own_prototypes())
 
     def after_last_round(self) -> None:
-        """Do nothing, because this method has no setting for FedProto's last fit."""
+        """Do nothing, because this method has no `final_fit` as FedProto has."""
 
 
 def contrast(p: Tensor, y: Tensor, t: Tensor, margin: float) -> Tensor:
@@ -161,7 +161,7 @@ def pairs(replies: Sequence[Reply], classes: int) -> tuple[Tensor, Tensor]:
 
 
 def means_of(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return Q [J, D] of the classes that are present; every device's row counts once."""
+    """Return the mean prototypes Q [J, D] of the classes that are present; each device's row counts once."""
     means, counts = class_means(rows, labels, classes)
     return means[counts > 0]
 

@@ -1,14 +1,14 @@
-"""FML (Shen et al., 2020: federated mutual learning): each device's own network and one of all teach each other.
+"""FML (Shen et al., 2020: federated mutual learning): each device's own network and a shared one teach each other.
 
 L_own = alpha CE(f(x), y) + (1 - alpha) KL(g(x) || f(x))     f the device's own, any network, which is never sent
-L_g   = beta CE(g(x), y) + (1 - beta) KL(f(x) || g(x))       g the small one, `mutual` of the plan
+L_g   = beta CE(g(x), y) + (1 - beta) KL(f(x) || g(x))       g the small shared network, `mutual` of the plan
 g <- mean of the devices' g, each counted once
 
-Both losses are of one forward pass, and each moves its own network alone: whose scores are the target is a constant
-there. What is measured is f. Where HtFLlib differs:
-  kl       a sum over classes: "classes". Its "elements" is torch's default, a mean over classes too.
-  targets  "fixed". In its "moving" each loss also moves the network that is its target.
-  clip     it bounds the norm of each network's gradient by 10: clip = 10.
+Both losses use the same forward pass, and each loss changes only its own network: the scores of the other network are
+a constant target in it. f is measured. Differences from HtFLlib:
+  kl       "classes" is a sum over classes. HtFLlib's "elements" is the default of torch, a mean also over classes.
+  targets  "fixed". With HtFLlib's "moving", each loss also changes the network that is its target.
+  clip     HtFLlib limits the norm of each network's gradient to 10: clip = 10.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FPL (Huang et al., CVPR 2023): prototypes of every domain's kind, and one that is no domain's.
+"""FPL (Huang et al., CVPR 2023): each class has prototypes for different domains, and one for all domains.
 
 Client k        : one prototype a class, the mean of the features seen in the last local epoch
 Server, per class: FINCH over the devices' prototypes -> G, its clusters' means; model <- FedAvg
@@ -6,14 +6,16 @@ Client, next round: L = L_CE + mean_b( L_cluster + L_unbiased )
 L_cluster  = -log( sum_{g in G^y} e^(cos(f, g) / tau) / sum_{all g} e^(cos(f, g) / tau) )
 L_unbiased = |f - mean G^y|^2 / D
 
-FINCH joins two or three prototypes in any case: below four devices that hold a class, both terms have the same point.
+FINCH always joins two or three prototypes into one cluster. So if fewer than four devices hold a class, both terms
+use the same point.
 
-Where text and code differ, or say nothing:
-  tau           0.02 as their code has it; MarsFL, by the same group, has 0.2.
-  proto_source  "training" is their code: features before each step of the last epoch; "eval" takes them after it.
-  means         over the samples whose class has prototypes; their code divides by the whole batch, and with all
-                classes known both are one.
-Before any prototype is known, L_CE alone. Classes that nobody held keep their prototypes.
+Choices where the text states nothing, or differs from the code:
+  tau           0.02, as in the authors' code. MarsFL, by the same group, has 0.2.
+  proto_source  "training" is the authors' code: features before each step of the last epoch. "eval" computes them
+                after this epoch.
+  means         are taken over the samples whose class has prototypes. The authors' code divides by the size of the
+                whole batch. If all classes have prototypes, both are the same.
+Before any prototype is known, the loss is L_CE alone. If no device of a round holds a class, its prototypes stay.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class Server(ClusteringServer):
         return class_row_wants(self.model, LARGEST_NUMBER, row_per_example=True)
 
     def table_in(self, answer: Payload) -> Table:
-        """Return the rows of an answer; rows of the same class are pooled, so that the class counts once."""
+        """Return the rows of an answer; rows of the same class are pooled, so each class counts once."""
         rows = class_rows(*table_of(answer, self.model))
         return rows["prototypes"], rows["labels"]
 

@@ -2,9 +2,9 @@
 
 head <- sum_i (N_i / N) head_i                                                  (alg. 1)
 
-The representation below stays on its device, so devices may have different networks of one embedding size. The
-authors share the upper two or three layers, from a model that FedAvg has trained before; sharing what all networks
-have in common needs none.
+The representation below the head stays on its device, so devices may have different networks with the same embedding
+size. The authors share the upper two or three layers, and begin with a model that FedAvg has trained. The head is the
+only part that all these networks have in common, and sharing it needs no trained model.
 """
 
 from __future__ import annotations

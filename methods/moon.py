@@ -3,9 +3,9 @@
 l_con = -log( e^(cos(z, z_glob) / tau) / (e^(cos(z, z_glob) / tau) + e^(cos(z, z_prev) / tau)) )     (eq. 3)
 l = CE + mu l_con                                                                                    (eq. 4)
 
-z_glob is of the model that has just come, z_prev of what this device made of the one before, when it last took part;
-both are frozen. Before that it has the run's first network. In round 1 both are the same: the term is log 2, without
-gradient, whatever mu is.
+z_glob is from the model that the device has just received. z_prev is from the model that the device trained when it
+last took part. Both models are frozen. Until the device has trained, z_prev is from the first network of the run.
+So in round 1 both models are the same, and the term is log 2 without gradient, for any mu.
 """
 
 from __future__ import annotations

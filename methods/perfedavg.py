@@ -1,15 +1,15 @@
-"""Per-FedAvg (Fallah et al., NeurIPS 2020), first order: a model from which one step adapts to a device.
+"""Per-FedAvg (Fallah et al., NeurIPS 2020), first order: a model that one training step adapts to a device.
 
 w' = w - lr grad f(w; D),   w <- w - beta grad f(w'; D')                        (alg. 1, with their FO approximation)
 
-Batches of 2B samples: D is the first half of one, rounded up, and D' the rest; one sample alone is both. Steps are
-plain SGD: `momentum` and `weight_decay`, which an experiment may say for all of its methods, change nothing. PFLlib,
-whose beta is lr too, trains twice a round and gives a device of fewer than 2B samples no step at all; FedPall's
-alternates whole batches, and a device with one never trains.
+Batches have 2B samples: D is the first half of a batch, rounded up, and D' is the rest. One sample alone is both.
+Steps are plain SGD: `momentum` and `weight_decay`, which an experiment may set for all its methods, change nothing.
+In PFLlib beta is equal to lr. It trains twice in a round, and a device with fewer than 2B samples makes no step.
+FedPall's copy uses whole batches in turn as D and D', so a device with one batch never trains.
 
-Measured at the end with one step of lr on one batch of the device's own, as the paper's model is meant to be, and
-without it ("unadapted"). In a round before, "personal" is the model that comes of the device's local training: the
-last accuracy of the series is another model's than those before it.
+At the end, the model is measured after one step of lr on one batch of the device's own, as the paper intends. It is
+also measured without this step ("unadapted"). In earlier rounds, "personal" is the model after the device's local
+training. So the last accuracy of the series belongs to another model than the values before it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Hyper(LocalHyper):
 
 class Client(fedavg.Client):
     hyper: Hyper
-    unadapted: Net | None = None  # In an evaluation, a copy of the model before its step.
+    unadapted: Net | None = None  # Copy of the model before its last step; only during an evaluation.
 
     def begin(self, number: int) -> None:
         super().begin(number)
-        self.unadapted = None  # An evaluation may come between two rounds.
+        self.unadapted = None  # An evaluation may take place between two rounds.
 
     def networks(self) -> Sequence[nn.Module]:
         return [self.model, *([] if self.unadapted is None else [self.unadapted])]
@@ -61,7 +61,7 @@ class Client(fedavg.Client):
         return weights_of(self.model)
 
     def meta(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of the second half of a batch, at the model after one step on the first half."""
+        """Step on the first half of a batch, and return the loss of the second half at the changed model."""
         half, norms = (len(y) + 1) // 2, norms_of(self.model)
         rest = slice(half, None) if len(y) > 1 else slice(None)
         train_norms(norms, half)
@@ -94,7 +94,7 @@ class OneBatch:
 
 
 class FromWhereItStood(SGD):
-    """An SGD that looks at the gradient one step ahead, and then makes its own step from the old position."""
+    """An SGD that uses the gradient one step ahead, but makes its step from the old parameters."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__([w for w in parameters if w.requires_grad], lr)

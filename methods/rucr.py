@@ -1,19 +1,21 @@
 """RUCR (Huang et al., IEEE TIFS 2024): devices learn towards unified prototypes, and at the end retrain the head.
 
-P_c <- mean of the received model's features of class c over the round's devices; r_c the share of c in their samples
-l = CE + mu CE([c on the device] cos(z, P_c) / tau + [c = y] log r_y, y)     a class that it lacks stays in, with 0
+P_c <- mean of the received model's features of class c over the round's devices; r_c: share of c in their samples
+l = CE + mu CE([c on the device] cos(z, P_c) / tau + [c = y] log r_y, y)   a class that the device lacks counts with 0
 w <- sum_i (N_i / N) w_i
 
 In the last `rectify_rounds` a device then trains its head once more, on `virtual` features of each class c:
 v = lam D_c + (1 - lam) unit(f),   lam ~ U(lam_low, lam_high),   D_c <- mean of unit class means, by examples
-f is any feature of the device's own by the received model, lam has two decimals; heads are averaged as models are.
+f is any feature of the device's own samples, computed by the received model. lam has two decimals. The retrained
+heads are averaged with the same weights as models.
 
-A round has two exchanges, "means" and "train". Where their code differs, or there is another:
-  head   what comes of the retrained ones predicts, in the last evaluation; the model that devices go on with
-         keeps its own. write_head puts it into the model (FedPall's copy).
-  D_c    is of the last means of every device that ever took part. Their code asks the whole fleet in those
-         rounds, and begins one round earlier.
-  f      each at most once, if there are as many as `virtual`; else drawn one by one, where their code stops.
+A round has two exchanges, "means" and "train". Differences from the authors' code, or between the public codes:
+  head   the average of the retrained heads predicts in the last evaluation. The model with which devices continue
+         keeps its own head. write_head puts the retrained head into the model (FedPall's copy).
+  D_c    is computed from the last means of every device that ever took part. The authors' code asks all devices in
+         those rounds, and begins one round earlier.
+  f      each feature is used at most once if there are `virtual` or more. Otherwise features are drawn with
+         repetition, where the authors' code stops.
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ class Server(ServerHalf):
             self.rectify(weighted_mean(replies, head))
 
     def unify(self, replies: Sequence[Reply]) -> dict[str, Tensor]:
-        """Return P and r of the classes that are present."""
+        """Return the prototypes P and the shares r of the classes that are present."""
         ordered = sorted(replies, key=lambda reply: reply.device)
         pieces = {reply.device: class_means_in(reply.payload, self.model.classes) for reply in ordered}
         self.last_means |= {device: (unit(means), counts) for device, (means, counts) in pieces.items()}
@@ -221,7 +223,7 @@ class Client(fedavg.Client):
 
 
 class VirtualFeatures:
-    """Virtual features in the form of Samples; a device without features has none."""
+    """Virtual features in the form of Samples; there are none for a device without features."""
 
     def __init__(
         self, z: Tensor, directions: Tensor, classes: Tensor, hyper: Hyper, generator: torch.Generator
@@ -284,7 +286,7 @@ def rectified_in(payload: Payload, model: Net) -> nn.Module | None:
 def cost(sizes: Sizes) -> Cost:
     """Return the cost.
 
-    The paper counts no labels and no counts. In the last evaluation, the retrained head comes down once more.
+    The paper counts no labels and no counts. In the last evaluation, a device also receives the retrained head.
     """
     rows, held, table = sizes.rows * sizes.D, eight_bytes(sizes.held), eight_bytes(sizes.rows)
     up = {"weights": sizes.weights, "prototypes": sizes.held * sizes.D, "labels": held, "counts": held}

@@ -1,6 +1,6 @@
 """SingleSet: every device learns alone, with the same local budget as the others. Nothing is sent.
 
-The baseline of FedPall's tables; other papers call it Local.
+This is the baseline in FedPall's tables. Other papers call it Local.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Client(ClientHalf):
     hyper: LocalHyper
 
     def receive(self, payload: Payload) -> None:
-        """Do nothing, because no arrays come."""
+        """Do nothing, because the server sends no arrays."""
 
     def run(self, ask: Ask) -> Payload:
         train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))

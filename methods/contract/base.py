@@ -1,6 +1,6 @@
 """The parts of a federated method: a server half, a client half, and their settings.
 
-Both halves stand in one file, but they share no memory. They exchange only bytes, also in a simulation.
+Both halves are in one file, but they share no memory. They exchange only bytes, also in a simulation.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer of one device, as the server half gets it.
+    """The reply of one device, as the server half gets it.
 
-    `payload` may be read from the disk, array by array.
+    `payload` may be on the disk; then each array is read when it is used.
     """
 
     device: str
@@ -75,9 +75,9 @@ class Ask:
     def problem_with(
         self, payload: Payload, examples: int | None = None, norm: float = math.inf
     ) -> Problem | None:
-        """Return why an answer with these arrays cannot be used, or None.
+        """Return why a reply with these arrays cannot be used, or None.
 
-        `examples` is the number of samples of the device, and `norm` the largest norm of an array.
+        `examples` is the number of samples of the device, and `norm` the largest norm that an array may have.
         """
         return problem_with(self.wants, payload, examples, norm)
 
@@ -88,8 +88,8 @@ Round: TypeAlias = Generator[Ask, Sequence[Reply], None]
 def seeded(*parts: object) -> torch.Generator:
     """Return a random generator for one purpose.
 
-    The parts name the purpose. Every random draw has such a name, so a replay of the run draws the same
-    numbers.
+    The parts are the name of the purpose. Every random draw has such a name, so a replay of the run draws the
+    same numbers.
     """
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -98,14 +98,14 @@ def seeded(*parts: object) -> torch.Generator:
 class ServerHalf(ABC):
     """The part of a method that runs on the coordinator and owns the global state.
 
-    `round` is the loop of the paper. At each `yield`, data crosses the network.
+    `round` is the loop of the paper. At each `yield`, data is sent over the network.
     """
 
     # Number of rounds of the run, from its plan; 0: unknown, and each round may be the last.
     rounds: int = 0
     number: int = 0  # Number of the current round, counted from 1.
     cohort: Sequence[Member] = ()
-    # N: number of devices that were enrolled when the run began, also those without a task in this round. It never
+    # N: number of devices that were enrolled when the run began, with or without a task in this round. It never
     # changes.
     fleet: int = 1
     kinds: Kinds = UNDECLARED  # Kinds of the arrays that this half may send, as METHOD declares them.
@@ -127,7 +127,7 @@ class ServerHalf(ABC):
     def payload(self) -> Payload:
         """Return the arrays that a device needs in order to predict.
 
-        They are sent in training and in the last evaluation.
+        The arrays are sent in training and in the last evaluation.
         """
 
     @abstractmethod
@@ -136,21 +136,21 @@ class ServerHalf(ABC):
 
     @abstractmethod
     def state(self) -> Payload:
-        """Return all arrays that must survive a crash between two rounds."""
+        """Return all arrays that the coordinator needs after a crash between two rounds."""
 
     @abstractmethod
     def restore(self, state: Payload) -> None:
         """Take over the arrays that `state` of the same half has returned."""
 
     def monitor(self) -> Mapping[str, float]:
-        """Return numbers for the record of the round, such as the margins between anchors."""
+        """Return measured numbers for the record of the round, such as the margins between anchors."""
         return {}
 
 
 class ClientHalf(ABC):
     """The part of a method that runs on a device and owns the model and the data of that device.
 
-    It never sees a topic, a byte or another device.
+    The client half handles no topics and no bytes, and knows no other device.
     """
 
     rounds: int = 0  # Number of rounds of the run, as in the server half.
@@ -230,7 +230,7 @@ class ClientHalf(ABC):
 
     @abstractmethod
     def state(self) -> Payload:
-        """Return all arrays that must survive a reboot, and a round in which this device takes no part."""
+        """Return all arrays that the device needs after a reboot or after a round in which it takes no part."""
 
     @abstractmethod
     def restore(self, state: Payload) -> None:
@@ -244,7 +244,7 @@ Alike: TypeAlias = Literal["network", "head", "embedding", "nothing"]
 
 @dataclass(frozen=True)
 class Method:
-    """The description of a method: its two halves, its settings, and what a run must know of it."""
+    """The description of a method: its two halves, its settings, and what a run must know about the method."""
 
     paper: str
     Hyper: type
@@ -254,14 +254,14 @@ class Method:
     private: str = ""  # Description of the data that a device keeps from round to round and never sends.
     needs_counts: bool = False  # Devices state their samples per class when they join.
     alike: Alike = "network"  # Property that all devices of a run must have in common.
-    # The server half has another network than the devices, and each device trains it in addition to its own network.
+    # True if the server half has another network than the devices, and each device also trains this network.
     mutual: bool = False
-    # The devices compare the outputs of their networks on images that all of them have.
+    # True if the devices compare the outputs of their networks on images that all of them have.
     public: bool = False
-    # The method needs a device with validation samples; without any, it would be another method.
+    # True if at least one device must have validation samples; without any, it would be another method.
     validates: bool = False
     other_rules: tuple[str, ...] = ()  # All names that `other_rules` of the client half can return.
-    # First parts of the names of all arrays that the halves send. Each is a kind, and bytes are counted by kind.
+    # Kinds of the arrays that the halves send: the first parts of their names. Bytes are counted by kind.
     # None: not declared, and all arrays are of the kind "other".
     arrays: tuple[str, ...] | None = None
     cost: Callable[[Sizes], Cost] | None = None  # Cost of one participant in one round, in closed form.
@@ -269,7 +269,7 @@ class Method:
     variant: Callable[[Any], Method] | None = None
     # Function that returns why settings cannot be used with a number of classes; "" if they can.
     misfit: Callable[[Any, int], str] | None = None
-    # Settings that a user should lower if training diverges, in this order. Settings that Hyper lacks are left out.
+    # Settings that a user should lower if training diverges, in this order. Names that Hyper lacks are ignored.
     calmer: tuple[str, ...] = ("lr",)
 
     VIEWS: ClassVar[tuple[str, ...]] = ("global", "personal")
@@ -277,7 +277,7 @@ class Method:
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError if the author has mixed up arguments.
 
-        So the author sees the error at the definition of the method, and not in the middle of a run.
+        The author then sees the error at the definition of the method, and not in the middle of a run.
         """
         if not (isinstance(self.Hyper, type) and is_dataclass(self.Hyper)):
             raise TypeError(f"Method(Hyper=...) is {self.Hyper!r}, it must be a dataclass, as LocalHyper is")
@@ -317,8 +317,8 @@ class Method:
     def views(self) -> frozenset[str]:
         """Return the names of all results that the devices measure.
 
-        For each model these are the name of the model, for its `rule`, and the same name with the name of
-        each other rule appended.
+        A result by the `rule` of a model has the name of the model. A result by another rule has the name of the
+        model with the name of the rule appended.
         """
         models = self.VIEWS if self.reports == "global" else ("personal",)
         others = [f"-{name}" for name in self.other_rules]
@@ -335,5 +335,5 @@ class Method:
         return f"lower {' or '.join(known)}" if known else ""
 
     def under(self, hyper: Any) -> Method:
-        """Return the method as it is in a run with these settings."""
+        """Return the method for a run with these settings."""
         return self.variant(hyper) if self.variant else self

@@ -23,7 +23,7 @@ def to_torch(arrays: Arrays) -> dict[str, Tensor]:
 def to_numpy(payload: Payload) -> dict[str, Array]:
     """Return arrays in the form of the wire: contiguous and little-endian.
 
-    They share memory with the tensors where this is possible.
+    The arrays share memory with the tensors where this is possible.
     """
     return {name: _array(payload[name]) for name in payload}
 
@@ -31,13 +31,13 @@ def to_numpy(payload: Payload) -> dict[str, Array]:
 class LazyPayload(Mapping[str, Tensor]):
     """Arrays that become tensors each time they are read.
 
-    The tensors are not kept, so the answers of a cohort never fill the memory.
+    The tensors are not kept, so the replies of a cohort never fill the memory.
     """
 
     def __init__(self, arrays: Arrays, *, unshared: bool = False, place: torch.device = CPU) -> None:
         """Keep the arrays.
 
-        `unshared` tells that no other code uses the arrays, so tensors may be views of them.
+        With `unshared`, no other code uses the arrays, so tensors may be views of them.
         """
         self._arrays, self._place = arrays, place
         self._unshared = unshared or isinstance(arrays, Body)
@@ -80,7 +80,7 @@ def _copy(array: Array) -> Tensor:
 
 
 def _view(array: Array) -> Tensor:
-    """Return a view without a copy if the memory is writeable, as it is after reading; else return a copy."""
+    """Return a view if the memory can be written, as after reading a message; otherwise return a copy."""
     native = array.dtype.isnative and array.flags.writeable
     return torch.from_numpy(array) if native else _copy(array)
 

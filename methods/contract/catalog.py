@@ -1,6 +1,6 @@
 """The methods by name: `load("fedprox")` imports methods/fedprox.py and returns its METHOD.
 
-A method that is a plug-in also needs its hash, and this process must have loaded it.
+For a plug-in, `load` also needs the hash, and this process must have loaded the plug-in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def names() -> list[str]:
 def load(name: str, plugin: str = "") -> Method:
     """Return a method.
 
-    It is read from the disk only once, because a device asks for its method at every hello.
+    The file is read from the disk only once, because a device loads its method at every hello.
     """
     if plugin:
         return find("method", name, plugin, Method)  # type: ignore[no-any-return]
@@ -40,7 +40,7 @@ def load(name: str, plugin: str = "") -> Method:
 
 
 class BrokenMethodError(SettingsError):
-    """An error for a file in methods/ that is no valid method; the other methods can still be used."""
+    """The error for a file in methods/ that is not a valid method; the other methods can still be used."""
 
 
 def described(error: Exception) -> str:

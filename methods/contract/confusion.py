@@ -1,8 +1,8 @@
 """Confusion counts: how often a device's model predicted each class for samples of each class.
 
-They are counted at the last evaluation on the test samples. There are [C, C] numbers: a row is the true
-class, a column is the predicted class. No method declares them, so their bytes are counted as `control`. They
-reveal a device's own class counts, so the coordinator or the device may leave them out.
+The counts are made at the last evaluation, on the test samples. They are a table [C, C]: a row is the true
+class, a column is the predicted class. No method declares the table, so its bytes are counted as `control`.
+It reveals a device's own class counts, so the coordinator or the device may leave it out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ConfusionClasses = Annotated[int, Within(0, MOST_CLASSES)]
 
 
 def confusion_wants(classes: int, most: int) -> dict[str, TensorSpec]:
-    """Return the specification of the confusion counts; nothing for a run with more than `most` classes."""
+    """Return the specification of the confusion counts; for a run with more than `most` classes, return none."""
     if classes > most:
         return {}
     return {CONFUSION: TensorSpec((classes, classes), "int32", low=0, high=LARGEST, optional=True)}

@@ -1,9 +1,9 @@
 """The arrays that a participant sends and receives in a round: numbers by kind, and their bytes.
 
-Both are stated in closed form. Kinds are the first parts of the wire's array names ("weights.head.bias" is of
+Both are formulas in closed form. Kinds are the first parts of the wire's array names ("weights.head.bias" is of
 kind "weights"). Numbers are counted as papers count them: labels, ids and counts are one each, and weights
-are parameters. Bytes are the bytes that cross the network: an int64 takes eight. The statistics of BatchNorm
-take bytes too, although no paper counts them.
+are parameters. Bytes are the bytes that are sent over the network: an int64 takes eight. The statistics of
+BatchNorm also count as bytes, although no paper counts them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from protofleet.methods.nets.base import Net, frozen_backbones
 
 
 class Numbers(int):
-    """A count of numbers, as papers count them, and the bytes of the arrays that hold them."""
+    """A count of numbers, as papers count them, and the size in bytes of their arrays."""
 
     bytes: int
 
     def __new__(cls, count: int, size: int | None = None) -> Numbers:
         """Make a count of numbers.
 
-        `size` is the size of all of them in bytes. Without it, each number takes four bytes.
+        `size` is the size of all numbers in bytes. Without `size`, each number takes four bytes.
         """
         made = super().__new__(cls, count)
         made.bytes = 4 * count if size is None else size
@@ -67,8 +67,10 @@ class Sizes:
     global_prototypes: int = 0  # Sum over classes of C^m.
     first_round: bool = False
     last_rounds: bool = False  # True in the last rounds of RUCR, in which heads are retrained.
-    ranks: Mapping[str, int] = field(default_factory=dict)  # Rank of each matrix that goes up in factors.
-    # Rank of each matrix that comes down in factors.
+    ranks: Mapping[str, int] = field(
+        default_factory=dict
+    )  # Rank of each matrix that a device sends in factors.
+    # Rank of each matrix that a device receives in factors.
     ranks_down: Mapping[str, int] = field(default_factory=dict)
     public: tuple[int, ...] = ()  # Number of images in each batch of the public set.
     mutual: Net | None = None  # Mutual network of all devices, if it differs from the device's own network.
@@ -86,7 +88,7 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows in a table that comes down for the known classes, as in FedProto."""
+        """Return the number of rows in a table that the server sends for the known classes, as in FedProto."""
         return self.C if self.known is None else self.known
 
     @property
@@ -114,7 +116,7 @@ class Cost:
     def bytes_down(self) -> dict[str, int]:
         """Return the payload in bytes that one device receives in a round, by kind.
 
-        A broadcast crosses once for the whole cohort.
+        A broadcast is sent once for the whole cohort.
         """
         return {kind: bytes_of(count) for kind, count in self.down.items() if bytes_of(count)}
 
@@ -122,8 +124,8 @@ class Cost:
 def parameters(module: nn.Module, keys: Collection[str] | None = None) -> Numbers:
     """Count the parameters of a module and the bytes of its state.
 
-    The bytes include buffers such as the statistics of BatchNorm, because they travel too. `keys` are the
-    names of the arrays that travel. Without `keys`, all arrays travel except those of a frozen backbone.
+    The bytes include buffers such as the statistics of BatchNorm, because buffers are sent too. `keys` are the
+    names of the arrays that are sent. Without `keys`, all arrays are sent except those of a frozen backbone.
     """
     same = tuple(f"{name}." for name, _ in frozen_backbones(module))
     learned = {name for name, _ in module.named_parameters()}

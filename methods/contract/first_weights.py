@@ -1,7 +1,7 @@
-"""First weights of a run's network: they come from a file that every party has, instead of drawn numbers.
+"""The first weights of a run's network, from a file that every party has, and the part that is not trained.
 
-The module also knows which part of the network is not trained. The plan names the file by its hash. Each
-party has the file in its folder of weights, where `protofleet weights` puts it.
+Without such a file, the first weights are drawn. The plan names the file by its hash. Each party has the file
+in its folder of weights, where `protofleet weights` puts it.
 """
 
 from __future__ import annotations

@@ -34,14 +34,14 @@ def ask_of(server: ServerHalf, found: object) -> Ask:
     if not isinstance(found, Ask):
         raise wrong(server.round, "must yield Ask(...)", found)
     tensors_of(found.payload, server.round, "must yield Ask(phase, payload) whose payload is")
-    # The coordinator asks for CONFUSION, not the method.
+    # CONFUSION is requested by the coordinator, not by the method.
     asked = [name for name in found.wants if name != CONFUSION]
     demand_declared(server.kinds, [*found.payload, *asked], server.round)
     return found
 
 
 def answer_of(half: ClientHalf, ask: Ask) -> Payload:
-    """Let a client half work, and return its answer for the server half."""
+    """Run the task of a client half, and return its arrays for the server half."""
     found = tensors_of(half.run(ask), half.run)
     demand_declared(half.kinds, found, half.run)
     return found
@@ -50,7 +50,7 @@ def answer_of(half: ClientHalf, ask: Ask) -> Payload:
 def demand_declared(kinds: Kinds, names: Iterable[str], call: Callable[..., object]) -> None:
     """Raise an error for arrays that the method does not declare.
 
-    The bytes of such arrays would be counted for no kind.
+    Otherwise the bytes of such arrays would belong to no kind.
     """
     if undeclared := kinds.undeclared(names):
         raise wrong(
@@ -67,9 +67,9 @@ def declaration(names: Iterable[str]) -> str:
 
 
 def tensors_of(found: object, call: Callable[..., object], says: str = "must give") -> Payload:
-    """Return what a half's `run`, `state` or similar function gave.
+    """Return the tensors that a half's `run`, `state` or similar function has returned.
 
-    Raise an error if it is not a table of tensors.
+    Raise an error if the value is not a table of tensors.
     """
     if not isinstance(found, Mapping):
         raise wrong(call, f'{says} {{"name": tensor, ...}}', found)

@@ -1,7 +1,4 @@
-"""Checks of the computation: whether torch works, and whether a training still makes progress.
-
-They work for every method.
-"""
+"""Checks, for every method, that torch works and that a training still makes progress."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from typing import Final
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-_CALLS: Final[list[Callable[[], None]]] = []  # They belong to the whole process, as the hooks of torch do.
+_CALLS: Final[list[Callable[[], None]]] = []  # One list for the whole process, like the hooks of torch.
 
 
 def on_progress(call: Callable[[], None]) -> None:
     """Register a function that is called at each `report_progress` and at each pass through any torch module.
 
-    It is called on the thread that computes. It holds for the whole process, so register it only at the start
-    of a program.
+    The function is called on the thread that computes. It is called for all models in the process, so register
+    it only at the start of a program.
     """
     _CALLS.append(call)
     register_module_forward_hook(lambda *_: call())
@@ -27,14 +24,14 @@ def on_progress(call: Callable[[], None]) -> None:
 def report_progress() -> None:
     """Report progress from a loop that passes through no torch module.
 
-    Every such loop must call this if another party decides how long the loop is.
+    Every such loop must call this function if another party decides how long the loop is.
     """
     for call in _CALLS:
         call()
 
 
 def tensors_work(torch_device: torch.device | str = "cpu") -> str:
-    """Return the problem of a small computation on this torch device, or ""."""
+    """Do a small computation on this torch device, and return its error message, or ""."""
     try:
         total = torch.arange(8.0, device=torch_device).square().sum().item()
     # The GPU has disappeared, or has no memory left, or there is no GPU.

@@ -1,4 +1,4 @@
-"""One line about each method: it is read from the method's file, its settings and its cost."""
+"""An overview of each method, made from the first line of its file, its settings and its cost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Reference:
     def sizes(self, plan: Plan) -> Sizes:
         """Return the sizes in a round after the first.
 
-        The network is that of the client half, which may have changed the network of the plan.
+        The network is taken from the client half, which may have changed the network of the plan.
         """
         rows, model = self.groups * self.classes, plan.client_half(NoSamples(), "").model
         return Sizes(
@@ -73,7 +73,7 @@ class Overview:
     idea: str
     method: Method
     cost: Cost
-    # Settings that choose a reading of the paper, each with its possible values, the default first.
+    # Settings with a list of possible values, such as readings of the paper; the default value is first.
     variants: Mapping[str, tuple[str, ...]]
 
     @property

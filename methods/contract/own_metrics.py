@@ -1,6 +1,6 @@
 """A user's own metrics, in addition to accuracy and loss: `METRICS = {"macro_f1": function}` in a file.
 
-A function gets the scores [N, C] and the labels [N] of a device's samples and gives one number.
+A function takes the scores [N, C] and the labels [N] of a device's samples, and returns one number.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def metrics_of(sha256: str) -> Mapping[str, Metric]:
 def measured(metrics: Mapping[str, Metric], scores: Tensor, labels: Tensor) -> dict[str, float]:
     """Return the value of each metric.
 
-    Raise PlugInError with file and line if a function raises an error. The error ends the current task.
+    If a function raises an error, raise PlugInError with its file and line. This error ends the current task.
     """
     found = {}
     for name, function in metrics.items():

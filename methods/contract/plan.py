@@ -1,4 +1,4 @@
-"""The content of a run, as the coordinator states it and every device accepts it.
+"""The plan of a run, which the coordinator sends and every device accepts.
 
 A plan has plain values with types, and a hash.
 """
@@ -75,7 +75,7 @@ class Network:
             raise ValueError(f"no network {self.name!r}; {there_are(self.name, nets.names())}")
 
     def taken(self, plugins: PlugIns) -> Network:
-        """Return the network as a plan names it: a plug-in has its hash and never a path."""
+        """Return the network in the form of a plan, in which a plug-in has its hash and never a path."""
         ours = self.name in nets.names()
         return replace(self, file="", plugin=plugins.hash_of("network", self.name, self.file, ours))
 
@@ -92,11 +92,11 @@ class Plan:
     channels: Channels = USUAL_CHANNELS  # Number of channels of an image: 3, or 1 for shades of grey.
     # Network that all devices train in addition to their own, for methods with `mutual`; None: the same as `network`.
     mutual: Network | None = None
-    # Samples on which the devices compare their outputs, for methods with `public`; None: the drawn images.
+    # Public set on which the devices compare their outputs, for methods with `public`; None: the drawn images.
     public: PublicSet | None = None
     init: FirstWeights | None = None  # First weights of the network of every party; None: they are drawn.
     freeze: Freeze | None = None  # Part of the network that is not trained.
-    # Kind -> SHA-256 of each plug-in that is not a network. (`Network` has its own field.) Only this hash travels.
+    # Kind -> SHA-256 of each plug-in that is not a network. (`Network` has its own field.) Only hashes are sent.
     plugins: dict[str, str] = field(default_factory=dict)
     # Shape of a sample, if size and channels cannot state it: [F], [C, T] or [C, H, W].
     shape: Axes = ()
@@ -129,7 +129,7 @@ class Plan:
 
     @property
     def input_shape(self) -> InputShape:
-        """Return the shape of one sample, as it enters a network."""
+        """Return the shape of one sample at the input of a network."""
         return shape_of(self.shape, self.size, self.channels)
 
     def load(self) -> Method:
@@ -137,12 +137,12 @@ class Plan:
 
     @property
     def variant(self) -> Method:
-        """Return the method as it is with the settings of this run."""
+        """Return the method for the settings of this run."""
         return self.load().under(self.settings())
 
     @property
     def network_words(self) -> str:
-        """Return words for the networks of the run, and for first weights or frozen parts."""
+        """Return a description of the networks of the run, their first weights and their frozen parts."""
         own = [self.network.name]
         own += [f"first weights {self.init.name}"] if self.init else []
         own += [f"{self.freeze} frozen"] if self.freeze else []
@@ -167,7 +167,7 @@ class Plan:
         return decode(self.load().Hyper, self.hyper, "method")
 
     def model(self, network: Network | None = None) -> Net:
-        """Return a network with first weights that are the same on every machine.
+        """Return a network whose first weights are the same on every machine.
 
         `network` is the network of a device that does not use the network of the run.
         """
@@ -179,7 +179,7 @@ class Plan:
         return built
 
     def mutual_model(self) -> Net:
-        """Return the mutual network, with other first weights than the devices' own network.
+        """Return the mutual network; its first weights differ from those of the devices' own network.
 
         Two networks that begin with the same weights learn nothing from each other. No part of the mutual
         network is frozen.
@@ -207,8 +207,8 @@ class Plan:
     ) -> ClientHalf:  # fmt: skip
         """Return the client half of a device.
 
-        `public` is a function that returns the samples of the public set. It is not needed for a set that is
-        drawn.
+        `public` is a function that returns the samples of the public set. A set of drawn images needs no
+        function.
         """
         method, place = self.load(), place or torch.device("cpu")
         own = self.device_model(network).to(place), data, self.settings(), self.seed, device
@@ -224,7 +224,7 @@ class Plan:
             images = chosen.draw
         if images is None:
             raise SettingsError(f"the run's public set is {chosen.title}, and this device was given none")
-        # Without a hash, the check would accept any other files that a device has.
+        # Without a hash, the check would accept different samples on each device.
         if chosen.source != DRAWN and not chosen.sha256:
             raise no_hash(chosen)
         if chosen.sha256:
@@ -262,8 +262,8 @@ class Plan:
     def encode(self) -> bytes:
         """Return the plan as JSON bytes.
 
-        A plan without plug-ins has the same bytes as in earlier versions. It has no shape if size and
-        channels are enough, because every version knows those two.
+        A plan without plug-ins has the same bytes as in earlier versions. The shape is left out if size and
+        channels state it, because every version knows size and channels.
         """
         table = {k: value for k, value in encode(self).items() if k not in ("size", "channels", "shape")}
         hashes = dict(table.pop("plugins"))
@@ -281,9 +281,9 @@ class Plan:
 
 
 def agreed_public_set(method: str, chosen: PublicSet | None, plugin: str = "") -> PublicSet | None:
-    """Return the public set as it stands in the plan of a run, with a hash.
+    """Return the public set for the plan of a run, with a hash.
 
-    The hash makes sure that all devices use the same samples.
+    With the hash, each device checks that its samples are the same as those of the others.
     """
     # If the method is unknown or uses no public set, the plan raises the error later.
     if not (plugin or method in names()) or not load(method, plugin).public:
@@ -319,8 +319,8 @@ def methods_for_mixed_networks() -> list[str]:
 def read_plan(text: bytes, plugins: PlugIns | None = None) -> Plan:
     """Return the plan of a message, or raise SettingsError if this party cannot follow it.
 
-    Of `plugins`, only those that the plan names by their hashes are loaded. The owner of this party has
-    allowed them.
+    `plugins` are the plug-ins that the owner of this party has allowed. Only those that the plan names by their
+    hashes are loaded.
     """
     try:
         table = json.loads(text)
@@ -332,9 +332,9 @@ def read_plan(text: bytes, plugins: PlugIns | None = None) -> Plan:
 
 
 def with_plugins(table: dict[str, Any], allowed: PlugIns) -> dict[str, Any]:
-    """Load each plug-in that the plan names, and return the plan's table with their hashes.
+    """Load each plug-in that the plan names, and return the plan's table with the hashes of the plug-ins.
 
-    Raise PlugInError if this party may not or cannot load one. Only `plugins` may name plug-ins: `file` and
+    Raise PlugInError if this party may not or cannot load a plug-in. Only `plugins` may name plug-ins: `file` and
     `plugin` of a network are local settings, and a plan must not contain them.
     """
     for kind in ("network", "mutual"):

@@ -1,13 +1,14 @@
 """The public set: samples without labels that all devices of a run have.
 
-The samples are never sent. The devices send results that they computed from them, and these can be compared.
+The samples are never sent. The devices send results that they computed from these samples, and the results
+can be compared.
 
 By default the samples are drawn images. They are drawn with whole numbers only, so every machine draws the
-same. For a run that learns from series, the channels of a series are the rows of a grey image; for vectors,
+same images. For a run that learns from series, the channels of a series are the rows of a grey image; for vectors,
 the image has one row. Other samples come from the data sources of the devices.
 
-The plan of the run has a hash of the samples. Images are hashed at 32 x 32, all other samples in the shape
-that they have in the run.
+The plan of the run has a hash of the samples. Images are hashed at 32 x 32, all other samples in their
+shape in the run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 DRAWN: Final = "shapes"
 HASHED: Final = InputShape((3, 32, 32))
-# The largest number of pairs of images, counted within each batch, over all batches: 64 MB of similarities.
+# The largest number of pairs of images of the same batch, over all batches; their similarities take 64 MB.
 MOST_PAIRS: Final = 1 << 24
 FIGURES: Final = 3  # Number of figures in a picture.
 FIGURE_BYTES: Final = 8
@@ -69,8 +70,7 @@ class PublicSet:
     def batches(self) -> tuple[int, ...]:
         """Return the number of images in each batch.
 
-        A single image at the end joins the batch before it, because one image alone can be compared with
-        nothing.
+        A single image at the end joins the batch before it, because a batch of one image has nothing to compare.
         """
         whole, rest = divmod(self.samples, self.batch)
         sizes = [self.batch] * whole
@@ -98,7 +98,7 @@ class PublicSet:
         return np.repeat(grey(images)[:, None], shape.channels, axis=1)
 
     def check(self, images: PublicSamples) -> None:
-        """Raise SettingsError if these samples, in the shape that `hashed` returns, are not the run's."""
+        """Raise SettingsError if these samples are not those of the run; they have the shape of `hashed`."""
         found = sha256_of(images)
         if self.sha256 and found != self.sha256:
             raise SettingsError(
@@ -120,7 +120,7 @@ def sha256_of(samples: PublicSamples) -> str:
 
 
 def grey(images: Images) -> Images:
-    """Return images in grey, [N, h, w, 3] -> [N, h, w], with the formula that devices use for their own."""
+    """Return images in grey, [N, h, w, 3] -> [N, h, w]; devices use the same formula for their own images."""
     red, green, blue = (images[..., i].astype(np.uint32) for i in range(3))
     found: Images = ((299 * red + 587 * green + 114 * blue + 500) // 1000).astype(np.uint8)
     return found
@@ -139,7 +139,7 @@ def batches_of(samples: PublicSamples, public: PublicSet, place: torch.device) -
 
 
 def drawn(samples: int, seed: int, height: int, width: int) -> Images:
-    """Draw discs, rings, boxes and stripes before a background that goes from one colour to another."""
+    """Draw discs, rings, boxes and stripes on a background that changes from one colour to another."""
     each = BACKGROUND_BYTES + FIGURES * FIGURE_BYTES
     text = hashlib.shake_256(f"protofleet shapes/{seed}".encode()).digest(samples * each)
     dice = np.frombuffer(text, np.uint8).reshape(samples, each).astype(np.int32)
@@ -154,7 +154,7 @@ def drawn(samples: int, seed: int, height: int, width: int) -> Images:
 
 
 def middles(size: int) -> NDArray[np.int32]:
-    """Return the positions of the middles of `size` pixels, on a side of length 256."""
+    """Return the positions of the centres of `size` pixels on a side of length 256."""
     return ((2 * np.arange(size, dtype=np.int64) + 1) * 128 // size).astype(np.int32)
 
 
@@ -172,7 +172,7 @@ def figure(
     kind: NDArray[np.int32], x: NDArray[np.int32], y: NDArray[np.int32], width: NDArray[np.int32],
     height: NDArray[np.int32],
 ) -> NDArray[np.bool_]:  # fmt: skip
-    """Return which pixels are in each figure, [N, height, width]; positions are relative to its middle."""
+    """Return a mask of the pixels in each figure, [N, height, width]; positions are relative to its centre."""
     box = (abs(x) <= width) & (abs(y) <= height)
     distance = x * x * (height * height) + y * y * (width * width)
     edge = width * width * (height * height)

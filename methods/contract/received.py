@@ -1,7 +1,7 @@
 """Checks of a broadcast's arrays before a client half uses them.
 
-If an array differs from what the half can take, the coordinator is at fault. The device refuses the ask and
-goes on.
+If the half cannot use an array, the coordinator has made the mistake. The device refuses the task and
+continues.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from protofleet.methods.contract.wants import TensorSpec, not_finite, problem_wi
 
 
 class WrongArraysError(RuntimeError):
-    """An error for an array that a half cannot take.
+    """The error for an array that a half cannot use.
 
-    Its message names the array, its form and the form that it must have.
+    The message has the name of the array, its form and the required form.
     """
 
 
@@ -36,7 +36,7 @@ def demand_declared_and_finite(half: ClientHalf, payload: Payload) -> None:
 
 
 class ReceivedArrays(Mapping[str, Tensor]):
-    """The arrays as the coordinator sent them, with the name of the array that was read last."""
+    """The arrays that the coordinator sent, with the name of the array that was read last."""
 
     def __init__(self, payload: Payload) -> None:
         self._payload, self.last = payload, ""

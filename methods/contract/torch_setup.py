@@ -9,10 +9,10 @@ import torch
 
 
 def compute_deterministically(*, strict: bool) -> None:
-    """Make an operation that cannot give the same bits every time an error if `strict`, else a warning.
+    """Make torch raise an error (`strict`) or a warning for operations that give other bits each time.
 
-    `torch.use_deterministic_algorithms` sets these flags too. But it also sets a flag of the compiler and
-    imports the whole compiler for it: 800 modules, 70 MB and a second of CPU in each process. Protofleet
+    `torch.use_deterministic_algorithms` sets these flags too. But it also sets a flag of torch's compiler, and
+    for this it imports the whole compiler: 800 modules, 70 MB and a second of CPU in each process. Protofleet
     compiles nothing.
     """
     torch.set_deterministic_debug_mode("error" if strict else "warn")
@@ -21,11 +21,11 @@ def compute_deterministically(*, strict: bool) -> None:
 def one_thread_here(threads: int) -> Callable[[], None]:
     """Let the calling thread compute with one thread from now on, and return a function for other threads.
 
-    The function gives `threads` to the thread that calls it. If `threads` is 0, it gives the number that
-    torch used here before.
+    The returned function lets the thread that calls it compute with `threads` threads. If `threads` is 0, it
+    takes the number that torch used here before.
 
-    In torch each thread has a number of its own. A thread that computes for the first time takes the last
-    number that any thread has set. So each thread that computes sets its own number.
+    In torch each thread has its own number of threads to compute with. A thread that computes for the first
+    time takes the last number that any thread has set. So each thread that computes sets its own number.
     """
     others = threads or torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """Specifications of the arrays that a device must return.
 
-The server half states them in its ask, and they are checked before a method sees an answer.
+The server half states the specifications in its task. They are checked before a method gets a reply.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ROWS = "rows<=examples"
 AT_LEAST_TWO = ">=2 where repeated: "
 MULTIPLE = "most, or a multiple of "
 
-# Numbers that are checked together, because an array may be a whole model or the features of a whole data set.
+# Count of numbers in a slice. Checks work in slices, because an array may be as large as a whole data set.
 SLICE = 1 << 17
 
-Dim: TypeAlias = int | str  # A name stands for any length; equal names mean equal lengths.
+Dim: TypeAlias = int | str  # A name means any length; equal names mean equal lengths.
 
 ITEM_BYTES: dict[str, int] = {
     name: getattr(torch, name).itemsize
@@ -45,14 +45,14 @@ class TensorSpec:
     most: int = 1 << 20  # The largest length that a named dimension may have.
     optional: bool = False
     of_examples: bool = False  # The numbers count samples; their sum is at most the examples of the device.
-    # Each row is a sample; there are at most as many rows as the device has examples.
+    # True if each row is a sample; there are at most as many rows as the device has examples.
     row_per_example: bool = False
-    # Name of another array. If a value stands in several rows of that array, this array has 2 or more in those rows.
+    # Name of another array. If a value is in several rows of that array, this array has 2 or more in those rows.
     repeated: str = ""
-    step: int = 0  # If not 0, a named dimension has the length `most` or a multiple of `step`, and is not 0.
+    step: int = 0  # If not 0, the length of a named dimension is `most` or a multiple of `step`, but not 0.
 
     def most_bytes(self) -> int:
-        """Return the size in bytes of the largest array that is allowed."""
+        """Return the size in bytes of the largest allowed array."""
         lengths = [self.most if isinstance(d, str) else d for d in self.shape]
         return math.prod(lengths) * ITEM_BYTES[self.dtype]
 
@@ -73,9 +73,9 @@ class TensorSpec:
 def table_of(
     wants: Mapping[str, TensorSpec], payload: Mapping[str, Tensor], norm: float
 ) -> tuple[ArraySpec, ...]:
-    """Return the rules of `problem_with` as rows, for a program that makes an answer and knows no method.
+    """Return the rules of `problem_with` as rows, for a program that makes an update and knows no method.
 
-    The first row whose name fits an array counts. `*` stands for any letters, and only for arrays of the
+    The first row whose name fits an array is its rule. `*` fits any letters, but only names of arrays in the
     broadcast.
     """
     alike = {
@@ -109,10 +109,10 @@ def _row(spec: TensorSpec, norm: float, alike: bool) -> ArraySpec:
 
 
 def _patterns(prefix: str, rows: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-    """Return one row for most arrays, and further rows for the arrays that follow another rule.
+    """Return one row for most arrays, and further rows for the arrays that have another rule.
 
-    A further row is for all arrays with the same last part of the name if they have the same rule, else for
-    one array.
+    If all arrays with the same last part of the name have the same rule, a further row is for all of them.
+    Otherwise it is for one array.
     """
     counts = Counter(rows.values())
     usual = max(counts, key=lambda row: (counts[row], repr(row)))
@@ -133,7 +133,7 @@ def _dtype(value: Tensor) -> str:
 
 
 def like(payload: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
-    """Return specifications for the same names, shapes and dtypes, which averaging of weights needs."""
+    """Return specifications with the names, shapes and dtypes of these tensors, to average weights."""
     return {
         name: TensorSpec(tuple(v.shape), str(v.dtype).removeprefix("torch.")) for name, v in payload.items()
     }
@@ -141,7 +141,7 @@ def like(payload: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
 
 @runtime_checkable
 class Sliced(Protocol):
-    """A payload that may be on the disk: its dtypes and shapes are known before any number is read."""
+    """A payload that may be on the disk; its dtypes and shapes are known before any number is read."""
 
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]: ...
     def flat(self, name: str, start: int, stop: int) -> Tensor: ...
@@ -149,7 +149,7 @@ class Sliced(Protocol):
 
 @dataclass
 class InMemory:
-    """Tensors in memory that are checked in the same way."""
+    """A payload of tensors in memory, in the form that the checks need."""
 
     payload: Mapping[str, Tensor]
 
@@ -167,7 +167,7 @@ def problem_with(
     examples: int | None = None,
     norm: float = math.inf,
 ) -> Problem | None:
-    """Return the first problem of an answer, or None.
+    """Return the first problem of a reply, or None.
 
     `examples` is the number of examples that the device has stated. `norm` is the largest Euclidean norm that
     an array may have.
@@ -200,7 +200,7 @@ def problem_with(
 def problem_with_forms(wants: Mapping[str, TensorSpec], payload: Mapping[str, Tensor]) -> Problem | None:
     """Return the first array that is missing or has another dtype, shape or range.
 
-    NaN is not checked.
+    The arrays are not checked for NaN.
     """
     if missing := [name for name in wants if name not in payload]:
         return Problem(Reason.WRONG_ARRAYS, f"no {missing[0]}")
@@ -260,7 +260,7 @@ def _rows_problem(
 def norm_of(values: Tensor) -> float:
     """Return the Euclidean norm, which is finite if all numbers are finite (except for float64 above 1e150).
 
-    This takes a sixth of the time of `isfinite().all()`, which makes three more tensors.
+    The norm takes a sixth of the time of `isfinite().all()`, which makes three more tensors.
     """
     return float(torch.linalg.vector_norm(values, dtype=torch.float64))
 
@@ -293,6 +293,6 @@ def _numbers_problem(
 
 
 def most_bytes(wants: Mapping[str, TensorSpec]) -> int:
-    """Return the size in bytes of the largest body that an honest answer can have, with its table."""
+    """Return the size in bytes of the largest body of a correct update, with its table."""
     table = sum(len(name) + 64 for name in wants) + 64
     return table + sum(spec.most_bytes() for spec in wants.values())
