@@ -259,9 +259,8 @@ class Client(singleset.Client):
 
     def learn(self) -> Payload:
         if self.C_g and self.hyper.use_global_classifier:
-            own_norms = weights_of(
-                self.H, "classifier", keys_of_norms(self.H)
-            )  # Batch norms never leave a device.
+            # Batch norms never leave a device.
+            own_norms = weights_of(self.H, "classifier", keys_of_norms(self.H))
             load_weights(self.H, {**self.C_g, **own_norms}, "classifier")
         train(self.model, self.data, self.objective, self.hyper, self.generator("train"))
         means, counts = class_means(self.features(), self.data.y, self.model.classes)

@@ -67,9 +67,8 @@ class Sizes:
     global_prototypes: int = 0  # Sum over classes of C^m.
     first_round: bool = False
     last_rounds: bool = False  # True in the last rounds of RUCR, in which heads are retrained.
-    ranks: Mapping[str, int] = field(
-        default_factory=dict
-    )  # Rank of each matrix that a device sends in factors.
+    # Rank of each matrix that a device sends in factors.
+    ranks: Mapping[str, int] = field(default_factory=dict)
     # Rank of each matrix that a device receives in factors.
     ranks_down: Mapping[str, int] = field(default_factory=dict)
     public: tuple[int, ...] = ()  # Number of images in each batch of the public set.

@@ -1,4 +1,4 @@
-"""Formulas of the papers: tensors in, tensors out, no state. One module a theme.
+"""The formulas of the papers, as functions from tensors to tensors, without state; one module for each topic.
 
 May import: methods.contract.
 """

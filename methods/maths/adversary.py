@@ -1,4 +1,4 @@
-"""The losses and mixed features of FedPall: eqs. 6 and 7 on the device, eqs. 9-11 for its upload."""
+"""The losses and mixed features of FedPall: eqs. 6 and 7 on the device, eqs. 9-11 for the features that it sends."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def prototype_infonce(
 def infonce_terms(
     z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, tau: float, *, form: str = "standard"
 ) -> Tensor:
-    """Return one term for every sample whose class has a prototype, [B'].
+    """Return the terms [B'], one for each sample whose class has a prototype.
 
     A term is the log of a sum minus sim(z, G^y) / tau. The forms differ in the sum:
 
     "standard"  sums over all known classes
-    "paper"     leaves the own class out, as eq. 7 prints: at least -2 / tau + log(K - 1), and 0 for K = 1
-    "code"      sums over all, with prototypes that are not normalised there (they are in sim(z, G^y))
+    "paper"     leaves the own class out, as in eq. 7; a term is at least -2 / tau + log(K - 1), and 0 for K = 1
+    "code"      sums over all; prototypes are normalised in sim(z, G^y), but not in the sum
     """
     held = known[y]
     z, G = at_least_float32(z)[held], prototypes[known].to(torch.promote_types(z.dtype, torch.float32))
@@ -57,7 +57,7 @@ def infonce_terms(
     against = unit(z) @ G.T / tau if form == "code" else similar
     if form == "paper":
         if len(G) == 1:
-            return 0.0 * z.sum(dim=1)  # There is no other class from which features must keep away.
+            return 0.0 * z.sum(dim=1)  # There is no other class.
         against = against.masked_fill(own, -math.inf)
     return torch.logsumexp(against, dim=1) - similar[own]
 

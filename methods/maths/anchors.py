@@ -15,8 +15,8 @@ from protofleet.methods.maths.reduction import REDUCE
 def separation(anchors: Tensor, tau: float, *, tau_inside: bool = True, reduction: str = "mean") -> Tensor:
     """Return L_SEP of FedLSA, eq. 4: log of the mean over j != i of exp(a_i . a_j / tau), for every anchor i.
 
-    Eq. 4 prints exp(a_i . a_j) / tau, where tau only shifts the value: that is tau_inside=False. It prints no
-    sum over i. The loss has a smallest value only for unit anchors.
+    Eq. 4 prints exp(a_i . a_j) / tau, where tau only shifts the value: this is tau_inside=False. Eq. 4 prints
+    no sum over i. The loss has a smallest value only for unit anchors.
     """
     cosines = (anchors @ anchors.T).masked_fill(diagonal(anchors), -math.inf)
     logs = torch.logsumexp(cosines / tau, 1) if tau_inside else torch.logsumexp(cosines, 1) - math.log(tau)
@@ -24,12 +24,12 @@ def separation(anchors: Tensor, tau: float, *, tau_inside: bool = True, reductio
 
 
 def compactness(h: Tensor, y: Tensor, anchors: Tensor, tau: float, *, reduction: str = "mean") -> Tensor:
-    """Return L_COM of FedLSA, eq. 8: -log of the own anchor's share by von Mises-Fisher, kappa = 1 / tau."""
+    """Return L_COM of FedLSA, eq. 8: -log of the own anchor's von Mises-Fisher share, kappa = 1 / tau."""
     return F.cross_entropy(h @ anchors.T / tau, y, reduction=reduction)
 
 
 def anchor_cross_entropy(head: nn.Module, anchors: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Return L_ACE of FedLSA, eq. 3: it teaches the classifier to predict class i for anchor i."""
+    """Return L_ACE of FedLSA, eq. 3: the cross-entropy of the classifier's scores of anchor i with class i."""
     return F.cross_entropy(
         head(anchors), torch.arange(len(anchors), device=anchors.device), reduction=reduction
     )

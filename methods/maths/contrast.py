@@ -1,7 +1,7 @@
-"""Losses over several prototypes of each class, with weights in FedPLCC (eqs. 6 to 8): [B, D] and [G, D].
+"""Losses of embeddings [B, D] with several prototypes of each class [G, D]; eqs. 6 to 8 of FedPLCC have weights.
 
-`labels` [G] has the class of each prototype, `shares` [G] its weight W. Losses are per sample whose class has
-a prototype. The other samples are not in the mean.
+`labels` [G] has the class of each prototype, `shares` [G] its weight W. A loss has one value for each sample
+whose class has a prototype. The other samples are not in the mean.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def cosines(z: Tensor, prototypes: Tensor) -> Tensor:
 def sparse_similarity(z: Tensor, prototypes: Tensor, alpha: float, *, signed: bool = False) -> Tensor:
     """Return s = cos^alpha [B, G], eq. 7.
 
-    A negative cosine has no root. It counts as 0, or it keeps its sign if `signed`.
+    A negative cosine has no root. It counts as LEAST. With `signed`, its power is that of its absolute value,
+    with its sign.
     """
     near = cosines(z, prototypes)
     if signed:
@@ -42,7 +43,7 @@ def weighted_contrast(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, tau:
 
 
 def off_centre(z: Tensor, y: Tensor, centres: Tensor, known: Tensor) -> Tensor:
-    """Return (cos(z, c_y) - 1)^2 of FedPLVM, where c_y [C, D] is the mean of the own class's prototypes."""
+    """Return (cos(z, c_y) - 1)^2 of FedPLVM, where c_y, a row of centres [C, D], is its class's mean prototype."""
     held = known[y]
     return ((unit(z[held]) * unit(centres[y[held]])).sum(dim=1) - 1).square()
 
@@ -66,7 +67,7 @@ def corrected(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, phi: float) 
 
 
 def own_prototypes(y: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which prototypes belong to the class of each sample [B, G], and which samples have any [B]."""
+    """Return masks of the prototypes of each sample's class [B, G], and of the samples that have any [B]."""
     own = y.unsqueeze(1) == labels
     return own, own.any(dim=1)
 

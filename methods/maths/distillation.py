@@ -9,8 +9,8 @@ from torch import Tensor
 def divergence(teacher: Tensor, student: Tensor, *, elements: bool = False) -> Tensor:
     """Return KL(softmax(teacher) || softmax(student)), a sum over classes and a mean over the batch [B, C].
 
-    `elements` takes the mean over all B C numbers, as the default of torch and HtFLlib do. It is C times
-    smaller.
+    With `elements`, it is the mean over all B C numbers, as in HtFLlib and by default in torch. This value is C
+    times smaller.
     """
     total = F.kl_div(
         student.log_softmax(dim=1), teacher.log_softmax(dim=1), reduction="batchmean", log_target=True
@@ -21,7 +21,7 @@ def divergence(teacher: Tensor, student: Tensor, *, elements: bool = False) -> T
 def non_target_divergence(teacher: Tensor, student: Tensor, y: Tensor) -> Tensor:
     """Return the divergence without the terms of the labels' own classes.
 
-    The remaining probabilities do not sum to 1, and they are not scaled.
+    The remaining probabilities do not sum to 1, and are not scaled to 1.
     """
     p, q = teacher.log_softmax(dim=1), student.log_softmax(dim=1)
     others = F.one_hot(y, p.shape[1]) == 0

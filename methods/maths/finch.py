@@ -2,12 +2,12 @@
 
 Each row is joined with its nearest other row by cosine. Rows that are connected form a cluster. Then the
 means of the clusters, taken over the original rows, are joined in the same way. The prototypes are the means
-of the coarsest level that still has two clusters or more. If the first level has one cluster, they are those
-of the first level.
+of the coarsest level that still has two clusters or more. If the first level has one cluster, its mean is the
+only prototype.
 
-The package finch-clust joins and averages. The search for the nearest rows is in this module. finch-clust
-finds them in a full table of distances, and above some thousand rows with an approximation from another
-package. The search here is exact for any number of rows, because it works in blocks. The default of
+The package finch-clust joins rows and computes means. The search for the nearest rows is in this module.
+finch-clust searches in a full table of distances, and above some thousand rows with an approximation from
+another package. The search here works in blocks, so it is exact for any number of rows. The default of
 finch-clust, ensure_early_exit=True, is another algorithm: 162 of 306 partitions differ.
 """
 
@@ -35,14 +35,14 @@ SEGMENT: Final = 128  # Columns that are searched together for candidates.
 DENSE: Final = 1 / 16
 # Digits of a cosine. Cosines with the same digits are a tie, and the lowest index wins, for any size of the blocks.
 DIGITS: Final = 12
-# Rows from other parties that are clustered together; the time is quadratic in their number.
+# The largest number of received rows that are clustered together; the time is quadratic in this number.
 MOST_ROWS: Final = 16_384
 
 
 def partition(x: Tensor) -> Tensor:
     """Return the labels [n], numbered in the order of each cluster's first member.
 
-    If a row is not finite, all rows are one cluster, and the receiver refuses the result.
+    If a row is not finite, all rows are one cluster. The receiver then refuses the result.
     """
     rows: Rows = x.detach().cpu().double().numpy()
     if len(rows) < 2 or not np.isfinite(rows).all():
@@ -52,9 +52,9 @@ def partition(x: Tensor) -> Tensor:
 
 
 def levels(rows: Rows) -> Iterator[Indices]:
-    """Return the partitions from fine to coarse, as long as they shrink and have two clusters or more.
+    """Yield the partitions from fine to coarse, while they become smaller and have two clusters or more.
 
-    The first partition is always returned.
+    The first partition is always yielded.
     """
     finch = _finch()
     labels = np.empty(0, np.int64)
@@ -105,8 +105,8 @@ def padded(n: int) -> int:
 class _Search:
     """A search for the nearest rows.
 
-    It computes rough cosines (float32) of every pair of blocks once, and exact cosines (float64) of the pairs
-    that may be nearest.
+    The search computes rough cosines (float32) of every pair of blocks once. For pairs of rows that may be
+    nearest, it computes exact cosines (float64).
     """
 
     def __init__(self, rows: Rows, block: int) -> None:
@@ -191,13 +191,15 @@ class _Search:
         """Compute doubtful cosines again, in an order that is always the same.
 
         The last digits of a matrix product depend on its size and on the number of threads. A cosine is
-        doubtful if this could change its rounded value and if it is near the highest of its row.
+        doubtful if this could change its rounded value, and if it is near the highest cosine of its row.
         """
         scaled = values * 10.0**DIGITS
         doubtful = np.abs(scaled - np.floor(scaled) - 0.5) <= self.noise
         doubtful &= values >= values.max(axis=1, keepdims=True) - 2 * 10.0**-DIGITS
         crowded = doubtful.mean(axis=1) > DENSE
-        for row in crowded.nonzero()[0].tolist():  # This copies no pairs, so it is 15 times as fast.
+        for row in crowded.nonzero()[
+            0
+        ].tolist():  # A loop over rows copies no pairs, so it is 15 times as fast.
             exact = self._row(row + i, slice(j, j + values.shape[1]))
             values[row] = np.where(doubtful[row], exact, values[row])
         doubtful[crowded] = False
@@ -213,7 +215,7 @@ class _Search:
         return products
 
     def _row(self, row: int, columns: slice) -> Rows:
-        """Return the same cosines of one row with many rows."""
+        """Return the cosines of one row with many rows, with the same bits as `_products`."""
         others = self.units[columns]
         products: Rows = np.einsum("nd,nd->n", np.broadcast_to(self.units[row], others.shape), others)
         return products
@@ -229,9 +231,9 @@ def finch_star_in_parts(
 ) -> tuple[Tensor, Tensor]:
     """Return FINCH* of any number of rows; up to `most` rows it is finch_star itself.
 
-    For more rows, the time is linear in their number. They are clustered in parts of `most` rows, and the
-    results are clustered together, as the devices' own clusters are (eq. 10). A part of two rows or more
-    becomes at most half as large, so the loop ends.
+    More rows are clustered in parts of `most` rows, and then the results are clustered together, as the server
+    does with the devices' clusters (eq. 10). So the time is linear in the number of rows. A part of two rows or
+    more becomes at most half as large, so the loop ends.
     """
     while len(x) > most:
         parts = zip(torch.split(x, most), torch.split(weights, most), strict=True)
@@ -244,7 +246,8 @@ def finch_star(x: Tensor, weights: Tensor, *, weighted_centroid: bool = False) -
     """Return the means [J, D] of the clusters of x [n, D] and the sums of their weights [J], eqs. 9 and 10.
 
     The paper does not state how a cluster of weighted members is averaged. Here each member counts once. With
-    `weighted_centroid`, members that are means themselves give the mean of all samples.
+    `weighted_centroid`, each member counts by its weight; if members are means of samples, the result is the
+    mean of all samples.
     """
     labels = partition(x).to(x.device)
     clusters = int(labels.max()) + 1 if len(labels) else 0

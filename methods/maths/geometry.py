@@ -1,4 +1,4 @@
-"""Lengths, angles and distances: [B, D] and [C, D]. Gradients stay finite at zero."""
+"""Lengths, angles and distances of rows [B, D] and [C, D], with gradients that stay finite at zero."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def unit(x: Tensor) -> Tensor:
 def squared_distances(x: Tensor, centres: Tensor) -> Tensor:
     """Return squared distances, [B, D], [C, D] -> [B, C].
 
-    They are computed centre by centre, because [B, C, D] is too large for a small device. x^2 - 2 x c + c^2
-    (the code of FedSA and FedTGP) loses all digits of a small distance and can become negative.
+    The distances are computed centre by centre, because an array [B, C, D] is too large for a small device.
+    x^2 - 2 x c + c^2 (the code of FedSA and FedTGP) loses all digits of a small distance and can become
+    negative.
     """
     return torch.stack([(x - centre).square().sum(dim=-1) for centre in centres], dim=-1)
 
@@ -31,7 +32,7 @@ def squared_distances(x: Tensor, centres: Tensor) -> Tensor:
 def distances(x: Tensor, centres: Tensor) -> Tensor:
     """Return Euclidean distances, [B, C].
 
-    The small number keeps the gradient finite if a sample is equal to its centre.
+    A small number is added, so that the gradient is finite if a sample is equal to its centre.
     """
     return (squared_distances(x, centres) + 1e-12).sqrt()
 

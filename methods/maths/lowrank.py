@@ -1,7 +1,7 @@
-"""Matrices as the factors of their largest singular values, if these have fewer numbers than the matrix.
+"""Messages with a matrix as the factors of its largest singular values, or whole if that has no more numbers.
 
-A message is a flat array: U [m, r], s [r] and V [r, n], or the matrix itself with m n numbers. Its length
-tells which of the two it is.
+A message is a flat array: U [m, r], s [r] and V [r, n], or the matrix itself with m n numbers. The
+length of the array shows which of the two it is.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ def rank_of(values: Tensor, energy: float) -> int:
 
 
 def numbers(rows: int, columns: int, rank: int) -> int:
-    """Return how many numbers the message has."""
+    """Return the number of numbers in the message."""
     return min(rank * (rows + columns + 1), rows * columns)
 
 
 def packed(matrix: Tensor, energy: float) -> Tensor:
     """Return the message [n] for a matrix.
 
-    A matrix that is not finite has no singular values. It is sent as it is, and the receiver refuses it.
+    A matrix that is not finite has no singular values. It is sent whole, and the receiver refuses it.
     """
     if not bool(matrix.isfinite().all()):
         return matrix.reshape(-1)
@@ -38,7 +38,7 @@ def packed(matrix: Tensor, energy: float) -> Tensor:
 def unpacked(message: Tensor, rows: int, columns: int) -> Tensor:
     """Return the matrix [rows, columns] of a message.
 
-    No number of a unit vector is beyond 1, so larger numbers in a message are cut to 1.
+    The numbers of unit vectors are between -1 and 1, so other numbers in U and V are cut to this range.
     """
     if len(message) == rows * columns:
         return message.reshape(rows, columns)

@@ -1,7 +1,7 @@
 """The formulas of FedSA (eqs. 3, 5 to 8 and 10): margins, distances to anchors, and a calibrated head.
 
-`anchors` are [C, D] and constant. `labels` [J] state to which anchor a row of [J, D] belongs. Rows may be
-half floats: distances are taken at least in float32, where 1e-12 is not zero.
+`anchors` are [C, D] and constant. `labels` [J] has the anchor of each row of [J, D]. Rows may be half
+floats, so distances are computed at least in float32, where 1e-12 is not zero.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ MARGIN: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def margin(points: Tensor, rule: str) -> Tensor:
-    """Return d of eq. 6, a scalar; for less than two points it is 0."""
+    """Return d of eq. 6, a scalar; for fewer than two points it is 0."""
     return MARGIN[rule](points) if len(points) > 1 else points.new_zeros(())
 
 
 def client_margin(anchors: Tensor, prototypes: Tensor, rule: str) -> Tensor:
-    """Return d* = max(d_global, d_i); it is d_global if the device has less than two own prototypes."""
+    """Return d* = max(d_global, d_i); it is d_global if the device has fewer than two own prototypes."""
     return torch.maximum(margin(anchors, rule), margin(prototypes, rule))
 
 
@@ -86,7 +86,7 @@ def batch_prototypes(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor
 def classifier_calibration(
     head: nn.Module, anchors: Tensor, *, bias: bool = True, reduction: str = "mean"
 ) -> Tensor:
-    """Return L_CC, eq. 8, which teaches the head to predict class c for anchor c.
+    """Return L_CC, eq. 8, the cross-entropy of the head's scores of anchor c with class c.
 
     Only the head has a gradient.
     """
@@ -123,6 +123,6 @@ AGGREGATE: Mapping[str, Callable[[Iterable[ClassMeans]], ClassMeans]] = {
 
 
 def ema(anchors: Tensor, prototypes: Tensor, held: Tensor, decay: float) -> Tensor:
-    """Return eq. 10 for the classes that were received, held [C]; the other anchors keep every bit."""
+    """Return eq. 10 for the classes that were received, held [C]; the other anchors do not change."""
     moved = decay * anchors + (1 - decay) * prototypes
     return torch.where(held.unsqueeze(1), moved, anchors)

@@ -1,6 +1,6 @@
-"""Class means: a table [C, D] with counts or a mask [C]; the row of an absent class is never read.
+"""Class means, as a table [C, D] with counts or a mask [C]; the row of an absent class is never read.
 
-Sums over samples and devices are taken in float64 and cast back.
+Sums over samples and devices are computed in float64, and the results are cast back.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def class_means(z: Tensor, y: Tensor, classes: int, counts: Tensor | None = None
 def merge_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
     """Return the devices' class means weighted by their counts (FedProto, eq. 6).
 
-    The result is the same as from all samples pooled.
+    The result is equal to the means over the samples of all devices.
     """
     remaining = iter(pieces)
     means, counts = next(remaining)
@@ -57,7 +57,7 @@ def merge_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
 def average_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
     """Return class means in which every device that holds a class counts once.
 
-    FedProto's code and eq. 2 of FedLSA do this. The counts are numbers of devices.
+    FedProto's code and eq. 2 of FedLSA do this. The returned counts are numbers of devices.
     """
     return merge_class_means((means, counts.clamp(max=1)) for means, counts in pieces)
 

@@ -1,4 +1,4 @@
-"""Networks, and which there are by name.
+"""The networks, and their catalog by name.
 
 May import: methods.plugins, protocol.settings.
 """

@@ -57,7 +57,7 @@ class Net(nn.Module):
     def freeze_backbone(self) -> None:
         """Freeze the features: they are the same on all devices and never change.
 
-        They are not trained, not sent, and not saved in a state.
+        Frozen features are not trained, not sent, and not saved in a state.
         """
         self.backbone_is_frozen = True
         self.features.requires_grad_(False).eval()
@@ -66,7 +66,7 @@ class Net(nn.Module):
         """Switch to training mode, or with `mode=False` to evaluation; a frozen backbone stays in evaluation."""
         super().train(mode)
         if self.backbone_is_frozen:
-            self.features.eval()  # Its batch norms keep their statistics, and dropout is off.
+            self.features.eval()  # Then batch norms keep their statistics, and dropout is off.
         return self
 
     def project(self, size: int) -> None:
@@ -105,22 +105,22 @@ def frozen_backbones(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def frozen(model: Module) -> Module:
-    """Return a copy of the model as it is now, in evaluation mode, such as a previous model or a teacher."""
+    """Return a frozen copy of the model in evaluation mode, for example to use as a teacher."""
     return deepcopy(model).requires_grad_(False).eval()
 
 
 def resized(own: int, wanted: int | None) -> nn.Module:
     """Return FedSA's layer that gives all networks one feature size: [B, own] -> [B, wanted].
 
-    It averages neighbours. AdaptiveAvgPool1d takes [B, own] as one sample of B channels, so it averages
-    within each row. A size above the network's own repeats neighbours and adds no information.
+    The layer averages neighbours. AdaptiveAvgPool1d takes [B, own] as one sample of B channels, so it averages
+    within each row. If `wanted` is larger than `own`, the layer repeats numbers and adds no information.
     """
     return nn.Identity() if wanted in (None, own) else nn.AdaptiveAvgPool1d(wanted)
 
 
 @contextmanager
 def initialised_from(seed: int) -> Iterator[None]:
-    """Make layers inside this context the same for the same seed, and keep the caller's random state.
+    """Make layers inside this context depend only on the seed, and keep the caller's random state.
 
     Layers are made on the CPU, or on meta, where no numbers are drawn.
     """
@@ -133,12 +133,12 @@ def initialised_from(seed: int) -> Iterator[None]:
 def seeded_globally(seed: int, place: torch.device = CPU) -> Iterator[None]:
     """Seed the global random generator inside this context, and restore it afterwards.
 
-    This is for code that draws only from the global generator: initialisers on the CPU, and dropout on the
-    device where the network computes.
+    Use it for code that can draw only from the global generator: initialisers on the CPU, and dropout on the
+    torch device of the network.
 
     The generator belongs to the process, and devices may share a process. Without the lock, one device could
-    restore the old state while another device draws. torch.manual_seed would also seed every accelerator, and
-    fork_rng restores only the accelerators that it is given.
+    restore the old state while another device draws. torch.manual_seed would also seed every accelerator, but
+    fork_rng restores only the accelerators in its arguments.
     """
     gpus = [place.index or 0] if place.type == "cuda" else []
     with _GLOBAL_DRAWS, torch.random.fork_rng(devices=gpus):

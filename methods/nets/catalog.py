@@ -52,7 +52,7 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = {
     "cnn23": Recipe(cnn.fedlsa, cnn.SMALLEST),
     "cnn4": Recipe(cnn.fedsa, cnn.SMALLEST),
-    "cnn_mnist": Recipe(cnn.fedsa, cnn.SMALLEST),  # The same layers; FedHP gives them 1x28x28.
+    "cnn_mnist": Recipe(cnn.fedsa, cnn.SMALLEST),  # The layers of FedSA's CNN, which FedHP uses for 1x28x28.
     "cnn_mnist_conv": Recipe(cnn.fedhp_mnist_backbone, cnn.SMALLEST),
     "cnn_fednh": Recipe(cnn.fednh, cnn.SMALLEST),
     "cnn_fednh_small": Recipe(cnn.fednh_small, cnn.SMALLEST),
@@ -70,10 +70,10 @@ HEADS = ("linear", "mlp")
 
 
 def misfit(name: str, shape: InputShape, key: str = "network.name", table: str = "") -> str:
-    """Return why the network that `key` names cannot take such samples, and the way out.
+    """Return why the network that `key` names cannot take such samples, and what the user can change.
 
-    Return "" if it can, or if it is not a network of protofleet. `table` is the table of the samples' own
-    settings: "data." in an experiment.
+    Return "" if the network can take them, or if it is not a network of protofleet. `table` is the table of the
+    settings of the samples: "data." in an experiment.
     """
     recipe = RECIPES.get(name)
     if recipe is None or (problem := recipe.problem_with(shape)) is None:
@@ -100,13 +100,13 @@ def build(
     seed: int = 0,
     plugin: str = "",
 ) -> Net:
-    """Return an untrained network on the CPU: the same for the same arguments, at any time.
+    """Return an untrained network on the CPU, which depends only on the arguments.
 
-    `image` is the shape of a sample of any kind. `feature_size` is the number of features (each builder
-    states how it makes them); None is the network's own number. `embedding_size` puts a linear projector of
-    that width behind the features, such as varphi of FedLSA, and replaces the network's own projector. `head`
-    is one of HEADS: "linear", or "mlp", which is FedPall's deeper classifier. `plugin` is the SHA-256 of a
-    network that is in none of protofleet's files.
+    `image` is the shape of a sample of any kind. `feature_size` is the number of features, and None means the
+    network's own number; each builder states how it makes the features. `embedding_size` puts a linear
+    projector of that width behind the features, such as varphi of FedLSA, and replaces the network's own
+    projector. `head` is one of HEADS: "linear", or "mlp", which is FedPall's deeper classifier. `plugin` is
+    the SHA-256 of a network that is a plug-in.
     """
     recipe, shape = recipe_of(name, plugin), InputShape(image)
     if problem := recipe.problem_with(shape):
@@ -147,8 +147,8 @@ class Size:
 def sizes(classes: int = 10, side: int = 32) -> list[Size]:
     """Return the sizes of all networks.
 
-    They are counted for colour images of this side, or of the smallest side that a network takes. Networks
-    that take no images are counted for SERIES. No memory is allocated.
+    The sizes are those for colour images of this side, or of the smallest side that a network takes. For
+    networks that take no images, they are those for SERIES. No memory is allocated.
     """
     found = []
     with torch.device("meta"):

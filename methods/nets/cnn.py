@@ -1,10 +1,10 @@
 """The papers' small CNNs, with two 5x5 convolutions and a few linear layers, and one CNN with BatchNorm.
 
-These are FedLSA's ("2 convolution layers and 3 linear layers"; the sizes are those of MOON's simple-cnn),
-FedSA's 4-layer CNN, FedHP's MNIST network, and FedNH's Conv2Cifar with and without its layer of 192.
+The papers' networks are FedLSA's CNN ("2 convolution layers and 3 linear layers", with the sizes of MOON's
+simple-cnn), FedSA's 4-layer CNN, FedHP's MNIST network, and FedNH's Conv2Cifar with and without its layer of 192.
 
-Every builder takes (image, classes, feature_size). If a builder does not state something else, feature_size
-is the width of the linear layer that makes the features.
+Every builder takes (image, classes, feature_size). feature_size is the width of the linear layer that makes
+the features, unless the builder states something else.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def fedlsa(image: Image, classes: int, feature_size: int | None) -> Net:
         *_dense(16 * rows * columns, features),
     )
     # MOON has a ReLU behind the projector, and this network has none: FedLSA puts the output on the unit sphere and
-    # pulls it to anchors with signs. A vector without negative numbers reaches only one orthant of that sphere.
+    # pulls it to anchors with positive and negative numbers. After a ReLU it could not reach most of the sphere.
     return Net(encoder, features, classes, projector=nn.Linear(features, 84), embedding_size=84)
 
 
 def fedsa(image: Image, classes: int, feature_size: int | None) -> Net:
     """Build FedSA's CNN: for 3x32x32, 32 and 64 channels, 1600 -> 512 | classes.
 
-    It has 924,708 parameters for 100 classes. For 1x28x28 it is 1024 -> 512 | classes, which is FedHP's MNIST
-    network: 582,026 parameters for 10 classes. The first linear layer grows with the image: it has 10,816
-    inputs for the 64x64 of Tiny-ImageNet.
+    It has 924,708 parameters for 100 classes. For 1x28x28 it is 1024 -> 512 | classes. This is FedHP's MNIST
+    network, with 582,026 parameters for 10 classes. The first linear layer grows with the image: it has 10,816
+    inputs for the 64x64 images of Tiny-ImageNet.
     """
     features = 512 if feature_size is None else feature_size
     encoder = nn.Sequential(
@@ -103,8 +103,8 @@ def _backbone(image: Image, classes: int, feature_size: int | None, first: int, 
 def batch_norm(image: Image, classes: int, feature_size: int | None) -> Net:
     """Build a small network with a BatchNorm after every convolution, for FedBN and similar methods.
 
-    It is from no paper. It has 3x3 convolutions of 32, 64, 128 and feature_size (256) channels, averaged over
-    the image: 391,466 parameters for 3 channels and 10 classes, for every image size.
+    The network is from no paper. It has 3x3 convolutions of 32, 64, 128 and feature_size (256) channels,
+    averaged over the image: 391,466 parameters for 3 channels and 10 classes, for every image size.
     """
     features = 256 if feature_size is None else feature_size
     encoder = nn.Sequential(
@@ -139,7 +139,7 @@ def _normed(channels: int, filters: int) -> list[nn.Module]:
 
 
 def _left(side: int) -> int:
-    """Return the pixels of a side that two unpadded 5x5 convolutions and two 2x2 pools leave."""
+    """Return the side in pixels after two unpadded 5x5 convolutions and two 2x2 pools."""
     return ((side - 4) // 2 - 4) // 2
 
 

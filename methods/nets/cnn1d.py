@@ -6,14 +6,14 @@ from torch import nn
 
 from protofleet.methods.nets.base import Axes, Net
 
-SMALLEST = 8  # Steps of a series; each convolution halves them.
+SMALLEST = 8  # Number of steps of a series; each convolution halves it.
 HIDDEN, FEATURES, EMBEDDING = 32, 64, 32
 
 
 def cnn1d(shape: Axes, classes: int, feature_size: int | None) -> Net:
     """Build the network: [C, T] -> 32 channels -> 64 features, the mean over the time -> 32 -> classes.
 
-    feature_size is the number of channels of the second convolution. It has 14,084 parameters for 6 channels
+    feature_size is the number of channels of the second convolution. The network has 14,084 parameters for 6 channels
     and 4 classes, for every length.
     """
     channels, features = shape[0], feature_size or FEATURES

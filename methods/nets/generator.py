@@ -1,6 +1,6 @@
-"""FedGen's generator of embeddings: from noise and a class, it makes a possible input of a network's head.
+"""FedGen's generator of embeddings, which makes a possible input of a network's head from noise and a class.
 
-noise + classes -> hidden, BatchNorm and ReLU -> embedding; 331,264 parameters if 32 + 100, 512 and 512
+noise + classes -> hidden, BatchNorm and ReLU -> embedding; 331,264 parameters for 32 + 100, 512 and 512
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Generator(nn.Module):
     def __init__(self, noise: int, classes: int, hidden: int, size: int) -> None:
         super().__init__()
         self.noise, self.classes = noise, classes
-        # BatchNorm removes a bias again: its gradient would be 0, and Adam would follow rounding errors.
+        # There is no bias, because BatchNorm would remove it: its gradient would be 0 with rounding errors for Adam.
         first = nn.Linear(noise + classes, hidden, bias=False)
         self.layers = nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, size))
 

@@ -15,9 +15,9 @@ def network(
 ) -> Recipe:
     """Return the recipe of an author's network; `make(shape, classes, feature_size)` gives a Net.
 
-    The head of the Net has `classes` outputs. `ranks` are the numbers of axes of the samples that it takes: 1
-    vectors, 2 series, 3 images. `smallest` is the smallest side of an image or number of steps of a series.
-    `channels` is the number of channels (None: any).
+    The head of the Net has `classes` outputs. `ranks` are the numbers of axes of the samples that the network
+    takes: 1 for vectors, 2 for series, 3 for images. `smallest` is the smallest side of an image or number of
+    steps of a series. `channels` is the number of channels (None: any).
     """
     code = getattr(make, "__code__", None)
     where = code.co_filename if code else "NETWORK"

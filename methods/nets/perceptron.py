@@ -1,6 +1,6 @@
 """A perceptron over all numbers of a sample of any shape: the smallest network with all three parts.
 
-It is for vectors, smoke tests and very small devices.
+Use it for vectors, smoke tests and very small devices.
 """
 
 from __future__ import annotations

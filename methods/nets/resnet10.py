@@ -1,8 +1,8 @@
-"""ResNet-10 as FPL and FedPLCC train it (D = 512): RethinkFL's, without the encoder that it never calls.
+"""ResNet-10 as FPL and FedPLCC train it (D = 512): the network of RethinkFL without its unused encoder.
 
-It is the CIFAR form of He et al. 2016: a 3x3 stem without pooling and one basic block in each of four stages.
+This is the CIFAR form of He et al. 2016: a 3x3 stem without pooling and one basic block in each of four stages.
 Parameters for 10 classes: stem 1,856; stages 73,984 + 230,144 + 919,040 + 3,673,088; head 5,130; together
-4,903,242. In addition, its 12 BatchNorms keep 5,760 floats of running statistics.
+4,903,242. In addition, the 12 BatchNorms keep 5,760 floats of running statistics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def resnet10(image: Image, classes: int, feature_size: int | None) -> Net:
         *(_convolution(image[0], WIDTHS[0], 3), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU()),
         Block(WIDTHS[0], WIDTHS[0]),
         *stages,
-        # RethinkFL pools windows of height x height, which is the same for square images and wrong for others.
+        # RethinkFL pools windows of height x height. This is the same for square images, but wrong for others.
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         resized(own, feature_size),

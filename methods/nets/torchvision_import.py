@@ -1,10 +1,10 @@
-"""The import of torchvision with any torch, also if its compiled operators do not load.
+"""The import of torchvision with any torch, even if the compiled operators of torchvision do not load.
 
-A torchvision may be built for another torch (a CUDA wheel with a CPU-only torch or a vendor's torch). Then it
-tolerates that its extension does not load. But it still describes `torchvision::nms`, which fails: "operator
-torchvision::nms does not exist". It is enough to declare the two operators that it describes. They stay
-without code, so detection operators raise an error when they are called. Networks, transforms and data sets
-need none of them.
+The installed torchvision may be built for another torch (a CUDA wheel with a CPU-only torch or a vendor's
+torch). Then its extension does not load, and torchvision accepts this. But torchvision still describes its
+operators, and this fails: "operator torchvision::nms does not exist". To avoid the error, this module declares
+the two operators that torchvision describes. They have no code, so detection operators raise an error when they
+are called. Networks, transforms and data sets do not need them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPERATORS = ("nms", "qnms")
 def import_torchvision() -> ModuleType:
     """Return the torchvision module, with a plain import if that works.
 
-    It may be called any number of times.
+    The function may be called any number of times.
     """
     try:
         return _imported()

@@ -1,7 +1,7 @@
-"""Weights in a file of the safetensors format: a length, a table in JSON, the numbers. It contains no code.
+"""Files of weights in the safetensors format: a length, a table in JSON, the numbers, and no code.
 
-A network takes the tensors of the file that have its names. The file must have the whole backbone. Projector
-and head may be missing, because the file may have been trained with other classes.
+A network loads the tensors of the file that have the names of its own tensors. The file must have the whole
+backbone. Projector and head may be missing, because the file may have been trained with other classes.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from torch import Tensor
 from protofleet.methods.nets.base import Net
 
 LENGTH: Final = struct.Struct("<Q")
-LARGEST_TABLE: Final = 100_000_000  # Bytes; the limit of the format.
+LARGEST_TABLE: Final = 100_000_000  # The largest size of the table in bytes, by the format.
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-LISTED: Final = 3  # Number of names that a message lists.
+LISTED: Final = 3  # The largest number of names in a message.
 MOST_TENSORS: Final = 100_000
-MOST_NAME: Final = 256  # Characters of a name.
+MOST_NAME: Final = 256  # The largest number of characters in a name.
 MOST_AXES: Final = 8
-DEEPEST: Final = 3  # Depth of brackets: the table, a row, its shape.
+DEEPEST: Final = 3  # The largest depth of brackets: the table, a row, the shape in the row.
 LARGEST: Final = 1 << 62  # The largest number in the table.
 RULE: Final = "rule."  # Prefix of the names of the rule's tensors, in the files that an export writes.
 
 
 class WeightsFileError(ValueError):
-    """An error about a weights file, in one line."""
+    """The error about a weights file, with a message of one line."""
 
 
 def sha256_of_file(path: Path) -> str:
@@ -75,7 +75,7 @@ def encoded_weights(weights: Mapping[str, Tensor], about: Mapping[str, str] | No
 def pieces_of_weights(
     weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None
 ) -> Iterator[bytes]:
-    """Yield the file tensor by tensor; the whole file would take the memory of the weights once more.
+    """Yield the file tensor by tensor, so that the weights are not in memory twice.
 
     `about` is the metadata of the format.
     """
@@ -105,7 +105,7 @@ def said_about(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row of the table for one tensor, which fits the file."""
+    """A row of the table for one tensor, after the check that it fits the file."""
 
     name: str
     dtype: torch.dtype
@@ -183,7 +183,7 @@ def _row(name: str, row: Any, size: int) -> _Row:
 def _demand_each_byte_once(rows: list[_Row], size: int) -> None:
     """Refuse tensors that share bytes, and bytes that belong to no tensor.
 
-    Tensors that share bytes would need memory for each of them.
+    Tensors that share bytes could need much more memory than the size of the file.
     """
     at, before = 0, "the table"
     for row in sorted(rows, key=lambda row: (row.first, row.last)):

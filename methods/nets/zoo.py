@@ -1,7 +1,7 @@
 """torchvision's networks, untrained: FedSA's mixed networks HtFE8 and FedPall's extractor G, ResNet-50.
 
-The features replace the last layer. With feature_size, FedSA's AdaptiveAvgPool1d follows. G, ResNet-50
-without its last layer, has 23,508,032 parameters.
+The last layer of each network is removed, and the features are its input. With feature_size, FedSA's
+AdaptiveAvgPool1d follows. G, ResNet-50 without its last layer, has 23,508,032 parameters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from protofleet.methods.nets.base import Image, Net, resized
 from protofleet.methods.nets.torchvision_import import import_torchvision
 
 CHANNELS = 3
-SMALLEST = 16  # Pixels of a side; the networks halve the image five times, and GoogLeNet has none left at 14.
+# Pixels of a side. The networks halve the image five times, and GoogLeNet has no pixel left at 14.
+SMALLEST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ BACKBONES: Mapping[str, Backbone] = {
 
 
 def wrapped(name: str, image: Image, classes: int, feature_size: int | None) -> Net:
-    """Build a network with the same layers for every image size; they end in a mean over the image."""
+    """Build a network with the same layers for every image size, and a mean over the image at the end."""
     backbone = BACKBONES[name]
     make = getattr(import_torchvision().models, name)
     network = make(weights=None, num_classes=1, **backbone.options)

@@ -1,6 +1,6 @@
-"""Averages over the answers of a whole cohort, in the memory of one array and a slice.
+"""Averages over the replies of a whole cohort, which need memory for only one array and a slice.
 
-A coordinator with 20 updates of 45 MB on its disk never has two of them in memory.
+For example, a coordinator with 20 updates of 45 MB on its disk never has two updates in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from protofleet.methods.contract.base import Payload, Reply
 from protofleet.methods.contract.bridge import LazyPayload
 from protofleet.methods.contract.liveness import report_progress
 
-SLICE: Final = 1 << 20  # Numbers that are summed at a time; in float64 they take 8 MB.
+SLICE: Final = 1 << 20  # Count of numbers that are summed at a time; in float64 they take 8 MB.
 
 
 def weighted_mean(
@@ -23,9 +23,9 @@ def weighted_mean(
 ) -> Mapping[str, Tensor]:
     """Return each array's mean over replies, weighted by examples (FedAvg, alg. 1).
 
-    The weights are equal if no device has examples. `weights` are a method's own weights by device, with any
-    sum. An array is computed when it is read. Whole numbers (num_batches_tracked) are taken from the first
-    device.
+    The weights are equal if no device has examples. `weights` are a method's own weights by device, and may have
+    any sum. A mean is computed when it is read. Arrays of whole numbers (num_batches_tracked) are not averaged,
+    but taken from the first device.
     """
     return WeightedMean(shares_of(replies, weights), names)
 
@@ -33,7 +33,7 @@ def weighted_mean(
 def shares_of(
     replies: Sequence[Reply], weights: Mapping[str, float] | None = None
 ) -> list[tuple[Reply, float]]:
-    """Return the share of each reply, ordered by device, so that the order of arrival changes no bit."""
+    """Return the share of each reply, ordered by device, so the order of arrival changes no result."""
     ordered = sorted(replies, key=lambda reply: reply.device)
     found = [float(reply.examples) if weights is None else weights[reply.device] for reply in ordered]
     total = sum(found)
@@ -78,7 +78,7 @@ class WeightedMean(Mapping[str, Tensor]):
 
 
 def flat_slice(payload: Payload, name: str, start: int, stop: int) -> Tensor:
-    """Return the numbers [start, stop) of the flattened array; from the disk, only these are read."""
+    """Return the numbers [start, stop) of the flattened array; if the array is on the disk, only these are read."""
     report_progress()
     if isinstance(payload, LazyPayload):
         return payload.flat(name, start, stop)

@@ -1,7 +1,7 @@
-"""Several prototypes of each class, which FINCH makes from rows of the devices, and an averaged model.
+"""Several prototypes of each class, made by FINCH from the devices' rows, together with an averaged model.
 
-FPL and later methods use them. A table is rows [J, D], their labels [J] and, if a method weighs them, the
-number of samples of each row [J]. The method gives the names under which the arrays travel.
+FPL and later methods use these prototypes. A table is rows [J, D], their labels [J] and, if a method weighs
+the rows, the number of samples of each row [J]. The method chooses the names of the arrays in messages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ClusteringServer(ServerHalf):
         weights = weight_wants(self.model)
         replies = yield Ask("train", self.payload(), {**weights, **self.wants()})
         load_weights(self.model, weighted_mean(replies, weights))
-        # The order matters, because of equally near rows the first one counts.
+        # The rows are in a fixed order, because FINCH takes the first of several equally near rows.
         ordered = sorted(replies, key=lambda reply: reply.device)
         sent = joined(self.table_in(reply.payload) for reply in ordered)
         self.table = joined(self.of_next_round(label, sent) for label in range(self.model.classes))
@@ -52,8 +52,8 @@ class ClusteringServer(ServerHalf):
     def wants(self) -> Mapping[str, TensorSpec]:
         """Return the specifications of the arrays.
 
-        A device may send at most as many rows as it has samples, because no counts come that would limit the
-        rows.
+        A device may send at most as many rows as it has samples. This limit is needed because devices send no
+        counts.
         """
         return cluster_wants(self.model, self.cohort, row_per_example=True)
 
@@ -112,7 +112,7 @@ def clusters_in(payload: Payload, model: Net) -> Clusters | None:
 def local_clusters(model: Net, data: Samples) -> tuple[Tensor, Tensor, Tensor]:
     """Return rows, labels and counts of FINCH's clusters of each class.
 
-    They are made from all training samples, in evaluation mode.
+    The clusters are made from all training samples, in evaluation mode.
     """
     z, y = embed(model, data.x), data.y
     found = []
@@ -127,8 +127,8 @@ def local_clusters(model: Net, data: Samples) -> tuple[Tensor, Tensor, Tensor]:
 def cluster_wants(model: Net, cohort: Sequence[Member], *, row_per_example: bool) -> dict[str, TensorSpec]:
     """Return the specifications of clustered rows.
 
-    FINCH makes no cluster of one sample if a class has two samples or more. So there are at most half as many
-    rows as samples, and one row for each class with one sample.
+    If a class has two samples or more, each of its clusters has two samples or more. So there are at most half
+    as many rows as samples, and in addition one row for each class with one sample.
     """
     classes = model.classes
     rows = min((most_examples(cohort) + classes) // 2, MOST_ROWS)

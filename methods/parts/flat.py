@@ -1,8 +1,8 @@
 """A module's weights as few flat arrays: all weights of one kind in one array.
 
-They are used if the form of an answer must be stated in few words. If a broadcast holds the same arrays, one
-row, "as sent", states their form. In a later exchange of a round the arrays were not sent, and a row for each
-of a hundred arrays would be longer than many answers.
+They are used if the form of an update must be stated in few bytes. If a broadcast has the same arrays, one
+row, "as sent", states the form. In a later exchange of a round, the broadcast has no such arrays. A row for
+each of a hundred arrays would then be longer than many updates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protofleet.methods.parts.weights import NEVER_NEGATIVE, named_weights
 
 
 def flat_weights(module: nn.Module, prefix: str = "weights") -> dict[str, Tensor]:
-    """Return copies: `<prefix>.parameters`, and `<prefix>.<name>` for all buffers of one name."""
+    """Return copies of all parameters as `<prefix>.parameters`, and of buffers of one name as `<prefix>.<name>`."""
     return {
         f"{prefix}.{kind}": torch.cat([value.reshape(-1) for value in values])
         for kind, values in by_kind(module).items()

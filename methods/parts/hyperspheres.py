@@ -19,7 +19,7 @@ SLACK = 1e-3  # Allowed deviation of a length that must be 1.
 def nearness(P: Tensor) -> Tensor:
     """Return M of eq. 3, [C, C]: the cosines of unit rows.
 
-    The diagonal is lowered by 2, so that no row is its own neighbour.
+    The diagonal is lowered by 2, so no row is its own nearest neighbour.
     """
     lengths = P.detach().norm(dim=1)
     if not bool(((lengths - 1).abs() < SLACK).all()):
@@ -36,7 +36,7 @@ def spread(start: Tensor, steps: int, lr: float, momentum: float, weight_decay: 
     """Return unit rows [C, d] after `steps` steps of SGD on L_U from `start`.
 
     The rows are scaled to length 1 before each step and at the end. The gradient is that of eq. 3 as printed,
-    not through the division by the length.
+    without the derivative of the scaling.
     """
     P = start.clone().requires_grad_()
     optimizer = SGD([P], lr=lr, momentum=momentum, weight_decay=weight_decay)
@@ -67,8 +67,8 @@ def cosine_distance(anchors: Tensor, prototypes: Tensor, *, reduction: str = "su
 def aggregate(pieces: Iterable[ClassMeans], previous: Tensor, *, by_counts: bool = False) -> Tensor:
     """Return pi_g [C, d] of eq. 5, class by class.
 
-    Its weights N_i^j / N_i are scaled to a sum of 1 over the devices. A piece is a device's prototypes [C, d]
-    with N_i^j [C]. With by_counts, the weights are N_i^j itself. A class that no device holds keeps its row
+    The weights N_i^j / N_i are scaled to a sum of 1 over the devices. A piece is a device's prototypes [C, d]
+    with N_i^j [C]. With by_counts, the weights are N_i^j. A class that no device holds keeps its row
     of `previous`.
     """
     weighed = ((rows, counts.double() if by_counts else shares(counts)) for rows, counts in pieces)
@@ -81,8 +81,8 @@ def aggregate(pieces: Iterable[ClassMeans], previous: Tensor, *, by_counts: bool
 def aggregate_as_printed(pieces: Iterable[ClassMeans], previous: Tensor) -> Tensor:
     """Return eq. 5 exactly as printed, a sum divided by K_t.
 
-    The result is too short if the weights do not sum to K_t, and it is zero for a class that no device holds.
-    If all devices have equal classes, each round divides all lengths by C. Without pieces it is `previous`.
+    Rows are too short if the weights do not sum to K_t, and zero for a class that no device holds.
+    If all devices have equal classes, each round divides all lengths by C. Without pieces, the result is `previous`.
     """
     sums, _, devices = _weighted_sums(((rows, shares(counts)) for rows, counts in pieces), previous)
     return (sums / devices).to(previous.dtype) if devices else previous

@@ -97,7 +97,7 @@ class MutualClient(ClientHalf):
         )  # fmt: skip
 
     def trained(self) -> list[nn.Module]:
-        """Return the networks that are trained, each by its own optimizer."""
+        """Return the networks to train; each has its own optimizer."""
         return [self.model, self.mutual]
 
     @abstractmethod

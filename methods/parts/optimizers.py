@@ -1,7 +1,8 @@
 """SGD and Adam with the same bits as torch.optim, but without its imports.
 
-The first optimizer of torch.optim loads torch's compiler. It takes 75 MB and about two seconds of a core in
-every device, for code that is never compiled here. tests/methods/parts/test_optimizers.py compares the two.
+The first optimizer of torch.optim loads torch's compiler. This takes 75 MB and about two seconds of a core in
+every device, although nothing is compiled here. tests/methods/parts/test_optimizers.py compares the optimizers
+here with those of torch.optim.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Optimizer:
     def step(self) -> None:
         """Do one step and remove the gradients.
 
-        A parameter without a gradient took no part, and does not change.
+        A parameter without a gradient does not change.
         """
         parts = [
             (w, w.grad, buffers)
@@ -91,9 +92,9 @@ class SGD(Optimizer):
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
     def _update_all(self, parts: list[Part]) -> None:
-        """Update all parameters with one call, which gives the same bits.
+        """Update all parameters with one call for each operation, which gives the same bits.
 
-        For small parameters, a call takes longer than the computation.
+        For small parameters, the call itself takes longer than the computation.
         """
         parameters, gradients = [w for w, _, _ in parts], [gradient for _, gradient, _ in parts]
         if self.weight_decay:
@@ -139,7 +140,7 @@ class Adam(Optimizer):
 def _unshared(parts: list[Part]) -> list[Part]:
     """Return the parts with gradients that share no memory.
 
-    autograd may give two parameters views of one memory, such as for w and v in w.view(-1) + v.view(-1).
+    autograd may give two parameters gradients in the same memory, for example w and v in w.view(-1) + v.view(-1).
     """
     memories = [memory_of(gradient) for _, gradient, _ in parts]
     if len(set(memories)) == len(memories):

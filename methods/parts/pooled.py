@@ -1,6 +1,6 @@
-"""Networks that a server half trains on the features of a whole cohort, with one batch in memory.
+"""Networks that a server half trains on the features of a whole cohort, with only one batch in memory.
 
-They are ADCOL's discriminator, which predicts the device of a feature, and FedPall's C_g and A.
+These are ADCOL's discriminator, which predicts the device of a feature, and FedPall's C_g and A.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def feature_wants(model: Net, cohort: Sequence[Member]) -> dict[str, TensorSpec]
 class PooledFeatures:
     """Features that stay on the disk, in the form of Samples.
 
-    x are the numbers of the rows, counted over all replies in turn. The features of Digits are 59,000 x 2048
-    numbers, half a gigabyte; a batch reads only its own rows. y are the labels, or the owners if no labels
-    were sent.
+    x has the row numbers, counted over all replies in turn. The features of Digits are 59,000 x 2048
+    numbers, half a gigabyte; a batch reads only its own rows. y has the labels, or the owners if no
+    labels were sent.
     """
 
     def __init__(self, replies: Sequence[Reply], owners: Sequence[int], size: int) -> None:
@@ -81,7 +81,7 @@ def rows_of(payload: Payload) -> int:
 class Discriminator:
     """A network A that predicts the device of a feature, with the list of these devices.
 
-    It also has the momentum of its SGD, which is kept over rounds.
+    The momentum of its SGD is kept over rounds.
     """
 
     kind = "discriminator"
@@ -111,7 +111,7 @@ class Discriminator:
     def fit(
         self, replies: Sequence[Reply], hyper: LocalHyper, generator: torch.Generator
     ) -> dict[str, float]:
-        """Train on the rows, by device and in the order they were sent; return numbers for the record."""
+        """Train on the rows, and return numbers for the record; the rows are in order of the devices."""
         ordered = sorted(replies, key=lambda reply: reply.device)
         pool = PooledFeatures(ordered, [self.devices.index(reply.device) for reply in ordered], self.size)
         networks = nn.ModuleDict(self.trained())
@@ -190,9 +190,9 @@ class ServerModels(Discriminator):
 def amplifier_from(
     payload: Mapping[str, Tensor], own: nn.Sequential, kind: str = "amplifier"
 ) -> nn.Sequential:
-    """Return A as it was sent.
+    """Return A with the weights that were sent.
 
-    It is a new network if the number of outputs has changed, and `own` with its own weights if none was sent.
+    It is a new network if the number of outputs has changed, and `own` without changes if no weights were sent.
     """
     first, last = own.get_parameter("0.weight"), f"{kind}.{len(own) - 1}.weight"
     if last in payload and len(payload[last]) != outputs_of(own):

@@ -1,7 +1,7 @@
-"""Class prototypes: how methods keep them, send them and compare with them.
+"""Class prototypes, which methods keep, send and compare with embeddings.
 
-They are kept as a table [C, D] with a mask [C] of the classes that are known. They are sent as rows [J, D]
-with their labels [J]. A device also sends the counts [J] of the samples behind them. D is the size of the
+Prototypes are kept as a table [C, D] with a mask [C] of the classes that are known. They are sent as rows [J, D]
+with their labels [J]. A device also sends the count of samples for each row [J]. D is the size of the
 embedding, or the `width` of the vectors that a method uses instead.
 """
 
@@ -40,7 +40,7 @@ def table_of(payload: Payload, model: Net, width: int | None = None) -> tuple[Te
 
 
 def has_rows(payload: Payload) -> bool:
-    """Tell whether rows or their labels came; one without the other is an error."""
+    """Return whether the payload has rows or their labels; if it has only one of the two, `table_of` fails."""
     return "prototypes" in payload or "labels" in payload
 
 
@@ -73,7 +73,7 @@ def class_rows(table: Tensor, held: Tensor) -> dict[str, Tensor]:
 def held_rows(means: Tensor, counts: Tensor) -> dict[str, Tensor]:
     """Return the arrays that a device sends of its class means [C, D].
 
-    They have the classes that the device holds, with their counts.
+    The arrays have a row for each class that the device holds, with the count of its samples.
     """
     held = counts > 0
     return {**class_rows(means, held), "counts": counts[held]}
@@ -92,7 +92,7 @@ def class_row_wants(
 ) -> dict[str, TensorSpec]:
     """Return the specifications of `class_rows`.
 
-    `row_per_example` limits the number of rows if no counts come with them.
+    `row_per_example` limits the number of rows to the number of samples, if no counts are sent with the rows.
     """
     classes, low = model.classes, None if largest is None else -largest
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
@@ -106,19 +106,19 @@ def class_row_wants(
 
 
 def class_means_in(payload: Payload, classes: int) -> ClassMeans:
-    """Return a device's rows as a table; rows of the same class are pooled, so that the class counts once."""
+    """Return a device's rows as a table; rows of the same class are pooled, so each class counts once."""
     return class_means(payload["prototypes"], payload["labels"], classes, payload["counts"])
 
 
 def margin_figures(points: Tensor) -> Mapping[str, float]:
-    """Return the distance of each class's point to its nearest neighbour, and the mean, for `monitor`."""
+    """Return the distance of each class's row to its nearest neighbour, and their mean, for `monitor`."""
     found = margins(points)
     by_class = {f"margin.{label}": value for label, value in enumerate(found.tolist())}
     return {**by_class, "margin.mean": float(found.mean())}
 
 
 class SeenFeatures:
-    """Sums of the features of each class, as they were seen during training."""
+    """The sums of the features of each class that were computed during training."""
 
     def __init__(self, model: Net, width: int | None = None) -> None:
         self._model, self._width = model, width or model.embedding_size

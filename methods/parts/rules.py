@@ -1,7 +1,7 @@
-"""Rules, modules that predict: embeddings [B, D] in, class scores [B, C] out.
+"""Rules: modules that compute class scores [B, C] from embeddings [B, D].
 
-A module is data: it can be stored, inspected, and run on a machine without the method. A rule keeps the
-tensors with which it was made. A method makes a new rule after it has learned.
+A module can be stored, inspected, and run on a machine without the method. A rule keeps the tensors with
+which it was made. A method makes a new rule after it has learned.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Nearest(Rule):
 
     def forward(self, z: Tensor) -> Tensor:
         near = self.near(z)
-        # An exporter would take len(z) for a fixed number.
+        # With len(z), an exported model would have a fixed batch size.
         near = torch.cat([near, near.new_full((z.shape[0], 1), self.missing)], dim=1)
         by_class = near.index_select(1, self.places.reshape(-1)).reshape(z.shape[0], *self.places.shape)
         return by_class.amax(dim=2)
@@ -112,14 +112,14 @@ def places_of(labels: Tensor, classes: int) -> Tensor:
 
 
 def nearest_known(prototypes: Tensor, known: Tensor, metric: Metric) -> Nearest:
-    """Return the rule of the nearest row for a table [C, D], of which the classes `known` [C] are known."""
+    """Return the rule of the nearest row for a table [C, D] with a mask `known` [C] of its known classes."""
     return Nearest(prototypes[known], known.nonzero().squeeze(1), len(known), metric)
 
 
 def both_ways(head: nn.Module, prototypes: Tensor, known: Tensor) -> Mapping[str, nn.Module]:
-    """Return both rules by the names that the setting `inference` has.
+    """Return both rules by the values of the setting `inference`.
 
-    The head is used for "prototype" too until a prototype is known.
+    Until a prototype is known, the rule for "prototype" is the head too.
     """
     nearest = nearest_known(prototypes, known, "squared") if known.any() else head
     return {"prototype": nearest, "classifier": head}

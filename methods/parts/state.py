@@ -1,4 +1,4 @@
-"""The values that a half saves: copies of tensors, and names of devices as a tensor."""
+"""Values in the state of a half: copies of tensors, and names of devices as a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server half whose state is a table of class rows: the mean of what the devices with each class send."""
+"""A server half whose state is a table of class rows, each the mean of the rows that devices sent for the class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module's weights under wire names: `<prefix>.<state_dict key>`, with buffers.
+"""The weights of a module, with buffers, under their names in messages: `<prefix>.<state_dict key>`.
 
 The weights of a frozen backbone are left out, because every party has them. `keys` are the keys of the state
 dict that are selected. Without `keys`, all are selected.
@@ -26,7 +26,7 @@ NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
 def weights_of(
     module: nn.Module, prefix: str = "weights", keys: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """Return views, not copies, so a broadcast costs the coordinator no second model.
+    """Return views, not copies, so a broadcast needs no memory for a second model.
 
     The views change when the module is trained.
     """
@@ -36,7 +36,7 @@ def weights_of(
 def load_weights(
     module: nn.Module, payload: Payload, prefix: str = "weights", keys: Collection[str] | None = None
 ) -> None:
-    """Load all weights of the payload, or none if the payload has none under this prefix."""
+    """Load the weights under this prefix; if the payload has no such weights, do nothing."""
     start = f"{prefix}."
     found = {name.removeprefix(start) for name in payload if name.startswith(start)}
     own = named_weights(module, keys)
@@ -64,9 +64,9 @@ def load_weights(
 def weight_wants(
     module: nn.Module, prefix: str = "weights", keys: Collection[str] | None = None
 ) -> dict[str, TensorSpec]:
-    """Return the specifications of the same weights in an answer.
+    """Return the specifications of the same weights in a reply.
 
-    They bound the running variances, because one negative variance would make every device's scores NaN.
+    Running variances have a lower bound, because one negative variance would make every device's scores NaN.
     """
     wants = like(weights_of(module, prefix, keys))
     norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]

@@ -1,6 +1,6 @@
 """The plug-ins that a party may run: files and hashes that its owner has named, or that the root has signed.
 
-No message can add to them: a plan only names hashes, and they are looked up here.
+No message can add a plug-in: a plan only names hashes, and this module looks them up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protofleet.methods.plugins.file import PluginFile
 from protofleet.methods.plugins.paths import IN_SETTINGS
 
 SHA256: Final = re.compile("[0-9a-f]{64}")
-# Kinds that a plan names by a hash. Each device decides about its own data, so a plan has no hash of them.
+# Kinds that a plan names by a hash. Data are not among them, because each device chooses its own data.
 PLANNED: Final = {"method": "method", "network": "network", "mutual": "network", "metrics": "metrics"}
 
 
@@ -40,7 +40,7 @@ class PlugIns:
     def hash_of(self, kind: str, name: str, path: str, ours: bool) -> str:
         """Return the hash of the plug-in that the settings of this machine name, or "" if they name none.
 
-        A plug-in from a file is loaded. Raise PlugInError if it is not allowed. `ours` tells whether
+        A plug-in from a file is loaded. Raise PlugInError if it is not allowed. `ours` is true if
         protofleet has its own object of this name.
         """
         if path:
@@ -66,7 +66,7 @@ class PlugIns:
     def take(self, kind: str, name: str, sha256: str) -> None:
         """Load the plug-in that a plan names by its hash.
 
-        Raise PlugInError, with words for the coordinator, if this party may not or cannot load it.
+        Raise PlugInError, with a message for the coordinator, if this party may not or cannot load it.
         """
         what = f"the run's {kind} {name} is a plug-in with SHA-256 {sha256}"
         sources = self._sources()

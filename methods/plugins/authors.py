@@ -12,7 +12,7 @@ from protofleet.methods.plugins import packages
 from protofleet.methods.plugins.errors import reason_of
 from protofleet.methods.plugins.file import PREFIX
 
-LONGEST_LINE: Final = 120  # Letters of a line of code in a message.
+LONGEST_LINE: Final = 120  # The largest number of characters of a line of code in a message.
 OURS: Final = "protofleet"
 NO_EXIT: Final = " (a plug-in ends no process; let it raise an error that says why)"
 
@@ -27,7 +27,7 @@ class AuthorError(RuntimeError):
 def words_of(error: BaseException) -> str:
     """Return a message such as `fednova.py:45: ValueError: half, in run: raise ValueError("half")`.
 
-    Return "" if no line of an author took part.
+    Return "" if the error passed through no line of an author.
     """
     if (frame := authors_frame(error.__traceback__)) is None:
         return ""
@@ -36,13 +36,13 @@ def words_of(error: BaseException) -> str:
 
 
 def authors_frame(trace: TracebackType | None) -> traceback.FrameSummary | None:
-    """Return the deepest frame of an author, also if protofleet or a library was called from there."""
+    """Return the deepest frame of an author, even if this frame has called protofleet or a library."""
     found = [(frame, number) for frame, number, whose in _frames(trace) if whose != OURS]
     return traceback.StackSummary.extract(iter(found[-1:]))[0] if found else None
 
 
 def ends_with_author(trace: TracebackType | None) -> bool:
-    """Return whether the author's line called no code of protofleet, but only Python or a library."""
+    """Return whether the author's line has called only Python or a library, and no code of protofleet."""
     whose = [whose for _, _, whose in _frames(trace)]
     return bool(whose) and whose[-1] != OURS
 

@@ -8,13 +8,13 @@ from typing import Final, TypeVar
 
 from protofleet.protocol.settings.reader import SettingsError
 
-LONGEST_REASON: Final = 300  # Letters of the message of the plug-in's own error.
+LONGEST_REASON: Final = 300  # The largest number of characters of the plug-in's own error message.
 
 T = TypeVar("T")
 
 
 class PlugInError(SettingsError):
-    """An error for a plug-in that cannot be used; it affects only the run that asks for it."""
+    """The error for a plug-in that cannot be used; it affects only the run that needs the plug-in."""
 
 
 def place_of(error: BaseException, own: Callable[[str], bool]) -> str:
@@ -38,7 +38,7 @@ def reason_of(error: BaseException) -> str:
 def guarded(call: Callable[[], T], where: str, files: Collection[str] = ()) -> T:
     """Return the result of a plug-in's own code, and turn each error of it into a PlugInError.
 
-    This also holds for SystemExit, so a plug-in cannot end the process. `files` are the plug-in's own files.
+    SystemExit becomes a PlugInError too, so a plug-in cannot end the process. `files` are the plug-in's own files.
     `where` names the plug-in if the error is in none of these files.
     """
     try:

@@ -1,4 +1,4 @@
-"""A plug-in that is one file: it is read once, hashed and checked, and then exactly the hashed bytes are run.
+"""A plug-in in one file, which is read once, hashed and checked; then exactly the hashed bytes are run.
 
 This is the only place in protofleet that runs code read from a file (tests/test_nothing_executable.py).
 """
@@ -19,16 +19,16 @@ from typing import Final
 
 from protofleet.methods.plugins.errors import PlugInError, guarded
 
-LARGEST: Final = 1 << 20  # Bytes of a file.
-# All 64 digits of the hash follow this prefix. With this name, the module of an allowed hash is found again.
+LARGEST: Final = 1 << 20  # The largest size of a file in bytes.
+# Prefix of a module's name, before all 64 digits of its hash. By this name, a loaded module is found again.
 PREFIX: Final = "protofleet_plugin_"
 
 
 @dataclass(frozen=True)
 class PluginFile:
-    """The content of a file when it was read once.
+    """The content of a file at the time when it was read.
 
-    If a link is moved afterwards, the content does not change.
+    The content stays the same if the file or a link to it changes afterwards.
     """
 
     path: Path
@@ -39,7 +39,7 @@ class PluginFile:
 def read(path: Path, seen: str = "") -> PluginFile:
     """Read a file and return its content with its hash.
 
-    `seen` tells the user from which folder the path may have been completed.
+    `seen` is a hint for the user about the folder to which the path is relative.
     """
     try:
         text = _bytes_of(path)
@@ -56,7 +56,7 @@ def read(path: Path, seen: str = "") -> PluginFile:
 
 
 def _bytes_of(path: Path) -> bytes:
-    """Return the bytes of a regular file; a pipe is refused, because it could let the reader wait forever."""
+    """Return the bytes of a regular file; a pipe is refused, because reading it could wait forever."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -67,7 +67,7 @@ def _bytes_of(path: Path) -> bytes:
 def from_file(path: Path, allowed: Collection[str] | None, seen: str = "") -> tuple[PluginFile, ModuleType]:
     """Read a file and run it, or raise PlugInError if its hash is not allowed.
 
-    If `allowed` is None, the person at this machine has named the file.
+    If `allowed` is None, any hash is allowed, because the user of this machine has named the file.
     """
     source = read(path, seen)
     if allowed is not None and source.sha256 not in allowed:
@@ -87,7 +87,7 @@ def module_of(source: PluginFile) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(source.path)
-    sys.modules[name] = module  # It is set before the file runs, because dataclasses look up their module.
+    sys.modules[name] = module  # Set it before the file runs, because dataclasses look up their module.
     _remember_lines(source)
     try:
         guarded(lambda: _run(source, module), str(source.path), {str(source.path)})
@@ -102,7 +102,7 @@ def _run(source: PluginFile, module: ModuleType) -> None:
 
 
 def _remember_lines(source: PluginFile) -> None:
-    """Keep the lines for tracebacks: they show the line that was run, even if the file has changed since."""
+    """Keep the lines for tracebacks, which then show the line that was run, even if the file has changed."""
     path, lines = str(source.path), source.text.decode(errors="replace").splitlines(keepends=True)
     linecache.cache[path] = (len(source.text), None, lines, path)
 

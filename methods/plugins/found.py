@@ -1,4 +1,4 @@
-"""The object that a plug-in of each kind defines, and how to find it by name and hash in this process."""
+"""The object that a plug-in of each kind defines, and its lookup by name and hash in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from protofleet.methods.plugins import file, packages
 from protofleet.methods.plugins.errors import PlugInError, file_of
 
-# Kind -> the line that the file must have, as an author writes it.
+# Kind -> an example of the line that the file must have.
 SAYS: Final[Mapping[str, str]] = {
     "method": "METHOD = Method(...)",
     "network": "NETWORK = network(...)",
@@ -19,7 +19,7 @@ SAYS: Final[Mapping[str, str]] = {
 }
 
 
-LONGEST: Final = 60  # Letters of a wrong value in a message.
+LONGEST: Final = 60  # The largest number of characters of a wrong value in a message.
 
 
 def object_of(kind: str, module: ModuleType) -> Any:

@@ -1,6 +1,6 @@
-"""Plug-ins of installed packages, by their entry points: they are listed without running any of their code.
+"""Plug-ins of installed packages, which are listed by their entry points without running their code.
 
-The hash of a package is over its files as they are installed. The files must match the RECORD of the package.
+The hash of a package is over its installed files. The files must match the RECORD of the package.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def installed(kind: str) -> dict[str, Packaged]:
 def modules() -> frozenset[str]:
     """Return the first names of the modules that contain plug-ins.
 
-    To read the installed packages takes 20 ms or more, and each message of a peer may cause an error. So the
-    result is kept for each search path of Python.
+    An error message needs these names, and each message of a peer may cause an error. To read the installed
+    packages takes 20 ms or more, so the result is kept for each search path of Python.
     """
     return _modules_on(tuple(sys.path))
 
@@ -81,7 +81,7 @@ def _modules_on(path: tuple[str, ...]) -> frozenset[str]:
 
 
 def clashes(kind: str, ours: list[str]) -> list[str]:
-    """Return a line for each name that protofleet has too; then protofleet's own object is used."""
+    """Return a warning for each plug-in with a name that protofleet has too; protofleet's object is used."""
     return [
         f"{kind} {name} of {one} is not used: protofleet has one of this name"
         for name, one in sorted(installed(kind).items())
@@ -107,10 +107,10 @@ def digest_of(one: Packaged) -> str:
 
 
 def _files(one: Packaged) -> Iterator[tuple[Path, bytes]]:
-    """Yield each file and the hash of it in RECORD.
+    """Yield each file and its hash in RECORD.
 
-    RECORD of an editable package names none of its sources. Then the files in the folder of the module are
-    taken.
+    RECORD of an editable package does not name the sources. Then the files are those in the folder of the
+    module.
     """
     dist, top = one.entry.dist, one.entry.module.partition(".")[0]
     assert dist is not None
@@ -131,7 +131,7 @@ def _files(one: Packaged) -> Iterator[tuple[Path, bytes]]:
 
 
 def _relative(path: Path, dist: Distribution | None) -> str:
-    """Return the path of a file as it is on every machine, for any place of the packages."""
+    """Return the path of a file relative to the folder of the packages, which is the same on every machine."""
     assert dist is not None
     root = Path(str(dist.locate_file("")))
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name

@@ -1,4 +1,4 @@
-"""Files of plug-ins as settings name them: a path is relative to the folder of the TOML file that has it."""
+"""Paths of plug-in files in settings, which are relative to the folder of the TOML file that has them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-# Tables of settings whose `file` is a plug-in.
+# Tables of settings in which `file` is the path of a plug-in.
 TABLES: Final = ("method", "network", "mutual", "data", "metrics")
-KEPT: Final = "plugins"  # Folder, in the folder of a run, with the plug-in files that the run used.
-# Hint for a user whose settings name a missing file. A path that is not absolute comes from a command or a program.
+KEPT: Final = "plugins"  # Name of the folder, in a run's folder, with the plug-in files that the run used.
+# Hint for a user whose settings name a missing file. A relative path here is from a command or a program.
 IN_SETTINGS: Final = "a path in a TOML is seen from the folder of that TOML"
 
 
 def seen_from(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the same settings with absolute paths.
 
-    A value that is no path stays as it is, and the decoder of the table checks it.
+    A value that is not a path does not change; the decoder of the table checks it.
     """
     changed = dict(table)
     for key in TABLES:
@@ -29,7 +29,7 @@ def seen_from(table: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def placed(table: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """Return the same settings with these files at other places, in all tables that name them."""
+    """Return the same settings with other paths for these files, in all tables that name them."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, str):

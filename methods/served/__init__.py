@@ -1,4 +1,4 @@
-"""A trained model as others have it: what it takes, how it predicts, and a card that says so.
+"""Trained models outside their run: their input, their rule of prediction, and a card that describes both.
 
 May import: methods.contract, methods.nets, methods.parts, methods.plugins, protocol.settings.
 """

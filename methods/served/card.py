@@ -1,4 +1,4 @@
-"""The content of card.json: what a model is, its origin, its input and its output."""
+"""The content of card.json, which describes a model, its origin, its input and its output."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from protofleet.methods.served.scaling import Input
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 
 FORMAT: Final = 1
-LARGEST_CARD: Final = 1 << 24  # Bytes of a card.
+LARGEST_CARD: Final = 1 << 24  # The largest size of a card in bytes.
 
 
 class CardError(ValueError):
-    """An error about a card, or about a file that must match it, in one line."""
+    """The error about a card, or about a file that must match it, with a message of one line."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Card:
     input: Input
     network: Network
     rule: dict[str, Any]  # Kind of the rule, and the settings of that kind.
-    plan: dict[str, Any]  # Plan of the run, as all its parties had it.
+    plan: dict[str, Any]  # Plan of the run, the same for all its parties.
     tensors: str  # SHA-256 over names, types, shapes and numbers of the tensors.
     format: int = FORMAT
     name: str = ""  # Name of the run.
@@ -81,7 +81,7 @@ class Card:
 
 
 def read_card(text: bytes) -> Card:
-    """Return the card of a text, or raise CardError if it is none.
+    """Return the card of a text, or raise CardError if the text is not a card.
 
     Unknown keys are ignored, because a later version has more keys.
     """
@@ -95,9 +95,9 @@ def read_card(text: bytes) -> Card:
 
 
 def matching(card: Card, name: str, content: bytes) -> bytes:
-    """Return the content of a file if it is the file that the card names.
+    """Return the content of a file that the card names.
 
-    Raise CardError if it is another file or damaged.
+    Raise CardError if the content differs from the hash in the card.
     """
     said, found = card.files.get(name), hashlib.sha256(content).hexdigest()
     if said is None:
@@ -111,7 +111,7 @@ def matching(card: Card, name: str, content: bytes) -> bytes:
 
 
 def plan_of(card: Card) -> Plan:
-    """Return the plan of a card, or raise CardError if this version lacks a part of the model's run."""
+    """Return the plan of a card, or raise CardError if this version does not have all that the plan names."""
     try:
         return decode(Plan, card.plan, "card.plan")
     except PlugInError as error:
@@ -131,7 +131,7 @@ def sha256_of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _known(cls: Any, table: Any) -> Any:
-    """Return only the known keys of a table, in all tables of a fixed form inside it."""
+    """Return the table with only the known keys, also in the tables of a fixed form inside it."""
     if not isinstance(table, dict):
         return table
     hints = typing.get_type_hints(cls)

@@ -1,6 +1,6 @@
 """The file name of a model's card, for code that only checks whether there is a card.
 
-To read a card needs torch, and this module does not import torch.
+Reading a card needs torch, but this module does not import torch.
 """
 
 from __future__ import annotations

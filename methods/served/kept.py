@@ -1,6 +1,7 @@
-"""A file with a device's own model as it was trained, and each of its ways to predict.
+"""The file of a device's own trained model, with each of its ways to predict.
 
-An export is made from it. It is a safetensors file. Tensors that a way shares with `predict` are stored once.
+Exports are made from this file. Its format is safetensors. Tensors that a way shares with `predict` are stored
+once.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class KeptOrigin:
 
 @dataclass(frozen=True)
 class Kept:
-    """The content of a file; the card is that of the way `predict`."""
+    """The content of a file; its card belongs to the way `predict`."""
 
     card: Card
     ways: Mapping[str, Mapping[str, Any]]  # Each way has its rule and the place of each of its tensors.
@@ -96,7 +97,7 @@ def pieces_of_kept(
 
 
 def _place(name: str, way: str, value: Tensor, stored: Mapping[str, Tensor]) -> str:
-    """Return the name under which a tensor is stored; it is the name in `predict` if both are equal."""
+    """Return the name under which a tensor is stored; a tensor equal to that of `predict` has the same name."""
     common = stored.get(name)
     if way == PREDICT or (common is not None and common.shape == value.shape and torch.equal(common, value)):
         return name
@@ -104,7 +105,7 @@ def _place(name: str, way: str, value: Tensor, stored: Mapping[str, Tensor]) -> 
 
 
 def read_kept(path: Path) -> Kept:
-    """Read a file, or raise CardError if it is no such file or is of another version."""
+    """Read a file, or raise CardError if the file has another form or is from another version."""
     try:
         about = json.loads(said_about(path)[ABOUT])
         card, ways = read_card(about["card"].encode()), about["ways"]

@@ -1,4 +1,4 @@
-"""The way back from a card and tensors to a model: from a folder, or on a board."""
+"""The model rebuilt from a card and tensors, which are in a folder or on a board."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def described(rule: nn.Module) -> dict[str, Any]:
 
 
 def words_of(rule: Mapping[str, Any]) -> str:
-    """Return words for a card's rule, such as `nearest, cosine`."""
+    """Return a short description of a card's rule, such as `nearest, cosine`."""
     return ", ".join(str(value) for value in rule.values() if isinstance(value, str)) + (
         ", sphere" if rule.get("sphere") else ""
     )
@@ -32,11 +32,11 @@ def words_of(rule: Mapping[str, Any]) -> str:
 def rebuild(card: Card, tensors: Mapping[str, Tensor]) -> Served:
     """Return the model of a card and tensors.
 
-    Raise CardError if they do not belong together or are of another version.
+    Raise CardError if card and tensors do not belong together, or are from another version.
     """
     if sha256_of_tensors(tensors) != card.tensors:
         raise CardError("the tensors are not those of the card: their SHA-256 is another")
-    # The run's first weights and its public images are not needed, because all tensors are here.
+    # The run's first weights and its public images are not needed, because `tensors` has all tensors.
     plan = replace(plan_of(card), init=None, public=None)
     try:
         half = plan.client_half(NoSamples(), "", card.network)

@@ -1,4 +1,4 @@
-"""The input of a model as it is stored, and the scaling that makes the input of the network from it."""
+"""The form of a model's input, and the scaling of this input for the network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protofleet.protocol.settings.input_shape import AS_IT_IS, MOST_NUMBERS, PIX
 
 KINDS: Final = {1: "vector", 2: "series", 3: "image"}  # By number of axes: [F], [C, T], [C, H, W].
 PIXELS: Final = (0.0, 255.0)
-# (offset, by) in (x - offset) / by; each has one number for all channels, or one for each channel.
+# `offset` and `by` in (x - offset) / by; each has one number for all channels, or one for each channel.
 Scale: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
 
 
@@ -53,7 +53,7 @@ class Input:
         return f"{low} to {high}" if len(self.low) == 1 else f"({low}) to ({high})"
 
     def drawn(self, samples: int, seed: int = 0) -> Tensor:
-        """Return random whole numbers between low and high; they are the same for the same seed."""
+        """Return random whole numbers between low and high; the same seed gives the same numbers."""
         generator = torch.Generator().manual_seed(seed)
         low, high = (_for_samples(row, self.shape) for row in (self.low, self.high))
         return (low + (high - low) * torch.rand(samples, *self.shape, generator=generator)).round()
@@ -89,7 +89,7 @@ class Scaling(nn.Module):
     def __init__(self, of: Input) -> None:
         super().__init__()
         low, high = (_for_samples(row, of.shape) for row in (of.low, of.high))
-        # They are no weights: they belong to the input, and a template keeps them.
+        # These numbers are not weights: they belong to the input, and a template keeps them.
         self.register_buffer("centre", (high + low).float(), persistent=False)
         self.register_buffer("width", (high - low).float(), persistent=False)
 

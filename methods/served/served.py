@@ -1,6 +1,6 @@
-"""A model with its rule: it takes samples as they are stored, and returns class scores.
+"""A model with its rule, which computes class scores from samples as they are stored.
 
-It consists only of modules, so it can be exported, and run on a machine without the method.
+The model consists only of modules, so it can be exported, and run on a machine without the method.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Served(nn.Module):
 
 
 class NearestAtOnce(Nearest):
-    """A rule that compares all rows in one step, which takes B G D numbers.
+    """A rule that compares all rows in one step, with memory for B G D numbers.
 
     With the parent class, an exported graph would have a step for each row. The scores have the same bits.
     """
@@ -52,7 +52,7 @@ class NearestAtOnce(Nearest):
 
 
 def ways_of(half: ClientHalf) -> list[str]:
-    """Return the ways in which this half can predict now."""
+    """Return the names of the ways in which this half can predict now."""
     return [PREDICT, *half.other_rules()]
 
 
@@ -78,7 +78,7 @@ def tensors_of(half: ClientHalf, rule: nn.Module) -> dict[str, Tensor]:
 
 
 def rules_of(half: ClientHalf) -> dict[str, nn.Module]:
-    """Return the rules by the name of the way."""
+    """Return the rules by the names of the ways to predict."""
     return {PREDICT: half.rule(), **half.other_rules()}
 
 

@@ -1,8 +1,8 @@
 """An ONNX file whose numbers can be replaced on a board without ONNX, torch's exporter or protobuf.
 
-It was exported with an unchanged graph and every tensor under its own name. So each tensor's bytes are at one
-place and have one length. The template's card states the places. A rule by nearest rows has as many rows as
-there is room for. If a model has fewer rows, rows that belong to no class fill the rest.
+The file is exported with an unchanged graph, and every tensor has its own name. So the bytes of each tensor
+have a fixed place and length, which the card of the template states. A rule by nearest rows has a fixed number of
+rows. If a model has fewer rows, the rest is filled with rows that belong to no class.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RAW_DATA: Final = 9
 def places_in(model: bytes, tensors: Mapping[str, Tensor]) -> dict[str, TensorPlace]:
     """Return the places of the tensors that the graph reads.
 
-    A batch norm's count of batches is in no graph.
+    The graph does not have a batch norm's count of batches.
     """
     found = {}
     for name, at, length in _initializers(model):
@@ -43,7 +43,7 @@ def fill(template: bytes, card: Card, tensors: Mapping[str, Tensor]) -> bytes:
     """Return model.onnx with these tensors.
 
     `card` is the card of the template, and `tensors` are the state dict of a served model. Raise CardError if
-    the tensors are of another network or rule, or have more rows than there is room for.
+    the tensors are from another network or rule, or have more rows than the template.
     """
     if not card.offsets:
         raise CardError("the card is of no template: it says no offsets; export it with --template")
@@ -103,7 +103,7 @@ def _initializers(model: bytes) -> Iterator[tuple[str, int, int]]:
 def _fields(data: bytes, start: int, stop: int, wanted: int) -> Iterator[tuple[int, int]]:
     """Yield the start and end of the fields with this number and a stated length.
 
-    This is the wire format of protobuf.
+    The bytes are in the wire format of protobuf.
     """
     while start < stop:
         key, start = _varint(data, start)
